@@ -9,8 +9,9 @@ from torch import Tensor
 
 Direction = Literal["larger is safer", "smaller is safer", "larger leaks more", ""]
 RecordKind = Literal[
-    "score", "attack", "metric", "utility", "cost", "check", "client", "what_if", "membership"
-]
+    "score", "attack", "metric", "utility", "cost", "check", "client", "what_if", "membership",
+    "labels", "probe",
+]  # fmt: skip
 State = Literal["exact", "within tolerance", "lower bound", "upper bound", "unresolved"]
 """How a value stands to the quantity that it is named after; see ``Measurement``."""
 NOT_CHECKED = "explains the update was not checked: "

@@ -6,6 +6,7 @@ from flwr_leakage._lazy import lazy
 
 if TYPE_CHECKING:
     from flwr_leakage.audit.candidates import Candidates
+    from flwr_leakage.audit.large_clients import LargeClients
     from flwr_leakage.audit.note import ClientNote, ReplayResult
     from flwr_leakage.audit.progress import ConsoleProgress, Progress, SilentProgress
     from flwr_leakage.audit.selection import Selection
@@ -19,6 +20,7 @@ __all__ = [
     "ClientNote",
     "ConsoleProgress",
     "Directions",
+    "LargeClients",
     "Mixed",
     "Opening",
     "Progress",
@@ -38,6 +40,7 @@ __getattr__, __dir__ = lazy(
     __name__,
     {
         "flwr_leakage.audit.candidates": ("Candidates",),
+        "flwr_leakage.audit.large_clients": ("LargeClients",),
         "flwr_leakage.audit.note": ("ClientNote", "ReplayResult"),
         "flwr_leakage.audit.progress": ("ConsoleProgress", "Progress", "SilentProgress"),
         "flwr_leakage.audit.selection": ("Selection",),

@@ -24,11 +24,12 @@ from flwr_leakage.records import (
 from flwr_leakage.tracking import Tracker
 
 if TYPE_CHECKING:
+    from flwr_leakage.attacks.labels.rehearsed import LabelEstimate
     from flwr_leakage.audit.attack import Attempt
     from flwr_leakage.audit.evaluate import Outcome
     from flwr_leakage.members import Membership
 else:  # a client that records its scores needs no attack installed
-    Attempt = Outcome = Membership = Any
+    Attempt = LabelEstimate = Outcome = Membership = Any
 
 SERVER = -1
 """The client id of what concerns the server, or a whole round."""
@@ -218,6 +219,52 @@ class Recorder:
             self.tracker.image(
                 server_round, client_id, picture.sample, picture.role, picture.pixels
             )
+
+    def labels(
+        self,
+        server_round: int,
+        client_id: int,
+        found: LabelEstimate | str,
+        truth: Sequence[int] | None = None,
+    ) -> None:
+        """Record the class counts inferred from an update, or why there are none.
+
+        Args:
+            server_round: counted from 1.
+            client_id: whose update it is.
+            found: the counts, with the share that is expected to be right; or the reason.
+            truth: the true counts, where a simulation knows them.
+        """
+        where = (server_round, client_id)
+        if isinstance(found, str):
+            self._number(*where, -1, "labels", "expected_right", None, note=found)
+            return
+        method = f"{found.method}, by {found.rehearsals} rehearsals on dummies"
+        for name in ("expected_right", "least_right", "uniform_right"):
+            self._number(*where, -1, "labels", name, getattr(found, name), "1", note=method)
+        for label, count in enumerate(found.counts.tolist()):
+            self._number(*where, label, "labels", "inferred", float(count), "image")
+            if truth is not None:
+                self._number(*where, label, "labels", "true", float(truth[label]), "image")
+
+    def probe(
+        self,
+        server_round: int,
+        client_id: int,
+        size: int,
+        answer: Reconstruction,
+        outcome: Outcome,
+        seconds: float,
+    ) -> None:
+        """Record what the attack made of one step on a few of a client's images."""
+        note = answer.error or answer.summary
+        name = f"{size}/stopped_by_budget"
+        stopped = float(_ended_by_time(answer))
+        self._number(server_round, client_id, -1, "probe", name, stopped, "1", note=note)
+        for measurement in outcome.measurements:
+            named = replace(measurement, name=f"{size}/{measurement.name}")
+            self._measurement(server_round, client_id, "probe", named)
+        self.cost(server_round, "probe_cpu_seconds", seconds, client_id)
 
     def blind_guess(self, server_round: int, pixels: Tensor) -> None:
         """Record what a round's reconstructions are compared with: (C, H, W) in [0, 1]."""

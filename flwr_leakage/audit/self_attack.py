@@ -53,10 +53,9 @@ class SelfAttacked:
     @property
     def grades(self) -> list[Grade]:
         """The grade of each sample that has one; see ``flwr_leakage.report.grades``."""
-        names = ("psnr", "blind_psnr", "ssim", "blind_ssim")
-        names += ("affine_psnr", "blind_affine_psnr")
-        columns = [self._column(name) for name in names]
-        found = [grade(*row[:4], None, *row[4:]) for row in zip(*columns, strict=True)]
+        names = ("psnr", "blind_psnr", "ssim", "blind_ssim", "", "affine_psnr", "blind_affine_psnr")
+        columns = [self._column(name) for name in names]  # LPIPS is in no self-attack
+        found = [grade(*row) for row in zip(*columns, strict=True)]
         return [each for each in found if each is not None]
 
     def shared(self, sharing: Sharing) -> tuple[Measurement, ...]:

@@ -6,16 +6,20 @@ from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+import torch
+
 from flwr_leakage.attacks.base import Attack
 from flwr_leakage.attacks.budget import Budget
 from flwr_leakage.attacks.exact.pixel_box import NORMALISATION
 from flwr_leakage.attacks.job import AttackJob
+from flwr_leakage.attacks.labels.rehearsed import LabelEstimate
 from flwr_leakage.audit.attack import attempt, describe_parts
 from flwr_leakage.audit.candidates import Candidates
 from flwr_leakage.audit.decoding import Decoder
 from flwr_leakage.audit.evaluate import evaluate
 from flwr_leakage.audit.grant import Case, check_grantable, disclose, grant
 from flwr_leakage.audit.kept import Kept, KeptObservations
+from flwr_leakage.audit.large_clients import LabelRound, LargeClients, probes
 from flwr_leakage.audit.needs import Trials
 from flwr_leakage.audit.note import Assumed, ClientNote
 from flwr_leakage.audit.progress import Progress, SilentProgress, attack_reporter, count
@@ -28,6 +32,7 @@ from flwr_leakage.audit.what_if import WhatIfSource
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.measurements import KEPT_FOR_LATER
 from flwr_leakage.metrics import Evaluator, Reference
+from flwr_leakage.metrics.labels import class_indices
 from flwr_leakage.normalization import BatchNormMode
 from flwr_leakage.records import InputSpec, Observation, Reconstruction, ThreatModel
 from flwr_leakage.schedules import EpochSchedule, Schedule
@@ -74,6 +79,8 @@ class ServerAudit:
             attacks within the round.
         candidates: records that each update is tested for, also updates that are too large to be
             attacked; the tests of a round may take ``max_round_seconds`` beside the attacks.
+        large_clients: what is told of updates of many images beside an attack on them; ``None``
+            for nothing.
         own_config_clients: those that said they run by a config of their own, so far.
         images: the numbers of the images so far; set it to go on with those of an earlier audit.
     """
@@ -98,6 +105,7 @@ class ServerAudit:
     max_bytes: int | None = None
     keep: KeptObservations | None = None
     candidates: Candidates | None = None
+    large_clients: LargeClients | None = field(default_factory=LargeClients)
 
     def __post_init__(self) -> None:
         check_grantable(self.threat, self.truth)
@@ -116,6 +124,8 @@ class ServerAudit:
         self._once = Once()
         self._round_start = time.monotonic()
         self._tests = Budget.of(self.max_round_seconds)
+        self._labels: LabelRound | None = None
+        self._probed = False
         self._shown = 0  # the round of which the blind guess was recorded last
 
     @property
@@ -126,13 +136,14 @@ class ServerAudit:
         """
         parts = (self.tracker, self.progress, self.selection)
         own = tuple(map(type, parts)) == (JsonlTracker, SilentProgress, Selection)
-        works = self.attack is not None or self.keep is not None or self.candidates is not None
-        return works or not own
+        works = (self.attack, self.keep, self.candidates, self.large_clients)
+        return any(part is not None for part in works) or not own
 
     def begin_round(self, server_round: int) -> None:
         """Note when a round starts."""
         self._round_start = time.monotonic()
         self._tests = Budget.of(self.max_round_seconds)
+        self._labels = None
         self.progress.status(f"{self._round_name(server_round)} · clients train")
 
     def warn(self, server_round: int, client_id: int, message: str) -> None:
@@ -201,6 +212,9 @@ class ServerAudit:
             )
         unknown = unknown | self.own_config_clients  # also of those whose note is missing now
         self.test_members(server_round, observations, unknown, inputs)
+        for seen in observations:
+            assumed = inputs.get(seen.client_id, (self.spec, self.gradient_map.batch_norm))
+            self.look_at_large(seen, assumed, unknown, is_attacked=seen.client_id not in left_out)
         if self.keep is not None:
             self._keep(self.keep, server_round, observations, unknown, inputs)
         else:
@@ -278,6 +292,94 @@ class ServerAudit:
                 return
             assumed = inputs.get(part[0].client_id, usual)
             self._of_client(server_round, client, self._test, part, assumed, unknown)
+
+    def look_at_large(
+        self,
+        seen: Observation,
+        assumed: Inputs,
+        unknown: Set[int],
+        optimizer: str = "SGD",
+        is_attacked: bool = False,
+    ) -> None:
+        """Infer the class counts behind an update of many images, and probe a few of them.
+
+        Args:
+            seen: the update.
+            assumed: its inputs.
+            unknown: clients whose samples nobody can know.
+            optimizer: the name of the class that the client trained with.
+            is_attacked: whether its images are attacked as they are, so that no probe is needed.
+        """
+        if self.large_clients is None or self.threat.view == "aggregate":
+            return
+        if seen.update.num_examples < self.large_clients.min_examples:
+            return
+        arguments = seen, assumed, unknown, optimizer, is_attacked
+        self._of_client(seen.server_round, seen.client_id, self._look_at_large, *arguments)
+
+    def _look_at_large(
+        self,
+        seen: Observation,
+        assumed: Inputs,
+        unknown: Set[int],
+        optimizer: str,
+        is_attacked: bool,
+    ) -> None:
+        large, count = self.large_clients, seen.update.num_examples
+        assert large is not None
+        spec, mode = assumed
+        gradient_map = self.gradient_map.with_batch_norm(mode)
+        probes_it = large.probe_sizes and self.attack is not None and not self._probed
+        probes_it = probes_it and not is_attacked and self.evaluator is not None
+        infers = large.includes(seen.server_round, count)
+        if not (probes_it or infers):
+            return
+        truth = self._truth(seen, unknown)
+        if infers:
+            self._labels = self._labels or LabelRound(large, self.seed)
+            began = time.process_time()
+            true: list[int] | None = None
+            if truth is not None and len(truth.private) == count:
+                held = class_indices(truth.private.targets)
+                true = torch.bincount(held, minlength=spec.num_classes).tolist()
+            try:
+                found: LabelEstimate | str = self._labels.infer(
+                    gradient_map, spec, seen, optimizer, self._trials
+                )
+            except ValueError as error:
+                found = str(error)
+            self._recorder.labels(seen.server_round, seen.client_id, found, true)
+            seconds = time.process_time() - began
+            self._recorder.cost(seen.server_round, "labels_cpu_seconds", seconds, seen.client_id)
+        if probes_it and truth is not None:
+            self._probed = True
+            self._probe(gradient_map, spec, seen, truth, large)
+
+    def _probe(
+        self,
+        gradient_map: GradientMap,
+        spec: InputSpec,
+        seen: Observation,
+        truth: Truth,
+        large: LargeClients,
+    ) -> None:
+        """Attack what one step on a few of the client's images would have sent."""
+        assert self.attack is not None
+        reference = self.reference or Reference.of(spec)
+        for one, shown in probes(gradient_map, seen, truth, large.probe_sizes):
+            if self._trials.refusal(gradient_map, spec, one):
+                return
+            disclosed = disclose(one, self.threat, gradient_map, shown)
+            job = AttackJob(
+                gradient_map, spec, [replace(one, disclosed=disclosed)],
+                replace(self.threat, rounds=1), self.seed, max_seconds=large.probe_seconds,
+            )  # fmt: skip
+            made = attempt(self.attack, job)
+            outcome = evaluate(made.answers[0], shown, self.evaluator, spec, reference)
+            self._recorder.probe(
+                seen.server_round, seen.client_id, len(shown.private), made.answers[0], outcome,
+                made.cpu_seconds,
+            )  # fmt: skip
 
     def _test(self, part: list[Observation], assumed: Inputs, unknown: Set[int]) -> None:
         """Test the candidates for membership in one client's update, or in the mean of several."""

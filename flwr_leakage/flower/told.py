@@ -105,6 +105,7 @@ class ToldAudit(ServerAudit):
                 told = self._schedule_of(facts.get(client_id))
                 self._recorder.client(server_round, client_id, told, update.num_examples, reason)
                 self._test_only(seen, facts.get(client_id), unknown)
+                self._look_only(seen, facts.get(client_id), unknown)
                 continue
             update = replace(update, schedule=assumed[client_id].schedule)
             attacked.append(replace(seen, update=update))
@@ -148,6 +149,30 @@ class ToldAudit(ServerAudit):
         complete = replace(seen, update=replace(seen.update, schedule=one.schedule))
         inputs = {seen.client_id: (one.spec, one.batch_norm)}
         self.test_members(seen.server_round, [complete], unknown | self.own_config_clients, inputs)
+
+    def _look_only(self, seen: Observation, told: TrainingFacts | None, unknown: Set[int]) -> None:
+        """Look at an update of many images that no attack fits, as far as its training is told."""
+        if self.large_clients is None or self.threat.view == "aggregate":
+            return
+        count = seen.update.num_examples
+        if not self.large_clients.includes(seen.server_round, count):
+            return
+        try:
+            training = _of(told)
+            spec = self.given.spec or training.spec()
+            if not training.num_steps:
+                raise ValueError("it told neither its steps nor its batch size")
+            schedule = LocalSchedule(
+                training.learning_rate, training.num_steps, training.batch_size,
+                training.momentum, training.weight_decay,
+            )  # fmt: skip
+        except ValueError as error:
+            self._recorder.labels(seen.server_round, seen.client_id, str(error))
+            return
+        complete = replace(seen, update=replace(seen.update, schedule=schedule))
+        mode = self.given.batch_norm or ("batch" if training.batch_norm == "batch" else "running")
+        unknown = unknown | self.own_config_clients
+        self.look_at_large(complete, (spec, mode), unknown, training.optimizer)
 
     def _assume_all(
         self, observations: list[Observation], facts: Mapping[int, TrainingFacts | None]

@@ -30,6 +30,7 @@ from flwr_leakage.report.figures import (
 from flwr_leakage.report.gallery import Gallery, make_gallery
 from flwr_leakage.report.grades import SURENESS, grades_table, measures_table
 from flwr_leakage.report.index import RANKED, Index, Table, count, median, values
+from flwr_leakage.report.large_clients import large_clients_section
 from flwr_leakage.report.membership import UNTESTED, membership_section
 from flwr_leakage.report.remedies import remedies, remedies_table
 from flwr_leakage.report.story import (
@@ -54,7 +55,7 @@ from flwr_leakage.report.tables import (
     scores_table,
     unattacked_table,
 )
-from flwr_leakage.report.verdict import NOT_COVERED, judge, limits_told
+from flwr_leakage.report.verdict import LABELS, NOT_COVERED, judge, limits_told
 from flwr_leakage.tracking import RunData, read_run
 from flwr_leakage.tracking.jsonl import write_private
 from flwr_leakage.tracking.text import plain_text
@@ -119,7 +120,7 @@ def render_report(run: RunData, max_gallery: int = 1000) -> str:
     blind = median(values(index.series("metric", "blind_psnr")))
     agreed = agreements(index)
     names = [run.metadata.get("run"), *(record.run for record in run.records[:1])]
-    members = membership_section(index)
+    members, large = membership_section(index), large_clients_section(index)
     named = [name for name in names if isinstance(name, str) and name]
     return environment.get_template("report.html").render(
         name=[*named, plain_text(run.folder.name)][0],
@@ -140,8 +141,9 @@ def render_report(run: RunData, max_gallery: int = 1000) -> str:
         ranked=RANKED,
         blind_guess=blind_guess(index),
         members=members,
+        large=large,
         not_covered=(
-            *NOT_COVERED,
+            *(each for each in NOT_COVERED if not (large and large.labels.rows and each == LABELS)),
             *([] if members else [UNTESTED]),
             *_absent(index, [*clients.rows, *others.rows], costs, gallery),
         ),

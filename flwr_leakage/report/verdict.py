@@ -107,11 +107,14 @@ def judge(
     return Verdict(f"{nothing_seen.answer} {summary}", nothing_seen.level, details, head)
 
 
-NOT_COVERED = (
-    "A malicious server: one that changes the model, or picks who trains, can take far more.",
+LABELS = (
     "Of labels: only whether the attack on an image had its label right is told. How many a guess "
     "gets right, a search for labels alone, and the labels of clients that were not attacked are "
-    "not measured.",
+    "not measured."
+)
+NOT_COVERED = (
+    "A malicious server: one that changes the model, or picks who trains, can take far more.",
+    LABELS,
     "Leakage other than images, labels and membership: properties of the data set.",
     "Stronger or longer attacks, other prior knowledge, and the clients that were not attacked.",
 )

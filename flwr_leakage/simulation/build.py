@@ -8,7 +8,7 @@ from torch import nn
 import flwr_leakage._torchvision  # noqa: F401
 from flwr_leakage.attacks.base import Attack
 from flwr_leakage.attacks.parallel import Parallel
-from flwr_leakage.audit import Selection
+from flwr_leakage.audit import LargeClients, Selection
 from flwr_leakage.audit.candidates import DrawnCandidates
 from flwr_leakage.audit.gate import Gate
 from flwr_leakage.audit.self_attack import SelfAttack
@@ -78,6 +78,9 @@ def _build(text: str, remark: str | None) -> Experiment:
         attack=_attack(config, settings.server),
         threat=instantiate(config, "threat", ThreatModel),
         selection=instantiate(config, "selection", Selection),
+        large_clients=instantiate(config, "large_clients", LargeClients)
+        if config["large_clients"]
+        else None,
         evaluator=instantiate(config, "metric", Evaluator),
         remark=remark,
         self_attack=instantiate(config, "self_attack", SelfAttack)

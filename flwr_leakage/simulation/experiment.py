@@ -12,6 +12,7 @@ from torch import nn
 
 from flwr_leakage.attacks.base import Attack
 from flwr_leakage.audit import (
+    LargeClients,
     Mixed,
     Progress,
     Selection,
@@ -50,6 +51,7 @@ class Experiment:
     """Everything that both apps share; a pure function of the config and the remark.
 
     Attributes:
+        large_clients: what is told of updates of many images, or ``None``.
         what_ifs: by name, defenses that updates are attacked under besides.
         self_attack: of each client on its own update, or ``None``.
         gate: of each client, or ``None``.
@@ -73,6 +75,7 @@ class Experiment:
     threat: ThreatModel
     selection: Selection
     evaluator: Evaluator
+    large_clients: LargeClients | None = None
     remark: str | None = None
     self_attack: SelfAttack | None = None
     gate: Gate | None = None
@@ -167,6 +170,7 @@ class Experiment:
             max_seconds=self.settings.server.attack_max_seconds,
             keep=self._keep(),
             candidates=self.candidates(),
+            large_clients=self.large_clients,
         )
 
     def candidates(self) -> Candidates | None:

@@ -40,7 +40,11 @@ def received_config(folder: Path, allowed: Sequence[Path] = ()) -> Config:
             name, or a path outside of the folder.
     """
     config: Config = dict(read_run(folder).metadata["config"])
-    config["membership"] = {}  # tested while the run went on, and no key of older runs
+    for name in (
+        "membership",
+        "large_clients",
+    ):  # done while the run went on; no keys of older runs
+        config[name] = {}
     sections = [field.name for kind in (TopLevel, Sections) for field in fields(kind)]
     if missing := sorted({*sections, "choices"} - config.keys()):
         raise ConfigError(f"the config of {folder} must be a whole one, got none of {missing}.")

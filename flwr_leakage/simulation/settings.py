@@ -170,6 +170,7 @@ class Sections:
     attack: Mapping[str, Any]
     threat: Mapping[str, Any]
     selection: Mapping[str, Any]
+    large_clients: Mapping[str, Any] | None
     metric: Mapping[str, Any]
     tracker: Mapping[str, Any]
     engine: Mapping[str, Any]

@@ -169,27 +169,28 @@ class Rehearsals:
         Args:
             problem: of the update, from the same parameters.
         """
-        best, least, choice = -1.0, -1.0, ("", None)
-        for name, method in METHODS.items():
-            if name in BIASED and self.bias is None:
+        best, least, name = -1.0, -1.0, ""
+        rate: float | None = None
+        for tried, method in METHODS.items():
+            if tried in BIASED and self.bias is None:
                 continue
             shares = []
             for kind in range(len(KINDS)):
                 others = [each for each in self.made if each.kind != kind]
-                rate = _best_rate(method, others)
+                fitted = _best_rate(method, others)
                 shares += [
-                    share_right(method(each.shift, rate), each.truth)
+                    share_right(method(each.shift, fitted), each.truth)
                     for each in self.made
                     if each.kind == kind
                 ]
             mean = sum(shares) / len(shares)
             if mean > best:
-                best, least, choice = mean, min(shares), (name, _best_rate(method, self.made))
+                best, least, name = mean, min(shares), tried
+                rate = _best_rate(method, self.made)
         if replayed := self._replayed():
             mean = sum(replayed) / len(replayed)
             if mean > best:
-                best, least, choice = mean, min(replayed), (REPLAY, None)
-        name, rate = choice
+                best, least, name, rate = mean, min(replayed), REPLAY, None
         observed = scale(problem.gradient, -problem.schedule.learning_rate)
         if rate is None:
             frequencies = _replay(problem)

@@ -1,0 +1,152 @@
+"""What is told of clients whose updates are too large for an attack on their images."""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from flwr_leakage.attacks.budget import Budget
+from flwr_leakage.attacks.labels.rehearsed import (
+    DUMMIES,
+    KINDS,
+    SAMPLES,
+    LabelEstimate,
+    Rehearsals,
+    rehearse,
+    rehearsed_steps,
+)
+from flwr_leakage.attacks.problem import pose
+from flwr_leakage.audit.needs import OPERATIONS_PER_SECOND, Trials
+from flwr_leakage.audit.truth import Truth
+from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.records import InputSpec, LocalSchedule, Observation, ThreatModel, Update
+
+
+@dataclass(frozen=True)
+class LargeClients:
+    """What an audit looks for in updates of many images, and what that may cost.
+
+    Their class counts are inferred from the update as it was sent. Where the truth is known, a
+    *probe* asks besides what one step on a few of the client's images would have shown: it is
+    attacked by the audit's attack, and training never sees it.
+
+    Attributes:
+        min_examples: samples from which on the class counts of a client are inferred, ≥ 1. An
+            attack on the images of a smaller client infers its labels.
+        every: rounds from one inference to the next, ≥ 1; the first round is one.
+        label_seconds: CPU seconds that the inference may take in a round.
+        probe_sizes: numbers of images, ascending; empty for no probe. At most so many samples of
+            the first client of a run are probed that is not attacked as it is.
+        probe_seconds: CPU seconds that the attack on each probe may take.
+    """
+
+    min_examples: int = 17
+    every: int = 10
+    label_seconds: float = 30.0
+    probe_sizes: tuple[int, ...] = (1, 4, 16)
+    probe_seconds: float = 3.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "probe_sizes", tuple(self.probe_sizes))
+        for name, value in (
+            ("min_examples", self.min_examples),
+            ("every", self.every),
+            *(("probe_sizes", size) for size in self.probe_sizes),
+        ):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}.")
+        for name in ("label_seconds", "probe_seconds"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}.")
+
+    def includes(self, server_round: int, num_examples: int) -> bool:
+        """Return whether the class counts of such a client are inferred in a round."""
+        return num_examples >= self.min_examples and (server_round - 1) % self.every == 0
+
+
+@dataclass
+class LabelRound:
+    """The inference of class counts in one round: clients that train alike share rehearsals.
+
+    Attributes:
+        settings: of the audit.
+        seed: of the rehearsals.
+        budget: of the round.
+    """
+
+    settings: LargeClients
+    seed: int
+    budget: Budget = field(init=False)
+    _known: dict[str, Rehearsals | str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.budget = Budget.of(self.settings.label_seconds)
+
+    def infer(
+        self,
+        gradient_map: GradientMap,
+        spec: InputSpec,
+        seen: Observation,
+        optimizer: str,
+        trials: Trials,
+    ) -> LabelEstimate:
+        """Return the class counts behind an update, by :func:`rehearse`.
+
+        Raises:
+            ValueError: the update poses no problem, its training cannot be repeated, or that takes
+                more than is left of the round's CPU seconds.
+        """
+        schedule = seen.update.schedule
+        steps = rehearsed_steps(schedule.num_steps)
+        alike = replace(schedule, num_steps=steps)
+        key = json.dumps([vars(alike), optimizer, vars(spec), gradient_map.batch_norm], default=str)
+        if key not in self._known:
+            # Three passes a gradient; twelve gradients move a dummy.
+            passes = 3 * (12 * DUMMIES * (len(KINDS) + 1) + len(KINDS) * max(SAMPLES, 4 * steps))
+            seconds = passes * trials.needs(gradient_map, spec).operations / OPERATIONS_PER_SECOND
+            if self.budget.is_spent or seconds > 4 * self.budget.left:
+                raise ValueError(
+                    f"{self.settings.label_seconds:g} CPU seconds a round are not enough for it "
+                    f"(label_seconds)"
+                )
+        problem = pose(gradient_map, spec, seen, ThreatModel())
+        if key not in self._known:
+            try:
+                found: Rehearsals | str = rehearse(
+                    problem, optimizer, seed=self.seed, max_seconds=self.budget.left
+                )
+            except ValueError as error:
+                found = str(error)
+            self._known[key] = found
+        known = self._known[key]
+        if isinstance(known, str):
+            raise ValueError(known)
+        return known.estimate(problem)
+
+
+def probes(
+    gradient_map: GradientMap, seen: Observation, truth: Truth, sizes: tuple[int, ...]
+) -> Iterator[tuple[Observation, Truth]]:
+    """Yield, for each size, the update that one step on so many of the client's images had made.
+
+    The step is one of SGD with the client's learning rate, from the parameters that it was sent,
+    and rounded as a model that is sent back is. The images are the first of the client's.
+
+    Args:
+        gradient_map: of the client.
+        seen: its update, whose parameters, round and learning rate are taken.
+        truth: what the client trained on.
+        sizes: numbers of images; those above the client's own are left out.
+    """
+    rate = seen.update.schedule.learning_rate
+    for size in sizes:
+        if size > len(truth.private):
+            continue
+        private = truth.private[:size]
+        with torch.no_grad():
+            gradient = gradient_map(seen.params, private, seen.buffers)
+            delta = {k: (v - rate * gradient[k]) - v for k, v in seen.params.items()}
+        update = Update(delta, {}, LocalSchedule(rate, 1, size), size)
+        yield replace(seen, update=update), Truth(private, private)

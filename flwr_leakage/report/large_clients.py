@@ -1,0 +1,216 @@
+"""What is told of clients of many images: their labels, and what a step on a few had shown."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from flwr_leakage.report.attempts import fates, graded
+from flwr_leakage.report.grades import GRADES, Grade, grade
+from flwr_leakage.report.index import (
+    MAX_ROWS,
+    Index,
+    Key,
+    Table,
+    count,
+    decibel,
+    grouped,
+    number,
+    several,
+    values,
+    who,
+)
+
+MAX_CLASSES = 5
+"""Classes that a row names, the largest first."""
+
+Counts = dict[int, float]
+
+
+@dataclass(frozen=True)
+class LargeClientsSection:
+    """What the page shows of clients of many images.
+
+    Attributes:
+        head: what nobody may miss.
+        why: why no image of them was attacked; empty if all were.
+        labels: one row an update whose class counts were inferred, or the reason why not.
+        probe: one row a number of images; without rows where nothing was probed.
+    """
+
+    head: str
+    why: tuple[str, ...]
+    labels: Table
+    probe: Table
+
+
+def large_clients_section(index: Index) -> LargeClientsSection | None:
+    """Return what was told; ``None`` if nothing was inferred and nothing probed."""
+    expected = index.series("labels", "expected_right")
+    sizes = _probe_sizes(index)
+    if not expected and not sizes:
+        return None
+    known = _counts(index, "inferred")
+    true = _counts(index, "true")
+    labels, right = _labels(index, known, true)
+    probe, seen = _probe(index, sizes)
+    told = []
+    if right:
+        mean, blind = (100 * sum(part) / len(part) for part in zip(*right, strict=True))
+        told.append(
+            f"What leaks all the same is how many images of each class a client has: "
+            f"{mean:.0f} % of the labels were inferred rightly (a blind guess: {blind:.0f} %)."
+        )
+    elif known:
+        shares = values(expected)
+        mean = 100 * sum(shares) / len(shares)
+        told.append(
+            f"What leaks all the same is how many images of each class a client has: about "
+            f"{mean:.0f} % of the inferred labels are expected to be right."
+        )
+    return LargeClientsSection(" ".join([*told, seen]).strip(), _why(index), labels, probe)
+
+
+def _why(index: Index) -> tuple[str, ...]:
+    """Return in sentences why images of clients were not attacked."""
+    clients = grouped((reason, key[1]) for key, reason in fates(index).spared.items())
+    return tuple(
+        f"No attack on images was made on {several(sorted(set(who)))}: {reason}. An attack on "
+        f"images repeats the client's steps, one by one, and searches for all of their images at "
+        f"once. That nobody tried does not make an update safe."
+        for reason, who in clients.items()
+    )
+
+
+def _counts(index: Index, name: str) -> dict[tuple[int, int], Counts]:
+    found: dict[tuple[int, int], Counts] = {}
+    for (server_round, client, label), record in index.series("labels", name).items():
+        found.setdefault((server_round, client), {})[label] = record.value or 0.0
+    return found
+
+
+def _right(counts: Mapping[int, float], truth: Mapping[int, float]) -> float:
+    """Return the share of labels in common, repetitions counted."""
+    return sum(min(n, truth.get(label, 0.0)) for label, n in counts.items()) / sum(truth.values())
+
+
+def _labels(
+    index: Index,
+    known: Mapping[tuple[int, int], Counts],
+    true: Mapping[tuple[int, int], Counts],
+) -> tuple[Table, list[tuple[float, float]]]:
+    """Return the table, and by update the share of right labels and that of the best blind guess.
+
+    Blind guesses are equal counts of all classes, and the mean of the frequencies that were
+    inferred of all clients of the round.
+    """
+    rows, right = [], []
+    series = {n: index.series("labels", n) for n in ("expected_right", "least_right")}
+    blind = index.series("labels", "uniform_right")
+    for key in sorted(series["expected_right"], key=lambda key: (key[1], key[0])):
+        place, record = key[:2], series["expected_right"][key]
+        if record.value is None:
+            reason = f"not inferred: {record.note}"
+            rows.append((who(place[1]), str(place[0]), "–", reason, *["–"] * 4))
+            continue
+        counts = known[place]
+        total, classes = sum(counts.values()), len(counts)
+        held = sorted(counts.items(), key=lambda one: -one[1])
+        shown = ", ".join(f"{n:.0f} of class {label}" for label, n in held[:MAX_CLASSES] if n)
+        cells = ["not known here", "–", "–"]
+        if truth := true.get(place):
+            others = [each for where, each in known.items() if where[0] == place[0]]
+            mean = _mean(others, total)
+            shares = [_right(counts, truth), _right(dict.fromkeys(counts, total / classes), truth)]
+            shares += [_right(mean, truth)] if len(others) > 1 else []
+            right.append((shares[0], max(shares[1:])))
+            cells = [_percent(share) for share in shares] + ["–"] * (3 - len(shares))
+        else:
+            cells[1] = f"{_percent(blind[key].value)} (expected)"
+        least = series["least_right"][key].value
+        expected = f"{_percent(record.value)} (at least {_percent(least)} in each rehearsal)"
+        rows.append((who(place[1]), str(place[0]), f"{total:,.0f}", shown, expected, *cells))
+    columns = (
+        "client", "round", "images", "inferred from its update alone", "right, expected",
+        "right", "equal counts", "mean of all clients",
+    )  # fmt: skip
+    notes = (
+        "Right: the share of a client's labels that were inferred, whatever their order. Expected: "
+        "the server repeats the client's training on dummy images with known labels, infers those, "
+        "and counts. It uses no private image, and holds for updates that are sent as they were "
+        "trained: after noise or clipping less is right. The two columns on the right are guesses "
+        "without the client's own update.",
+    )
+    return Table(columns, tuple(rows), notes, MAX_ROWS, (columns[3],)), right
+
+
+def _mean(several: Sequence[Counts], total: float) -> Counts:
+    """Return the mean class frequencies of several clients, as counts of so many images."""
+    found: Counts = {}
+    for counts in several:
+        for label, n in counts.items():
+            share = n / sum(counts.values()) / len(several)
+            found[label] = found.get(label, 0.0) + total * share
+    return found
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.0f} %"
+
+
+def _probe_sizes(index: Index) -> list[int]:
+    heads = {name.partition("/")[0] for name in index.names("probe")}
+    return sorted(int(head) for head in heads if head.isdigit())
+
+
+def _probe(index: Index, sizes: list[int]) -> tuple[Table, str]:
+    """Return one row a number of images, and a sentence on what was seen."""
+    rows, leaks = [], []
+    for size in sizes:
+        grades = _grades(index, size)
+        stopped = index.series("probe", f"{size}/stopped_by_budget")
+        (place, ended), *_ = stopped.items()
+        psnr = values(index.series("probe", f"{size}/psnr"))
+        blind = values(index.series("probe", f"{size}/blind_psnr"))
+        limit = "the time limit" if ended.value else "the attack itself"
+        fate = graded(grades) or "no reconstruction"
+        rows.append(
+            (
+                count(size, "image"), who(place[1]), fate,
+                decibel(max(psnr, default=None)), decibel(max(blind, default=None)), limit,
+            )
+        )  # fmt: skip
+        visible = grades["exact"] + grades["recognisable"]
+        leaks += [f"{visible} of {size}"] if visible else []
+    columns = (
+        "one step on", "of", "what the attack would show", "best, dB", "blind guess, dB",
+        "ended by",
+    )  # fmt: skip
+    spent = sum(values(index.series("cost", "probe_cpu_seconds")))
+    notes = (
+        f"What-if: no client sent this. A single SGD step on the first images of a client was "
+        f"made from the same model and attacked as an update of a small client is. It took "
+        f"{number(spent)} CPU seconds. More of them, other sizes or none: "
+        f"large_clients.probe_seconds and large_clients.probe_sizes.",
+    )
+    told = ""
+    if leaks:
+        told = (
+            f"Had a client sent one step on few of its images, {' and '.join(leaks)} of them would "
+            f"be seen (what-if)."
+        )
+    elif rows:
+        told = "One step on few of its images would show none of them to this attack (what-if)."
+    return Table(columns, tuple(rows), notes, texts=(columns[2],)), told
+
+
+def _grades(index: Index, size: int) -> Counter[Grade]:
+    names = ("psnr", "blind_psnr", "ssim", "blind_ssim", "", "affine_psnr", "blind_affine_psnr")
+    series = [index.series("probe", f"{size}/{name}") for name in names]
+    keys: set[Key] = {key for each in series for key in each if key[2] >= 0}
+    found: Counter[Grade] = Counter()
+    for key in keys:
+        row = [each[key].value if key in each else None for each in series]
+        if given := grade(*row):
+            found[given] += 1
+    assert set(found) <= set(GRADES)
+    return found
