@@ -23,6 +23,10 @@ from flwr_leakage.audit.truth import Truth
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import InputSpec, LocalSchedule, Observation, ThreatModel, Update
 
+PROBE_SIZES, PROBE_SECONDS = (1, 4, 16), 3.0
+"""Images of a probe, and CPU seconds of the attack on each: nine
+seconds of a run at most, beside the step that an attack is in when they end."""
+
 
 @dataclass(frozen=True)
 class LargeClients:
@@ -45,8 +49,8 @@ class LargeClients:
     min_examples: int = 17
     every: int = 10
     label_seconds: float = 30.0
-    probe_sizes: tuple[int, ...] = (1, 4, 16)
-    probe_seconds: float = 3.0
+    probe_sizes: tuple[int, ...] = PROBE_SIZES
+    probe_seconds: float = PROBE_SECONDS
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "probe_sizes", tuple(self.probe_sizes))

@@ -9,9 +9,9 @@ from flwr_leakage.records import LeakageRecord, RunEvent, Update
 from flwr_leakage.tracking import JsonlTracker
 
 if TYPE_CHECKING:
-    from flwr_leakage.audit.self_attack import SelfAttack, SelfAttacked
+    from flwr_leakage.audit.self_attack import Probed, SelfAttack, SelfAttacked
 else:  # a client that attacks nothing needs no attack installed
-    SelfAttack = SelfAttacked = Any
+    Probed = SelfAttack = SelfAttacked = Any
 
 
 def write_own_record(
@@ -47,6 +47,8 @@ def write_own_record(
             answered = attacked.attempt.answers[0].batch is not None
             unattacked = "" if answered else attacked.problem
         recorder.client(server_round, client, update.schedule, update.num_examples, unattacked)
+        if attacked:
+            _record_probes(recorder, server_round, client, attacked.probes)
         if attacked and attack and attacked.outcome:
             recorder.attempt(server_round, attacked.attempt)
             (answer,) = attacked.attempt.answers
@@ -67,3 +69,35 @@ def write_own_record(
         raise
     finally:
         tracker.close()
+
+
+def write_own_probes(
+    folder: Path, server_round: int, note: ClientNote, num_examples: int, probed: Iterable[Probed]
+) -> None:
+    """Append what one step on a few samples had shown, of a round that no attack fits.
+
+    Args:
+        folder: of one run and client; made where there is none.
+        server_round: counted from 1.
+        note: says who the client is and why no attack fits.
+        num_examples: of the round.
+        probed: the probes.
+    """
+    from flwr_leakage.audit.record import Recorder
+
+    tracker = JsonlTracker(folder, resume=True)
+    try:
+        recorder = Recorder(tracker, folder.name)
+        recorder.note(server_round, note)
+        recorder.client(server_round, note.client_id, None, num_examples, note.remark)
+        _record_probes(recorder, server_round, note.client_id, probed)
+    finally:
+        tracker.close()
+
+
+def _record_probes(recorder: Any, server_round: int, client: int, probed: Iterable[Probed]) -> None:
+    for each in probed:
+        recorder.probe(
+            server_round, client, each.size, each.attempt.answers[0], each.outcome,
+            each.attempt.cpu_seconds,
+        )  # fmt: skip

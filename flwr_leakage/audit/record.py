@@ -101,6 +101,7 @@ class Recorder:
         schedule: LocalSchedule | None,
         num_examples: int,
         kept_out: str,
+        optimizer: str = "SGD",
     ) -> None:
         """Record what a client did as the server knows it, and why it was not attacked.
 
@@ -108,6 +109,7 @@ class Recorder:
         """
         count = float(num_examples)
         done = schedule.describe(num_examples) if schedule else ""
+        done += f", {optimizer}" * (bool(done) and optimizer != "SGD")
         where = (server_round, client_id, -1)
         self._number(*where, "client", "images", count, "image", note=done)
         if kept_out:

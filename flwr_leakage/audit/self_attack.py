@@ -6,11 +6,13 @@ from flwr_leakage.attacks.base import Attack, failure
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.audit.attack import Attempt, attempt
 from flwr_leakage.audit.evaluate import Outcome, evaluate
+from flwr_leakage.audit.large_clients import PROBE_SECONDS, PROBE_SIZES, probes
 from flwr_leakage.audit.sharing import Sharing
 from flwr_leakage.audit.truth import Truth
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.metrics import Evaluator, Reference
 from flwr_leakage.records import (
+    Batch,
     Disclosure,
     Exposure,
     InputSpec,
@@ -27,6 +29,21 @@ PREFIX = "self_attack_"
 
 
 @dataclass(frozen=True)
+class Probed:
+    """What an attack made of one step on a few of a client's images, which was never sent.
+
+    Attributes:
+        size: the number of images.
+        attempt: the attack's answer, and what it took.
+        outcome: metrics and images.
+    """
+
+    size: int
+    attempt: Attempt
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
 class SelfAttacked:
     """What came of a self-attack.
 
@@ -34,11 +51,14 @@ class SelfAttacked:
         attempt: the attack's answer, and what it took.
         outcome: metrics and images; ``None`` where nothing was attacked.
         problem: why there is nothing to go by, or empty.
+        probes: what one step on a few of the samples had shown, where the update itself is not
+            attacked. They are for the client's owner: nothing of them is shared.
     """
 
     attempt: Attempt
     outcome: Outcome | None = None
     problem: str = ""
+    probes: tuple[Probed, ...] = ()
 
     @property
     def measurements(self) -> tuple[Measurement, ...]:
@@ -88,6 +108,9 @@ class SelfAttack:
         max_samples: most samples that the steps of an attacked round use; ``None`` for no limit.
         max_seconds: CPU seconds that a self-attack may take, or ``None``.
         seed: of the attack's draws, ≥ 0.
+        probe_sizes: where an update is too large to be attacked, the numbers of samples of which
+            one step is attacked in its place, as a what-if; empty for none.
+        probe_seconds: CPU seconds that each of these attacks may take.
     """
 
     attack: Attack
@@ -98,6 +121,8 @@ class SelfAttack:
     max_samples: int | None = 64
     max_seconds: float | None = 60.0
     seed: int = 0
+    probe_sizes: tuple[int, ...] = PROBE_SIZES
+    probe_seconds: float = PROBE_SECONDS
 
     def __post_init__(self) -> None:
         for name in ("every", "max_samples"):
@@ -106,6 +131,12 @@ class SelfAttack:
                 raise ValueError(f"{name} must be at least 1, got {value}.")
         if self.max_seconds is not None and not self.max_seconds > 0:
             raise ValueError(f"max_seconds must be positive or None, got {self.max_seconds}.")
+        object.__setattr__(self, "probe_sizes", tuple(self.probe_sizes))
+        if min((*self.probe_sizes, self.probe_seconds)) <= 0:
+            raise ValueError(
+                f"probe_sizes and probe_seconds must be positive, got {self.probe_sizes} and "
+                f"{self.probe_seconds}."
+            )
         if self.threat.view != "single" or self.threat.rounds != 1:
             raise ValueError(
                 f"a client attacks its own update of one round, got {self.threat.describe()}."
@@ -126,12 +157,13 @@ class SelfAttack:
     ) -> SelfAttacked:
         """Attack the released update, then measure the answer against the private samples."""
         released = exposure.released
-        if problem := self._against(exposure):
-            return SelfAttacked(Attempt([failure(problem)], 0.0, 0.0), None, problem)
         seen = Observation(
-            server_round, client_id, exposure.params, exposure.buffers, _plain(released),
-            self._disclosed(gradient_map, exposure),
-        )  # fmt: skip
+            server_round, client_id, exposure.params, exposure.buffers, _plain(released)
+        )
+        if problem := self._against(exposure):
+            found = self.probe(gradient_map, spec, seen, exposure.private)
+            return SelfAttacked(Attempt([failure(problem)], 0.0, 0.0), None, problem, found)
+        seen = replace(seen, disclosed=self._disclosed(gradient_map, exposure))
         job = AttackJob(
             gradient_map, spec, [seen], self.threat, self.seed, max_seconds=self.max_seconds
         )
@@ -144,6 +176,35 @@ class SelfAttack:
         except Exception as error:  # whatever it is, the training goes on
             return SelfAttacked(made, None, f"its answer cannot be measured: {error}")
         return SelfAttacked(made, outcome, self._doubt(answer, outcome, len(exposure.private)))
+
+    def probe(
+        self, gradient_map: GradientMap, spec: InputSpec, seen: Observation, private: Batch
+    ) -> tuple[Probed, ...]:
+        """Attack what one step on a few samples had sent, and measure the answers.
+
+        The attack is given what the threat model grants of labels, and no batch statistics.
+
+        Args:
+            gradient_map: of the client.
+            spec: of its inputs.
+            seen: its update, whose parameters and learning rate are taken.
+            private: its samples.
+        """
+        found = []
+        threat = replace(self.threat, batch_norm="none")
+        reference = self.reference or Reference.of(spec)
+        for one, truth in probes(gradient_map, seen, Truth(private, private), self.probe_sizes):
+            targets = truth.private.targets if threat.labels == "known" else None
+            given = replace(one, disclosed=Disclosure(targets))
+            job = AttackJob(
+                gradient_map, spec, [given], threat, self.seed, max_seconds=self.probe_seconds
+            )
+            made = attempt(self.attack, job)
+            outcome = evaluate(
+                made.answers[0], truth, self.evaluator or Evaluator(), spec, reference
+            )
+            found.append(Probed(len(truth.private), made, outcome))
+        return tuple(found)
 
     def _doubt(self, answer: Reconstruction, outcome: Outcome, count: int) -> str:
         """Return why the answer does not tell how safe the update is; empty if nothing does."""

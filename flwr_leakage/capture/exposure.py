@@ -47,6 +47,7 @@ def read_round(
     received: Mapping[str, Tensor],
     num_examples: int,
     spec: InputSpec | None = None,
+    schedule: LocalSchedule | None = None,
 ) -> CapturedRound:
     """Read a round off a captured training.
 
@@ -55,11 +56,12 @@ def read_round(
         received: the arrays that the server sent.
         num_examples: what the client says it used.
         spec: of the inputs; ``None`` infers it.
+        schedule: in the place of the captured steps, where none says how they were made.
 
     Raises:
         ValueError: the training has no such form, in words.
     """
-    schedule = captured_schedule(training, num_examples)
+    schedule = schedule or captured_schedule(training, num_examples)
     call = captured_batches(training)[0]
     names = name_tensors(received, training.roots)
     missing = [name for name in received if name not in names]

@@ -1,5 +1,6 @@
 """One training of a client, captured; what is done with it, and what is told of it."""
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -29,6 +30,7 @@ from flwr_leakage.flower.client_audit import (
 from flwr_leakage.flower.client_owner import (
     REFUSED,
     keep_own,
+    own_folder,
     refuse,
     remember,
     sent_note,
@@ -43,10 +45,11 @@ from flwr_leakage.flower.wire import RECORD_KEY, pack_note
 from flwr_leakage.flower.withheld import unseen
 from flwr_leakage.measurements import NOT_CHECKED
 from flwr_leakage.params import Params, subtract
-from flwr_leakage.records import InputSpec, LocalSchedule, Update
+from flwr_leakage.records import InputSpec, LocalSchedule, Observation, Update
 from flwr_leakage.scores.base import Score
 from flwr_leakage.scores.plan import ScorePlan
 
+_LOG = logging.getLogger(__name__)
 _NOTHING = Release(Update({}, {}, LocalSchedule(1.0), 0))
 """In the place of what would be released, where nothing is measured."""
 
@@ -313,6 +316,7 @@ def _work(plan: CapturePlan, seen: _Round, work: _Work) -> _Done:
         if plan.withholds:
             raise
         remark = f"Neither scores nor samples were read off the training: {error}."
+        _probe(plan, seen, work, remark)
         return _Done(None, None, _NOTHING, remark, left_truth)
     session = _session(plan, read, work.server_round, work.client_id)
     sent = {name: seen.sent[name].to(value.dtype) for name, value in read.params.items()}
@@ -323,6 +327,30 @@ def _work(plan: CapturePlan, seen: _Round, work: _Work) -> _Done:
     # What the owner's gate chose is not the server's to know.
     remark = f"The update was defended by {type(plan.defense).__name__}." if plan.defends else ""
     return _Done(session, answer, done, remark, plan.truth is not None)
+
+
+def _probe(plan: CapturePlan, seen: _Round, work: _Work, remark: str) -> None:
+    """Keep for the owner what one step on a few samples had shown, where no attack fits the steps.
+
+    Nothing of it travels. It needs a self-attack and a folder of the owner's.
+    """
+    attack, training = cast(Any, plan.attack), seen.training
+    due = attack is not None and attack.includes(work.server_round)
+    if not due or plan.folder is None or not training.steps:
+        return
+    try:
+        rate = float(training.steps[0].options[0]["lr"])
+        step = LocalSchedule(rate, 1, max(training.batch_sizes))
+        read = read_round(training, seen.received, seen.num_examples, plan.spec, step)
+        start = Observation(work.server_round, work.client_id, read.params, read.buffers, read.raw)
+        found = attack.probe(read.gradient_map, read.spec, start, read.private)
+        from flwr_leakage.audit.own_record import write_own_probes
+
+        note = ClientNote(work.client_id, remark=remark)
+        folder = own_folder(plan.folder, work.context, work.client_id)
+        write_own_probes(folder, work.server_round, note, seen.num_examples, found)
+    except Exception:  # what is a what-if must not be what breaks a training
+        _LOG.exception("flwr_leakage: one step on few samples was not probed")
 
 
 def _session(plan: CapturePlan, read: CapturedRound, server_round: int, client_id: int) -> Session:

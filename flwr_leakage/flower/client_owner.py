@@ -69,7 +69,7 @@ def keep_own(session: Session, done: Release, note: ClientNote, context: Context
     remember(context, session.server_round, own, audit.score_plan.keep_rounds)
     if audit.folder is None:
         return
-    folder = Path(audit.folder) / f"run-{context.run_id}-client-{session.client_id}"
+    folder = own_folder(audit.folder, context, session.client_id)
     try:
         from flwr_leakage.audit.own_record import write_own_record
 
@@ -79,6 +79,11 @@ def keep_own(session: Session, done: Release, note: ClientNote, context: Context
         )  # fmt: skip
     except Exception:  # a full disk must not be what breaks a training
         _LOG.exception("flwr_leakage: the owner's record of this round could not be written")
+
+
+def own_folder(folder: str, context: Context, client_id: int) -> Path:
+    """Return where the owner's own record of a run is kept."""
+    return Path(folder) / f"run-{context.run_id}-client-{client_id}"
 
 
 def said(done: Release) -> tuple[str, ...]:

@@ -102,8 +102,7 @@ class ToldAudit(ServerAudit):
                 self.warn_once(
                     server_round, client_id, f"client {client_id} was not attacked: {reason}."
                 )
-                told = self._schedule_of(facts.get(client_id))
-                self._recorder.client(server_round, client_id, told, update.num_examples, reason)
+                self._record_refused(seen, facts.get(client_id), reason)
                 self._test_only(seen, facts.get(client_id), unknown)
                 self._look_only(seen, facts.get(client_id), unknown)
                 continue
@@ -150,6 +149,14 @@ class ToldAudit(ServerAudit):
         inputs = {seen.client_id: (one.spec, one.batch_norm)}
         self.test_members(seen.server_round, [complete], unknown | self.own_config_clients, inputs)
 
+    def _record_refused(self, seen: Observation, told: TrainingFacts | None, reason: str) -> None:
+        """Record what a client did that no attack fits, as far as it told that."""
+        done, optimizer = self._schedule_of(told), "SGD"
+        if done is None and told is not None and told.num_steps:
+            done, optimizer = _steps_of(told), told.optimizer
+        where, count = (seen.server_round, seen.client_id), seen.update.num_examples
+        self._recorder.client(*where, done, count, reason, optimizer)
+
     def _look_only(self, seen: Observation, told: TrainingFacts | None, unknown: Set[int]) -> None:
         """Look at an update of many images that no attack fits, as far as its training is told."""
         if self.large_clients is None or self.threat.view == "aggregate":
@@ -162,10 +169,7 @@ class ToldAudit(ServerAudit):
             spec = self.given.spec or training.spec()
             if not training.num_steps:
                 raise ValueError("it told neither its steps nor its batch size")
-            schedule = LocalSchedule(
-                training.learning_rate, training.num_steps, training.batch_size,
-                training.momentum, training.weight_decay,
-            )  # fmt: skip
+            schedule = _steps_of(training)
         except ValueError as error:
             self._recorder.labels(seen.server_round, seen.client_id, str(error))
             return
@@ -294,3 +298,10 @@ def _of(told: TrainingFacts | None) -> TrainingFacts:
     if told is None:
         raise ValueError("it told nothing of its training")
     return told
+
+
+def _steps_of(told: TrainingFacts) -> LocalSchedule:
+    """Return the steps that a client told, whatever its optimizer made of their gradients."""
+    return LocalSchedule(
+        told.learning_rate, told.num_steps, told.batch_size, told.momentum, told.weight_decay
+    )

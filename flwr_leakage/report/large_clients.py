@@ -23,6 +23,38 @@ from flwr_leakage.report.index import (
 MAX_CLASSES = 5
 """Classes that a row names, the largest first."""
 
+SCORES = Table(
+    ("score", "what it says of a client of many images", "cost, an image"),
+    (
+        (
+            "gradient norm",
+            "which of its images move the model most. On a trained network it ranks them as an "
+            "attack on single images does; on an untrained one it does not.",
+            "one gradient",
+        ),
+        (
+            "influence (Krylov bound)",
+            "how far noise of a given size moves a reconstruction of each image. It ranks images "
+            "of an untrained network.",
+            "17 products, of 5 to 30 training gradients each",
+        ),
+        (
+            "bounds under noise",
+            "what no attack can pass, where Gaussian noise is added. Without noise they say "
+            "nothing.",
+            "none to some hundred products",
+        ),
+    ),
+    (
+        "They are of one step on each image by itself, from the model that was received: of many "
+        "steps together they say which image is most exposed, and not how much is left of it. A "
+        "client computes them of its own images, by flwr_leakage.score(model, inputs, targets); "
+        "nothing of it travels. Source: docs/scores.md.",
+    ),
+    texts=("what it says of a client of many images", "cost, an image"),
+)
+"""Which scores say what, at which cost."""
+
 Counts = dict[int, float]
 
 
@@ -35,12 +67,14 @@ class LargeClientsSection:
         why: why no image of them was attacked; empty if all were.
         labels: one row an update whose class counts were inferred, or the reason why not.
         probe: one row a number of images; without rows where nothing was probed.
+        scores: what a client can compute of such an update itself, and what that costs.
     """
 
     head: str
     why: tuple[str, ...]
     labels: Table
     probe: Table
+    scores: Table
 
 
 def large_clients_section(index: Index) -> LargeClientsSection | None:
@@ -67,7 +101,7 @@ def large_clients_section(index: Index) -> LargeClientsSection | None:
             f"What leaks all the same is how many images of each class a client has: about "
             f"{mean:.0f} % of the inferred labels are expected to be right."
         )
-    return LargeClientsSection(" ".join([*told, seen]).strip(), _why(index), labels, probe)
+    return LargeClientsSection(" ".join([*told, seen]).strip(), _why(index), labels, probe, SCORES)
 
 
 def _why(index: Index) -> tuple[str, ...]:
@@ -194,9 +228,10 @@ def _probe(index: Index, sizes: list[int]) -> tuple[Table, str]:
     )
     told = ""
     if leaks:
+        several_told = " and ".join(filter(None, (", ".join(leaks[:-1]), leaks[-1])))
         told = (
-            f"Had a client sent one step on few of its images, {' and '.join(leaks)} of them would "
-            f"be seen (what-if)."
+            f"Had a client sent one step on few of its images, {several_told} images could be seen "
+            f"(what-if)."
         )
     elif rows:
         told = "One step on few of its images would show none of them to this attack (what-if)."

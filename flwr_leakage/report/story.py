@@ -128,9 +128,9 @@ def _training(index: Index, metadata: Mapping[str, Any], rounds_done: int) -> st
 
 def _locally(index: Index) -> str:
     doing = does(index)
-    if not doing:
+    if not any(doing.values()):
         return ""
-    clients_by_deed = grouped((deed, client) for client, deed in doing.items())
+    clients_by_deed = grouped((deed, client) for client, deed in doing.items() if deed)
     shown = list(clients_by_deed.items())[:MAX_CLIENTS]
     told = [f"{several(clients)}: {deed}" for deed, clients in shown]
     more = len(clients_by_deed) - len(shown)

@@ -32,6 +32,14 @@ MAX_REASON = 400
 """Characters of a reason in the answer; the whole of it stands among the events."""
 
 
+BY_LABELS = (
+    "Decide by what the updates tell of the labels, and by what one step on a few images would show "
+    "(Clients of many images). Where class counts are private themselves, as diagnoses are, noise "
+    "on the update is what hides them."
+)
+"""What to do where no image attack was run, but class counts were inferred."""
+
+
 @dataclass(frozen=True)
 class Worth:
     """What a run that shows no image is worth.
@@ -86,7 +94,10 @@ def worth(
         doubts = [*kept, *left_out] or _broken(events) or nothing
         told = " ".join(f"{doubt.told[0].upper()}{doubt.told[1:]}." for doubt in doubts)
         answer = f"This run cannot say: no update was attacked. {told} That is no sign of safety."
-        return Worth(answer, "unknown", *_all(doubts, metadata))
+        do, commands = _all(doubts, metadata)
+        if index.names("labels"):
+            do = f"{BY_LABELS} {do}".strip()
+        return Worth(answer, "unknown", do, commands)
     of = partial(_of, attacked=len(attacked))
     single, replayed = single_attack(index, metadata), replays(index, events)
     others = graded & replayed.other.keys()
