@@ -213,3 +213,31 @@ def test_a_misspelt_score_of_a_gate_is_refused_before_any_work(kind):
     client(kind, scores=scores, gate=Gate(scores={"gradient_norm": 1.0}))
     with pytest.raises(ValueError, match=r"measure \(gradient_norm\), got 'gradient_nrom', 'norm'"):
         client(kind, scores=scores, gate=Gate(scores={"gradient_nrom": 1.0, "norm": 1.0}))
+
+
+@pytest.mark.parametrize("optimizer", ["Adam", "SGD"])
+def test_the_owner_alone_sees_what_one_step_on_few_images_had_shown(tmp_path, optimizer):
+    images = torch.rand(20, 1, 12, 12, generator=torch.Generator().manual_seed(5))
+
+    def loop(message, context):
+        model = network()
+        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        steps = getattr(torch.optim, optimizer)(model.parameters(), lr=0.01)
+        for inputs in images.split(4):
+            steps.zero_grad()
+            F.cross_entropy(model(inputs), torch.zeros(4).long()).backward()
+            steps.step()
+        arrays = ArrayRecord(model.state_dict())
+        content = {"arrays": arrays, "metrics": MetricRecord({"num-examples": 20})}
+        return Message(RecordDict(content), reply_to=message)
+
+    app = ClientApp()
+    app.train()(loop)
+    attack = SelfAttack(Analytic(), max_samples=4, probe_sizes=(1,))
+    owned = audit(app, spec=SPEC, attack=attack, folder=tmp_path, share="everything")
+    reply, _ = reply_of(owned)
+    text = reply.content[RECORD_KEY]["note"]
+    assert "probe" not in text and "psnr" not in text
+    (folder,) = tmp_path.iterdir()
+    psnr = [r.value for r in read_run(folder).records if r.name == "1/psnr" and r.kind == "probe"]
+    assert len(psnr) == 1 and psnr[0] > 48.2

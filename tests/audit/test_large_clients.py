@@ -1,0 +1,135 @@
+"""What the audit tells of clients of many images, beside an attack on them."""
+
+import pytest
+import torch
+from torch import nn
+
+from flwr_leakage.attacks.presets import load_preset
+from flwr_leakage.audit import LargeClients, ServerAudit, Truth
+from flwr_leakage.audit.large_clients import probes
+from flwr_leakage.audit.selection import Selection
+from flwr_leakage.gradient_map import GradientMap, local_update
+from flwr_leakage.metrics import Evaluator
+from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Observation, ThreatModel, Update
+from flwr_leakage.report.index import Index
+from flwr_leakage.report.large_clients import large_clients_section
+from flwr_leakage.tracking import JsonlTracker, read_run
+
+SPEC = InputSpec((1, 12, 12), 3)
+SCHEDULE = LocalSchedule(0.1, num_steps=5, batch_size=8)
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(144, 3))
+
+
+def samples(client, count=40):
+    stream = torch.Generator().manual_seed(client)
+    labels = (torch.rand(count, generator=stream) ** 3 * 3).long()
+    return Batch(torch.rand(count, 1, 12, 12, generator=stream), labels)
+
+
+def seen_of(client, count=40, server_round=1):
+    gradient_map = GradientMap(network())
+    batch, params = samples(client, count), gradient_map.params
+    delta = local_update(gradient_map, params, batch, SCHEDULE)
+    delta = {name: value.detach() for name, value in delta.items()}
+    return Observation(server_round, client, params, {}, Update(delta, {}, SCHEDULE, count))
+
+
+def run(folder, observations, **settings):
+    tracker = JsonlTracker(folder)
+
+    def truth(server_round, client, count):
+        return Truth(samples(client, count), samples(client, count))
+
+    given = {"truth": truth, "attack": load_preset("analytic"), "evaluator": Evaluator()}
+    audit = ServerAudit(
+        GradientMap(network()), SPEC, SCHEDULE, tracker,
+        selection=Selection(max_examples=8), **{**given, **settings},
+    )  # fmt: skip
+    for server_round in sorted({each.server_round for each in observations}):
+        audit.begin_round(server_round)
+        here = [each for each in observations if each.server_round == server_round]
+        audit.inspect(server_round, here, [])
+    tracker.close()
+    return Index(read_run(folder).records)
+
+
+def test_labels_stand_beside_their_error_the_truth_and_blind_guesses(tmp_path):
+    index = run(tmp_path / "run", [seen_of(0), seen_of(1)])
+    inferred, true = (index.series("labels", name) for name in ("inferred", "true"))
+    for client in (0, 1):
+        counts = [int(true[1, client, label].value) for label in range(3)]
+        assert counts == torch.bincount(samples(client).targets, minlength=3).tolist()
+        assert sum(inferred[1, client, label].value for label in range(3)) == 40
+    section = large_clients_section(index)
+    assert [row[0] for row in section.labels.rows] == ["client 0", "client 1"]
+    assert "of the labels were inferred rightly (a blind guess:" in section.head
+    (why,) = section.why
+    assert "40 images, more than the 8 that are attacked at most" in why
+
+
+def test_a_probe_shows_what_one_step_on_few_images_had_shown(tmp_path):
+    index = run(tmp_path / "run", [seen_of(0), seen_of(1)])
+    probed = index.series("probe", "1/psnr")
+    assert list(probed) == [(1, 0, 0)] and probed[1, 0, 0].value > 48.2  # of the first client only
+    section = large_clients_section(index)
+    first = section.probe.rows[0]
+    assert first[:3] == ("1 image", "client 0", "1 exact")
+    assert "1 of 1 images could be seen (what-if)" in section.head
+    assert not index.series("metric", "psnr")  # nothing of it counts as an attack
+
+
+def test_a_probe_is_the_step_of_sgd_on_the_first_images():
+    seen, private = seen_of(0), samples(0)
+    found = list(probes(GradientMap(network()), seen, Truth(private, private), (1, 4, 99)))
+    assert [len(truth.private) for _, truth in found] == [1, 4]
+    one, truth = found[1]
+    expected = local_update(
+        GradientMap(network()), seen.params, truth.private, LocalSchedule(0.1, 1, 4)
+    )
+    for name, value in one.update.delta.items():
+        torch.testing.assert_close(value, expected[name], atol=1e-6, rtol=1e-3)
+    assert one.update.num_examples == one.update.schedule.batch_size == 4
+
+
+def test_without_the_truth_the_expected_share_stands_alone(tmp_path):
+    index = run(tmp_path / "run", [seen_of(0)], truth=None)
+    assert not index.series("labels", "true") and not index.names("probe")
+    section = large_clients_section(index)
+    assert "of the inferred labels are expected to be right" in section.head
+    assert section.labels.rows[0][5] == "not known here"
+
+
+@pytest.mark.parametrize(
+    ("settings", "rounds"),
+    [({}, {1}), ({"every": 1}, {1, 2}), ({"min_examples": 41}, set()), (None, set())],
+)
+def test_settings_say_whose_labels_are_inferred_and_when(tmp_path, settings, rounds):
+    large = None if settings is None else LargeClients(**settings, probe_sizes=())
+    observations = [seen_of(0, server_round=1), seen_of(0, server_round=2)]
+    index = run(tmp_path / "run", observations, large_clients=large)
+    assert {key[0] for key in index.series("labels", "expected_right")} == rounds
+
+
+def test_a_budget_that_is_too_small_is_told_and_no_section_is_a_blank(tmp_path):
+    large = LargeClients(label_seconds=1e-6, probe_sizes=())
+    index = run(tmp_path / "run", [seen_of(0)], large_clients=large)
+    (record,) = index.series("labels", "expected_right").values()
+    assert record.value is None and "not enough for it (label_seconds)" in record.note
+    assert "not inferred: 1e-06 CPU seconds" in large_clients_section(index).labels.rows[0][3]
+
+
+def test_under_secure_aggregation_nobody_s_labels_are_inferred(tmp_path):
+    threat = ThreatModel(view="aggregate")
+    index = run(tmp_path / "run", [seen_of(0), seen_of(1)], threat=threat)
+    assert not index.names("labels") and not index.names("probe")
+
+
+def test_settings_out_of_their_range_are_refused():
+    with pytest.raises(ValueError, match="probe_sizes must be at least 1"):
+        LargeClients(probe_sizes=(0, 4))
+    with pytest.raises(ValueError, match="label_seconds must be positive"):
+        LargeClients(label_seconds=0)
