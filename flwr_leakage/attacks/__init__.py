@@ -49,6 +49,7 @@ from flwr_leakage.attacks.labels.counts import ClassCounts, class_counts, mean_f
 from flwr_leakage.attacks.labels.idlg import SignOfGradient, idlg_label
 from flwr_leakage.attacks.labels.llg import LabelImpact, labels_from_impact
 from flwr_leakage.attacks.labels.nearest import NearestGradient
+from flwr_leakage.attacks.labels.rehearsed import LabelEstimate, rehearse
 from flwr_leakage.attacks.labels.yin import SmallestMinimum, smallest_columns
 from flwr_leakage.attacks.optimizers.adam import Adam
 from flwr_leakage.attacks.optimizers.base import Minimum, Optimizer
@@ -100,6 +101,7 @@ __all__ = [
     "GroupConsistency",
     "Initialisation",
     "Judgement",
+    "LabelEstimate",
     "LabelImpact",
     "LabelInference",
     "LayerWeighted",
@@ -141,6 +143,7 @@ __all__ = [
     "mean_feature",
     "pose",
     "recover_batch",
+    "rehearse",
     "simulate_gradient",
     "smallest_columns",
     "squared_distance",

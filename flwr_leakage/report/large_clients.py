@@ -20,6 +20,9 @@ from flwr_leakage.report.index import (
     who,
 )
 
+MAX_REASONS = 4
+"""Reasons that the section names, with their clients."""
+
 MAX_CLASSES = 5
 """Classes that a row names, the largest first."""
 
@@ -71,7 +74,7 @@ class LargeClientsSection:
     """
 
     head: str
-    why: tuple[str, ...]
+    why: str
     labels: Table
     probe: Table
     scores: Table
@@ -90,10 +93,16 @@ def large_clients_section(index: Index) -> LargeClientsSection | None:
     told = []
     if right:
         mean, blind = (100 * sum(part) / len(part) for part in zip(*right, strict=True))
-        told.append(
-            f"What leaks all the same is how many images of each class a client has: "
-            f"{mean:.0f} % of the labels were inferred rightly (a blind guess: {blind:.0f} %)."
-        )
+        if mean > blind:
+            told.append(
+                f"What leaks all the same is how many images of each class a client has: "
+                f"{mean:.0f} % of the labels were inferred rightly (a blind guess: {blind:.0f} %)."
+            )
+        else:
+            told.append(
+                f"Of how many images of each class a client has, the inference tells no more than "
+                f"a blind guess does: {mean:.0f} % of the labels are right, and {blind:.0f} %."
+            )
     elif known:
         shares = values(expected)
         mean = 100 * sum(shares) / len(shares)
@@ -104,14 +113,18 @@ def large_clients_section(index: Index) -> LargeClientsSection | None:
     return LargeClientsSection(" ".join([*told, seen]).strip(), _why(index), labels, probe, SCORES)
 
 
-def _why(index: Index) -> tuple[str, ...]:
-    """Return in sentences why images of clients were not attacked."""
+def _why(index: Index) -> str:
+    """Return why images of clients were not attacked; empty if all were."""
     clients = grouped((reason, key[1]) for key, reason in fates(index).spared.items())
-    return tuple(
-        f"No attack on images was made on {several(sorted(set(who)))}: {reason}. An attack on "
+    told = [f"{several(sorted(set(held)))} ({reason})" for reason, held in clients.items()]
+    if not told:
+        return ""
+    left = len(told) - MAX_REASONS
+    more = f" and {count(left, 'other')} (see Clients)" * (left > 0)
+    return (
+        f"No attack on images was made on {'; '.join(told[:MAX_REASONS])}{more}. An attack on "
         f"images repeats the client's steps, one by one, and searches for all of their images at "
         f"once. That nobody tried does not make an update safe."
-        for reason, who in clients.items()
     )
 
 

@@ -10,7 +10,15 @@ from flwr_leakage.audit.large_clients import probes
 from flwr_leakage.audit.selection import Selection
 from flwr_leakage.gradient_map import GradientMap, local_update
 from flwr_leakage.metrics import Evaluator
-from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Observation, ThreatModel, Update
+from flwr_leakage.records import (
+    Batch,
+    InputSpec,
+    LeakageRecord,
+    LocalSchedule,
+    Observation,
+    ThreatModel,
+    Update,
+)
 from flwr_leakage.report.index import Index
 from flwr_leakage.report.large_clients import large_clients_section
 from flwr_leakage.tracking import JsonlTracker, read_run
@@ -67,8 +75,21 @@ def test_labels_stand_beside_their_error_the_truth_and_blind_guesses(tmp_path):
     section = large_clients_section(index)
     assert [row[0] for row in section.labels.rows] == ["client 0", "client 1"]
     assert "of the labels were inferred rightly (a blind guess:" in section.head
-    (why,) = section.why
-    assert "40 images, more than the 8 that are attacked at most" in why
+    assert "clients 0 and 1 (40 images, more than the 8 that are attacked at" in section.why
+
+
+def test_labels_of_clients_that_are_alike_are_not_called_a_leak(tmp_path):
+    counts = {"inferred": (30.0, 10.0), "true": (20.0, 20.0)}
+    records = [
+        LeakageRecord("run", 1, 0, label, "labels", name, value)
+        for name, values in counts.items()
+        for label, value in enumerate(values)
+    ]
+    shares = ("expected_right", "least_right", "uniform_right")
+    records += [LeakageRecord("run", 1, 0, -1, "labels", name, 0.8) for name in shares]
+    section = large_clients_section(Index(records))
+    assert "tells no more than a blind guess does: 75 % of the labels are right" in section.head
+    assert section.labels.rows[0][5:] == ("75 %", "100 %", "–")
 
 
 def test_a_probe_shows_what_one_step_on_few_images_had_shown(tmp_path):
