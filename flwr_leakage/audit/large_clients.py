@@ -27,6 +27,9 @@ PROBE_SIZES, PROBE_SECONDS = (1, 4, 16), 3.0
 """Images of a probe, and CPU seconds of the attack on each: nine
 seconds of a run at most, beside the step that an attack is in when they end."""
 
+MAX_SAMPLES = 2000
+"""Samples that stand for those of a larger client where only their frequencies count."""
+
 
 @dataclass(frozen=True)
 class LargeClients:
@@ -115,7 +118,10 @@ class LabelRound:
                     f"{self.settings.label_seconds:g} CPU seconds a round are not enough for it "
                     f"(label_seconds)"
                 )
-        problem = pose(gradient_map, spec, seen, ThreatModel())
+        # The number is the client's own word, and checks of the loss allocate as many logits.
+        told = seen.update.num_examples
+        few = replace(seen.update, num_examples=min(told, MAX_SAMPLES))
+        problem = pose(gradient_map, spec, replace(seen, update=few), ThreatModel())
         if key not in self._known:
             try:
                 found: Rehearsals | str = rehearse(
@@ -127,7 +133,7 @@ class LabelRound:
         known = self._known[key]
         if isinstance(known, str):
             raise ValueError(known)
-        return known.estimate(problem)
+        return known.estimate(problem, told)
 
 
 def probes(

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Mapping, Set
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -136,8 +137,8 @@ class ServerAudit:
         """
         parts = (self.tracker, self.progress, self.selection)
         own = tuple(map(type, parts)) == (JsonlTracker, SilentProgress, Selection)
-        works = (self.attack, self.keep, self.candidates, self.large_clients)
-        return any(part is not None for part in works) or not own
+        works = self.attack is not None or self.keep is not None or self.candidates is not None
+        return works or not own
 
     def begin_round(self, server_round: int) -> None:
         """Note when a round starts."""
@@ -315,7 +316,8 @@ class ServerAudit:
         if seen.update.num_examples < self.large_clients.min_examples:
             return
         arguments = seen, assumed, unknown, optimizer, is_attacked
-        self._of_client(seen.server_round, seen.client_id, self._look_at_large, *arguments)
+        with torch.random.fork_rng(devices=[]):  # a foreign model may draw in a pass
+            self._of_client(seen.server_round, seen.client_id, self._look_at_large, *arguments)
 
     def _look_at_large(
         self,
@@ -334,7 +336,10 @@ class ServerAudit:
         infers = large.includes(seen.server_round, count)
         if not (probes_it or infers):
             return
-        truth = self._truth(seen, unknown)
+        truth = None
+        if self.truth is not None and seen.client_id not in unknown:
+            with suppress(ValueError):  # an attack tells of a missing truth, where there is one
+                truth = self.truth(seen.server_round, seen.client_id, count)
         if infers:
             self._labels = self._labels or LabelRound(large, self.seed)
             began = time.process_time()

@@ -187,7 +187,7 @@ def _labels(
         "trained: after noise or clipping less is right. The two columns on the right are guesses "
         "without the client's own update.",
     )
-    return Table(columns, tuple(rows), notes, MAX_ROWS, (columns[3],)), right
+    return Table(columns, tuple(rows), notes, MAX_ROWS, columns[3:5]), right
 
 
 def _mean(several: Sequence[Counts], total: float) -> Counts:

@@ -1,5 +1,7 @@
 """What the audit tells of clients of many images, beside an attack on them."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -141,6 +143,14 @@ def test_a_budget_that_is_too_small_is_told_and_no_section_is_a_blank(tmp_path):
     (record,) = index.series("labels", "expected_right").values()
     assert record.value is None and "not enough for it (label_seconds)" in record.note
     assert "not inferred: 1e-06 CPU seconds" in large_clients_section(index).labels.rows[0][3]
+
+
+def test_a_client_that_claims_any_number_of_samples_costs_no_memory(tmp_path):
+    seen = seen_of(0)
+    seen = replace(seen, update=replace(seen.update, num_examples=10**12))
+    index = run(tmp_path / "run", [seen], truth=None)
+    counts = [record.value for record in index.series("labels", "inferred").values()]
+    assert sum(counts) == 10**12
 
 
 def test_under_secure_aggregation_nobody_s_labels_are_inferred(tmp_path):

@@ -163,11 +163,12 @@ class Rehearsals:
     made: Sequence[_Rehearsed]
     schedule_steps: int
 
-    def estimate(self, problem: Problem) -> LabelEstimate:
+    def estimate(self, problem: Problem, num_examples: int | None = None) -> LabelEstimate:
         """Return the class counts behind a client's update.
 
         Args:
             problem: of the update, from the same parameters.
+            num_examples: the client's samples; by default those of the problem.
         """
         best, least, name = -1.0, -1.0, ""
         rate: float | None = None
@@ -200,7 +201,7 @@ class Rehearsals:
         uniform = torch.full_like(nothing, 1 / len(nothing))
         blind = [share_right(uniform, each.truth) for each in self.made]
         return LabelEstimate(
-            class_counts(nothing, frequencies, problem.num_samples),
+            class_counts(nothing, frequencies, num_examples or problem.num_samples),
             best,
             least,
             sum(blind) / len(blind),
