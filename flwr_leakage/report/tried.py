@@ -33,9 +33,9 @@ MAX_REASON = 400
 
 
 BY_LABELS = (
-    "Decide by what the updates tell of the labels, and by what one step on a few images would show "
-    "(Clients of many images). Where class counts are private themselves, as diagnoses are, noise "
-    "on the update is what hides them."
+    "Decide by what the updates tell of the labels, and by what one step on a few images would "
+    "show (Clients of many images). Where class counts are private themselves, as diagnoses are, "
+    "noise on the update is what hides them."
 )
 """What to do where no image attack was run, but class counts were inferred."""
 
