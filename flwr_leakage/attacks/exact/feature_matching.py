@@ -14,6 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import itemgetter
 from typing import ClassVar
 
 import torch
@@ -43,21 +44,6 @@ from flwr_leakage.attacks.starts.base import Initialisation
 from flwr_leakage.attacks.starts.grey import Grey
 from flwr_leakage.records import Batch, Reconstruction
 from flwr_leakage.spectral.image_prior import ImagePrior
-
-
-@dataclass(frozen=True)
-class Judged:
-    """An input found, with the attacker's own measure of its error.
-
-    Attributes:
-        stage: the stage of the attack that found it.
-        inputs: (1, *shape) input, clamped to valid pixels.
-        distance: relative squared distance of its gradient from the observed one.
-    """
-
-    stage: str
-    inputs: Tensor
-    distance: float
 
 
 @dataclass(frozen=True)
@@ -148,21 +134,24 @@ class FeatureMatching(ExactAttack):
         else:
             start = self.initialisation(problem.spec, 1, restart, generator).double()
             candidates, stopped = self._fit_levels(chain, walk.levels, start, budget)
-        judged = [_judge(problem, targets, each) for each in candidates]
-        judged = [each for each in judged if math.isfinite(each.distance)]
+        judged = []
+        for each in candidates:
+            batch = Batch(problem.spec.clamp(each.inputs), targets)
+            judged.append((gradient_distance(problem, batch), each.stage, batch))
+        judged = [each for each in judged if math.isfinite(each[0])]
         if not judged:
             return failure("the objective was never finite.")
-        best = min(judged, key=lambda each: each.distance)
+        distance, stage, batch = min(judged, key=itemgetter(0))
         return Reconstruction(
-            batch=answer(best.inputs, targets),
-            objective=best.distance,
+            batch=answer(batch.inputs, targets),
+            objective=distance,
             stats={
                 "ranks": [level.equations.num_equations for level in walk.levels],
                 "positions": [level.equations.num_positions for level in walk.levels],
                 "layer_residuals": walk.residuals,
                 "proven_masks": hidden.num_proven if hidden else 0,
                 "masks": hidden.num_channels if hidden else 0,
-                "stage": best.stage,
+                "stage": stage,
                 **stop_mark(stopped),
             },
         )
@@ -236,8 +225,3 @@ def fit_level(
     optimizer = LBFGS(iterations, tolerance=1e-18, relative_tolerance=1e-3)
     found = optimizer(evaluate, start.reshape(1, -1), budget=budget)
     return found.points.reshape(start.shape), found.stopped
-
-
-def _judge(problem: Problem, targets: Tensor, found: FittedInput) -> Judged:
-    inputs = problem.spec.clamp(found.inputs)
-    return Judged(found.stage, inputs, gradient_distance(problem, Batch(inputs, targets)))

@@ -223,7 +223,8 @@ class KnownErrors:
             with Blurred(self.passed.deviations, blur):
                 outputs = run(params, inputs.to(dtype))
             mask = self._mask(blur)
-            own = self._relu(outputs, blur)
+            width = self._width(blur, outputs)
+            own = outputs.clamp_min(0) if width is None else blurred_relu(outputs, width)
             told = torch.where(mask.on, outputs, torch.where(mask.off, outputs.clamp_min(0), own))
             live = mask.gate(outputs, own)
             functional = (self.errors.to(dtype) * live).sum()
@@ -231,11 +232,6 @@ class KnownErrors:
             gradients = torch.autograd.grad(functional, list(leaves.values()), create_graph=follows)
         value = torch.cat([*(each.flatten() for each in gradients), told.flatten()])
         return value if follows else value.detach()
-
-    def _relu(self, outputs: Tensor, blur: float) -> Tensor:
-        """Return the outputs of the ReLU that was left out, blurred."""
-        width = self._width(blur, outputs)
-        return outputs.clamp_min(0) if width is None else blurred_relu(outputs, width)
 
     def _width(self, blur: float, outputs: Tensor) -> Tensor | None:
         """Return σ of the blur of the ReLU that was left out (B, n), ``None`` for no blur."""
