@@ -77,7 +77,8 @@ def observe(
         weighted_by_key: see :class:`HonestButCurious`; so are the next two.
         bad_replies: ``pass`` or ``drop``.
         reproducible: for simulations.
-        settings: of :class:`ServerAudit`: ``threat``, ``selection``, ``evaluator``, …
+        settings: of :class:`ServerAudit`: ``threat``, ``selection``, ``evaluator``,
+            ``large_clients``, …
 
     Raises:
         TypeError: the strategy is one of ``flwr.server``, or the model none of torch.
