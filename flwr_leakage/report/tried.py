@@ -94,10 +94,9 @@ def worth(
         doubts = [*kept, *left_out] or _broken(events) or nothing
         told = " ".join(f"{doubt.told[0].upper()}{doubt.told[1:]}." for doubt in doubts)
         answer = f"This run cannot say: no update was attacked. {told} That is no sign of safety."
-        do, commands = _all(doubts, metadata)
-        if index.names("labels"):
-            do = f"{BY_LABELS} {do}".strip()
-        return Worth(answer, "unknown", do, commands)
+        more, commands = _all(doubts, metadata)
+        by_labels = [BY_LABELS] if index.names("labels") else []
+        return Worth(answer, "unknown", " ".join([*by_labels, more]).strip(), commands)
     of = partial(_of, attacked=len(attacked))
     single, replayed = single_attack(index, metadata), replays(index, events)
     others = graded & replayed.other.keys()

@@ -163,13 +163,14 @@ class KnownErrors:
 
         The order has the least sum of squared distances of features.
         """
-        if len(self.known) == 1:
+        known = self.known.values
+        if len(known) == 1:
             return inputs
         with torch.no_grad():
             found = self.features(self.problem.params, inputs.double())
         if self.passed.narrow.left_out >= 0:
             found = found.clamp_min(0)
-        costs = torch.cdist(self.known, found).square()
+        costs = torch.cdist(known, found).square()
         return inputs[torch.as_tensor(linear_sum_assignment(costs.cpu().numpy())[1])]
 
     def blurred_by(self, widths: Sequence[Tensor]) -> "KnownErrors":
