@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -52,7 +52,7 @@ class LargeClients:
     min_examples: int = 17
     every: int = 10
     label_seconds: float = 30.0
-    probe_sizes: tuple[int, ...] = PROBE_SIZES
+    probe_sizes: Sequence[int] = PROBE_SIZES
     probe_seconds: float = PROBE_SECONDS
 
     def __post_init__(self) -> None:
@@ -137,7 +137,7 @@ class LabelRound:
 
 
 def probes(
-    gradient_map: GradientMap, seen: Observation, truth: Truth, sizes: tuple[int, ...]
+    gradient_map: GradientMap, seen: Observation, truth: Truth, sizes: Sequence[int]
 ) -> Iterator[tuple[Observation, Truth]]:
     """Yield, for each size, the update that one step on so many of the client's images had made.
 

@@ -1,5 +1,6 @@
 """A client's attack on its own update, which it can measure against its own samples."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from flwr_leakage.attacks.base import Attack, failure
@@ -121,7 +122,7 @@ class SelfAttack:
     max_samples: int | None = 64
     max_seconds: float | None = 60.0
     seed: int = 0
-    probe_sizes: tuple[int, ...] = PROBE_SIZES
+    probe_sizes: Sequence[int] = PROBE_SIZES
     probe_seconds: float = PROBE_SECONDS
 
     def __post_init__(self) -> None:
