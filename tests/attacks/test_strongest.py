@@ -440,8 +440,10 @@ def test_noise_is_taken_out_by_the_spectrum_of_the_image_itself(job, smooth):
 
 
 def test_of_two_that_explain_the_noise_the_denoised_one_is_the_answer(job, monkeypatch):
+    posed = _Target.of(job, job.observations[0], 1e-7)
+
     def taken(*explained):
-        target = _Target.of(job, job.observations[0], 1e-7)
+        target = _Target(posed.evidence, posed.best)
         candidate = Reconstruction(Batch(torch.zeros(1, *job.spec.shape), torch.tensor([0])), 0.0)
         answers = iter(
             Judgement(energy, 0.1, 1.0, False, met)
