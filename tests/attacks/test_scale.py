@@ -6,6 +6,7 @@ from attacked import observe
 from torch import nn
 
 from flwr_leakage.attacks import AttackJob, ExactBatch, FeatureMatching, Strongest, pose
+from flwr_leakage.attacks.exact.batch_search import BatchSearch
 from flwr_leakage.attacks.scale import unscaled
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, ThreatModel
@@ -104,4 +105,13 @@ def test_the_samples_of_a_clipped_batch_tell_its_factor(images, factor):
 
 def test_a_plain_batch_has_no_factor(images):
     (found,) = ExactBatch()(job(mlp(), images[:4], 1.0))
+    assert "scale" not in found.stats and found.stats["verdicts"] == ("proven",) * 4
+
+
+def test_a_factor_that_candidates_tell_by_chance_ends_no_search(images, monkeypatch):
+    """As two candidates of a mixture did, so that no sample of a batch of 32 was found."""
+    told = iter([0.5] * 3)
+    monkeypatch.setattr(BatchSearch, "told_scale", property(lambda self: next(told, None)))
+    (found,) = ExactBatch()(job(mlp(), images[:4], 1.0))
+    assert next(told, None) is None  # it was asked for, and its factor was tried
     assert "scale" not in found.stats and found.stats["verdicts"] == ("proven",) * 4

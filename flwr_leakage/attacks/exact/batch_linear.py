@@ -79,7 +79,8 @@ def recover_batch(
         settings: the limits of the search.
         generator: draws the random probes and all starts.
         images_only: whether to refuse layers whose inputs are features.
-        scaled: whether the factor of a scaled update was divided out of the gradient before.
+        scaled: whether the factor of a scaled update was divided out of the gradient before, or is
+            taken for 1.
 
     Raises:
         ValueError: no layer can be used, or no sample was found; the message gives the reasons.
@@ -89,10 +90,14 @@ def recover_batch(
         return replace(recover_steps(problem, layer, settings, generator), refusals=tuple(refusals))
     following = layer_behind(layer, layers, generator)
     search = BatchSearch(layer, following, settings, generator)
-    found = search.run()
+    found = search.run(not scaled)
     scale = search.told_scale
     if scale is not None and not scaled:
-        return recover_batch(problem.divided(scale), settings, generator, images_only, True)
+        for trial in (problem.divided(scale), problem):  # candidates may agree by chance
+            try:
+                return recover_batch(trial, settings, generator, images_only, True)
+            except ValueError:
+                continue
     if not found:
         raise ValueError(
             f"none of the {layer.factor.rank} samples that {layer.name} shows was found; tried "

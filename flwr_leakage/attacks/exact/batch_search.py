@@ -150,7 +150,7 @@ class BatchSearch:
         self._following_duals: list[Tensor] = []
         self._following_columns: list[Tensor] = []
         self._misses = 0
-        self._scales: list[float] = []  # the factors that candidates tell, see ``told_scale``
+        self._scaled: list[BatchSample] = []  # candidates that tell a factor, see ``told_scale``
         self._lifted = torch.inf  # number of samples left when lifting was last tried
         # The next layer's gradient spans its inputs only if its errors have full rank.
         self._linked = following is not None and following.factor.rank == layer.factor.rank
@@ -160,8 +160,13 @@ class BatchSearch:
         self._peeled = torch.zeros_like(layer.factor.left)  # units' duals at the last peeling
         self._misfits = torch.full_like(layer.offset, torch.inf)  # misfits of these duals
 
-    def run(self) -> list[BatchSample]:
-        """Return the samples found when all are found or the budget is spent."""
+    def run(self, scaled: bool = True) -> list[BatchSample]:
+        """Return the samples found when all are found or the budget is spent.
+
+        Args:
+            scaled: whether the client may have scaled its update. The search then ends once
+                candidates tell the factor (:attr:`told_scale`), which must be divided out first.
+        """
         budget = Budget.of(self.settings.max_seconds)
         sources = self._sources()
         peeled = -1  # number of samples found when peeling was last tried
@@ -172,7 +177,7 @@ class BatchSearch:
                 peeled = len(self.found)
             if not sources:
                 break
-            if self._left <= 1 or budget.is_spent or self.told_scale is not None:
+            if self._left <= 1 or budget.is_spent or (scaled and self.told_scale is not None):
                 break
             chances = [
                 (self.accepted.get(source, 0) + 1) / (self.proposals.get(source, 0) + 2)
@@ -406,10 +411,16 @@ class BatchSearch:
             dual, _ = null_vector(layer.right.T[zeros])
         return dual
 
-    def _is_known(self, dual: Tensor) -> bool:
-        """Return whether a dual (b,) belongs to a sample found: it is not orthogonal to all."""
+    def _is_known(self, dual: Tensor, samples: list[BatchSample]) -> bool:
+        """Return whether a dual (b,) belongs to one of some samples: it is not orthogonal to all.
+
+        Both are compared as they are, whatever the size of the samples' columns.
+        """
         scale = float(dual @ self.layer.factor.bias)
-        return any(abs(float(dual @ other.column)) > 0.5 * abs(scale) for other in self.found)
+        return any(
+            abs(float(dual @ other.column)) > 0.5 * abs(scale * float(other.dual @ other.column))
+            for other in samples
+        )
 
     def _passed(self, candidate: BatchSample) -> BatchSample | None:
         """Return the candidate, repaired, or None if noise does not explain its misfit.
@@ -419,12 +430,12 @@ class BatchSearch:
         told = None if self._masks is None else self._masks.of_candidate(candidate, self.found)
         if told is not None:
             return told
-        if self._is_scaled(candidate):
-            self._scales.append(1 / float(candidate.column @ candidate.dual))
+        if self._is_scaled(candidate) and not self._is_known(candidate.dual, self._scaled):
+            self._scaled.append(candidate)
         # One wrong sign of a unit causes at most this misfit; most wrong candidates have more.
         if max(candidate.misfit, candidate.scale_error) > 0.6:
             return None
-        if self._is_known(candidate.dual):
+        if self._is_known(candidate.dual, self.found):
             return None
         if not candidate.is_exact:
             candidate = self.layer.repaired(candidate, self.generator)
@@ -443,11 +454,11 @@ class BatchSearch:
         """The factor by which the client scaled its update, or None if no samples tell one.
 
         The errors that the network predicts for a sample lie in the gradient's span whatever the
-        factor is, and are that many times too large. Samples must agree on it to a thousandth.
+        factor is, and are that many times too large. Different samples must agree on it to a
+        thousandth.
         """
-        scales = self._scales or [
-            1 / float(each.column @ each.dual) for each in self.found if self._is_scaled(each)
-        ]
+        told = self._scaled or [each for each in self.found if self._is_scaled(each)]
+        scales = [1 / float(each.column @ each.dual) for each in told]
         if len(scales) < min(2, self.layer.factor.rank):
             return None
         least, most = min(scales), max(scales)
