@@ -17,13 +17,16 @@ from flwr_leakage.conventions import Claim, possible_specs, read_normalization
 from flwr_leakage.records import InputSpec, Reconstruction
 
 MET = 1e-7
-"""Relative squared distance at which an answer's inputs are taken for the network's own."""
+"""Relative squared distance at which an answer's inputs are taken for the network's own, as in the
+portfolio (``tolerance``)."""
 
-OUTSIDE = 0.01
-"""The largest distance of such a pixel from the box of valid pixels, for pixels in [0, 1]."""
+BEYOND_BOX = 0.01
+"""The largest distance of such a pixel from the box of valid pixels, for pixels in [0, 1]. The
+value was chosen on development draws; no table."""
 
 LEAST = 0.05
-"""Share of the time that all tries left may take together, however long the others took."""
+"""Share of the time that all tries left may take together, however long the others took. The value
+was chosen on development draws; no table."""
 
 GUESSED = (
     "The normalisation is not known and not shown by the inputs. The pixels are those of the one "
@@ -82,7 +85,7 @@ def by_fit(
 
 @dataclass(frozen=True)
 class _Tries:
-    """What came of one target under each normalisation.
+    """The answers and energies of one target under each normalisation that was tried.
 
     Attributes:
         first: the answer without a box, or the first one with a batch.
@@ -131,7 +134,7 @@ class _Tries:
             if spec.box:
                 energies[spec], answers[spec] = energy - _scale(spec, len(inputs)), found
             elif distance <= MET:
-                held = [each for each in specs if _outside(found, each) <= OUTSIDE]
+                held = [each for each in specs if _outside(found, each) <= BEYOND_BOX]
                 narrow = {each: -_scale(each, len(inputs)) for each in held}
                 return cls(found, None, narrow, {}, watch.seconds)
         assert first is not None

@@ -1,4 +1,4 @@
-"""What is told of clients whose updates are too large for an attack on their images."""
+"""The class counts and the what-if probe of clients that are too large for image attacks."""
 
 import json
 import math
@@ -24,8 +24,8 @@ from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import InputSpec, LocalSchedule, Observation, ThreatModel, Update
 
 PROBE_SIZES, PROBE_SECONDS = (1, 4, 16), 3.0
-"""Images of a probe, and CPU seconds of the attack on each: nine
-seconds of a run at most, beside the step that an attack is in when they end."""
+"""Numbers of images of the probes, and the CPU seconds of the attack on each. Together they cost a
+run nine seconds at most, beside the step that an attack is in when they end."""
 
 MAX_SAMPLES = 2000
 """Samples that stand for those of a larger client where only their frequencies count."""
@@ -33,7 +33,7 @@ MAX_SAMPLES = 2000
 
 @dataclass(frozen=True)
 class LargeClients:
-    """What an audit looks for in updates of many images, and what that may cost.
+    """The settings of an audit for updates of many images, with limits of their cost.
 
     Their class counts are inferred from the update as it was sent. Where the truth is known, a
     *probe* asks besides what one step on a few of the client's images would have shown: it is

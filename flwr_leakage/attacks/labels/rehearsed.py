@@ -24,14 +24,16 @@ weight decay with their defaults."""
 KINDS = ((0.5, 0.0), (0.9, 0.0), (0.7, 0.3))
 """The kinds of dummies: the probability of its own class up to which each is moved, and the share
 of labels that are wrong. A method is calibrated on two kinds and tested on the third: its error on
-dummies unlike those that it was calibrated on stands for that on private samples."""
+dummies unlike those that it was calibrated on stands for that on private samples.
+The values were chosen on development draws; no table."""
 
 DUMMIES = 240
-"""Dummies of a kind, all classes together; at least two of each class."""
+"""Number of dummies of a kind, all classes together, with at least two of each class. The value
+bounds the cost (``LabelRound.infer``)."""
 
 SAMPLES, LEAST_BATCH, LARGEST_BATCH = 4096, 4, 32
 """Samples that the steps of a rehearsal take together, and its smallest and largest mini-batch. A
-long training is repeated with as many steps of smaller mini-batches."""
+long training is repeated with as many steps of smaller mini-batches. The values bound the cost."""
 
 MAX_STEPS = 256
 """Most steps of a rehearsal, as their number is a client's own word."""
@@ -40,7 +42,8 @@ REPLAYED_STEPS = 100
 """Most steps that :class:`ClassCounts` replays, 50 times for each rehearsal."""
 
 CONCENTRATION = 0.5
-"""Of the symmetric Dirichlet distribution that the class frequencies of rehearsals are drawn of."""
+"""The concentration of the symmetric Dirichlet law from which rehearsals draw their class
+frequencies: skewed clients, as in experiments on label skew. No table."""
 
 RATES = torch.logspace(-3, 4, 57).tolist()
 """Values among which the one free number of a method is chosen."""
@@ -48,7 +51,7 @@ RATES = torch.logspace(-3, 4, 57).tolist()
 
 @dataclass(frozen=True)
 class Shift:
-    """What local training changed in how a classifier answers.
+    """The change of a classifier's answers to fixed inputs by local training.
 
     Attributes:
         before: (K,) mean softmax of the probes at θ_t.
