@@ -101,7 +101,7 @@ def large_clients_section(index: Index) -> LargeClientsSection | None:
         else:
             told.append(
                 f"Of how many images of each class a client has, the inference tells no more than "
-                f"a blind guess does: {mean:.0f} % of the labels are right, and {blind:.0f} %."
+                f"a blind guess does: {mean:.0f} % of the labels are right, {blind:.0f} % by guess."
             )
     elif known:
         shares = values(expected)
