@@ -10,7 +10,7 @@ that its budget did not end is not repeated under larger budgets, as its answer 
 
 The command appends a row to ``--output`` as soon as it is known, and does not run again what is
 there, so that an interrupted call goes on. The case at position p has weights of seed ``--seed``
-+ p and images of its own, from ``--first`` on. Labels are inferred. One thread.
++ p and images of its own, from ``--first`` on. Labels are inferred. One thread a process.
 """
 
 import argparse
@@ -26,15 +26,10 @@ from flwr_leakage.records import ThreatModel
 from simulations.benchmarks import lab
 from simulations.benchmarks.attacks_portfolio import EXACT, OWN, read_rows
 from simulations.benchmarks.attacks_second_order import psnr
-from simulations.benchmarks.portfolio_cases import CASES, Target, make_target
+from simulations.benchmarks.portfolio_cases import CASES, MORE, Target, make_target
 
 CLOSE = 0.5
 """Difference in dB up to which two answers count as equally good."""
-
-MORE = (
-    "quickstart/1/clean", "quickstart/4/clean", "quickstart/32/clean",
-    "quickstart-trained/4/clean", "quickstart-trained/32/clean",
-)  # fmt: skip
 
 
 def run(target: Target, seconds: float) -> dict[str, Any]:
@@ -117,9 +112,11 @@ def main() -> None:
         "--budgets", type=float, nargs="+", default=[2, 5, 10, 30, 120], help="CPU seconds, rising"
     )
     parser.add_argument("--output", type=Path, required=True, help="JSON lines, appended")
+    lab.add_processes(parser)
     given = lab.start(parser)
-    for position, case in enumerate(given.cases.split(",")):
-        run_case(position, case, given)
+    lab.run_all(
+        run_case, [(p, case, given) for p, case in enumerate(given.cases.split(","))], given
+    )
     print_table(read_rows(given.output), given.budgets)
 
 

@@ -12,8 +12,8 @@ and differences are of PSNRs up to 80 dB, where images of 8 bits are long exact.
 
 The command appends a row to ``--output`` as soon as it is known, and prints the table of all rows
 in that file; rows that are there are not run again, so that an interrupted call goes on. Each case
-has weights of a seed of its own, from ``--seed`` on, and images of its own, from ``--first`` on.
-Labels are inferred. One thread.
+has weights of a seed of its own, from ``--seed`` on, and images of its own, from ``--first`` on;
+each of ``--draws`` has others. Labels are inferred. One thread a process.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from flwr_leakage.records import Reconstruction, ThreatModel
 from simulations.benchmarks import lab
 from simulations.benchmarks.attacks_deep import affordable, attacking
 from simulations.benchmarks.attacks_second_order import psnr
-from simulations.benchmarks.portfolio_cases import CASES, Target, make_target
+from simulations.benchmarks.portfolio_cases import CASES, MORE, Target, make_target
 
 OWN = "strongest"
 
@@ -41,6 +41,11 @@ PEERS = ("breaching:modern", "breaching:invertinggradients", "breaching:deepleak
 
 CAP = 119.9
 """PSNR in dB that no preset can pass by more than rounding."""
+
+EVERY = (*CASES, *MORE)
+
+APART = 100
+"""Difference of seeds from draw to draw."""
 
 EXACT = 80.0
 """… from which images count as equal: an error of a fortieth of a level of 8 bits."""
@@ -109,11 +114,13 @@ def run_peer(name: str, target: Target, setting: str, seconds: float) -> Answer:
     return Answer(outcome.found[0], outcome.seconds[0], False, "")
 
 
-def run_case(case: str, names: Sequence[str], given: argparse.Namespace) -> None:
-    """Attack one case by some presets, ``strongest`` first, and append a row for each."""
-    position = CASES.index(case)
-    first = given.first + sum(int(each.split("/")[1]) for each in CASES[:position])
-    target = make_target(case, given.root, given.split, first, given.seed + position)
+def run_case(case: str, draw: int, names: Sequence[str], given: argparse.Namespace) -> None:
+    """Attack one draw of a case by some presets, ``strongest`` first, and append a row for each."""
+    position = EVERY.index(case)
+    sizes = [int(each.split("/")[1]) for each in EVERY]
+    first = given.first + draw * sum(sizes) + sum(sizes[:position])
+    seed = given.seed + draw * APART + position
+    target = make_target(case, given.root, given.split, first, seed)
     job = AttackJob(
         GradientMap(target.network),
         target.spec,
@@ -121,7 +128,8 @@ def run_case(case: str, names: Sequence[str], given: argparse.Namespace) -> None
         ThreatModel(),
         max_seconds=given.seconds,
     )
-    done = {row["preset"]: row for row in read_rows(given.output) if row["case"] == case}
+    rows = read_rows(given.output)
+    done = {row["preset"]: row for row in rows if (row["case"], row["seed"]) == (case, seed)}
     answers: dict[str, Answer] = {}
     for name in names:
         if OWN in done and done[OWN]["psnr"] >= CAP:
@@ -138,7 +146,7 @@ def run_case(case: str, names: Sequence[str], given: argparse.Namespace) -> None
         done[name] = {
             "case": case,
             "image": first,
-            "seed": given.seed + position,
+            "seed": seed,
             "preset": name,
             "psnr": sum(values) / len(values),
             "cpu_seconds": answer.seconds,
@@ -155,15 +163,17 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
 
 
 def print_table(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> None:
-    """A row a case with all presets run, and how far ``strongest`` is from the best of them."""
+    """A row a draw with all presets run, and how far ``strongest`` is from the best of them."""
     lab.print_header(
-        "case", "strongest, dB", "CPU s", "chosen", "best own preset", "dB", "difference",
+        "case", "seed", "strongest, dB", "CPU s", "chosen", "best own preset", "dB", "difference",
         "breaching's best", "dB", "difference",
     )  # fmt: skip
     complete = 0
     below = {"own presets": 0, "breaching": 0}
-    for case in CASES:
-        each = {row["preset"]: row for row in rows if row["case"] == case}
+    for case, seed in sorted(
+        {(row["case"], row["seed"]) for row in rows}, key=lambda at: (EVERY.index(at[0]), at[1])
+    ):
+        each = {row["preset"]: row for row in rows if (row["case"], row["seed"]) == (case, seed)}
         if OWN not in each:
             continue
         own = each[OWN]
@@ -172,7 +182,7 @@ def print_table(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> None:
             continue
         complete += 1
         chosen = own["said"].partition(" chosen")[0] + (", budget spent" if own["stopped"] else "")
-        cells = [case, f"{own['psnr']:.1f}", f"{own['cpu_seconds']:.1f}", chosen]
+        cells = [case, str(seed), f"{own['psnr']:.1f}", f"{own['cpu_seconds']:.1f}", chosen]
         peers = [each[name] for name in names if name.startswith("breaching:") and name in each]
         others = [each[n] for n in names if not n.startswith("breaching:") and n in each]
         for whose, group in zip(below, (others, peers), strict=True):
@@ -187,7 +197,7 @@ def print_table(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> None:
             cells.append(f"{difference:+.1f}")
         lab.print_row(*cells)
     for whose, number in below.items():
-        print(f"\n{number} of {complete} cases more than 0.5 dB below the best of {whose}.")
+        print(f"\n{number} of {complete} draws more than 0.5 dB below the best of {whose}.")
 
 
 def main() -> None:
@@ -199,11 +209,20 @@ def main() -> None:
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--presets", default=",".join((*PEERS, *own_presets())))
     parser.add_argument("--seconds", type=float, default=20.0, help="of the CPU, for each target")
+    parser.add_argument("--draws", type=int, default=1)
     parser.add_argument("--output", type=Path, required=True, help="JSON lines, appended")
+    lab.add_processes(parser)
     given = lab.start(parser)
     presets = given.presets.split(",")
-    for case in given.cases.split(","):
-        run_case(case, (OWN, *presets), given)
+    lab.run_all(
+        run_case,
+        [
+            (case, draw, (OWN, *presets), given)
+            for draw in range(given.draws)
+            for case in given.cases.split(",")
+        ],
+        given,
+    )
     print_table(read_rows(given.output), presets)
 
 

@@ -6,13 +6,15 @@ for reporting. Files are ``cifar10_train.npz`` and ``cifar10_test.npz`` with arr
 """
 
 import argparse
+import multiprocessing
 import resource
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -82,6 +84,33 @@ def start(parser: argparse.ArgumentParser) -> argparse.Namespace:
     """Read the command line; all tables are of one thread."""
     torch.set_num_threads(1)
     return parser.parse_args()
+
+
+def add_processes(parser: argparse.ArgumentParser) -> None:
+    """Add the option of how many processes share the cases, for machines with more cores."""
+    parser.add_argument("--processes", type=int, default=1, help="of one thread each")
+
+
+def run_all(
+    run: Callable[..., None], cases: Sequence[tuple[Any, ...]], given: argparse.Namespace
+) -> None:
+    """Call ``run`` with the arguments of each case, in as many processes as the user asked for.
+
+    Each case has a process of its own, so that no cache of one speeds up another.
+    """
+    if given.processes == 1:
+        for case in cases:
+            run(*case)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(given.processes, context, max_tasks_per_child=1) as pool:
+        for future in [pool.submit(_run_alone, run, case) for case in cases]:
+            future.result()
+
+
+def _run_alone(run: Callable[..., None], case: tuple[Any, ...]) -> None:
+    torch.set_num_threads(1)
+    run(*case)
 
 
 def describe_window(split: str, first: int, count: int) -> str:

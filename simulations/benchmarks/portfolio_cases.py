@@ -49,6 +49,12 @@ CASES = (
     "quickstart-trained/1/clean", "lenet/8/clean",
 )  # fmt: skip
 
+MORE = (
+    "quickstart/1/clean", "quickstart/4/clean", "quickstart/32/clean",
+    "quickstart-trained/4/clean", "quickstart-trained/32/clean",
+)  # fmt: skip
+"""Batches of the network that Flower's quickstart trains."""
+
 
 @dataclass(frozen=True)
 class Target:
