@@ -35,6 +35,8 @@ class GradientMap:
         batch_norm: ``batch`` if the client trains in train mode, ``running`` in eval mode.
         trained: the model's parameters that the client's optimizer holds, such as
             ``model.head.parameters()``; by default all that require a gradient.
+        device: where the copy is put, and so where everything is computed. It is the CPU even if
+            the model itself trains on a GPU: scores and attacks of second order take no other.
 
     Attributes:
         trained: names of the trained parameters.
@@ -54,10 +56,12 @@ class GradientMap:
         loss: Loss = F.cross_entropy,
         batch_norm: BatchNormMode = "running",
         trained: Iterable[nn.Parameter] | None = None,
+        device: torch.device | str = "cpu",
     ) -> None:
         require_plain(model)
         self.trained = trained_names(model, trained)
-        self.model = without_side_effects(model, batch_norm).requires_grad_(False)
+        copied = without_side_effects(model, batch_norm)
+        self.model = copied.requires_grad_(False).to(device)
         self.loss = following(loss)
         self.batch_norm: BatchNormMode = batch_norm
         self.kernels = PlainKernels.of(self.model)

@@ -182,8 +182,9 @@ def attack(
         )
     gradient_map = GradientMap(model, loss, batch_norm or mode_of(model))
     _warn_of_dropout(model, spec, gradient_map.batch_norm)
-    first, device = labels[0] if labels else None, next(model.parameters()).device
-    check_loss(gradient_map.loss, num_examples, spec.num_classes, first, device)
+    labels = [None if label is None else label.cpu() for label in labels]
+    first = labels[0] if labels else None
+    check_loss(gradient_map.loss, num_examples, spec.num_classes, first)
     observations = [
         as_observation(gradient_map, given, num_examples, schedule, label, index, tuple(members))
         for index, (given, label) in enumerate(zip(updates, labels, strict=True))
@@ -272,10 +273,12 @@ def as_observation(
         params = {name: given.before[name] for name in params}
         _require_tensors("update.before", {**params, **buffers})
         _require_tensors("update.after", {**after, **buffers_after})
+        params, after = _on_cpu(params), _on_cpu(after)
+        buffers, buffers_after = _on_cpu(buffers), _on_cpu(buffers_after)
         delta = scale(subtract(after, params), 1 / given.server_learning_rate)
     else:
         schedule = schedule or LocalSchedule(1.0, batch_size=num_examples)
-        found = _by_name(gradient_map, given)
+        found = _on_cpu(_by_name(gradient_map, given))
         delta = {name: -schedule.learning_rate * value for name, value in found.items()}
     if targets is not None:
         _check_targets(len(targets), num_examples, members, schedule)
@@ -288,6 +291,11 @@ def as_observation(
         disclosed=Disclosure(targets=targets),
         members=members,
     )
+
+
+def _on_cpu(tensors: Params) -> Params:
+    """Return tensors where a gradient map computes; a client may have trained on a GPU."""
+    return {name: value.cpu() for name, value in tensors.items()}
 
 
 def _by_name(gradient_map: GradientMap, given: Gradients) -> Params:

@@ -116,6 +116,7 @@ class Recorder:
         self._rng_state: Tensor | None = None
         self._memo: dict[Any, Any] = {}
         self._roots: dict[int, Root] = {}
+        self._models: set[int] = set()
         self._trained: list[nn.Parameter] = []
         self._optimizer: Optimizer | None = None
         self._copied_optimizer: Optimizer | None = None
@@ -188,7 +189,7 @@ class Recorder:
         leaves = tensors_of(output)
         if not any(leaf.requires_grad for leaf in leaves):
             return
-        if id(module) in self._roots:
+        if id(module) in self._models:
             self._batch_sizes.append(batch_size(args, kwargs))
         if not self._keeps:
             return
@@ -211,6 +212,8 @@ class Recorder:
             raise ValueError(f"{type(module).__name__} was first called after the first step")
         self._roots[id(module)] = Root(module, copy_root(module, self._memo))
         self._trained += own
+        if any(p.requires_grad for p in own):  # a loss with class weights is no model
+            self._models.add(id(module))
         self._begin_versions += versions_of(own)  # a closure calls it within the step
         self._norms |= {m.training for m in modules if isinstance(m, _BatchNorm)}
 

@@ -1,7 +1,8 @@
 """From a captured training to what the scores and attacks speak of: samples, loss, schedule."""
 
+import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,6 +17,9 @@ from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.losses import Loss
 from flwr_leakage.normalization import BatchNormMode
 from flwr_leakage.records import Batch, LocalSchedule
+
+CPU = torch.device("cpu")
+"""Where scores and attacks compute, wherever the client trained."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,7 @@ def read_loss_call(training: CapturedTraining, backward: Backward) -> LossCall:
     if len(found) != 1:
         raise ValueError(f"the loss uses {len(found)} tensors of the batch's size as targets")
     (targets,) = found.values()
-    batch = Batch(inputs, targets.get())
+    batch = Batch(inputs, targets.get()).to(CPU)
     num_outputs = call.shape[1] if len(call.shape) == 2 else 0
     loss = _plain(tail) or _taped(tail, outputs.pop(), targets, backward.loss)
     return LossCall(roots[id(call.function)], batch, num_outputs, loss)
@@ -131,10 +135,23 @@ def _taped(tail: tuple[Entry, ...], output: Value, targets: Constant, loss: Valu
             return Value(leaf.entry + 1, leaf.leaf)
         if isinstance(leaf, Constant) and leaf.tensor is targets.tensor:
             return Value(1, 0)
+        if isinstance(leaf, Constant) and leaf.tensor.device != CPU:
+            tensor = leaf.get().to(CPU)
+            return Constant(tensor, tensor._version)
         return leaf
 
-    moved = tuple(entry.map(renumber) for entry in tail)
+    moved = tuple(_on_cpu(entry.map(renumber)) for entry in tail)
     return TapedLoss((nothing, nothing, *moved), Value(loss.entry + 1, loss.leaf))
+
+
+def _on_cpu(entry: Entry) -> Entry:
+    """Return an entry whose function has its own tensors, such as class weights, on the CPU."""
+    function = entry.function
+    if isinstance(function, nn.Module) and any(
+        tensor.device != CPU for tensor in (*function.parameters(), *function.buffers())
+    ):
+        return replace(entry, function=copy.deepcopy(function).to(CPU))
+    return entry
 
 
 def _never() -> None:

@@ -144,7 +144,7 @@ def examine_observation(
 
 
 def _as_batch(records: Records, num_classes: int, generator: torch.Generator) -> Batch:
-    """Return records with labels; unknown ones are drawn, for a rehearsal only."""
+    """Return records on the CPU with labels; unknown ones are drawn, for a rehearsal only."""
     if isinstance(records, Batch):
-        return records
-    return Batch(records, torch.randint(num_classes, (len(records),), generator=generator))
+        return records.to(torch.device("cpu"))
+    return Batch(records.cpu(), torch.randint(num_classes, (len(records),), generator=generator))

@@ -82,7 +82,7 @@ class CheckpointStudy:
                     head: Row = {"network": name, "epoch": epoch, "mode": label}
                     head["accuracy"] = trained.accuracy[epoch]
 
-                    gradient_map = GradientMap(model, batch_norm=mode)
+                    gradient_map = GradientMap(model, batch_norm=mode, device=lab.device)
                     compute = partial(self._attack, gradient_map, batches, test.spec, lab)
                     part = f"{name}, epoch {epoch}, {label} mode"
                     found = lab.rows(part, {**settings, "epoch": epoch, "mode": label}, compute)

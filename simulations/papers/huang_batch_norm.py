@@ -98,9 +98,9 @@ class KnownStatistics:
         samples: list[Row] = []
         for seed in self.seeds:
             trained = lab.train(self._recipe(seed)).models
-            final = GradientMap(trained[self.epochs], batch_norm="batch").buffers
+            final = GradientMap(trained[self.epochs], batch_norm="batch", device=lab.device).buffers
             for epoch in self.attacked:
-                gradient_map = GradientMap(trained[epoch], batch_norm="batch")
+                gradient_map = GradientMap(trained[epoch], batch_norm="batch", device=lab.device)
                 for variant in VARIANTS:
                     settings = {**asdict(self), "seeds": seed, "attacked": epoch, "is": variant}
                     compute = partial(

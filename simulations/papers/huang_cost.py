@@ -166,7 +166,7 @@ class EndToEndCost:
         kind = getattr(models, self.network)
         network = kind(input_shape=spec.shape, num_classes=spec.num_classes, **self.options)
         initialize(network, "default", make_generator(self.seed, purpose="initialization"))
-        gradient_map = GradientMap(network.to(lab.device), batch_norm="batch")
+        gradient_map = GradientMap(network.to(lab.device), batch_norm="batch", device=lab.device)
         batch = dataset.batch(torch.arange(size)).to(lab.device)
         seen = observe(gradient_map, batch, NoDefense(), self.seed, 0)
         attack = GradientInversion(

@@ -98,7 +98,9 @@ class KnownLabels:
                 num_images=self.train_images,
                 batch_size=self.batch_size,
             )
-            gradient_map = GradientMap(lab.train(recipe).models[self.epochs], batch_norm="batch")
+            gradient_map = GradientMap(
+                lab.train(recipe).models[self.epochs], batch_norm="batch", device=lab.device
+            )
             for labels in KNOWLEDGE:
                 settings = {**asdict(self), "seeds": seed, "labels": labels}
                 compute = partial(self._attack, lab, labels, gradient_map, seed)

@@ -156,7 +156,9 @@ class UtilityAgainstLeakage:
             settings = {**asdict(self), "rows": name, "seeds": seed, "batch_sizes": batch_size}
 
             def compute(size: int = batch_size) -> list[Row]:
-                gradient_map = GradientMap(trained.models[self.epochs], batch_norm="batch")
+                gradient_map = GradientMap(
+                    trained.models[self.epochs], batch_norm="batch", device=lab.device
+                )
                 return self._attack(lab, name, seed, gradient_map, size)
 
             found += lab.rows(f"{name}, batch {batch_size}, seed {seed}", settings, compute)

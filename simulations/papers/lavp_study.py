@@ -66,7 +66,7 @@ class ProxyStudy:
         test = lab.data(recipe.data)[1]
         samples = test.batch(list(range(self.num_images)))
         samples = Batch(samples.inputs.to(lab.device), samples.targets.to(lab.device))
-        gradient_map = GradientMap(trained.models[recipe.epochs])
+        gradient_map = GradientMap(trained.models[recipe.epochs], device=lab.device)
         settings: dict[str, Any] = {"recipe": asdict(recipe) | {"defense": repr(recipe.defense)}}
         settings |= {"num_images": self.num_images, "seed": self.seed}
 

@@ -125,7 +125,7 @@ class LocalConvergence:
         trained = lab.train(recipe)
         samples = lab.data(recipe.data)[1].batch(list(range(self.num_images)))
         samples = Batch(samples.inputs.to(lab.device), samples.targets.to(lab.device))
-        gradient_map = GradientMap(trained.models[recipe.epochs])
+        gradient_map = GradientMap(trained.models[recipe.epochs], device=lab.device)
         settings = {**asdict(self), "recipe": asdict(recipe) | {"defense": repr(recipe.defense)}}
 
         def proxies() -> list[Row]:

@@ -209,6 +209,18 @@ def test_a_loss_of_the_apps_own_is_replayed_from_its_tape():
         torch.testing.assert_close(delta[name], value, rtol=1e-4, atol=1e-6)
 
 
+def test_a_loss_with_class_weights_is_no_second_call_of_the_model():
+    weighted = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]))
+    training, received, count = captured(
+        loss=lambda model, logits, labels: weighted(logits, labels)
+    )
+    assert training.batch_sizes == (4, 4, 4)
+    read = read_round(training, received, count)
+    delta = local_update(read.gradient_map, read.params, read.private, read.schedule)
+    for name, value in read.raw.delta.items():
+        torch.testing.assert_close(delta[name], value, rtol=1e-4, atol=1e-6)
+
+
 def test_a_later_epoch_in_another_order_is_refused():
     images = (pixels() - 0.5) / 0.5
     with capture() as recorder:

@@ -81,7 +81,7 @@ def attack_gradients(
     Returns:
         V lists of S reconstructions.
     """
-    gradient_map = GradientMap(network)
+    gradient_map = GradientMap(network, device=next(network.parameters()).device)
     params, buffers = gradient_map.params, gradient_map.buffers
     observations = [
         Observation(

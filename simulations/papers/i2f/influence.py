@@ -47,7 +47,7 @@ class Influence:
     def __init__(
         self, network: nn.Module, batch: Batch, dtype: torch.dtype = torch.float64
     ) -> None:
-        gradient_map = GradientMap(network)
+        gradient_map = GradientMap(network, device=next(network.parameters()).device)
         params = {name: value.to(dtype) for name, value in gradient_map.params.items()}
         buffers = {
             name: value.to(dtype) if value.is_floating_point() else value
