@@ -38,11 +38,13 @@ class Strongest:
 
     ``finish`` continues from each candidate that is not far less likely than the best, so that
     candidates are compared at their minima, unless samples are proven or only rounding is left. Its
-    answer is one more candidate. For a noised update, ``denoising`` continues instead.
+    answer is one more candidate. For a noised update, ``denoising`` continues instead: at once from
+    a candidate that explains the update to its noise, from others after all attacks.
 
     An attack among ``attacks`` that is itself a :class:`flwr_leakage.attacks.finish.Finish`
     continues from the likely candidates of the attacks before it, most likely first, until one
-    solves the target. It is for attacks that cost too much for every candidate. If a target is
+    solves the target, and once more from those of the attacks behind it. It is for attacks that
+    cost too much for every candidate. If a target is
     solved, but its gradient is not yet met to rounding, it continues from the winner. It is not run
     on a noised update, as it would fit the noise.
 
@@ -70,6 +72,11 @@ class Strongest:
         last_resort: the names of attacks that are tried only if no candidate explains half of the
             update, that is, all have a distance above ½ or there is none. A name that ``attacks``
             lacks changes nothing.
+        batches_first: the names of attacks whose strength are batches. A target of one sample gets
+            them after all others that start anew.
+        without_features: the names of attacks that are left out once an attack has proven the
+            features of all samples of a batch and answered by the equations that these leave. They
+            fit the gradient alone, which tells less.
         finish: the attack that continues from a candidate, or ``None``. It may take half as much
             time as an attack.
         denoising: the attack that continues from a candidate under noise, or ``None``. It may also
@@ -81,6 +88,8 @@ class Strongest:
     max_seconds: float | None = 120.0
     share: float = 0.5
     last_resort: Collection[str] = ()
+    batches_first: Collection[str] = ()
+    without_features: Collection[str] = ()
     finish: Finish | None = None
     denoising: Denoising | None = None
 
@@ -101,10 +110,14 @@ class Strongest:
         limits = [each for each in (self.max_seconds, job.max_seconds) if each is not None]
         limit = min(limits, default=math.inf)
         targets = [_Target.of(job, observation, self.tolerance) for observation in job.observations]
-        for name, attack in self.attacks.items():
+        visits = self._visits()
+        for name, counts in visits:
+            attack = self.attacks[name]
             chosen = []
             for index, target in enumerate(targets):
                 goes_on = isinstance(attack, Finish) and not target.is_done
+                if not counts(target.num_samples):
+                    continue
                 if target.is_solved and not goes_on:
                     target.leave_out(name, f"{target.winner} had solved it")
                 elif target.left(limit) <= 0:
@@ -112,6 +125,9 @@ class Strongest:
                     target.leave_out(name, reason, stops=not target.is_solved)
                 elif name in self.last_resort and target.best.objective <= 0.5:
                     target.leave_out(name, f"{target.winner} explains most of the update")
+                elif name in self.without_features and target.features_of:
+                    reason = f"{target.features_of} has the features of all samples, this has none"
+                    target.leave_out(name, reason)
                 elif target.evidence is not None:
                     chosen.append(index)
             if not chosen:
@@ -121,7 +137,7 @@ class Strongest:
                     self._end(job.take([index]), targets[index], name, attack, limit)
                 continue
             left = min(targets[index].left(limit) for index in chosen)
-            share = 1.0 if name == list(self.attacks)[-1] else self.share
+            share = 1.0 if name == visits[-1][0] else self.share
             if isinstance(attack, DeclaresShare):
                 attack = attack.with_share(share)
             else:
@@ -133,7 +149,14 @@ class Strongest:
             shares = _seconds(found, watch.seconds)
             for index, result, seconds in zip(chosen, found, shares, strict=True):
                 targets[index].take(name, result, seconds)
-                self._go_on(job.take([index]), targets[index], name, limit)
+                if targets[index].waits(name):
+                    targets[index].waiting.append(name)
+                else:
+                    self._go_on(job.take([index]), targets[index], name, limit)
+        for index, target in enumerate(targets):
+            target.waiting.sort(key=lambda name: target.candidates[name].energy)
+            for name in target.waiting[:MOST]:
+                self._go_on(job.take([index]), target, name, limit)
         for target in targets:
             target.fuse()
         if progress is not None:
@@ -141,6 +164,19 @@ class Strongest:
             mean = sum(known) / len(known) if known else math.nan
             progress(AttackProgress(len(targets), len(targets), 1, 1, mean))
         return [target.result() for target in targets]
+
+    def _visits(self) -> list[tuple[str, Callable[[int], bool]]]:
+        """Return the names of the attacks in order, each with the numbers of samples it is for."""
+        later = [name for name in self.attacks if name in self.batches_first]
+        fresh = [name for name, each in self.attacks.items() if not isinstance(each, Finish)]
+        visits: list[tuple[str, Callable[[int], bool]]] = []
+        for name in self.attacks:
+            visits.append((name, _several if name in later else _any))
+            if fresh and name == fresh[-1]:
+                visits += [(each, _one) for each in later]
+                before = [seen for seen, _ in visits]
+                visits += [(each, _any) for each in before if each not in fresh]
+        return visits
 
     def _go_on(
         self, job: AttackJob, target: "_Target", name: str, limit: float, most: int = 4
@@ -173,12 +209,15 @@ class Strongest:
     def _end(
         self, job: AttackJob, target: "_Target", name: str, attack: Finish, limit: float
     ) -> None:
-        """Continue from up to three likely candidates of other attacks until one is a solution."""
+        """Continue from the likely candidates of other attacks until one is a solution."""
         assert target.evidence is not None
         if target.evidence.is_noised:
             target.leave_out(name, "it would fit the noise")
             return
-        for origin, candidate in target.likely()[:3]:
+        for origin, candidate in target.likely()[:MOST]:
+            if name in target.refused or (name, candidate.name) in target.ended:
+                continue
+            target.ended |= {(name, candidate.name), (name, f"{origin} + {name}")}
             left = target.left(limit) * self.share
             if left <= 0:
                 return
@@ -186,8 +225,10 @@ class Strongest:
             part = replace(job, max_seconds=left if left < math.inf else None)
             (found,) = _attempt(partial(_finish, attack, candidate.batch), part, None)
             target.take(f"{origin} + {name}", found, watch.seconds)
+            if found.batch is None:
+                target.refused.add(name)  # an attack that refuses a target refuses it from anywhere
             if found.batch is None or target.is_solved:
-                return  # an attack that refuses a target refuses it from any candidate
+                return
 
 
 @dataclass
@@ -209,6 +250,10 @@ class _Target:
     stopped: bool = False
     parts: list[Part] = field(default_factory=list)
     candidates: dict[str, Candidate] = field(default_factory=dict)
+    features_of: str = ""
+    waiting: list[str] = field(default_factory=list)
+    ended: set[tuple[str, str]] = field(default_factory=set)
+    refused: set[str] = field(default_factory=set)
     answers: dict[str, Reconstruction] = field(default_factory=dict)
 
     @classmethod
@@ -234,12 +279,27 @@ class _Target:
         return left if left > 3 * self.judging else 0.0
 
     @property
+    def num_samples(self) -> int:
+        return 0 if self.evidence is None else self.evidence.problem.num_samples
+
+    def waits(self, name: str) -> bool:
+        """Return whether other attacks come before going on from an attack's candidate.
+
+        Under noise going on costs more than most attacks, and another start may be far better.
+        """
+        assert self.evidence is not None
+        candidate = self.candidates.get(name)
+        is_noised = self.evidence.is_noised
+        return candidate is not None and is_noised and not candidate.judged.is_explained
+
+    @property
     def winner(self) -> str:
         return str(self.best.stats.get("attack", ""))
 
     def leave_out(self, name: str, reason: str, stops: bool = False) -> None:
-        """Record that an attack was not run."""
-        self.parts.append(Part(name, "not run", reason=reason))
+        """Record that an attack was not run, once."""
+        if not any(part.name == name and part.outcome == "not run" for part in self.parts):
+            self.parts.append(Part(name, "not run", reason=reason))
         self.stopped |= stops
 
     def take(
@@ -283,6 +343,7 @@ class _Target:
             told = self.evidence.told_by(result.stats["weight"], result.stats["features"])
             if told is not self.evidence:
                 self._judge_by(told)
+                self.features_of = name
         watch = Stopwatch()
         judged = self.evidence.judge(result.batch)
         self.seconds += watch.seconds
@@ -377,6 +438,9 @@ class _Target:
         return replace(self.best, stats=stats, error=error, parts=tuple(self.parts))
 
 
+MOST = 3
+"""Candidates that an attack continues from after all others: those behind have seldom won."""
+
 FINISHED = " + finish"
 """The end of an attack's name after ``finish`` continued from its candidate."""
 
@@ -388,6 +452,18 @@ FUSED = "fusion"
 
 UNFORESEEN = "an unforeseen "
 """The beginning of the reason if an attack raised an error."""
+
+
+def _any(count: int) -> bool:
+    return True
+
+
+def _one(count: int) -> bool:
+    return count == 1
+
+
+def _several(count: int) -> bool:
+    return count != 1
 
 
 GoOn = Callable[..., list[Reconstruction]]

@@ -205,6 +205,18 @@ def test_features_that_an_attack_proves_are_evidence_for_all_candidates(pair):
     assert energies[0] < told.judge(result.batch).energy < told.judge(grey).energy
 
 
+def test_what_fits_the_gradient_alone_is_left_out_once_all_features_are_proven(pair):
+    job, truth = pair
+    grey = Answering(Batch(torch.zeros_like(truth.inputs), truth.targets))
+    attacks = {"batch": BatchImages(solver=GaussNewton(products=100, steps=3)), "plain": grey}
+    (result,) = Strongest(attacks, without_features=["plain"])(job)
+    left_out = next(part for part in result.parts if part.name == "plain")
+    assert left_out.outcome == "not run" and "batch has the features" in left_out.reason
+    assert "stopped" not in result.stats
+    (result,) = Strongest({"other": grey, "plain": grey}, without_features=["plain"])(job)
+    assert next(p for p in result.parts if p.name == "plain").outcome == "found"
+
+
 def test_a_candidate_before_the_features_were_proven_is_judged_anew(pair):
     job, truth = pair
     (found,) = BatchImages(solver=GaussNewton(products=100, steps=3))(job)
@@ -533,6 +545,38 @@ def test_an_attack_among_others_goes_on_from_the_likely_ones_until_one_is_solved
     refusing = {**attacks, "end": Finish(LeastAbsolute())}
     (result,) = Strongest(refusing)(job)
     assert [part.name for part in result.parts if "end" in part.name] == ["nearer + end"]
+
+
+def test_an_end_is_tried_again_from_what_comes_behind_it_but_from_nothing_twice(job, smooth):
+    near, nearer = erring(smooth, 0, 0.025), erring(smooth, 1, 0.02)
+    finish = Finish(GradientInversion(optimizer=LBFGS(1)))
+    attacks = {"near": Answering(near), "end": finish, "nearer": Answering(nearer)}
+    (result,) = Strongest(attacks)(job)
+    names = [part.name for part in result.parts]
+    assert names[:4] == ["near", "near + end", "nearer", "nearer + end"]
+    assert not any(name.endswith("end") for name in names[4:])
+    refusing = {**attacks, "end": Finish(LeastAbsolute())}
+    (result,) = Strongest(refusing)(job)
+    assert [part.name for part in result.parts][:3] == ["near", "near + end", "nearer"]
+
+
+def test_attacks_on_batches_come_last_for_one_sample(job, pair, smooth):
+    several, truth = pair
+    for given, answer, order in (
+        (job, erring(smooth, 0, 0.1), ["first", "second", "batches"]),
+        (several, erring(truth, 0, 0.1), ["batches", "first", "second"]),
+    ):
+        attacks = {name: Answering(answer) for name in ("batches", "first", "second")}
+        (result,) = Strongest(attacks, batches_first=["batches"])(given)
+        assert [part.name for part in result.parts if part.name in attacks] == order
+
+
+def test_under_noise_the_likeliest_is_gone_on_from_once_all_attacks_have_answered(job, smooth):
+    job = noised(job, 0.01)
+    far, near = erring(smooth, 0, 1.0), erring(smooth, 1, 0.5)
+    attacks = {"far": Answering(far), "near": Answering(near)}
+    (result,) = Strongest(attacks, tolerance=0.0, denoising=Denoising(1, 5))(job)
+    assert [part.name for part in result.parts][:3] == ["far", "near", "near + denoising"]
 
 
 def test_what_is_too_dear_for_every_candidate_is_not_fitted_to_noise(job, smooth):

@@ -12,7 +12,7 @@ from torch import Tensor
 from flwr_leakage.attacks.base import failure
 from flwr_leakage.attacks.budget import Budget, Stopwatch, stop_mark
 from flwr_leakage.attacks.inversion.gauss_newton import GaussNewton
-from flwr_leakage.attacks.inversion.jacobian import Jacobian
+from flwr_leakage.attacks.inversion.jacobian import Jacobian, gram_seconds
 from flwr_leakage.attacks.inversion.kinks import calls_kinks, is_rough
 from flwr_leakage.attacks.inversion.likelihood import Likelihood, estimate_noise
 from flwr_leakage.attacks.labels.assumed import answer, assume_targets
@@ -344,7 +344,7 @@ class _Run:
         told, outside = rows[:-size], rows[-size:]
         model.require(int(told.sum()))
         transposed = model.transposed(inputs, self.budget, told)
-        if transposed is None:
+        if transposed is None or not self.budget.affordable(1, gram_seconds(transposed)):
             return None
         self.matrices += 1
         matrix = gram(transposed.mul_(weights[:-size][told].sqrt()))

@@ -6,10 +6,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flwr_leakage.attacks.budget import UNLIMITED, Budget
+from flwr_leakage.attacks.budget import UNLIMITED, Budget, Stopwatch
 from flwr_leakage.attacks.problem import Problem, simulate_rounds
 from flwr_leakage.params import ravel
 from flwr_leakage.records import Batch
+
+
+def gram_seconds(rows: Tensor, panel: int = 512) -> float:
+    """Return about how many CPU seconds ``gram(rows)`` takes, from the time of one of its blocks.
+
+    Args:
+        rows: (n, k) the matrix A of ``A Aᵀ``.
+        panel: the number of rows in a block, of which ``gram`` computes (n / panel)² / 2.
+    """
+    block, watch = rows[:panel], Stopwatch()
+    block @ block.T
+    return watch.seconds * (len(rows) / len(block)) ** 2 / 2
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.budget import Budget, stop_mark
-from flwr_leakage.attacks.inversion.jacobian import Jacobian
+from flwr_leakage.attacks.inversion.jacobian import Jacobian, gram_seconds
 from flwr_leakage.attacks.inversion.kinks import has_kinks
 from flwr_leakage.attacks.inversion.likelihood import Likelihood
 from flwr_leakage.attacks.labels.assumed import answer, assume_targets
@@ -20,6 +20,7 @@ from flwr_leakage.attacks.solve.descent import Iterate, Posed, Shortening, desce
 from flwr_leakage.attacks.starts.base import Initialisation
 from flwr_leakage.attacks.starts.grey import Grey
 from flwr_leakage.records import Reconstruction
+from flwr_leakage.spectral.cholesky import gram
 
 
 @dataclass(frozen=True)
@@ -89,14 +90,18 @@ class LeastAbsolute(OneByOne):
             rows = (likelihood.bounds == 0) | (excess > 0)
             model.require(int(rows.sum()))
             transposed = model.transposed(at.point, budget, rows)
-            stopped = transposed is None or budget.is_spent
-            if transposed is None or stopped:
+            if transposed is None:
+                stopped = True
+                return None
+            rounds = budget.affordable(self.reweightings, gram_seconds(transposed))
+            stopped = rounds < self.reweightings
+            if not rounds:
                 return None
             wanted = (residual.sign() * excess)[rows]
             slope = (transposed @ wanted.sign()).reshape(at.point.shape) / 2
 
             def solve(_: float) -> tuple[Tensor, int]:
-                return self._step(transposed, wanted).reshape(at.point.shape), 0
+                return self._step(transposed, wanted, rounds).reshape(at.point.shape), 0
 
             return Posed(at.point, float(excess.sum()), slope, solve, cost)
 
@@ -111,18 +116,24 @@ class LeastAbsolute(OneByOne):
             },
         )
 
-    def _step(self, transposed: Tensor, residual: Tensor) -> Tensor:
+    def _step(self, transposed: Tensor, residual: Tensor, rounds: int) -> Tensor:
         """Return the step s (N,) with the least sum of absolute values of r + J s, for r (P',).
 
         At first, residuals below 0.1 of their mean have equal weights; this limit halves with each
         reweighting. Both it and the ridge were chosen on development draws; no table.
+
+        Args:
+            transposed: (N, P') Jᵀ.
+            residual: r.
+            rounds: the number of reweightings, ≥ 1.
         """
         linear, step = residual, transposed.new_zeros(len(transposed))
-        for number in range(self.reweightings):
+        for number in range(rounds):
             sizes = linear.abs()
-            weighted = transposed / sizes.clamp_min(0.1 * 0.5**number * sizes.mean())
-            gram = weighted @ transposed.T
-            gram.diagonal().add_(1e-9 * gram.diagonal().mean())
-            step = -torch.linalg.solve(gram, weighted @ residual)
+            deviations = sizes.clamp_min(0.1 * 0.5**number * sizes.mean()).sqrt()
+            scaled = transposed / deviations
+            matrix = gram(scaled)
+            matrix.diagonal().add_(1e-9 * matrix.diagonal().mean())
+            step = -torch.linalg.solve(matrix, scaled @ (residual / deviations))
             linear = residual + step @ transposed
         return step
