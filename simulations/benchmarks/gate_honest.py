@@ -129,10 +129,8 @@ def send(gradient_map: GradientMap, batch: Batch, defense: Defense, seed: int) -
 
 def print_table(rows: Sequence[dict[str, Any]]) -> None:
     """Print what passed and what was read of it, a row for each gate and network."""
-    lab.print_header(
-        "gate", "network", "clients", f"passed: plain, noise {', '.join(f'{size:g}' for size in NOISES)}", "images", "read", "95 %",
-        "CPU s of a gate",
-    )  # fmt: skip
+    passed = f"passed: plain, noise {', '.join(f'{size:g}' for size in NOISES)}"
+    lab.print_header("gate", "network", "clients", passed, "images", "read", "95 %", "CPU s a gate")
     for policy in POLICIES:
         for name in (*NETWORKS, "all"):
             own = [r for r in rows if r["policy"] == policy and name in ("all", r["network"])]
@@ -144,12 +142,12 @@ def print_table(rows: Sequence[dict[str, Any]]) -> None:
             low = float(beta.ppf(0.025, read, count - read + 1)) if read else 0.0
             high = float(beta.ppf(0.975, read + 1, count - read)) if read < count else 1.0
             seconds = sum(row["gate_seconds"] for row in own) / len(own)
-            lab.print_row(
-                policy, name, str(len(own)), ", ".join(str(by[number]) for number in range(len(NOISES) + 1)), str(count), str(read),
-                f"{low:.1%} to {high:.1%}" if count else "", f"{seconds:.1f}",
-            )  # fmt: skip
-    passed = sum(row["passed"] is not None for row in rows)
-    print(f"\n{passed} updates passed, of {len(rows)}.")
+            ways = ", ".join(str(by[number]) for number in range(len(NOISES) + 1))
+            interval = f"{low:.1%} to {high:.1%}" if count else ""
+            cells = (str(len(own)), ways, str(count), str(read), interval, f"{seconds:.1f}")
+            lab.print_row(policy, name, *cells)
+    count = sum(row["passed"] is not None for row in rows)
+    print(f"\n{count} updates passed, of {len(rows)}.")
 
 
 def main() -> None:
