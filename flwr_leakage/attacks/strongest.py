@@ -155,7 +155,7 @@ class Strongest:
                     self._go_on(job.take([index]), targets[index], name, limit)
         for index, target in enumerate(targets):
             target.waiting.sort(key=lambda name: target.candidates[name].energy)
-            for name in target.waiting[:MOST]:
+            for name in [] if target.is_solved else target.waiting[:MOST]:
                 self._go_on(job.take([index]), target, name, limit)
         for target in targets:
             target.fuse()
@@ -297,8 +297,9 @@ class _Target:
         return str(self.best.stats.get("attack", ""))
 
     def leave_out(self, name: str, reason: str, stops: bool = False) -> None:
-        """Record that an attack was not run, once."""
-        if not any(part.name == name and part.outcome == "not run" for part in self.parts):
+        """Record that an attack was not run, unless its place in the order before this one tells."""
+        told = (part.name == name or part.name.endswith(f" + {name}") for part in self.parts)
+        if not any(told):
             self.parts.append(Part(name, "not run", reason=reason))
         self.stopped |= stops
 
