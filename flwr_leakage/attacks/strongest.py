@@ -297,7 +297,7 @@ class _Target:
         return str(self.best.stats.get("attack", ""))
 
     def leave_out(self, name: str, reason: str, stops: bool = False) -> None:
-        """Record that an attack was not run, unless its place in the order before this one tells."""
+        """Record that an attack was not run, unless an earlier visit of it is told."""
         told = (part.name == name or part.name.endswith(f" + {name}") for part in self.parts)
         if not any(told):
             self.parts.append(Part(name, "not run", reason=reason))
