@@ -32,11 +32,13 @@ from flwr_leakage import GradientMap, InputSpec, LocalSchedule
 from flwr_leakage.audit.gate import Gate
 from flwr_leakage.defenses import GaussianNoise
 from flwr_leakage.flower import ClientAudit, InlineGrid, LeakageMod, ScorePlan, audit, encode
+from flwr_leakage.members import OwnRecords
 from flwr_leakage.scores import GradientNorm, LambdaMax
 
 net = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
 spec, schedule = InputSpec((1, 4, 4), 3), LocalSchedule(0.1, batch_size=2)
-scores = {"norm": GradientNorm(), "lambda_max": LambdaMax()}
+null = flwr_leakage.Batch(torch.rand(90, 1, 4, 4), torch.arange(90) % 3)
+scores = {"norm": GradientNorm(), "lambda_max": LambdaMax(), "members": OwnRecords(null)}
 
 def train(message, context):
     images, labels = encode(torch.rand(2, 1, 4, 4), torch.tensor([0, 1]))
@@ -50,7 +52,7 @@ def train(message, context):
 
 settings = dict(
     defense=GaussianNoise(0.1), scores=scores, gate=Gate(scores={"gradient_norm": 1e9}),
-    folder=tempfile.mkdtemp(), score_plan=ScorePlan(send=True),
+    folder=tempfile.mkdtemp(), score_plan=ScorePlan(send=True, relative_cost=None),
 )
 by_mod, by_line = ClientApp(), ClientApp()
 by_mod.train(mods=[LeakageMod(ClientAudit(GradientMap(net), spec, schedule, **settings))])(train)
@@ -88,6 +90,7 @@ def test_a_client_needs_no_extra_and_is_told_where_one_is_needed():
     assert not done.returncode, done.stderr[-3000:]
     told = done.stdout.strip().splitlines()
     assert any("gradient_norm" in line for line in told)
+    assert any("membership_share" in line for line in told)
     assert "load_preset needs hydra" in told[-3]
     for line in told[-3:]:  # observe and a self-attack too
         assert "pip install 'flwr-leakage[server]'" in line

@@ -1,7 +1,8 @@
 """Was this record in the update? A test of membership by record, client and round."""
 
 from flwr_leakage.members.layers import LayerSpan, find_spans, leftovers
-from flwr_leakage.members.one_call import Records, examine_observation, membership
+from flwr_leakage.members.observed import Records, examine_observation
+from flwr_leakage.members.own_records import OwnRecords
 from flwr_leakage.members.p_values import (
     benjamini_hochberg,
     fisher,
@@ -32,6 +33,7 @@ __all__ = [
     "Evidence",
     "LayerSpan",
     "Membership",
+    "OwnRecords",
     "Records",
     "Rehearsal",
     "RowSpace",
@@ -49,7 +51,6 @@ __all__ = [
     "holm",
     "leftovers",
     "losses",
-    "membership",
     "participation_contrasts",
     "rank_p_values",
     "rehearse",

@@ -22,8 +22,9 @@ from flwr_leakage.capture.facts import UNTOLD
 from flwr_leakage.defenses import GaussianNoise, GradientPruning
 from flwr_leakage.flower import ClientAudit, InlineGrid, LeakageMod, audit, encode
 from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.members import OwnRecords
 from flwr_leakage.randomness import make_generator
-from flwr_leakage.records import InputSpec, LocalSchedule, Measurement
+from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Measurement
 from flwr_leakage.scores import GradientNorm
 
 DOCS = Path(__file__).parents[2] / "docs" / "threat-model.md"
@@ -96,6 +97,10 @@ GAMES = {
     "a gate that may defend": {
         "scores": {"norm": GradientNorm()},
         "gate": Gate(scores={"gradient_norm": 1e9}, stronger=(GaussianNoise(noise_std=0.1),)),
+    },
+    "a gate of the client's own membership test": {
+        "scores": {"members": OwnRecords(Batch(torch.rand(60, 1, 6, 6), torch.arange(60) % 3))},
+        "gate": Gate(scores={"membership_share": 1.0}, stronger=(GaussianNoise(noise_std=0.1),)),
     },
 }
 

@@ -16,7 +16,8 @@ from flwr_leakage.defenses import GaussianNoise
 from flwr_leakage.flower import ClientAudit, InlineGrid, LeakageMod, audit, encode
 from flwr_leakage.flower.wire import RECORD_KEY, unpack_note
 from flwr_leakage.gradient_map import GradientMap
-from flwr_leakage.records import InputSpec, LocalSchedule
+from flwr_leakage.members import OwnRecords
+from flwr_leakage.records import Batch, InputSpec, LocalSchedule
 from flwr_leakage.scores import GradientNorm
 from flwr_leakage.tracking import read_run
 
@@ -125,6 +126,22 @@ def test_a_gate_of_scores_scores_whatever_it_costs():
     assert "gradient_norm may be" in str(context.state[RECORD_KEY]["round-1"])
     settings["gate"] = Gate(scores={"gradient_norm": 1e9})
     assert not reply_of(client("mod", **settings))[0].has_error()
+
+
+@pytest.mark.parametrize("kind", ["line", "mod"])
+def test_a_gate_sends_nothing_in_which_the_server_finds_the_clients_records(kind, tmp_path):
+    draws = torch.Generator().manual_seed(9)
+    null = Batch(torch.rand(400, 1, 12, 12, generator=draws), torch.arange(400) % 3)
+    settings = {"scores": {"members": OwnRecords(null)}, "seed": 0}
+    gate = Gate(scores={"membership_corrected": 0.01})
+    reply, context = reply_of(client(kind, gate=gate, folder=str(tmp_path), **settings))
+    assert "own policy" in reply.error.reason
+    assert "membership_corrected may be" in str(context.state[RECORD_KEY]["round-1"])
+    shown = CliRunner().invoke(command, ["client", str(tmp_path)], env={"COLUMNS": "300"})
+    assert "it was in the update, by algebra" in shown.output, shown.output
+    gate = Gate(scores={"membership_corrected": 0.01}, stronger=(GaussianNoise(10.0),))
+    reply, _ = reply_of(client(kind, gate=gate, **settings))
+    assert not reply.has_error() and shared(reply) == set()
 
 
 def test_limits_on_what_is_never_measured_are_refused_at_once():
