@@ -2,6 +2,7 @@
 
 from flwr_leakage.members.layers import LayerSpan, find_spans, leftovers
 from flwr_leakage.members.observed import Records, examine_observation
+from flwr_leakage.members.one_run import one_run_epsilon
 from flwr_leakage.members.own_records import OwnRecords
 from flwr_leakage.members.p_values import (
     benjamini_hochberg,
@@ -51,6 +52,7 @@ __all__ = [
     "holm",
     "leftovers",
     "losses",
+    "one_run_epsilon",
     "participation_contrasts",
     "rank_p_values",
     "rehearse",

@@ -1,0 +1,93 @@
+"""A lower bound of ε from canaries of which half, drawn at random, were in one training run."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Bool, Float
+from scipy import stats
+from torch import Tensor
+
+SHARES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
+"""Shares of the canaries that are guessed: few where few leak much, most where all leak."""
+
+
+def one_run_epsilon(
+    statistics: Float[Tensor, " m"],
+    is_member: Bool[Tensor, " m"],
+    delta: float = 1e-5,
+    confidence: float = 0.95,
+    shares: Sequence[float] = SHARES,
+) -> float:
+    """Return ε that a mechanism exceeds with the given confidence, or is less private than (ε, δ).
+
+    Each of m canaries was in the run or not, by a fair coin of its own. The r canaries with the
+    most extreme statistics are guessed, the smallest to be in and the largest to be out, and v
+    guesses are right. If the mechanism is (ε, δ)-differentially private for add-or-remove, then
+
+        P(at least v right) ≤ P(W ≥ v) + 2 m δ max_{1 ≤ i ≤ v} P(v > W ≥ v − i) / i,
+
+    with W binomial of r trials and chance 1 / (1 + e^−ε) (Steinke, Nasr and Jagielski 2023, theorem
+    5.2). The bound is the smallest ε that this does not refute. As r may not follow from the
+    guesses' success, several r are tried and share the level, 1 − confidence (Bonferroni).
+
+    Where all guesses are right it is about ln(r / 4.8) by default: m canaries show no ε beyond.
+
+    Args:
+        statistics: of m canaries, small for members, such as ``Membership.p_values``.
+        is_member: whether each was in the run; the coins have to be fair and independent.
+        delta: δ in [0, 1).
+        confidence: in (0, 1).
+        shares: r / m, each in (0, 1].
+
+    Raises:
+        ValueError: the arguments differ in length, or there are fewer than 2 canaries.
+
+    Example:
+        >>> order = torch.arange(1000)
+        >>> round(one_run_epsilon(order.double(), order < 500), 1)
+        5.0
+    """
+    count = len(statistics)
+    if count < 2 or len(is_member) != count:
+        raise ValueError(
+            f"statistics and is_member must be of the same canaries, at least 2, got {count} and "
+            f"{len(is_member)}."
+        )
+    if not (0 <= delta < 1 and 0 < confidence < 1 and all(0 < share <= 1 for share in shares)):
+        raise ValueError(
+            f"delta must lie in [0, 1), confidence in (0, 1) and shares in (0, 1], got {delta}, "
+            f"{confidence} and {tuple(shares)}."
+        )
+    # Ties are broken at random, so that an order of the canaries tells nothing.
+    shuffled = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+    order = shuffled[statistics[shuffled].argsort(stable=True)]
+    found = 0.0
+    for share in shares:
+        each = max(1, int(share * count / 2))
+        right = int(is_member[order[:each]].sum()) + int((~is_member[order[-each:]]).sum())
+        level = (1 - confidence) / len(shares)
+        found = max(found, _refuted(count, 2 * each, right, delta, level))
+    return found
+
+
+def _refuted(count: int, guesses: int, right: int, delta: float, level: float) -> float:
+    """Return the largest ε that so many right guesses refute at a level; 0 if they refute none."""
+    low, high = 0.0, 1.0
+    if _chance(count, guesses, right, 0.0, delta) > level:
+        return 0.0
+    while _chance(count, guesses, right, high, delta) <= level:
+        low, high = high, 2 * high
+    for _ in range(24):
+        middle = (low + high) / 2
+        refutes = _chance(count, guesses, right, middle, delta) <= level
+        low, high = (middle, high) if refutes else (low, middle)
+    return low
+
+
+def _chance(count: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
+    """Return the most that the chance of so many right guesses can be under (ε, δ)."""
+    law = stats.binom(guesses, 1 / (1 + math.exp(-epsilon)))
+    near = torch.from_numpy(law.pmf(range(right - 1, -1, -1))).cumsum(0)
+    spread = float((near / torch.arange(1, right + 1)).max()) if right else 0.0
+    return float(law.sf(right - 1)) + 2 * count * delta * spread
