@@ -3,7 +3,6 @@
     python -m simulations.benchmarks.membership updates --root FOLDER --seeds 100
     python -m simulations.benchmarks.membership defenses --root FOLDER --seeds 30
     python -m simulations.benchmarks.membership copies --root FOLDER --seeds 100
-    python -m simulations.benchmarks.membership sums --root FOLDER --seeds 3
 
 print Markdown tables. Every seed draws the weights, the members, 50 records that are no members and
 the null records; no image is in two of these. The p-values of all seeds are pooled: the share of
@@ -14,7 +13,6 @@ same updates and with the same null. ``trained`` is one network of each kind, af
 300 steps on images that no client has.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,14 +30,11 @@ from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.members import (
     Membership,
     against_others,
-    attribute,
     examine_observation,
-    find_spans,
     gradient_cosine,
     gradient_difference,
     gradient_norms,
     gradient_products,
-    leftovers,
     losses,
     tail_p_values,
 )
@@ -442,100 +437,10 @@ def _of_the_class(images: Images, labels: Tensor, null: Batch, seed: int) -> Ten
     return torch.cat(chosen)
 
 
-# Sums
-
-STEP = 16 / 2**22
-"""Of the stochastic rounding of Flower's SecAgg+, with its clipping range and quantisation."""
-
-
-CLIENTS, ASKED = 20, 10
-"""Clients of a federation of sums, and how many of them a round asks."""
-
-
-@dataclass(frozen=True)
-class Federation:
-    """What a server of sums has of records after some rounds.
-
-    Attributes:
-        log_residuals: (T, R) of the clients' records, client by client, then of 1,000 strangers.
-        took_part: (T, K).
-        owner: (R − 1000,) the client of each record.
-    """
-
-    log_residuals: Tensor
-    took_part: Tensor
-    owner: Tensor
-
-
-def federate(images: Images, each: int, rounds: int, seed: int) -> Federation:
-    """Train on the means of the asked clients' updates, rounded as SecAgg+ rounds them."""
-    network, spec = make(Case(), images, seed)
-    gradient_map, draws = GradientMap(network), lab.generator(seed)
-    order = torch.randperm(len(images.records), generator=draws)
-    count = each * CLIENTS
-    held, strangers = images.records[order[:count]], images.records[order[count : count + 1000]]
-    owner = torch.arange(CLIENTS).repeat_interleave(each)
-    schedule = LocalSchedule(0.1, max(1, each // 8), 8)
-    # Stochastic rounding has the variance STEP²/6 on average, for each client.
-    std = STEP * (1 / 6 / ASKED) ** 0.5 / schedule.learning_rate
-    params, logs, took_part = gradient_map.params, [], []
-    for _ in range(rounds):
-        chosen = torch.randperm(CLIENTS, generator=draws)[:ASKED]
-        total = {name: torch.zeros_like(value) for name, value in params.items()}
-        for client in chosen.tolist():
-            seen = lab.observe(gradient_map, held[owner == client], schedule)
-            for name, value in seen.update.delta.items():
-                noise = torch.rand(value.shape, generator=draws)
-                total[name] += (value / STEP + noise).floor() * STEP / ASKED
-        update = replace(seen.update, delta=total, num_examples=each * ASKED)
-        summed = replace(seen, params=dict(params), update=update, members=(each,) * ASKED)
-        problem = pose(gradient_map, spec, summed, ThreatModel(view="aggregate"))
-        spans = [span for span in find_spans(problem, std)[0] if span.name == "fc1.weight"]
-        inputs = torch.cat([held.inputs, strangers.inputs])
-        logs.append(leftovers(problem, spans, inputs, torch.zeros(1))[0][:, 0, 0])
-        took_part.append(torch.isin(torch.arange(CLIENTS), chosen))
-        params = {name: value + total[name] for name, value in params.items()}
-        network.load_state_dict(params)
-        gradient_map = GradientMap(network)
-    return Federation(torch.stack(logs), torch.stack(took_part), owner)
-
-
-def print_sums(sources: Sources, seeds: int) -> None:
-    """Who had a record, from means of ten of twenty clients."""
-    lab.print_header(
-        "records a client", "rounds", "federations", "right client", "right where the margin ≥ 3",
-        "records at p ≤ 0.01", "strangers at p ≤ 0.01", "CPU s",
-    )  # fmt: skip
-    images = sources("quickstart")
-    for each in (8, 32):
-        began = time.process_time()
-        made = [federate(images, each, 20, seed) for seed in range(seeds)]
-        seconds = (time.process_time() - began) / seeds
-        for rounds in (12, 20):
-            right = clear = clear_right = sure = false = 0
-            for found in made:
-                logs, taken = found.log_residuals[:rounds], found.took_part[:rounds]
-                count = len(found.owner)
-                named = attribute(logs[:, :count], logs[:, count:], taken)
-                half = count + 500
-                nobody = attribute(logs[:, count:half], logs[:, half:], taken)
-                is_right, is_clear = named.clients == found.owner, named.margins >= 3
-                right += int(is_right.sum())
-                clear += int(is_clear.sum())
-                clear_right += int((is_right & is_clear).sum())
-                sure += int((named.p_values <= 0.01).sum())
-                false += int((nobody.p_values <= 0.01).sum())
-            total = each * CLIENTS * seeds
-            lab.print_row(
-                each, rounds, seeds, f"{right} of {total}", f"{clear_right} of {clear}",
-                f"{sure} of {total}", f"{false} of {500 * seeds}", f"{seconds * rounds / 20:.1f}",
-            )  # fmt: skip
-
-
 def main() -> None:
     """Print the table asked for."""
     parser = lab.command(__doc__)
-    parser.add_argument("table", choices=["updates", "defenses", "copies", "sums"])
+    parser.add_argument("table", choices=["updates", "defenses", "copies"])
     parser.add_argument("--root", type=Path, required=True, help="folder of the npz files")
     parser.add_argument("--seeds", type=int, default=100)
     arguments = lab.start(parser)
@@ -549,10 +454,8 @@ def main() -> None:
             for name, defense in DEFENSES[: 3 if count == 8 else None]
         ]
         print_rows(cases, sources, arguments.seeds)
-    elif arguments.table == "copies":
-        print_copies(sources, arguments.seeds)
     else:
-        print_sums(sources, arguments.seeds)
+        print_copies(sources, arguments.seeds)
 
 
 if __name__ == "__main__":
