@@ -67,7 +67,13 @@ class Group:
         return statistics.stdev(known) if len(known) >= FEW else None
 
     def told(self, measure: Measure) -> str:
-        """Return the mean with its spread over the runs, as text; see ``format_spread``."""
+        """Return the mean with its spread over the runs, as text; see ``format_spread``.
+
+        Counts of members are added up over the runs, and stand with the interval of their share.
+        """
+        shares = [run.shares[measure.name] for run in self.runs if measure.name in run.shares]
+        if shares:
+            return sum(shares[1:], shares[0]).told(measure.style)
         return format_spread(self.known(measure.name), measure.style)
 
 

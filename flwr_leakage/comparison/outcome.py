@@ -2,11 +2,12 @@
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from flwr_leakage.report.attempts import LEAKED, attempts, ended, fates, worst_by_image
+from flwr_leakage.report.found import Share, members_found
 from flwr_leakage.report.index import Index
 from flwr_leakage.tracking import RunData
 from flwr_leakage.tracking.text import plain_text
@@ -37,6 +38,9 @@ class Measure:
     meaning: str
 
 
+FOUND = {"members_found_at_0.01": 0.01, "members_found_at_0.001": 0.001}
+"""The rates of false alarms at which members are counted."""
+
 MEASURES = (
     Measure("images", "images", "", ".0f", "Different images that were attacked."),
     Measure(
@@ -66,6 +70,15 @@ MEASURES = (
     Measure("ssim_median", "SSIM", "more", ".2f", "Median over all attempts."),
     Measure("lpips_median", "LPIPS", "less", ".2f", "Median over all attempts."),
     Measure("label_accuracy", "labels", "more", ".0%", "Share of the labels found."),
+    *(
+        Measure(
+            name, f"members found at {100 * rate:g}% FPR", "more", ".0%",
+            f"Share of the tested records in an update that the membership test finds where it "
+            f"takes {100 * rate:g}% of those outside for members, of all runs together, with "
+            f"Clopper and Pearson's interval of 95%; in simulations with candidates.",
+        )
+        for name, rate in FOUND.items()
+    ),
     Measure(
         "test_accuracy", "accuracy", "", ".1%",
         "Of the global model on test images, after the last round.",
@@ -89,6 +102,7 @@ class Outcome:
         seed: of the run, or ``None``.
         status: whether the numbers are those of a whole run.
         values: by the names of ``MEASURES``; ``None`` where there is no number.
+        shares: of the members found, by the names of ``FOUND``, where the run has such a number.
     """
 
     folder: Path
@@ -97,6 +111,7 @@ class Outcome:
     seed: int | None
     status: Status
     values: Mapping[str, float | None]
+    shares: Mapping[str, Share] = field(default_factory=dict)
 
     @property
     def place(self) -> str:
@@ -111,7 +126,11 @@ def outcome(run: RunData) -> Outcome:
     config = config if isinstance(config, Mapping) else {}
     choices = config.get("choices")
     seed = metadata.get("seed")
-    values = _values(run)
+    index = Index(run.records)
+    counted = {name: members_found(index, rate) for name, rate in FOUND.items()}
+    shares = {name: share for name, share in counted.items() if share is not None}
+    values = _values(run, index) | dict.fromkeys(FOUND)
+    values |= {name: share.found / share.total for name, share in shares.items()}
     status: Status = "finished" if run.closed else "not finished"
     if run.closed and not values["attempts"]:
         status = "no attack was measured"
@@ -124,10 +143,11 @@ def outcome(run: RunData) -> Outcome:
         seed=seed if isinstance(seed, int) else None,
         status=status,
         values=values,
+        shares=shares,
     )
 
 
-def _values(run: RunData) -> dict[str, float | None]:
+def _values(run: RunData, index: Index) -> dict[str, float | None]:
     held: dict[str, dict[tuple[int, int, int], float | None]] = {}
     for record in run.records:
         key = (record.server_round, record.client_id, record.sample)
@@ -143,7 +163,6 @@ def _values(run: RunData) -> dict[str, float | None]:
     def mean(name: str) -> float | None:
         return statistics.fmean(known(name)) if known(name) else None
 
-    index = Index(run.records)
     psnr, found = known("psnr"), attempts(index)
     attacked = len(fates(index).attacked)
     graded = any(attempt.blind is not None for attempt in found)

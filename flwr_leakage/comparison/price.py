@@ -1,7 +1,7 @@
 """What each defense changed and what it cost, in sentences."""
 
 from flwr_leakage.comparison.compare import Comparison, Group
-from flwr_leakage.comparison.outcome import MEASURES
+from flwr_leakage.comparison.outcome import FOUND, MEASURES
 from flwr_leakage.report.index import count
 
 KEY = "defense"
@@ -44,8 +44,19 @@ def _price(group: Group, bare: Group) -> list[str]:
     return [
         f"With {group.name} ({_runs(group)}) {leaked[0]} of the attempts are recognised, without "
         f"a defense ({_runs(bare)}) {leaked[1]}. Test accuracy is {accurate[0]} instead of "
-        f"{accurate[1]}: {price}.{_cut_off(group)}"
+        f"{accurate[1]}: {price}.{_members(group, bare)}{_cut_off(group)}"
     ]
+
+
+def _members(group: Group, bare: Group) -> str:
+    """Return how many members are found with and without the defense, where both are known."""
+    measure = next(each for each in MEASURES if each.name in FOUND)
+    if None in (group.mean(measure.name), bare.mean(measure.name)):
+        return ""
+    return (
+        f" Of the tested records in an update {group.told(measure)} are found at "
+        f"{FOUND[measure.name]:.0%} of false alarms, without a defense {bare.told(measure)}."
+    )
 
 
 def _cut_off(group: Group) -> str:

@@ -168,6 +168,37 @@ def test_a_price_tells_which_attacks_were_cut_off(tmp_path):
                          "time more may be recognised.")  # fmt: skip
 
 
+def with_members(folder, p_of_members, p_of_others):
+    """Add the tests of records, whose truth is known, to a run; ``None`` says nothing."""
+    tracker = JsonlTracker(folder, resume=True)
+    tested = [(p, 1.0) for p in p_of_members] + [(p, 0.0) for p in p_of_others]
+    for sample, (p, truth) in enumerate(tested):
+        for name, value in (("p_value", p), ("truth", truth)):
+            tracker.log(
+                LeakageRecord("run", 1, 0, sample, "membership", f"membership_{name}", value)
+            )
+    tracker.close()
+    return folder
+
+
+def test_members_found_are_counted_at_a_rate_of_false_alarms_over_all_seeds(tmp_path):
+    others = [(i + 1) / 200 for i in range(200)]
+    for defense, found in (("none", [0.001] * 8), ("noise", [0.001, 0.012, 0.016, 0.3, None])):
+        for seed in (0, 1):
+            folder = tmp_path / f"{defense}-{seed}"
+            write_run(folder, [40.0], seed=seed, choices={"defense": defense})
+            with_members(folder, found, others)
+    made = compare([tmp_path])
+    # Two of 200 others may lie below the threshold, which is then the third, 0.015.
+    headings, [noise, none] = made.cells()
+    assert noise[headings.index("members found at 1% FPR")] == "40% (12% to 74%, n = 10)"
+    assert none[headings.index("members found at 1% FPR")] == "100% (79% to 100%, n = 16)"
+    assert "members found at 0.1% FPR" not in headings  # of 200 others none may lie below
+    [row] = [row for row in made.to_pandas().to_dict("records") if row["defense"] == "noise"]
+    assert row["members_found_at_0.01_mean"] == pytest.approx(0.4)
+    assert "at 1% of false alarms, without a defense 100%" in prices(made)[0]
+
+
 @pytest.mark.parametrize(
     ("accuracy", "words"), [(0.9, "90.0% instead of 90.0%: no price."), (0.95, "5.0 points more.")]
 )
