@@ -24,7 +24,14 @@ from torch.nn import functional as F
 
 from flwr_leakage.attacks.problem import pose
 from flwr_leakage.data import embedded_mnist
-from flwr_leakage.defenses import DPSGD, Defense, GaussianNoise, GradientPruning
+from flwr_leakage.defenses import (
+    DPSGD,
+    Defense,
+    GaussianNoise,
+    GradientPruning,
+    InstaHide,
+    MixUp,
+)
 from flwr_leakage.defenses.base import LocalRound
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.members import (
@@ -39,9 +46,10 @@ from flwr_leakage.members import (
     tail_p_values,
 )
 from flwr_leakage.models import MLP, ConvNet, ResNet18
+from flwr_leakage.normalization import mode_of
 from flwr_leakage.params import Params, ravel
-from flwr_leakage.randomness import Reproducible
-from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Observation, ThreatModel
+from flwr_leakage.randomness import Randomness, Reproducible
+from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Observation, ThreatModel, Update
 from simulations.benchmarks import lab
 
 QUICKSTART = InputSpec((3, 32, 32), 10, (0.5,) * 3, (0.5,) * 3)
@@ -116,24 +124,61 @@ class Case:
 
 
 ROWS = (
-    Case(count=8),
+    Case(count=8, clients=10),
     Case(count=32, clients=10),
-    Case(count=100),
+    Case(count=100, clients=4),
     Case(count=32, trained=True),
     Case(count=64, batch_size=32, epochs=2, rate=0.01, null=400, share=0.2),
     Case(count=100, batch_size=32, epochs=2, null=600, share=0.2),
     Case(count=320, batch_size=32, null=1000, clients=4, share=0.1),
     Case(count=8, adam=True, rate=0.001, null=400, share=0.2),
-    Case("mlp", 8),
-    Case("mlp", 32),
-    Case("mlp", 100),
+    Case("mlp", 8, clients=10),
+    Case("mlp", 32, clients=10),
+    Case("mlp", 100, clients=4),
     Case("mlp", 32, trained=True),
     Case("mlp", 64, 32, 2, 0.01, null=400, share=0.2),
-    Case("convnet, K = 10", 8),
-    Case("convnet, K = 10", 32, null=400, share=0.2),
+    Case("convnet, K = 10", 8, clients=10),
+    Case("convnet, K = 10", 32, null=400, clients=10, share=0.2),
     Case("convnet, K = 100", 32),
-    Case("resnet18, eval mode", 8, null=60, share=0.05),
+    Case("resnet18, eval mode", 8, null=100, share=0.1),
+    Case("resnet18, train mode", 8, null=400, share=0.05),
 )
+
+
+class TruncatedSVD(Defense):
+    """The core of SVDefense: singular values of each weight's update that hold 99 % of energy."""
+
+    def on_update(
+        self, update: Update, randomness: Randomness, local_round: LocalRound | None
+    ) -> Update:
+        """Drop the smaller singular values."""
+        delta = {}
+        for name, value in update.delta.items():
+            if value.ndim < 2:
+                delta[name] = value
+                continue
+            left, sizes, right = torch.linalg.svd(value.flatten(1), full_matrices=False)
+            kept = int((sizes.square().cumsum(0) < 0.99 * sizes.square().sum()).sum()) + 1
+            delta[name] = (left[:, :kept] * sizes[:kept] @ right[:kept]).reshape(value.shape)
+        return replace(update, delta=delta)
+
+
+class PercentilePrivacy(Defense):
+    """NVFlare's filter of that name, with its defaults: a tenth is set to 0, the rest clipped."""
+
+    def on_update(
+        self, update: Update, randomness: Randomness, local_round: LocalRound | None
+    ) -> Update:
+        """Set entries below the 10th percentile to 0, and clip the others to 0.01."""
+        sizes = ravel(update.delta).abs()
+        cutoff = sizes.kthvalue(max(1, len(sizes) // 10)).values
+        delta = {
+            name: torch.where(value.abs() < cutoff, 0.0, value).clamp(-0.01, 0.01)
+            for name, value in update.delta.items()
+        }
+        return replace(update, delta=delta)
+
+
 DEFENSES: tuple[tuple[str, Defense], ...] = (
     ("noise 1 % of its norm", GaussianNoise(0.01, "norm")),
     ("noise 10 %", GaussianNoise(0.1, "norm")),
@@ -141,7 +186,14 @@ DEFENSES: tuple[tuple[str, Defense], ...] = (
     ("pruning 0.9", GradientPruning(0.9)),
     ("pruning 0.99", GradientPruning(0.99)),
     ("DP-SGD, C = 1, multiplier 1", DPSGD(1.0, 1.0, None)),
+    ("DP-SGD, ε = 8", DPSGD(1.0, 1.2005, None)),
+    ("DP-SGD, ε = 1", DPSGD(1.0, 7.4613, None)),
+    ("MixUp of 4", MixUp()),
+    ("InstaHide of 4", InstaHide()),
+    ("truncated SVD, 99 % of the energy", TruncatedSVD()),
+    ("NVFlare's PercentilePrivacy(10, 0.01)", PercentilePrivacy()),
 )
+"""Noise multipliers of ε are those of one step, δ = 1e-5, one record replaced by another."""
 
 
 @dataclass(frozen=True)
@@ -198,7 +250,7 @@ def make(case: Case, images: Images, seed: int) -> tuple[nn.Module, InputSpec]:
     elif case.network.startswith("convnet"):
         network = ConvNet(spec.shape, spec.num_classes, 16, (1, 2, 2), (1, 2, 2), (), False)
     else:
-        network = ResNet18(spec.shape, 10).eval()
+        network = ResNet18(spec.shape, 10).train("train" in case.network)
     if case.trained:
         network.load_state_dict(_trained(case.network, images))
     return network, spec
@@ -230,10 +282,18 @@ def split(images: Images, case: Case, spec: InputSpec, seed: int) -> tuple[Batch
     return chosen[: ends[0]], chosen[ends[0] : ends[1]], chosen[ends[1] :]
 
 
+def mapped(network: nn.Module) -> GradientMap:
+    """The client's gradient map; BatchNorm is as the network's mode says."""
+    return GradientMap(network, batch_norm=mode_of(network))
+
+
 def released(case: Case, network: nn.Module, members: Batch, seed: int) -> Observation:
     """What the server sees of one client."""
-    gradient_map = GradientMap(network)
-    seen = lab.observe(gradient_map, members, case.schedule)
+    gradient_map, used = mapped(network), members
+    randomness = Reproducible.from_seed(seed, purpose="defense")
+    if case.defense is not None and case.defense.encodes_batches:
+        used = case.defense.on_batch(members, QUICKSTART.num_classes, randomness)
+    seen = lab.observe(gradient_map, used, case.schedule)
     if case.adam:
         own = {name: p.detach().clone().requires_grad_() for name, p in seen.params.items()}
         loss = F.cross_entropy(gradient_map.logits(own, members.inputs), members.targets)
@@ -243,8 +303,7 @@ def released(case: Case, network: nn.Module, members: Batch, seed: int) -> Obser
         return replace(seen, update=replace(seen.update, delta=delta))
     if case.defense is None:
         return seen
-    local = LocalRound(gradient_map, seen.params, seen.buffers, members, members)
-    randomness = Reproducible.from_seed(seed, purpose="defense")
+    local = LocalRound(gradient_map, seen.params, seen.buffers, members, used)
     return replace(seen, update=case.defense.on_update(seen.update, randomness, local))
 
 
@@ -317,7 +376,7 @@ def measure(case: Case, sources: Sources, seeds: int) -> list[object]:
     for seed in range(count):
         network, spec = make(case, images, seed)
         members, others, null = split(images, case, spec, seed)
-        own, gradient_map = members[: case.count], GradientMap(network)
+        own, gradient_map = members[: case.count], mapped(network)
         seen = released(case, network, own, seed)
         records = _joined(own, others)
         made = examine_observation(gradient_map, spec, seen, records, null, seed=seed)
@@ -350,7 +409,7 @@ def _add_published(
     members: Batch,
     seed: int,
 ) -> None:
-    gradient_map = GradientMap(network)
+    gradient_map = mapped(network)
     problem = pose(gradient_map, spec, seen, ThreatModel())
     together = _joined(records, null)
     norms = gradient_norms(problem, together)
@@ -443,16 +502,21 @@ def main() -> None:
     parser.add_argument("table", choices=["updates", "defenses", "copies"])
     parser.add_argument("--root", type=Path, required=True, help="folder of the npz files")
     parser.add_argument("--seeds", type=int, default=100)
+    parser.add_argument(
+        "--rows", type=int, nargs="+", help="numbers of rows, from 0; all if absent"
+    )
     arguments = lab.start(parser)
     sources = Sources(arguments.root)
     if arguments.table == "updates":
-        print_rows(ROWS, sources, arguments.seeds)
+        chosen = ROWS if arguments.rows is None else [ROWS[row] for row in arguments.rows]
+        print_rows(chosen, sources, arguments.seeds)
     elif arguments.table == "defenses":
         cases = [
             Case(count=count, defense=defense, name=name, null=400)
             for count in (8, 32)
             for name, defense in DEFENSES[: 3 if count == 8 else None]
         ]
+        cases = cases if arguments.rows is None else [cases[row] for row in arguments.rows]
         print_rows(cases, sources, arguments.seeds)
     else:
         print_copies(sources, arguments.seeds)
