@@ -167,21 +167,27 @@ class Recorder:
         """Record the test of each candidate in one update, and in a simulation the truth.
 
         Evidence is 2 where algebra decides, 1 where members lie lower on average, 0 where the test
-        says nothing; its note holds the reason and where the null comes from.
+        says nothing; its note holds the reason and where the null comes from. Power is the share of
+        members that a rehearsal found at 1 % of false alarms. A p-value of a record below all null
+        records, which are too few to say more, is an upper bound.
         """
         strength = float({"none": 0, "statistical": 1, "exact": 2}[made.evidence])
         null = f"{made.null_size} null records ({made.null_origin})"
         note = f"{made.evidence}, by {made.statistic}: {made.reason}; {null}"
         where = (server_round, client_id)
         self._number(*where, -1, "membership", "membership_evidence", strength, note=note)
+        if made.rehearsal is not None:
+            power = made.rehearsal.found / made.rehearsal.members
+            self._number(*where, -1, "membership", "membership_power", power, "1")
         says_nothing = made.evidence == "none"
         for sample in range(len(made.p_values)):
             p, corrected = float(made.p_values[sample]), float(made.corrected[sample])
             told = made.says(sample)
+            state: State | Literal[""] = "upper bound" if bool(made.is_unresolved[sample]) else ""
             for name, value in (("p_value", p), ("corrected", corrected)):
                 self._number(
                     *where, sample, "membership", f"membership_{name}",
-                    None if says_nothing else value, "1", "larger is safer", told,
+                    None if says_nothing else value, "1", "larger is safer", told, state=state,
                 )  # fmt: skip
             if bool(made.is_exact[sample]):
                 self._number(*where, sample, "membership", "membership_exact", 1.0, note=told)

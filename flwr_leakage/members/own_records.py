@@ -78,9 +78,8 @@ class OwnRecords:
 
 
 def _measured(suffix: str, made: Membership, indices: Sequence[int]) -> list[Measurement]:
-    least = 1 / (1 + made.null_size)
-    is_least = (made.rank_p_values <= least) & (made.p_values >= made.rank_p_values)
-    share = float((made.p_values <= max(LEVEL, least)).double().mean())
+    is_least = made.is_unresolved
+    share = float(((made.p_values <= LEVEL) | is_least).double().mean())
     corrected = made.corrected.tolist()
     notes = tuple(f"{made.evidence} evidence: it {made.says(index)}" for index in indices)
     states: list[State] = ["upper bound" if is_least[index] else "exact" for index in indices]

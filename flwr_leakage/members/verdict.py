@@ -90,6 +90,15 @@ class Membership:
     rehearsal: Rehearsal | None
     cpu_seconds: float
 
+    @property
+    def is_unresolved(self) -> Bool[Tensor, " C"]:
+        """Whether a record lies below all null records, which are too few to say how far.
+
+        Its p-value is then an upper bound, which says nothing about how likely the record was in.
+        """
+        is_least = self.rank_p_values <= 1 / (1 + self.null_size)
+        return is_least & (self.p_values >= self.rank_p_values) & (self.p_values < 1)
+
     def says(self, record: int, level: float = 0.01) -> str:
         """Return the test's finding on one record, such as "was in the update, by algebra (…)".
 
@@ -107,7 +116,12 @@ class Membership:
         if bool(self.is_exact[record]):
             return f"was in the update, by algebra ({numbers})"
         if corrected <= level:
-            return f"was probably in the update ({numbers})"
+            return f"was probably in the update, itself or a near copy ({numbers})"
+        if bool(self.is_unresolved[record]):
+            return (
+                f"lies below all {self.null_size} null records, which are too few to say whether "
+                f"it was in the update ({numbers})"
+            )
         return f"was not found in the update, which is no proof of absence ({numbers})"
 
     def __str__(self) -> str:

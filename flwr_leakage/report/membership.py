@@ -2,11 +2,15 @@
 
 from dataclasses import dataclass
 
+from flwr_leakage.report.found import members_found
 from flwr_leakage.report.index import MAX_ROWS, Index, Table, count, number, who
 
 LEVEL = 0.01
 """Corrected p-values up to this count as found: of runs without any of the candidates, at most one
 in a hundred finds one."""
+
+SMALLEST = 1e-6
+"""p-values below this are not told apart: some hundreds of null records support no more."""
 
 UNTESTED = "Whether a given record was used: no candidates were given to the server (candidates=…)."
 
@@ -35,6 +39,7 @@ class _Candidate:
         server_round: of the update with it.
         client_id: likewise.
         exact_in: updates that hold it by algebra.
+        is_unresolved: whether it lies below all null records in that update, which are too few.
         used: whether it was in some update, where a simulation knows it.
     """
 
@@ -43,6 +48,7 @@ class _Candidate:
     server_round: int
     client_id: int
     exact_in: int
+    is_unresolved: bool
     used: bool | None
 
     @property
@@ -62,18 +68,27 @@ def membership_section(index: Index) -> MembershipSection | None:
     tested = f"{count(len(found), 'record')} in {count(len(evidence), 'update')}"
     answer = f"The server tested {tested}. It found {len(called)} of them used"
     answer += f", {exact} by algebra." if called else "."
-    silent = sum(record.value == 0 for record in evidence.values())
     sentences = [answer]
-    if silent:
-        sentences.append(f"In {count(silent, 'update')} the test says nothing, in no direction.")
-    if len(called) < len(found) and silent < len(evidence):
-        sentences.append("A record that was not found may have been used all the same.")
+    if called:
+        sentences.append(
+            "Were none of the records used, at most one run in a hundred would find any of them, "
+            "as far as the null records are like them. What is found without algebra may be a near "
+            "copy in the place of the record."
+        )
+    if len(called) < len(found):
+        sentences.append(
+            f"A record that was not found may have been used all the same. {_power(index)}"
+        )
     sentences += _judged(found)
+    sentences += _rates(index)
+    (*_, last) = evidence.values()
     notes = (
-        f"p is the chance of so small a residual for a record that was not used, corrected for all "
-        f"records and updates; up to {LEVEL:g} it counts as found. A near copy of a record may be "
-        f"taken for it.",
-        *dict.fromkeys(record.note for record in list(evidence.values())[-3:]),
+        "Records are numbered from 0 in the order in which the server was given them.",
+        f"p is the chance that a record which was not used looks as much like a used one, "
+        f"corrected for all records and updates; up to {LEVEL:g} it counts as found.",
+        "By algebra: what the record adds to the update is in it up to rounding, as for no null "
+        "record; only one that is the same to the network up to a factor could be taken for it.",
+        f"Of the last update: {last.note}",
     )
     truth = any(each.used is not None for each in found)
     columns = ("record", "verdict", "p, corrected", "most likely in", *(["was used"] * truth))
@@ -98,8 +113,62 @@ def _candidates(index: Index, updates: int) -> list[_Candidate]:
             times = sum(key[2] == sample for key in exact) if before is None else before.exact_in
             held = [row.value == 1 for key, row in truth.items() if key[2] == sample]
             used = (any(held) if held else None) if before is None else before.used
-            best[sample] = _Candidate(sample, p, server_round, client_id, times, used)
+            bound = record.state == "upper bound"
+            best[sample] = _Candidate(sample, p, server_round, client_id, times, bound, used)
     return list(best.values())
+
+
+def _power(index: Index) -> str:
+    """Return how many of the used records a test like these finds, as far as it is known."""
+    evidence = index.series("membership", "membership_evidence")
+    power = index.series("membership", "membership_power")
+    exact = sum(record.value == 2 for record in evidence.values())
+    silent = sum(record.value == 0 for record in evidence.values())
+    known = {key: r.value for key, r in power.items() if evidence[key].value == 1}
+    untold = len(evidence) - exact - silent - len(known)
+    told = []
+    if exact:
+        told.append(f"in {count(exact, 'update')} algebra shows nearly all, but those that the "
+                    "model knew well already")  # fmt: skip
+    if known:
+        low, high = (100 * f(v for v in known.values() if v is not None) for f in (min, max))
+        share = f"{low:.0f} %" if round(low) == round(high) else f"{low:.0f} to {high:.0f} %"
+        told.append(f"in {count(len(known), 'update')} a rehearsal with the server's own records "
+                    f"found {share} (at 1 % of false alarms, before the correction)")  # fmt: skip
+    if untold:
+        told.append(f"in {count(untold, 'update')} nobody knows how many")
+    if silent:
+        told.append(f"in {count(silent, 'update')} the test says nothing, in no direction")
+    return f"Of used records, the test finds: {'; '.join(told)}."
+
+
+def members_told(index: Index) -> str:
+    """Return the answer for the head of the page; empty where nothing was found used."""
+    evidence = index.series("membership", "membership_evidence")
+    found = _candidates(index, len(evidence))
+    called = sum(each.is_found for each in found)
+    if not called:
+        return ""
+    exact = sum(each.is_found and each.exact_in > 0 for each in found)
+    by = f", {exact} by algebra" if exact else ""
+    return (
+        f"Of {count(len(found), 'record')} that the server tested, it found {called} used{by}: see "
+        f"“Was this record used?”."
+    )
+
+
+def _rates(index: Index) -> list[str]:
+    """Return how many members are found at two rates of false alarms, if a simulation knows."""
+    told = []
+    for rate in (0.01, 0.001):
+        share = members_found(index, rate)
+        if share is not None:
+            told.append(f"{share.told()} at {100 * rate:g} %")
+    if not told:
+        return []
+    return [
+        f"Of records in an update, by the rate of false alarms: {' and '.join(told)} are found."
+    ]
 
 
 def _judged(found: list[_Candidate]) -> list[str]:
@@ -116,14 +185,22 @@ def _judged(found: list[_Candidate]) -> list[str]:
     ]
 
 
+def _p_told(p: float | None) -> str:
+    return f"below {SMALLEST:g}" if p is not None and p < SMALLEST else number(p, 2)
+
+
 def _row(each: _Candidate, truth: bool) -> tuple[str, ...]:
     verdict, where = "not found", "–"
     if each.p_value is None:
         verdict = "nothing can be said"
     elif each.is_found:
-        verdict = "was used, by algebra" if each.exact_in else "was probably used"
+        verdict = "was used, by algebra"
+        if not each.exact_in:
+            verdict = "it or a near copy was probably used"
         where = f"{who(each.client_id)} of round {each.server_round}"
         if each.client_id < 0:
             where = f"some client of round {each.server_round}"
+    elif each.is_unresolved:
+        verdict = "cannot be told: give more null records"
     told = {True: "yes", False: "no", None: "–"}[each.used]
-    return (str(each.sample), verdict, number(each.p_value, 2), where, *([told] * truth))
+    return (str(each.sample), verdict, _p_told(each.p_value), where, *([told] * truth))

@@ -38,6 +38,7 @@ from flwr_leakage.report.index import (
     values,
     who,
 )
+from flwr_leakage.report.membership import members_told
 from flwr_leakage.report.replays import FAILED, replay_told, replays
 from flwr_leakage.report.story import BY_FIAT, is_defended
 from flwr_leakage.report.tried import worth
@@ -81,7 +82,9 @@ def judge(
         *_troubles(fate, events),
         *caveats,
     )
-    head = (*(told for told in replayed if told.startswith(FAILED)), *caveats)
+    members = members_told(index)
+    besides = (*filter(None, [members]), *besides)
+    head = (*filter(None, [members]), *(t for t in replayed if t.startswith(FAILED)), *caveats)
     grades, nothing_seen = tally(found), worth(index, events, metadata, found, fate)
     if not grades:
         return Verdict(nothing_seen.answer, "unknown", besides, head)

@@ -18,6 +18,7 @@ from flwr_leakage.records import (
 )
 from flwr_leakage.report.index import Index
 from flwr_leakage.report.membership import membership_section
+from flwr_leakage.report.verdict import judge
 from flwr_leakage.tracking import JsonlTracker, read_run
 
 SPEC = InputSpec((1, 6, 6), 5)
@@ -134,6 +135,37 @@ def test_the_report_tells_who_was_found_and_whether_that_was_right(tmp_path, gra
     rows = {row[0]: row for row in section.table.rows}
     assert rows["0"][1::2] == ("was used, by algebra", "client 0 of round 1")
     assert rows["2"][1] == "not found" and rows["2"][3:] == ("–", "no")
+
+
+def test_the_head_of_the_page_tells_what_was_found(tmp_path, gradient_map):
+    run = audited(tmp_path / "run", gradient_map, [observed(gradient_map, c) for c in (0, 1)])
+    assert judge(Index(run.records), run.events).head[0] == (
+        "Of 4 records that the server tested, it found 2 used, 2 by algebra: see “Was this record "
+        "used?”."
+    )
+
+
+@pytest.mark.parametrize(("null", "verdict"), [(160, "cannot be told"), (600, "it or a near copy")])
+def test_a_record_below_too_few_null_records_is_not_said_to_be_absent(
+    tmp_path, gradient_map, null, verdict
+):
+    torch.manual_seed(0)
+    seen = observed(gradient_map, 0)
+    delta = {k: v + 1e-5 * torch.randn_like(v) for k, v in seen.update.delta.items()}
+    noised = replace(seen, update=replace(seen.update, delta=delta))
+    records = Batch(
+        torch.cat([data(0, 3).inputs, data(77, 9).inputs]),
+        torch.cat([data(0, 3).targets, data(77, 9).targets]),
+    )
+    run = audited(
+        tmp_path / "run", gradient_map, [noised], candidates=Candidates(records, data(99, null))
+    )
+    section = membership_section(Index(run.records))
+    rows = {row[0]: row[1] for row in section.table.rows}
+    assert all(rows[str(sample)].startswith(verdict) for sample in range(3))
+    assert rows["5"] == "not found"
+    assert any("a rehearsal with the server's own records found 100 %" in each
+               for each in section.sentences)  # fmt: skip
 
 
 @pytest.mark.parametrize(
