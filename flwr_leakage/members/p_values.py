@@ -108,20 +108,3 @@ def benjamini_hochberg(p_values: Float[Tensor, " C"]) -> Float[Tensor, " C"]:
     corrected = torch.empty_like(ordered)
     corrected[order] = (factors * ordered).clamp_max(1).cummin(0).values
     return corrected
-
-
-def fisher(p_values: Float[Tensor, "R C"]) -> Float[Tensor, " C"]:
-    """Return one p-value of each candidate from independent ones of R rounds (Fisher 1932).
-
-    ``−2 Σ_r log p_r`` follows χ² with 2R degrees of freedom where no round holds the candidate. The
-    rounds' p-values are independent where each comes from null records of its own; those of one
-    null sample are positively dependent, and the combination is then too small.
-
-    Example:
-        >>> round(float(fisher(torch.tensor([[0.1], [0.1]]))), 4)
-        0.0561
-    """
-    rounds = len(p_values)
-    logs = -p_values.double().clamp_min(torch.finfo(torch.float64).tiny).log().sum(0)
-    # The survival function of χ² with 2R degrees of freedom at twice this.
-    return torch.special.gammaincc(torch.full_like(logs, float(rounds)), logs)

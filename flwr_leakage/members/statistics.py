@@ -125,31 +125,3 @@ def losses(
                 float(loss(logits[i : i + 1], part.targets[i : i + 1])) for i in range(len(part))
             ]
     return torch.tensor(found, dtype=torch.float64)
-
-
-def against_others(
-    cosines: Float[Tensor, "K N"], client: int
-) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
-    """Return FedMIA-II: a client's cosine of each record against those of the other clients.
-
-    With ``cₖ`` the cosine of a record's gradient with client k's update, the other clients' are
-    taken for draws of a Gaussian of a record that is no member: ``z = (cₖ − mean) / std``, and the
-    p-value is its upper tail (Zhu et al., FedMIA, CVPR 2025: "all for one").
-
-    Args:
-        cosines: ``cₖ`` of K ≥ 3 clients of one round, large for members.
-        client: the row whose members are sought.
-
-    Returns:
-        −z, so that small speaks for membership, and the p-values. They are calibrated as far as
-        the other clients' cosines are Gaussian and none of them holds the record.
-
-    Raises:
-        ValueError: there are fewer than two other clients.
-    """
-    if len(cosines) < 3:
-        raise ValueError(f"cosines must be of at least 3 clients, got {len(cosines)}.")
-    others = torch.cat([cosines[:client], cosines[client + 1 :]]).double()
-    std = others.std(0).clamp_min(1e-12)
-    z = (cosines[client].double() - others.mean(0)) / std
-    return -z, torch.special.ndtr(-z)

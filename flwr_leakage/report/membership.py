@@ -128,18 +128,18 @@ def _power(index: Index) -> str:
     untold = len(evidence) - exact - silent - len(known)
     told = []
     if exact:
-        told.append(f"in {count(exact, 'update')} algebra shows nearly all, but those that the "
-                    "model knew well already")  # fmt: skip
+        told.append(f"in {count(exact, 'update')} nearly all, but those that the model knew well "
+                    "already")  # fmt: skip
     if known:
         low, high = (100 * f(v for v in known.values() if v is not None) for f in (min, max))
         share = f"{low:.0f} %" if round(low) == round(high) else f"{low:.0f} to {high:.0f} %"
-        told.append(f"in {count(len(known), 'update')} a rehearsal with the server's own records "
-                    f"found {share} (at 1 % of false alarms, before the correction)")  # fmt: skip
+        told.append(f"in {count(len(known), 'update')} {share} of them in a rehearsal with the "
+                    "server's own records (at 1 % of false alarms, uncorrected)")  # fmt: skip
     if untold:
         told.append(f"in {count(untold, 'update')} nobody knows how many")
     if silent:
         told.append(f"in {count(silent, 'update')} the test says nothing, in no direction")
-    return f"Of used records, the test finds: {'; '.join(told)}."
+    return f"How many of the used records it finds: {'; '.join(told)}."
 
 
 def members_told(index: Index) -> str:
@@ -186,7 +186,7 @@ def _judged(found: list[_Candidate]) -> list[str]:
 
 
 def _p_told(p: float | None) -> str:
-    return f"below {SMALLEST:g}" if p is not None and p < SMALLEST else number(p, 2)
+    return "below one in a million" if p is not None and p < SMALLEST else number(p, 2)
 
 
 def _row(each: _Candidate, truth: bool) -> tuple[str, ...]:

@@ -34,16 +34,14 @@ from flwr_leakage.defenses import (
 )
 from flwr_leakage.defenses.base import LocalRound
 from flwr_leakage.gradient_map import GradientMap
-from flwr_leakage.members import (
-    Membership,
-    against_others,
-    examine_observation,
+from flwr_leakage.members import Membership, examine_observation
+from flwr_leakage.members.p_values import tail_p_values
+from flwr_leakage.members.statistics import (
     gradient_cosine,
     gradient_difference,
     gradient_norms,
     gradient_products,
     losses,
-    tail_p_values,
 )
 from flwr_leakage.models import MLP, ConvNet, ResNet18
 from flwr_leakage.normalization import mode_of
@@ -323,6 +321,32 @@ def published(
         "difference": gradient_difference(products, norms, problem.num_samples),
         "loss": losses(problem, records, after=True),
     }
+
+
+def against_others(cosines: Tensor, client: int) -> tuple[Tensor, Tensor]:
+    """Return FedMIA-II: a client's cosine of each record against those of the other clients.
+
+    With ``cₖ`` the cosine of a record's gradient with client k's update, the other clients' are
+    taken for draws of a Gaussian of a record that is no member: ``z = (cₖ − mean) / std``, and the
+    p-value is its upper tail (Zhu et al., FedMIA, CVPR 2025: "all for one").
+
+    Args:
+        cosines: (K, N) ``cₖ`` of K ≥ 3 clients of one round, large for members.
+        client: the row whose members are sought.
+
+    Returns:
+        −z, so that small speaks for membership, and the p-values. They are calibrated as far as
+        the other clients' cosines are Gaussian and none of them holds the record.
+
+    Raises:
+        ValueError: there are fewer than two other clients.
+    """
+    if len(cosines) < 3:
+        raise ValueError(f"cosines must be of at least 3 clients, got {len(cosines)}.")
+    others = torch.cat([cosines[:client], cosines[client + 1 :]]).double()
+    std = others.std(0).clamp_min(1e-12)
+    z = (cosines[client].double() - others.mean(0)) / std
+    return -z, torch.special.ndtr(-z)
 
 
 @dataclass

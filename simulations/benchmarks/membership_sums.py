@@ -38,7 +38,8 @@ from flwr_leakage.attacks.problem import pose
 from flwr_leakage.flower import run_inline
 from flwr_leakage.flower.inline_grid import FIRST_NODE_ID
 from flwr_leakage.gradient_map import GradientMap
-from flwr_leakage.members import attribute, find_spans, leftovers
+from flwr_leakage.members import attribute
+from flwr_leakage.members.layers import find_spans, leftovers
 from flwr_leakage.params import Params
 from flwr_leakage.records import Batch, LocalSchedule, Observation, ThreatModel, Update
 from simulations.benchmarks import lab

@@ -7,7 +7,6 @@ from scipy import stats
 
 from flwr_leakage.members.p_values import (
     benjamini_hochberg,
-    fisher,
     holm,
     rank_p_values,
     tail_p_values,
@@ -49,9 +48,3 @@ def test_corrections_agree_with_scipy_and_keep_the_order(values):
     corrected = holm(p)
     assert bool((corrected >= p).all()) and bool((corrected >= adjusted - 1e-12).all())
     assert bool((corrected[p.argsort()].diff() >= 0).all())
-
-
-def test_fisher_agrees_with_scipy():
-    p = torch.tensor([[0.2, 0.9], [0.01, 0.5], [0.4, 0.7]], dtype=torch.float64)
-    expected = [stats.combine_pvalues(p[:, i].numpy(), "fisher").pvalue for i in range(2)]
-    np.testing.assert_allclose(fisher(p).numpy(), expected)

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from flwr_leakage.members import attribute, participation_contrasts
+from flwr_leakage.members.participation import attribute, participation_contrasts
+from flwr_leakage.members.row_space import RowSpace
 
 
 def test_contrasts_are_differences_of_means():
@@ -26,8 +27,6 @@ def test_the_client_is_named_from_simulated_sums():
 
     def normal(*shape):
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    from flwr_leakage.members import RowSpace
 
     inputs, strangers = normal(30, 100), normal(300, 100)
     owner = torch.arange(30) // 3

@@ -1,6 +1,4 @@
-import pytest
 import torch
-from scipy import stats
 from torch import nn
 from torch.nn import functional as F
 
@@ -14,8 +12,7 @@ from flwr_leakage import (
     Update,
 )
 from flwr_leakage.attacks.problem import pose
-from flwr_leakage.members import (
-    against_others,
+from flwr_leakage.members.statistics import (
     gradient_cosine,
     gradient_difference,
     gradient_norms,
@@ -61,12 +58,3 @@ def test_statistics_equal_those_of_plain_autograd():
             difference[i], (3 * mean - own).square().sum() - (3 * mean).square().sum()
         )
         torch.testing.assert_close(norms[i], own.norm())
-
-
-def test_fedmia_is_a_z_score_against_the_other_clients():
-    cosines = torch.tensor([[0.9], [0.1], [0.2], [0.3]], dtype=torch.float64)
-    statistic, p_value = against_others(cosines, 0)
-    assert float(statistic) == pytest.approx(-7.0)
-    assert float(p_value) == pytest.approx(stats.norm.sf(7.0), rel=1e-6)
-    with pytest.raises(ValueError, match="at least 3 clients, got 2"):
-        against_others(cosines[:2], 0)

@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
+import pytest
 import torch
+from scipy import stats
 
 from simulations.benchmarks import membership
 
@@ -21,3 +23,12 @@ def test_shares_at_a_rate_are_of_the_pooled_others():
     # One of a hundred others may lie below the threshold, which is then the second smallest.
     assert pool.found(0.01).startswith("0.667 [")
     assert pool.found(0.001) == "–" and pool.called() == "1.00%"
+
+
+def test_fedmia_is_a_z_score_against_the_other_clients():
+    cosines = torch.tensor([[0.9], [0.1], [0.2], [0.3]], dtype=torch.float64)
+    statistic, p_value = membership.against_others(cosines, 0)
+    assert float(statistic) == pytest.approx(-7.0)
+    assert float(p_value) == pytest.approx(stats.norm.sf(7.0), rel=1e-6)
+    with pytest.raises(ValueError, match="at least 3 clients, got 2"):
+        membership.against_others(cosines[:2], 0)
