@@ -15,10 +15,11 @@ class Attribution:
 
     Attributes:
         clients: (R,) the index of the client, for each record.
-        contrasts: (R, K) the contrast of every client; the smallest is the client's.
+        contrasts: (R, K) the contrast of every client, in standard deviations of a null record's;
+            the smallest is the client's.
         p_values: (R,) that the best of K clients has so small a contrast, for a record of nobody.
-        margins: (R,) by how many standard deviations of a null record's contrasts the client's is
-            below the next one's. 0 where two clients were in the same rounds, which nothing parts.
+        margins: (R,) by how many of these standard deviations the client's is below the next one's.
+            0 where two clients were in the same rounds, which nothing parts.
     """
 
     clients: Int[Tensor, " R"]
@@ -28,16 +29,19 @@ class Attribution:
 
 
 def participation_contrasts(
-    log_residuals: Float[Tensor, "T R"], took_part: Bool[Tensor, "T K"]
+    residuals: Float[Tensor, "T R"], took_part: Bool[Tensor, "T K"]
 ) -> Float[Tensor, "R K"]:
-    """Return each record's mean log-residual over rounds with a client minus that over the others.
+    """Return how much smaller each record's residuals are in the rounds with a client.
 
-    A record of client k lies near the row space of the sums that hold k and of no others. The
-    median over the records is taken off each round first, as rounds differ in how much of any
-    vector their sums explain.
+    ``(mean over the n rounds with − mean over the m rounds without) / √(1/n + 1/m)``: a record of
+    client k lies near the row space of the sums that hold k and of no others. If a record's
+    residuals are Gaussian with one mean in its client's rounds and another in the others, the
+    client with the smallest contrast is the likeliest one. Without the divisor, clients that were
+    asked in few rounds would be named too often.
 
     Args:
-        log_residuals: log r of every round and record.
+        residuals: of every round and record, in units of their spread, such as log r less the
+            round's median and divided by its standard deviation.
         took_part: whether the client was in the round's sum, which the server knows.
 
     Raises:
@@ -45,12 +49,13 @@ def participation_contrasts(
 
     Example:
         >>> residuals = torch.tensor([[-9.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
-        >>> participation_contrasts(residuals, torch.tensor([[True, False], [False, True]]))[0]
-        tensor([-9.,  9.], dtype=torch.float64)
+        >>> took_part = torch.tensor([[True, False], [False, True]])
+        >>> participation_contrasts(residuals, took_part)[0].round(decimals=3).tolist()
+        [-6.364, 6.364]
     """
-    if len(log_residuals) != len(took_part):
+    if len(residuals) != len(took_part):
         raise ValueError(
-            f"log_residuals and took_part must be of the same rounds, got {len(log_residuals)} and "
+            f"residuals and took_part must be of the same rounds, got {len(residuals)} and "
             f"{len(took_part)}."
         )
     counts = took_part.sum(0)
@@ -60,12 +65,11 @@ def participation_contrasts(
                 f"client {client} must be in some rounds and missing from others, got "
                 f"{count} of {len(took_part)} rounds."
             )
-    relative = log_residuals.double()
-    relative = relative - relative.median(1, keepdim=True).values
     inside = took_part.double()
-    with_client = relative.T @ inside / inside.sum(0)
-    without = relative.T @ (1 - inside) / (1 - inside).sum(0)
-    return with_client - without
+    with_client = residuals.double().T @ inside / inside.sum(0)
+    without = residuals.double().T @ (1 - inside) / (1 - inside).sum(0)
+    rounds = 1 / inside.sum(0) + 1 / (1 - inside).sum(0)
+    return (with_client - without) / rounds.sqrt()
 
 
 def attribute(
@@ -74,6 +78,9 @@ def attribute(
     took_part: Bool[Tensor, "T K"],
 ) -> Attribution:
     """Name the client of each record, with the chance that a stranger is named as surely.
+
+    Each round's log-residuals are taken in units of the null records' spread, as rounds differ in
+    how much of any vector their sums explain.
 
     The p-value is the rank of a record's smallest contrast among those of the null records, which
     are nobody's: the search among K clients is thereby counted.
@@ -86,13 +93,15 @@ def attribute(
     Raises:
         ValueError: see :func:`participation_contrasts`.
     """
-    together = torch.cat([log_residuals, null_log_residuals], 1)
+    null = null_log_residuals.double()
+    together = torch.cat([log_residuals.double(), null], 1) - null.median(1, keepdim=True).values
+    together = together / null.std(1, keepdim=True).clamp_min(1e-12)
     contrasts = participation_contrasts(together, took_part)
     count = log_residuals.shape[1]
     smallest = contrasts.min(1)
     p_values = rank_p_values(smallest.values[:count], smallest.values[count:])
-    ordered = contrasts[:count].sort(1).values
     spread = contrasts[count:].std()
+    ordered = contrasts[:count].sort(1).values
     nothing = torch.zeros(count, dtype=ordered.dtype)
     margins = (ordered[:, 1] - ordered[:, 0]) / spread if ordered.shape[1] > 1 else nothing
     return Attribution(smallest.indices[:count], contrasts[:count], p_values, margins)

@@ -5,20 +5,18 @@ from flwr_leakage.members.participation import attribute, participation_contrast
 from flwr_leakage.members.row_space import RowSpace
 
 
-def test_contrasts_are_differences_of_means():
+def test_contrasts_are_two_sample_statistics_of_unit_variance():
     generator = torch.Generator().manual_seed(0)
     logs = torch.randn(6, 5, generator=generator, dtype=torch.float64)
     took_part = torch.rand(6, 3, generator=generator) < 0.5
     took_part[0], took_part[1] = True, False
-    relative = logs - logs.median(1, keepdim=True).values
     found = participation_contrasts(logs, took_part)
     for record in range(5):
         for client in range(3):
             inside = took_part[:, client]
-            column = relative[:, record]
-            torch.testing.assert_close(
-                found[record, client], column[inside].mean() - column[~inside].mean()
-            )
+            means = logs[inside, record].mean() - logs[~inside, record].mean()
+            variance = 1 / int(inside.sum()) + 1 / int((~inside).sum())
+            torch.testing.assert_close(found[record, client], means / variance**0.5)
 
 
 def test_the_client_is_named_from_simulated_sums():
