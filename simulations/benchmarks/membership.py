@@ -3,6 +3,7 @@
     python -m simulations.benchmarks.membership updates --root FOLDER --seeds 100
     python -m simulations.benchmarks.membership defenses --root FOLDER --seeds 30
     python -m simulations.benchmarks.membership copies --root FOLDER --seeds 100
+    python -m simulations.benchmarks.membership canaries --root FOLDER --seeds 10
 
 print Markdown tables. Every seed draws the weights, the members, 50 records that are no members and
 the null records; no image is in two of these. The p-values of all seeds are pooled: the share of
@@ -13,9 +14,11 @@ same updates and with the same null. ``trained`` is one network of each kind, af
 300 steps on images that no client has.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median
 
 import torch
 from scipy import stats
@@ -31,10 +34,11 @@ from flwr_leakage.defenses import (
     GradientPruning,
     InstaHide,
     MixUp,
+    dp_epsilon,
 )
 from flwr_leakage.defenses.base import LocalRound
 from flwr_leakage.gradient_map import GradientMap
-from flwr_leakage.members import Membership, examine_observation
+from flwr_leakage.members import Membership, examine_observation, one_run_epsilon
 from flwr_leakage.members.p_values import tail_p_values
 from flwr_leakage.members.statistics import (
     gradient_cosine,
@@ -520,10 +524,48 @@ def _of_the_class(images: Images, labels: Tensor, null: Batch, seed: int) -> Ten
     return torch.cat(chosen)
 
 
+# Canaries
+
+CANARIES = 160
+"""Records of which half, drawn at random, are in the one step."""
+
+
+def print_canaries(sources: Sources, seeds: int) -> None:
+    """ε that DP-SGD states, and the lower bound that canaries of one run show of it."""
+    lab.print_header(
+        "noise multiplier", "ε stated", "ε shown, median [lowest, highest]", "above the stated",
+        "AUC", "CPU s",
+    )  # fmt: skip
+    images = sources("quickstart")
+    for multiplier in (0.0, 0.01, 0.03, 0.1, 0.3, 1.0):
+        shown, pool, began = [], Pool(), time.process_time()
+        stated = dp_epsilon(multiplier, 1.0, 1, 1e-5, "add-or-remove")
+        for seed in range(seeds):
+            defense = DPSGD(1.0, multiplier, None) if multiplier else None
+            case = Case(count=CANARIES, null=400, defense=defense)
+            network, spec = make(case, images, seed)
+            canaries, _, null = split(images, case, spec, seed)
+            inside = torch.rand(CANARIES, generator=lab.generator(seed)) < 0.5
+            members = canaries[inside.nonzero().flatten()]
+            case = replace(case, count=len(members))
+            seen = released(case, network, members, seed)
+            made = examine_observation(mapped(network), spec, seen, canaries, null, seed=seed)
+            shown.append(one_run_epsilon(made.p_values, inside))
+            ordered = torch.cat([made.p_values[inside], made.p_values[~inside]])
+            pool.add(ordered, len(members))
+        low, middle, high = (f"{f(shown):.2f}" for f in (min, median, max))
+        above = sum(bound > stated for bound in shown)
+        lab.print_row(
+            f"{multiplier:g}" if multiplier else "none", f"{stated:.3g}",
+            f"{middle} [{low}, {high}]", f"{above} of {seeds}", pool.auc(),
+            f"{(time.process_time() - began) / seeds:.1f}",
+        )  # fmt: skip
+
+
 def main() -> None:
     """Print the table asked for."""
     parser = lab.command(__doc__)
-    parser.add_argument("table", choices=["updates", "defenses", "copies"])
+    parser.add_argument("table", choices=["updates", "defenses", "copies", "canaries"])
     parser.add_argument("--root", type=Path, required=True, help="folder of the npz files")
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument(
@@ -542,8 +584,10 @@ def main() -> None:
         ]
         cases = cases if arguments.rows is None else [cases[row] for row in arguments.rows]
         print_rows(cases, sources, arguments.seeds)
-    else:
+    elif arguments.table == "copies":
         print_copies(sources, arguments.seeds)
+    else:
+        print_canaries(sources, arguments.seeds)
 
 
 if __name__ == "__main__":
