@@ -240,7 +240,8 @@ def examine(
         reason = (
             "the inputs of all samples of one step lie in the update's row space, and there are "
             "fewer of them than the layer holds apart; a record whose gradient vanishes leaves no "
-            "trace, and a copy that is the same to the layer up to a factor is taken for it"
+            "trace, one that the client augmented or mixed before is another record, and a copy "
+            "that is the same to the layer up to a factor is taken for it"
         )
     else:
         values, null_values, rehearsal, evidence, statistic, reason = _weigh(

@@ -129,7 +129,7 @@ def _power(index: Index) -> str:
     told = []
     if exact:
         told.append(f"in {count(exact, 'update')} nearly all, but those that the model knew well "
-                    "already")  # fmt: skip
+                    "already, and those that the client had augmented or mixed")  # fmt: skip
     if known:
         low, high = (100 * f(v for v in known.values() if v is not None) for f in (min, max))
         share = f"{low:.0f} %" if round(low) == round(high) else f"{low:.0f} to {high:.0f} %"
