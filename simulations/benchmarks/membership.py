@@ -3,6 +3,7 @@
     python -m simulations.benchmarks.membership updates --root FOLDER --seeds 100
     python -m simulations.benchmarks.membership defenses --root FOLDER --seeds 30
     python -m simulations.benchmarks.membership copies --root FOLDER --seeds 100
+    python -m simulations.benchmarks.membership labels --root FOLDER --seeds 5
     python -m simulations.benchmarks.membership canaries --root FOLDER --seeds 10
 
 print Markdown tables. Every seed draws the weights, the members, 50 records that are no members and
@@ -25,6 +26,7 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from flwr_leakage.attacks.labels.rehearsed import rehearse, share_right
 from flwr_leakage.attacks.problem import pose
 from flwr_leakage.data import embedded_mnist
 from flwr_leakage.defenses import (
@@ -524,6 +526,28 @@ def _of_the_class(images: Images, labels: Tensor, null: Batch, seed: int) -> Ten
     return torch.cat(chosen)
 
 
+def print_labels(sources: Sources, seeds: int) -> None:
+    """Class counts that the same updates tell, beside equal counts and what was expected."""
+    lab.print_header("network", "update", "updates", "labels right", "expected", "equal counts")
+    cases = [case for case in ROWS if not case.network.startswith("resnet")]
+    cases += [Case(defense=defense, name=name) for name, defense in DEFENSES]
+    for case in cases:
+        found = []
+        for seed in range(seeds):
+            network, spec = make(case, sources(case.network), seed)
+            members, _, _ = split(sources(case.network), case, spec, seed)
+            members = members[: case.count]
+            seen = released(case, network, members, seed)
+            problem = pose(mapped(network), spec, seen, ThreatModel())
+            made = rehearse(problem, "Adam" if case.adam else "SGD").estimate(problem)
+            truth = torch.bincount(members.targets, minlength=spec.num_classes)
+            uniform = torch.full((spec.num_classes,), case.count / spec.num_classes)
+            rights = [share_right(counts, truth) for counts in (made.counts, uniform)]
+            found.append((rights[0], made.expected_right, rights[1]))
+        cells = [f"{sum(column) / seeds:.2f}" for column in zip(*found, strict=True)]
+        lab.print_row(case.network, case, seeds, *cells)
+
+
 # Canaries
 
 CANARIES = 160
@@ -565,7 +589,7 @@ def print_canaries(sources: Sources, seeds: int) -> None:
 def main() -> None:
     """Print the table asked for."""
     parser = lab.command(__doc__)
-    parser.add_argument("table", choices=["updates", "defenses", "copies", "canaries"])
+    parser.add_argument("table", choices=["updates", "defenses", "copies", "labels", "canaries"])
     parser.add_argument("--root", type=Path, required=True, help="folder of the npz files")
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument(
@@ -586,6 +610,8 @@ def main() -> None:
         print_rows(cases, sources, arguments.seeds)
     elif arguments.table == "copies":
         print_copies(sources, arguments.seeds)
+    elif arguments.table == "labels":
+        print_labels(sources, arguments.seeds)
     else:
         print_canaries(sources, arguments.seeds)
 
