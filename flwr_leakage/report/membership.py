@@ -124,14 +124,15 @@ def _power(index: Index) -> str:
     power = index.series("membership", "membership_power")
     exact = sum(record.value == 2 for record in evidence.values())
     silent = sum(record.value == 0 for record in evidence.values())
-    known = {key: r.value for key, r in power.items() if evidence[key].value == 1}
+    rehearsed = [key for key, record in evidence.items() if record.value == 1 and key in power]
+    known = [value for key in rehearsed if (value := power[key].value) is not None]
     untold = len(evidence) - exact - silent - len(known)
     told = []
     if exact:
         told.append(f"in {count(exact, 'update')} nearly all, but those that the model knew well "
                     "already, and those that the client had augmented or mixed")  # fmt: skip
     if known:
-        low, high = (100 * f(v for v in known.values() if v is not None) for f in (min, max))
+        low, high = 100 * min(known), 100 * max(known)
         share = f"{low:.0f} %" if round(low) == round(high) else f"{low:.0f} to {high:.0f} %"
         told.append(f"in {count(len(known), 'update')} {share} of them in a rehearsal with the "
                     "server's own records (at 1 % of false alarms, uncorrected)")  # fmt: skip
