@@ -144,7 +144,7 @@ ROWS = (
     Case("convnet, K = 10", 8, clients=10),
     Case("convnet, K = 10", 32, null=400, clients=10, share=0.2),
     Case("convnet, K = 100", 32),
-    Case("resnet18, eval mode", 8, null=250, share=0.1),
+    Case("resnet18, eval mode", 8, null=200, share=0.04),
     Case("resnet18, train mode", 8, null=400, share=0.05),
 )
 
