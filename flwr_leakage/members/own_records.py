@@ -1,12 +1,13 @@
 """Would the server find my records in this? A client's own test of what it is about to send."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from flwr_leakage.members.observed import examine_observation
 from flwr_leakage.members.verdict import Membership
+from flwr_leakage.params import Params
 from flwr_leakage.per_sample import ClientSamples
 from flwr_leakage.records import Batch, InputSpec, Measurement, Observation, State, Update
 
@@ -70,11 +71,16 @@ class OwnRecords:
             logits = gradient_map.logits(exposure.params, records.inputs[:1], exposure.buffers)
         channels, height, width = records.inputs.shape[1:]
         spec = InputSpec((channels, height, width), logits.shape[1])
-        seen = Observation(1, 0, exposure.params, exposure.buffers, update)
+        there = replace(update, delta=_on_cpu(update.delta), buffers=_on_cpu(update.buffers))
+        seen = Observation(1, 0, _on_cpu(exposure.params), _on_cpu(exposure.buffers), there)
         return examine_observation(
             gradient_map, spec, seen, records, self.null, seed=seed,
             null_origin="the client's other records",
         )  # fmt: skip
+
+
+def _on_cpu(tensors: Params) -> Params:
+    return {name: value.detach().cpu() for name, value in tensors.items()}
 
 
 def _measured(suffix: str, made: Membership, indices: Sequence[int]) -> list[Measurement]:
