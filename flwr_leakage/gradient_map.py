@@ -143,7 +143,7 @@ class GradientMap:
         inputs: Tensor,
         buffers: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
-        """Logits (B, K) of inputs (B, C, H, W).
+        """Logits (B, K) of inputs (B, C, H, W), or (B, T, V) of texts (B, T).
 
         Raises:
             ValueError: the model returns neither one tensor nor something with ``logits``.
@@ -151,7 +151,8 @@ class GradientMap:
         own = {
             name: value.T if name in self.transposed else value for name, value in params.items()
         }
-        state = {**self._buffers_like(inputs, buffers), **own}
+        like = inputs if inputs.is_floating_point() else next(iter(params.values()))
+        state = {**self._buffers_like(like, buffers), **own}
         with self.kernels():
             return logits_of(torch.func.functional_call(self.model, state, (inputs,)))
 
@@ -222,7 +223,10 @@ class GradientMap:
         return dict(captured)
 
     def _buffers_like(self, inputs: Tensor, buffers: Mapping[str, Tensor] | None) -> Params:
-        """Buffers in the dtype of the inputs: a float64 analysis needs float64 statistics."""
+        """Buffers in the dtype of the inputs, or of the parameters where inputs are token ids.
+
+        A float64 analysis needs float64 statistics.
+        """
         own = dict(self.model.named_buffers())
         merged = {name: (buffers or {}).get(name, value) for name, value in own.items()}
         return {

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -34,6 +35,27 @@ class FollowingLoss:
         state = {name: _like(value, logits) for name, value in own.items()}
         value: Tensor = torch.func.functional_call(self.loss, state, (logits, targets))
         return value
+
+
+@dataclass(frozen=True)
+class NextToken:
+    """The mean cross-entropy of each token, given the tokens before it.
+
+    Attributes:
+        padding: the id of tokens that are not predicted, or ``None``.
+    """
+
+    padding: int | None = None
+
+    def __call__(self, logits: Tensor, ids: Tensor) -> Tensor:
+        """Return the loss of texts.
+
+        Args:
+            logits: (B, T, V) of the next token at each position.
+            ids: (B, T) the tokens themselves; position t is compared with the logits at t − 1.
+        """
+        ignored = -100 if self.padding is None else self.padding
+        return F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), ignore_index=ignored)
 
 
 def following(loss: Loss) -> Loss:

@@ -39,8 +39,10 @@ class Batch:
     """Inputs and targets of B samples.
 
     Attributes:
-        inputs: (B, C, H, W) in the model's input space, that is, after normalisation.
-        targets: (B,) int64 class indices, or (B, K) class probabilities (soft labels).
+        inputs: (B, C, H, W) in the model's input space, that is, after normalisation; or (B, T)
+            int64 token ids, filled up with the padding's id.
+        targets: (B,) int64 class indices, or (B, K) class probabilities (soft labels); (B, T) the
+            token ids themselves where the model predicts the next token.
     """
 
     inputs: Tensor
@@ -77,10 +79,11 @@ class InputSpec:
     """What is public about the data: shapes, classes and the normalisation.
 
     A model input is ``(pixel − mean) / std`` with pixels in [0, 1]. Inputs that are no images, such
-    as the rows of a standardised table or embeddings, lie in no box; see ``table``.
+    as the rows of a standardised table or embeddings, lie in no box; see ``table``. Inputs that are
+    token ids have a vocabulary and no normalisation; see ``text``.
 
     Attributes:
-        shape: (C, H, W) of one input.
+        shape: (C, H, W) of one input, or (T,) of a text of at most T tokens.
         num_classes: the number of classes K.
         mean: per channel, in pixel units; a single entry is that of every channel.
         std: per channel, in pixel units; positive; a single entry is that of every channel.
@@ -88,18 +91,26 @@ class InputSpec:
             Otherwise no answer is clamped, and what is proven are the network's inputs.
         known: whether the normalisation is known. If not, an audit and ``flwr_leakage.attack`` try
             the given one first, then all public ones, and the fit decides.
+        vocabulary: the number V of token ids; 0 for inputs that are no text.
+        padding: the id that fills up short texts, or ``None``. A model takes no notice of it: its
+            attention mask is ``ids != padding``.
+        next_token: whether the model maps a text to logits (T, V) of the next token at each
+            position, instead of the logits (K,) of a class.
 
     Example:
         >>> InputSpec.table(30, 2).clamp(torch.full((1, 1, 30), 9.0)).max()
         tensor(9.)
     """
 
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     num_classes: int
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
     box: bool = True
     known: bool = True
+    vocabulary: int = 0
+    padding: int | None = None
+    next_token: bool = False
 
     @classmethod
     def table(cls, num_features: int, num_classes: int) -> "InputSpec":
@@ -113,7 +124,60 @@ class InputSpec:
         """
         return cls((1, 1, num_features), num_classes, (0.5,), (0.25,), box=False)
 
+    @classmethod
+    def text(
+        cls,
+        vocabulary: int,
+        length: int,
+        num_classes: int | None = None,
+        padding: int | None = None,
+    ) -> "InputSpec":
+        """Return the spec of texts: token ids (T,) in [0, V).
+
+        Args:
+            vocabulary: V.
+            length: T, the largest number of tokens of a text.
+            num_classes: K of a classifier; ``None`` for a model of the next token.
+            padding: the id that fills up short texts, if there is one.
+
+        Example:
+            >>> InputSpec.text(1000, 16, padding=0).blank(1, torch.zeros(()))[0, :4]
+            tensor([1, 1, 1, 1])
+        """
+        next_token = num_classes is None
+        classes = vocabulary if num_classes is None else num_classes
+        return cls(
+            (length,), classes, box=False, vocabulary=vocabulary, padding=padding,
+            next_token=next_token,
+        )  # fmt: skip
+
+    @property
+    def is_text(self) -> bool:
+        """Whether inputs are token ids."""
+        return self.vocabulary > 0
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """The shape of the logits of one input: (K,), or (T, V) for a model of the next token."""
+        classes = (self.num_classes,)
+        return (*self.shape, *classes) if self.next_token else classes
+
+    def blank(self, count: int, like: Tensor) -> Tensor:
+        """Return (count, …) inputs that tell nothing: mid-grey, or one token at all positions.
+
+        Args:
+            count: the number of inputs.
+            like: a tensor of the device and of the precision of continuous inputs.
+        """
+        if not self.is_text:
+            return self.normalize(like.new_full((count, *self.shape), 0.5))
+        token = 1 if self.padding == 0 else 0
+        return torch.full((count, *self.shape), token, device=like.device)
+
     def __post_init__(self) -> None:
+        if self.is_text or self.padding is not None or self.next_token:
+            self._check_text()
+            return
         size = self.shape
         if not isinstance(size, Sequence) or len(size) != 3 or not all(map(is_count, size)):
             raise ValueError(f"shape must be (C, H, W) of inputs, all positive, got {brief(size)}.")
@@ -136,6 +200,32 @@ class InputSpec:
         for name in ("box", "known"):
             if not isinstance(value := getattr(self, name), bool):
                 raise ValueError(f"{name} must be true or false, got {brief(value)}.")
+
+    def _check_text(self) -> None:
+        """Raise ``ValueError`` unless the spec is one of token ids."""
+        size = self.shape
+        if not isinstance(size, Sequence) or len(size) != 1 or not all(map(is_count, size)):
+            raise ValueError(f"shape must be (T,) of texts of up to T tokens, got {brief(size)}.")
+        if not is_count(self.vocabulary) or self.vocabulary < 2:
+            raise ValueError(f"vocabulary must be at least 2 ids, got {brief(self.vocabulary)}.")
+        if not is_count(self.num_classes):
+            raise ValueError(
+                f"num_classes must be a positive integer, got {brief(self.num_classes)}."
+            )
+        if self.next_token and self.num_classes != self.vocabulary:
+            raise ValueError(
+                f"a model of the next token has one class for each of {self.vocabulary} ids, got "
+                f"num_classes={self.num_classes}."
+            )
+        padding = self.padding
+        if padding is not None and not (
+            padding == 0 or (is_count(padding) and padding < self.vocabulary)
+        ):
+            raise ValueError(
+                f"padding must be an id in [0, {self.vocabulary}) or None, got {brief(padding)}."
+            )
+        if (self.box, self.known, self.mean, self.std) != (False, True, (0.0,), (1.0,)):
+            raise ValueError("token ids have no box and no normalisation; see InputSpec.text.")
 
     def _per_channel(self, values: tuple[float, ...], like: Tensor) -> Tensor:
         return torch.tensor(values, dtype=like.dtype, device=like.device).reshape(-1, 1, 1)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.job import AttackJob
-from flwr_leakage.records import Reconstruction
+from flwr_leakage.records import InputSpec, Reconstruction
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,22 @@ class DeclaresShare(Protocol):
             share: the share, in (0, 1].
         """
         ...
+
+
+def require_kind(attack: object, spec: InputSpec) -> None:
+    """Raise ``ValueError`` unless an attack takes the kind of inputs that a spec describes.
+
+    An attack takes token ids if its class says ``reads_text = True``, and continuous inputs if not.
+
+    Args:
+        attack: any attack.
+        spec: the public facts about the data.
+    """
+    reads_text = getattr(attack, "reads_text", False)
+    if spec.is_text and not reads_text:
+        raise ValueError("it moves continuous inputs, such as images, and these are token ids.")
+    if reads_text and not spec.is_text:
+        raise ValueError("it reads texts, and these inputs are no token ids (InputSpec.text).")
 
 
 def failure(error: Exception | str) -> Reconstruction:

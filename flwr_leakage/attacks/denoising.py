@@ -61,6 +61,7 @@ class Denoising:
             budget: a limit that is checked between steps.
         """
         start = Batch(candidate.inputs.double(), candidate.targets)
+        assert evidence.prior is not None  # texts are not denoised
         priors = (None, PatchPrior.of(evidence.prior))
         answers = [self.solve(evidence, start, prior, budget) for prior in priors]
         found = [inputs for inputs, steps in answers if steps] or [start.inputs]

@@ -80,14 +80,14 @@ class Evidence:
         likelihood: the likelihood of all rounds' residuals.
         told: equations that replace the gradient, with their observed likelihood, or ``None``.
         groups: (P,) the index of the group of each entry.
-        prior: the prior of each sample.
+        prior: the prior of each sample; ``None`` for texts, of which all are equally likely.
         tolerance: largest relative squared distance of a tensor's gradient that counts as met.
     """
 
     problem: Problem
     likelihood: Likelihood
     groups: Tensor
-    prior: ImagePrior
+    prior: ImagePrior | None
     tolerance: float
     told: tuple[KnownErrors, Likelihood] | None = None
 
@@ -98,8 +98,10 @@ class Evidence:
         gradients = [posed.gradient for posed in problem.rounds]
         likelihood = Likelihood.of(gradients, estimate_noise(problem))
         groups = kernel_groups([value.shape for each in gradients for value in each.values()])
-        found = cls(problem, likelihood, groups, ImagePrior.of(problem.spec), tolerance)
-        if found.is_noised or problem.num_samples != 1 or not problem.is_single_gradient:
+        is_text = problem.spec.is_text
+        prior = None if is_text else ImagePrior.of(problem.spec)
+        found = cls(problem, likelihood, groups, prior, tolerance)
+        if is_text or found.is_noised or problem.num_samples != 1 or not problem.is_single_gradient:
             return found
         try:
             told = OneSample()(problem, likelihood, torch.Generator().manual_seed(0))
@@ -129,7 +131,7 @@ class Evidence:
 
     def gradient(self, batch: Batch) -> Tensor:
         """Return g(x̂) (P,), all rounds one after another, in double precision."""
-        batch = Batch(batch.inputs.double(), _in(torch.float64, batch.targets))
+        batch = Batch(_in(torch.float64, batch.inputs), _in(torch.float64, batch.targets))
         return simulate_rounds(self.problem, batch)
 
     def judge(self, batch: Batch) -> Judgement:
@@ -144,15 +146,17 @@ class Evidence:
         sizes = [len(ravel(p.gradient)) for p in self.problem.rounds]
         pairs = zip(residual.split(sizes), self.likelihood.observed.split(sizes), strict=True)
         distances = [float(r.square().sum() / g.square().sum()) for r, g in pairs]
-        inputs = batch.inputs.double()
-        coordinates = torch.stack([self.prior.coordinates(x[None]) for x in inputs])
-        is_open = self.told is not None and self.equations < self.unknowns
-        energy = self._misfit_energy(residual, inputs) + ring_energy(coordinates, is_open)
+        energy, plausible = self._misfit_energy(residual, batch.inputs), True
+        if self.prior is not None:
+            inputs = batch.inputs.double()
+            coordinates = torch.stack([self.prior.coordinates(x[None]) for x in inputs])
+            is_open = self.told is not None and self.equations < self.unknowns
+            energy += ring_energy(coordinates, is_open)
+            plausible = float(coordinates.square().mean()) <= 1.5
         distance = sum(distances) / len(distances)
         if not math.isfinite(energy + distance):
             return Judgement(math.inf, math.inf, math.inf)
         misfit = self.likelihood.misfit(residual)
-        plausible = float(coordinates.square().mean()) <= 1.5
         explained = self.is_noised and misfit <= 1.05 and plausible
         if explained:  # any image explains an update that is noise alone
             nothing = self.likelihood.misfit(-self.likelihood.observed)
@@ -171,7 +175,7 @@ class Evidence:
         """
         single = simulate_rounds(
             self.problem.to(torch.float32),
-            Batch(batch.inputs.float(), _in(torch.float32, batch.targets)),
+            Batch(_in(torch.float32, batch.inputs), _in(torch.float32, batch.targets)),
         )
         spread = (single.double() - self.likelihood.observed - residual).square()
         travelled = [
@@ -194,12 +198,13 @@ class Evidence:
         if self.told is None:
             return self.likelihood.energy(residual, self.unknowns, self.groups)
         equations, known = self.told
-        rest = known.residual(equations.gradient(equations.in_order(inputs), 0.0, precise=True))
+        ordered = equations.in_order(inputs.double())
+        rest = known.residual(equations.gradient(ordered, 0.0, precise=True))
         return known.energy(rest, self.unknowns, equations.groups)
 
     @property
     def unknowns(self) -> int:
-        """Number of pixels of all samples, times channels."""
+        """Number of pixels of all samples, times channels, or of tokens of all texts."""
         return self.problem.num_samples * torch.Size(self.problem.spec.shape).numel()
 
     @property
@@ -215,9 +220,9 @@ class Evidence:
         return noise > 1e-8 * float(self.likelihood.observed.square().sum())
 
 
-def _in(dtype: torch.dtype, targets: Tensor) -> Tensor:
-    """Return probabilities in a precision, and class ids as they are."""
-    return targets.to(dtype) if targets.is_floating_point() else targets
+def _in(dtype: torch.dtype, values: Tensor) -> Tensor:
+    """Return continuous inputs or probabilities in a precision, and ids as they are."""
+    return values.to(dtype) if values.is_floating_point() else values
 
 
 def ring_energy(coordinates: Tensor, is_open: bool = False, ratio: float = 1.35) -> float:

@@ -1,6 +1,8 @@
 """The check, before any attack, that a loss can be computed and differentiated."""
 
+import math
 import warnings
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -15,6 +17,7 @@ def check_loss(
     num_classes: int,
     granted: Tensor | None = None,
     device: torch.device | None = None,
+    positions: Sequence[int] = (),
 ) -> None:
     """Raise ``ValueError`` for a loss that the attacks cannot compute and differentiate in float64.
 
@@ -25,16 +28,24 @@ def check_loss(
         granted: the known targets. If these are probabilities, the loss must take probabilities,
             else class indices.
         device: device of the logits; the CPU by default.
+        positions: (T,) if a sample has logits and a class index at each of T positions.
     """
     rows = min(count, 2)
-    targets = torch.arange(rows, device=device) % num_classes
+    output_shape = (*positions, num_classes)
+    each = (rows, *positions)
+    targets = torch.arange(math.prod(each), device=device).reshape(each) % num_classes
     if granted is not None and granted.is_floating_point():
         targets = granted[:rows].to(targets.device)
-    problem = _problem(loss, num_classes, targets, torch.float64)
-    if problem and not _problem(loss, num_classes, targets, torch.float32):
+    problem = _problem(loss, output_shape, targets, torch.float64)
+    if problem and not _problem(loss, output_shape, targets, torch.float32):
         raise ValueError(
             f"the loss must work in float64, in which attacks compute, but {problem}; hand over "
             "the loss module itself, whose weights are cast, or cast them to the logits' dtype."
+        )
+    if problem and positions:
+        raise ValueError(
+            "the loss of a model of the next token must take logits (B, T, V) and token ids (B, T) "
+            f"and return a scalar, but {problem}; flwr_leakage.losses.NextToken is such a loss."
         )
     if problem:
         raise ValueError(
@@ -45,15 +56,15 @@ def check_loss(
         )
 
 
-def _problem(loss: Loss, num_classes: int, targets: Tensor, dtype: torch.dtype) -> str:
+def _problem(loss: Loss, output_shape: Sequence[int], targets: Tensor, dtype: torch.dtype) -> str:
     """Return the failure of a loss in one precision in words, or an empty string.
 
     Raises:
         ValueError: the value is no scalar.
     """
-    size = len(targets) * num_classes
+    size = len(targets) * math.prod(output_shape)
     logits = torch.linspace(-1, 1, size, dtype=dtype, device=targets.device)
-    logits = logits.reshape(-1, num_classes).requires_grad_()
+    logits = logits.reshape(-1, *output_shape).requires_grad_()
     if targets.is_floating_point():
         targets = targets.to(dtype)
     shapes = f"logits {tuple(logits.shape)} and targets {tuple(targets.shape)}"

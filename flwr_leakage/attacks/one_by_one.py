@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import torch
 
-from flwr_leakage.attacks.base import AttackProgress, ProgressCallback, failure
+from flwr_leakage.attacks.base import AttackProgress, ProgressCallback, failure, require_kind
 from flwr_leakage.attacks.budget import Budget, Stopwatch
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.attacks.problem import Problem, pose
@@ -22,9 +22,11 @@ class OneByOne(ABC):
 
     Attributes:
         purpose: the name of the random streams of its targets.
+        reads_text: whether it takes token ids, and nothing else.
     """
 
     purpose: ClassVar[str]
+    reads_text: ClassVar[bool] = False
 
     def __call__(
         self, job: AttackJob, progress: ProgressCallback | None = None
@@ -36,6 +38,7 @@ class OneByOne(ABC):
             stream = job.generator(index, self.purpose)
             budget = Budget.of(job.max_seconds)
             try:
+                require_kind(self, job.spec)
                 problem = pose(job.gradient_map, job.spec, observation, job.threat)
                 problem = unscaled(problem).to(torch.float64)
                 found = self.solve(problem, stream, job.restart(index), budget)

@@ -130,7 +130,9 @@ def attack(
             applies it.
         update: gradients, or parameters before and after. A list of updates is attacked together.
         spec: input shape, number of classes and normalisation. If that is unknown
-            (``known=False``), all public ones are tried, and the fit decides.
+            (``known=False``), all public ones are tried, and the fit decides. ``InputSpec.text`` for
+            a model of token ids; with ``num_classes=None`` the loss is
+            ``flwr_leakage.losses.NextToken``.
         preset: the name of a preset in ``conf/attack``, or an attack.
         num_examples: number of samples behind each update.
         schedule: the local training of each update; one step of all samples by default. It is
@@ -183,8 +185,8 @@ def attack(
     gradient_map = GradientMap(model, loss, batch_norm or mode_of(model))
     _warn_of_dropout(model, spec, gradient_map.batch_norm)
     labels = [None if label is None else label.cpu() for label in labels]
-    first = labels[0] if labels else None
-    check_loss(gradient_map.loss, num_examples, spec.num_classes, first)
+    first, positions = labels[0] if labels else None, spec.output_shape[:-1]
+    check_loss(gradient_map.loss, num_examples, spec.num_classes, first, positions=positions)
     observations = [
         as_observation(gradient_map, given, num_examples, schedule, label, index, tuple(members))
         for index, (given, label) in enumerate(zip(updates, labels, strict=True))
@@ -354,8 +356,9 @@ def _warn_of_dropout(model: nn.Module, spec: InputSpec, mode: BatchNormMode) -> 
 
 def _functions_that_drop(model: nn.Module, spec: InputSpec) -> list[str]:
     like = next(model.parameters())
+    inputs = spec.blank(2, like) if spec.is_text else like.new_zeros(2, *spec.shape)
     try:
-        return functional_dropout(model, like.new_zeros(2, *spec.shape))
+        return functional_dropout(model, inputs)
     except (RuntimeError, IndexError, TypeError, AssertionError, ValueError):
         return []  # reading the update reports a model that takes no such inputs
 

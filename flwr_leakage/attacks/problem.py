@@ -122,7 +122,8 @@ def require_arguments(spec: object, num_examples: object) -> None:
     """Raise ``ValueError`` unless the arguments are an ``InputSpec`` and a positive integer."""
     if not isinstance(spec, InputSpec):
         raise ValueError(
-            f"spec must be an InputSpec of shape (C, H, W) and classes, got {type(spec).__name__}."
+            "spec must be an InputSpec, of shape (C, H, W) and classes or of text, got "
+            f"{type(spec).__name__}."
         )
     if not isinstance(num_examples, Integral) or num_examples < 1:
         raise ValueError(f"num_examples must be a positive integer, got {num_examples!r}.")
@@ -211,7 +212,8 @@ def pose(
     )
     targets = _granted_targets(spec, observation, threat, touched)
     device = next(iter(observation.params.values())).device
-    check_loss(gradient_map.loss, touched, spec.num_classes, targets, device)
+    positions = spec.output_shape[:-1]
+    check_loss(gradient_map.loss, touched, spec.num_classes, targets, device, positions)
     earlier = tuple(pose(gradient_map, spec, other, threat) for other in observation.earlier)
     if any(other.num_samples != touched for other in earlier):
         raise ValueError(
@@ -251,7 +253,8 @@ def _granted_targets(
         raise ValueError(f"{num_samples} targets must be disclosed, got {len(targets)}.")
     targets = targets[:num_samples]
     soft = targets.is_floating_point()
-    expected = (num_samples, spec.num_classes) if soft else (num_samples,)
+    # Class probabilities have the shape of the logits, class ids have one number for each of them.
+    expected = (num_samples, *(spec.output_shape if soft else spec.output_shape[:-1]))
     if targets.shape != expected:
         raise ValueError(
             f"{'soft' if soft else 'hard'} targets must have shape {expected}, got "
@@ -279,7 +282,8 @@ def as_met(
     Raises:
         ValueError: the model does not take such inputs, or does not have one output for each class.
     """
-    dummy = next(iter(params.values())).new_zeros(2, *spec.shape)
+    like = next(iter(params.values()))
+    dummy = spec.blank(2, like) if spec.is_text else like.new_zeros(2, *spec.shape)
     found = []
     walk = Dropouts(skip=False)
     try:
@@ -294,7 +298,12 @@ def as_met(
             f"{type(error).__name__} for two of them: {first}"
         ) from error
     (logits,) = found
-    if logits.shape != (2, spec.num_classes):
+    if spec.next_token and logits.shape != (2, *spec.output_shape):
+        raise ValueError(
+            f"a model of the next token must return logits (B, T, V) = (B, "
+            f"{', '.join(map(str, spec.output_shape))}), got {tuple(logits.shape)}."
+        )
+    if logits.shape != (2, *spec.output_shape):
         raise ValueError(
             f"the model must have one output for each of {spec.num_classes} classes, got "
             f"{logits[0].numel()}."

@@ -187,6 +187,8 @@ class Strongest:
         the distance.
         """
         assert target.evidence is not None
+        if job.spec.is_text:
+            return  # token ids do not move
         attack: GoOn | None = None if self.finish is None else partial(_finish, self.finish)
         suffix = FINISHED
         if target.evidence.is_noised and self.denoising is not None:
@@ -329,7 +331,8 @@ class _Target:
         if result.batch is None:
             outcome: PartOutcome = "failed" if result.error.startswith(UNFORESEEN) else "refused"
             self.parts.append(Part(name, outcome, seconds=seconds, reason=result.error))
-            if self.best.batch is None:
+            # What an attack has told, such as tokens without their order, outlasts later refusals.
+            if self.best.batch is None and (result.stats or not self.best.stats):
                 self.best = result
             return False
         result = in_box(self.evidence.problem.spec, result)  # judge the images that are returned
@@ -472,11 +475,14 @@ GoOn = Callable[..., list[Reconstruction]]
 
 
 def _grey(problem: Problem) -> Batch:
-    """Return mid-grey samples, of known or equal labels."""
+    """Return mid-grey samples or blank texts, of known or equal labels."""
     count, spec = problem.num_samples, problem.spec
+    inputs = spec.blank(count, torch.zeros(()))
+    if spec.next_token:
+        return Batch(inputs, inputs)
     targets = problem.known_targets
     targets = torch.zeros(count, dtype=torch.long) if targets is None else targets
-    return Batch(spec.normalize(torch.full((count, *spec.shape), 0.5)), targets)
+    return Batch(inputs, targets)
 
 
 def _finish(

@@ -1,7 +1,7 @@
 """Networks of the field's papers, and their initial weights.
 
 Every network takes ``input_shape`` (C, H, W) and ``num_classes`` first, maps (B, C, H, W) to
-logits (B, K), and is twice differentiable almost everywhere.
+logits (B, K), and is twice differentiable almost everywhere. ``TextTransformer`` takes token ids.
 """
 
 from flwr_leakage.models.alexnet import AlexNet
@@ -14,6 +14,7 @@ from flwr_leakage.models.resnet import ResNet8, ResNet18
 from flwr_leakage.models.resnet_deep import ResNet34, ResNet50, ResNet101, ResNet152
 from flwr_leakage.models.shufflenet import ShuffleNet
 from flwr_leakage.models.shufflenet_v2 import ShuffleNetV2
+from flwr_leakage.models.text_transformer import TextTransformer
 from flwr_leakage.models.vgg import VGG9
 
 __all__ = [
@@ -31,5 +32,6 @@ __all__ = [
     "ResNet152",
     "ShuffleNet",
     "ShuffleNetV2",
+    "TextTransformer",
     "initialize",
 ]

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from flwr_leakage.attacks.base import ProgressCallback, Reporter, failure
+from flwr_leakage.attacks.base import ProgressCallback, Reporter, failure, require_kind
 from flwr_leakage.attacks.budget import Budget, Stopwatch, stop_mark
 from flwr_leakage.attacks.inversion.evaluation import Batching, Candidates, Evaluator, faster
 from flwr_leakage.attacks.inversion.factored_evaluation import FactoredEvaluator, supports
@@ -148,6 +148,7 @@ class GradientInversion:
             ValueError: the observation cannot be attacked.
         """
         observation = job.observations[indices[0]]
+        require_kind(self, job.spec)
         problem = unscaled(pose(job.gradient_map, job.spec, observation, job.threat))
         if self.normalize_by != "candidate" and job.gradient_map.uses_batch_statistics:
             problem = problem.normalized_by(self.normalize_by)

@@ -223,10 +223,9 @@ def estimate_noise(problem: Problem) -> float | None:
     zeros = (observed == 0).sum(0)
     if bool(((zeros > 0) & (zeros < len(observed))).any()) or bool((zeros > 0).all()):
         return None
-    grey = problem.spec.normalize(
-        torch.full((problem.num_samples, *problem.spec.shape), 0.5, dtype=observed.dtype)
-    )
+    grey = problem.spec.blank(problem.num_samples, observed)
     targets = torch.zeros(problem.num_samples, dtype=torch.int64)
+    targets = grey if problem.spec.next_token else targets
     own = columns(
         simulate_gradient(
             problem.gradient_map,

@@ -29,10 +29,11 @@ def find_last_layer(problem: Problem) -> LastLayer:
         ValueError: no linear layer has one output for each class.
     """
     classes = problem.spec.num_classes
-    dummy = next(iter(problem.params.values())).new_zeros(2, *problem.spec.shape)
+    like, spec = next(iter(problem.params.values())), problem.spec
+    dummy = spec.blank(2, like) if spec.is_text else like.new_zeros(2, *spec.shape)
     with torch.no_grad():
         uses = find_linear_layers(problem, dummy)
-    heads = [use for use in uses if use.outputs.shape == (2, classes)]
+    heads = [use for use in uses if use.outputs.shape == (2, *spec.output_shape)]
     if not heads:
         raise ValueError(
             f"the network must end in a linear layer (F.linear, addmm, einsum, x @ W + c) of "

@@ -79,7 +79,9 @@ def logits_behind(
         inputs: (B, C, H, W) inputs of the network, for paths around the layer; zeros by default.
     """
     if inputs is None:
-        inputs = outputs.new_zeros(1, *problem.spec.shape).expand(len(outputs), -1, -1, -1)
+        spec = problem.spec
+        blank = spec.blank(1, outputs) if spec.is_text else outputs.new_zeros(1, *spec.shape)
+        inputs = blank.expand(len(outputs), *spec.shape)
     with _Replaced({id(value): name for name, value in problem.params.items()}, weight, outputs):
         return problem.gradient_map.logits(problem.params, inputs, problem.buffers)
 

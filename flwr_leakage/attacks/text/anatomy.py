@@ -1,0 +1,335 @@
+"""What a pass shows of a transformer: its tables, the inputs of its layers, and its attention.
+
+Nothing is known of a family of models. One pass of random tokens shows which parameters are looked
+up by the ids and by the positions, and which linear layers take a vector of each token. A second
+pass, with one token changed, shows what the vectors depend on.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from flwr_leakage.attacks.network.calls import Affine, Op
+from flwr_leakage.attacks.network.trace import Run, Trace
+from flwr_leakage.attacks.problem import Problem
+from flwr_leakage.attacks.rounding import FLOAT32_NOISE, FLOAT32_RELATIVE_ERROR
+
+
+@dataclass(frozen=True)
+class Span:
+    """The row space of the gradient of linear layers, in which their inputs lie.
+
+    ``∂L/∂W = Σ_t a_t z_tᵀ`` for the inputs z_t of all tokens t with errors a_t.
+
+    Attributes:
+        basis: (r, n) orthonormal rows.
+    """
+
+    basis: Tensor
+
+    @classmethod
+    def of(cls, gradient: Float[Tensor, "m n"], most: int) -> "Span":
+        """Return the span of a gradient whose true rank is at most ``most``.
+
+        Singular values beyond ``most`` are rounding or noise, so that the largest of them shows
+        their size. If there are none, float32 rounding is assumed.
+        """
+        _, values, rows = torch.linalg.svd(gradient, full_matrices=False)
+        if most < len(values):
+            edge = 3 * float(values[most])
+        else:
+            sides = sum(1 / math.sqrt(side) for side in gradient.shape)
+            edge = FLOAT32_NOISE * float(gradient.norm()) * sides
+        rank = int((values > max(edge, 1e-13 * float(values[0]))).sum())
+        return cls(rows[:rank])
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every vector lies in the span, so that it tells nothing."""
+        return self.basis.shape[0] >= self.basis.shape[1]
+
+    def outside(self, vectors: Float[Tensor, "... n"]) -> Float[Tensor, "... n"]:
+        """Return the part of each vector that lies outside of the span."""
+        return vectors - vectors @ self.basis.T @ self.basis
+
+    def distance(self, vectors: Float[Tensor, "... n"]) -> Float[Tensor, "..."]:
+        """Return the share ``‖z − P z‖ / ‖z‖`` of each vector outside of the span."""
+        return self.outside(vectors).norm(dim=-1) / vectors.norm(dim=-1).clamp_min(1e-30)
+
+
+@dataclass(frozen=True)
+class Site:
+    """Linear layers that take one and the same vector of each token.
+
+    Attributes:
+        weights: the names of their weights.
+        is_pointwise: whether the vector depends on the token and its position alone.
+        is_live: whether every token has an error there, so that the span holds all of them.
+    """
+
+    weights: tuple[str, ...]
+    is_pointwise: bool
+    is_live: bool
+
+    def span(self, problem: Problem, most: int) -> Span:
+        """Return the span of their gradients in the update."""
+        return Span.of(torch.cat([problem.gradient[name] for name in self.weights]), most)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The first attention of a model: ``softmax(q kᵀ / √h) v`` in each of several heads.
+
+    Attributes:
+        query: W and b of q; ``key`` and ``value`` likewise.
+        heads: the number of heads.
+    """
+
+    query: tuple[Tensor, Tensor]
+    key: tuple[Tensor, Tensor]
+    value: tuple[Tensor, Tensor]
+    heads: int
+
+    def split(self, inputs: Float[Tensor, "... n"]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q / √h, k and v (…, heads, h) of the layers' inputs."""
+        q, k, v = (
+            F.linear(inputs, weight, bias).unflatten(-1, (self.heads, -1))
+            for weight, bias in (self.query, self.key, self.value)
+        )
+        return q / math.sqrt(q.shape[-1]), k, v
+
+    def mixed(
+        self, inputs: Float[Tensor, "B T n"], at: Int[Tensor, " Q"], is_causal: bool
+    ) -> Float[Tensor, "B Q m"]:
+        """Return the mixed values of whole texts at some positions, all heads side by side."""
+        q, k, v = self.split(inputs)
+        scores = torch.einsum("bihc,bjhc->bhij", q[:, at], k)
+        if is_causal:
+            later = torch.arange(inputs.shape[1]) > at[:, None]
+            scores = scores.masked_fill(later, -math.inf)
+        return torch.einsum("bhij,bjhc->bihc", scores.softmax(-1), v).flatten(2)
+
+
+class _Finished(Exception):
+    """The end of a pass whose last part is not needed."""
+
+
+class _Pass(Trace):
+    """The record of a pass of tokens, with its look-ups, up to a layer.
+
+    Attributes:
+        lookups: the indices and the name of the table of each look-up.
+        last: the name of the weight of the last layer that is needed; empty for all.
+    """
+
+    def __init__(self, names: Any = None) -> None:
+        super().__init__(names)
+        self.lookups: list[tuple[Tensor, str]] = []
+        self.last = ""
+
+    def on_op(self, op: Op, run: Run) -> Tensor:
+        outputs = super().on_op(op, run)
+        if isinstance(op, Affine) and op.name and op.name == self.last:
+            raise _Finished
+        return outputs
+
+    def on_other(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if function in (F.embedding, torch.embedding, Tensor.__getitem__):
+            tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
+            for table, indices in (tensors[:2], tensors[1::-1]) if len(tensors) > 1 else ():
+                if id(table) in self.names and not indices.is_floating_point():
+                    self.lookups.append((indices, self.names[id(table)]))
+        return function(*args, **kwargs)
+
+
+def _pass(problem: Problem, ids: Tensor, params: dict[str, Tensor], last: str = "") -> _Pass:
+    trace = _Pass({id(value): name for name, value in params.items()})
+    trace.last = last
+    try:
+        with trace:
+            problem.gradient_map.logits(params, ids, problem.buffers)
+    except _Finished:
+        pass
+    return trace
+
+
+def _vectors(trace: _Pass, ids: Tensor) -> dict[str, Tensor]:
+    """Return the inputs (B, T, n) of each linear layer that takes a vector of each token."""
+    found = {}
+    for step in trace.linear:
+        assert isinstance(step.op, Affine)
+        width = step.inputs.shape[-1]
+        if step.inputs.numel() == ids.numel() * width:
+            found[step.op.name] = step.inputs.reshape(*ids.shape, width)
+    return found
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """What a pass shows of a transformer.
+
+    Attributes:
+        words: the name of the table (V, d) that the ids look up.
+        positions: the name of the table that the positions look up, or ``None``.
+        places: (T,) the row of each position in it.
+        is_tied: whether the table of words is a linear layer's weight, too.
+        is_causal: whether vectors depend on earlier tokens only.
+        sites: the layers that take a vector of each token, in their order.
+        attention: the first attention, or ``None`` if it is of another kind.
+    """
+
+    words: str
+    positions: str | None
+    places: Tensor
+    is_tied: bool
+    is_causal: bool
+    sites: tuple[Site, ...]
+    attention: Attention | None
+
+    @classmethod
+    def of(cls, problem: Problem, generator: torch.Generator) -> "Anatomy":
+        """Return the anatomy of a problem's model.
+
+        Raises:
+            ValueError: the ids look up no table of the model.
+        """
+        spec = problem.spec
+        first = 1 if spec.padding == 0 else 0
+        shape = (2, *spec.shape)
+        ids = torch.randint(first, spec.vocabulary, shape, generator=generator)
+        if spec.padding:
+            ids[ids == spec.padding] = first
+        found = _pass(problem, ids, problem.params).lookups
+        words = [name for at, name in found if at.shape == ids.shape and torch.equal(at, ids)]
+        if not words:
+            raise ValueError("the ids must look up a table of embeddings, and no table is.")
+        positions, places = None, torch.arange(shape[1])
+        for at, name in found:
+            rows = at.reshape(-1, at.shape[-1])
+            distinct = at.shape[-1] == shape[1] and len(rows[0].unique()) == shape[1]
+            if name != words[0] and distinct and bool((rows == rows[0]).all()):
+                positions, places = name, rows[0]
+        # The table is a leaf, so that the errors of all outputs behind it can be computed.
+        leaf = problem.params[words[0]].detach().clone().requires_grad_()
+        params = {**problem.params, words[0]: leaf}
+        with torch.enable_grad():
+            trace = _Pass({id(value): name for name, value in params.items()})
+            with trace:
+                logits = problem.gradient_map.logits(params, ids, problem.buffers)
+            targets = ids if spec.next_token else torch.arange(2) % spec.num_classes
+            loss = problem.gradient_map.loss(logits, targets)
+        outputs = {}
+        for step in trace.linear:
+            assert isinstance(step.op, Affine)
+            outputs[step.op.name] = step.outputs
+        vectors = {name: value.detach() for name, value in _vectors(trace, ids).items()}
+        errors = dict(
+            zip(
+                vectors,
+                torch.autograd.grad(loss, [outputs[name] for name in vectors], allow_unused=True),
+                strict=True,
+            )
+        )
+        middle = shape[1] // 2
+        other = ids.clone()
+        other[:, middle] = torch.where(ids[:, middle] == first, first + 1, first)
+        moved = _vectors(_pass(problem, other, problem.params), ids)
+        groups: list[list[str]] = []
+        for name in vectors:
+            if groups and torch.equal(vectors[groups[-1][0]], vectors[name]):
+                groups[-1].append(name)
+            else:
+                groups.append([name])
+        sites, is_causal = [], True
+        for group in groups:
+            gap = (vectors[group[0]] - moved[group[0]]).norm(dim=-1).amax(0)
+            changed = gap > 1e-9 * vectors[group[0]].norm(dim=-1).amax()
+            is_causal &= not bool(changed[:middle].any())
+            given = [errors[name] for name in group if name in problem.gradient_map.trained]
+            told = [each.reshape(*ids.shape, -1).norm(dim=-1) for each in given if each is not None]
+            live = sum(told, torch.zeros(shape))[:, : shape[1] - spec.next_token] > 0
+            is_pointwise = int(changed.sum()) <= 1
+            own = tuple(name for name in group if name in problem.gradient_map.trained)
+            if own:
+                sites.append(Site(own, is_pointwise, bool(live.all())))
+        return cls(
+            words[0],
+            positions,
+            places,
+            words[0] in outputs,
+            is_causal,
+            tuple(sites),
+            _attention(problem, trace, vectors, groups, moved, is_causal, middle),
+        )
+
+    @property
+    def mixed(self) -> Site | None:
+        """The first live site that depends on other tokens, the mixed values of the attention."""
+        return next(iter(self.deep), None)
+
+    @property
+    def deep(self) -> tuple[Site, ...]:
+        """The live sites that depend on other tokens, in their order."""
+        return tuple(site for site in self.sites if site.is_live and not site.is_pointwise)
+
+    def vectors(
+        self, problem: Problem, ids: Int[Tensor, "B T"], sites: Sequence[Site]
+    ) -> list[Float[Tensor, "B T n"]]:
+        """Return the inputs of some sites in a pass of texts, which ends behind the last."""
+        trace = _pass(problem, ids, problem.params, sites[-1].weights[0])
+        found = _vectors(trace, ids)
+        return [found[site.weights[0]] for site in sites]
+
+
+def _attention(
+    problem: Problem,
+    trace: _Pass,
+    vectors: dict[str, Tensor],
+    groups: list[list[str]],
+    moved: dict[str, Tensor],
+    is_causal: bool,
+    middle: int,
+) -> Attention | None:
+    """Return the attention whose outputs the first layer behind it takes, or None.
+
+    Its query, key and value are three layers of the same inputs, in any order, or one that is cut
+    into three. The number of heads is the one that explains the inputs of the layer behind.
+    """
+    biases = {
+        step.op.name: step.op.bias_name for step in trace.linear if isinstance(step.op, Affine)
+    }
+    if len(groups) < 2:
+        return None
+    inner, outer = groups[0], groups[1]
+    others = torch.arange(moved[inner[0]].shape[1]) != middle
+    if not torch.allclose(moved[inner[0]][:, others], vectors[inner[0]][:, others]):
+        return None
+    if torch.allclose(moved[outer[0]][:, others], vectors[outer[0]][:, others]):
+        return None
+    inputs, mixed = vectors[inner[0]], vectors[outer[0]]
+    layers = []
+    for name in inner:
+        weight, bias = problem.params[name], biases.get(name)
+        offset = weight.new_zeros(len(weight)) if bias is None else problem.params[bias]
+        count = 3 if len(inner) == 1 and len(weight) % 3 == 0 else 1
+        layers += list(zip(weight.chunk(count), offset.chunk(count), strict=True))
+    width = mixed.shape[-1]
+    if len(layers) != 3 or any(len(weight) != width for weight, _ in layers):
+        return None
+    at = torch.arange(mixed.shape[1])[-4:]
+    for heads in (count for count in range(1, width + 1) if width % count == 0):
+        for q, k, v in permutations(layers):
+            tried = Attention(q, k, v, heads)
+            gap = (tried.mixed(inputs, at, is_causal) - mixed[:, at]).norm()
+            if float(gap / mixed[:, at].norm()) < FLOAT32_RELATIVE_ERROR:
+                return tried
+    return None

@@ -1,0 +1,331 @@
+"""The texts behind an update of a transformer, read off its gradient."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from flwr_leakage.attacks.budget import Budget, stop_mark
+from flwr_leakage.attacks.labels.last_layer import LastLayer, find_last_layer
+from flwr_leakage.attacks.network.linear import find_linear_layers
+from flwr_leakage.attacks.one_by_one import OneByOne
+from flwr_leakage.attacks.problem import Problem, simulate_gradient
+from flwr_leakage.attacks.text.anatomy import Anatomy
+from flwr_leakage.attacks.text.sequences import Relaxation, Spans, grow, token_inputs
+from flwr_leakage.attacks.text.tables import (
+    noise_of,
+    pair_weights,
+    placed_tokens,
+    rows_above,
+    tied_rows,
+)
+from flwr_leakage.params import ravel
+from flwr_leakage.records import Batch, Reconstruction
+
+CERTAIN = 1e-5
+"""Largest distance from a span, and largest relative distance of the replayed gradient, of what is
+certified. Private texts had 4e-7 and 1.3e-7 at most, and near misses (a neighbour token, two tokens
+swapped) 2e-1 and 3e-2 at least (MiniLM, batches of 64 tokens)."""
+
+
+@dataclass(frozen=True)
+class ReadText(OneByOne):
+    """Name the tokens of a batch, place them in texts, and certify these by a replay.
+
+    *Named*: the gradient of a trained table of embeddings has a row for each token that occurs
+    (:mod:`~flwr_leakage.attacks.text.tables`). If the table is frozen, tokens are named by the span
+    of the first layer's gradient, as long as that is not full (after Petrov et al. 2024, DAGER).
+
+    *Placed*: one text follows from the tables of tokens and positions by least squares, at any
+    length up to the width, in any number of steps. Several texts are put together by the spans
+    behind the first attention, a decoder's token by token, an encoder's by a relaxation
+    (:mod:`~flwr_leakage.attacks.text.sequences`). All texts together may have fewer tokens than the
+    width.
+
+    *Replay-certified*: all vectors of the texts lie in the spans, the vectors have the rank of the
+    spans (or the tables' coefficients are 0 and 1), and the texts' own gradient is the observed
+    one, each up to float32 rounding. That is no proof in logic. The order of the texts, padding,
+    and tokens of equal embeddings remain open.
+
+    ``stats["tokens"]`` are the named tokens, even if no text was placed; ``named``, ``placed``,
+    ``texts``, ``certified`` and ``replay`` are what was reached.
+
+    Attributes:
+        relaxation: the search for the texts of an encoder.
+        prefixes: largest number of beginnings that are followed at once, as a multiple of the
+            number of texts, plus 32.
+    """
+
+    purpose: ClassVar[str] = "text"
+    reads_text: ClassVar[bool] = True
+
+    relaxation: Relaxation = field(default_factory=Relaxation)
+    prefixes: int = 4
+
+    def solve(
+        self, problem: Problem, generator: torch.Generator, restart: int, budget: Budget
+    ) -> Reconstruction:
+        """Return the texts that explain the update of one problem.
+
+        Raises:
+            ValueError: no token can be named.
+        """
+        if problem.schedule.weight_decay:
+            raise ValueError("weight decay adds the tables themselves to their gradients.")
+        with torch.no_grad():
+            anatomy = Anatomy.of(problem, generator)
+            tokens, source = _named(problem, anatomy, generator)
+            stats: dict[str, Any] = {"tokens": tuple(tokens.tolist()), "named": len(tokens)}
+            named = f"named {len(tokens)} tokens by {source}"
+            try:
+                found = self._texts(problem, anatomy, tokens, budget)
+            except ValueError as error:
+                return Reconstruction(None, math.nan, stats, error=f"{named}, placed none: {error}")
+            return _answer(problem, anatomy, found, stats, named, budget.is_spent)
+
+    def _texts(
+        self, problem: Problem, anatomy: Anatomy, tokens: Tensor, budget: Budget
+    ) -> "_Found":
+        """Return the texts, or the reason as a ``ValueError`` why there are none."""
+        count, reason = problem.num_samples, ""
+        if count == 1:
+            try:
+                return _by_tables(problem, anatomy, tokens)
+            except ValueError as error:
+                reason = f"{error} "
+        try:
+            spans = Spans.of(problem, anatomy, tokens, _most(problem))
+            if anatomy.is_causal:
+                limit = self.prefixes * count + 32
+                texts = grow(spans, budget, limit)
+            else:
+                texts = list(self.relaxation(spans, _weights(problem, anatomy, tokens), count, budget))
+        except ValueError as error:
+            raise ValueError(f"{reason}{error}") from error
+        if not texts:
+            raise ValueError(f"{reason}no text has all of its vectors in the spans.")
+        texts.sort(key=len, reverse=True)
+        return _Found(texts[:count], "spans", spans)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Texts without the last token of each, if that has no loss behind it.
+
+    Attributes:
+        texts: the ids of each.
+        source: what placed them, in words.
+        spans: the spans that placed them, if they did.
+        is_exact: whether all coefficients of the tables are 1.
+    """
+
+    texts: list[Tensor]
+    source: str
+    spans: Spans | None = None
+    is_exact: bool = False
+
+
+def _most(problem: Problem) -> int:
+    """Return the largest number of vectors that the layers took, over all steps."""
+    length = problem.spec.shape[0] - problem.spec.next_token
+    steps = problem.schedule.num_steps
+    return min(steps * problem.schedule.batch_size, steps * problem.num_samples) * length
+
+
+def _named(
+    problem: Problem, anatomy: Anatomy, generator: torch.Generator
+) -> tuple[Tensor, str]:
+    """Return the tokens that occur, and what names them in words."""
+    spec = problem.spec
+    if anatomy.words in problem.gradient_map.trained:
+        table = problem.gradient[anatomy.words]
+        if anatomy.is_tied:
+            tokens = tied_rows(table, _most(problem), generator)
+            source = "the table of embeddings, which is the last layer's, too"
+        else:
+            tokens, source = rows_above(table, noise_of(table)), "the table of embeddings"
+    else:
+        tokens, source = _by_first_span(problem, anatomy), "the span of the first layer"
+    if spec.padding is not None:
+        tokens = tokens[tokens != spec.padding]
+    if not len(tokens):
+        raise ValueError("no token has a gradient of its own.")
+    return tokens, source
+
+
+def _by_first_span(problem: Problem, anatomy: Anatomy) -> Tensor:
+    first = next((site for site in anatomy.sites if site.is_pointwise), None)
+    if first is None:
+        raise ValueError("the table of embeddings is frozen, and so is the first layer behind it.")
+    span = first.span(problem, _most(problem))
+    if span.is_full:
+        raise ValueError(
+            f"the table of embeddings is frozen, and the first layer's gradient has full rank "
+            f"{len(span.basis)}: every token fits."
+        )
+    found = []
+    for chunk in torch.arange(problem.spec.vocabulary).split(1024):
+        inputs = token_inputs(problem, anatomy, first, chunk)
+        found.append(chunk[(span.distance(inputs) < 1e-3).any(1)])
+    return torch.cat(found)
+
+
+def _position_rows(problem: Problem, anatomy: Anatomy) -> Tensor | None:
+    """Return the gradient (T, d) of the positions' rows, or None if there is none."""
+    name = anatomy.positions
+    if name is None or name not in problem.gradient_map.trained or anatomy.is_tied:
+        return None
+    return problem.gradient[name][anatomy.places] if anatomy.words in _trained(problem) else None
+
+
+def _trained(problem: Problem) -> frozenset[str]:
+    return problem.gradient_map.trained
+
+
+def _weights(problem: Problem, anatomy: Anatomy, tokens: Tensor) -> Tensor | None:
+    rows = _position_rows(problem, anatomy)
+    return None if rows is None else pair_weights(problem.gradient[anatomy.words][tokens], rows)
+
+
+def _by_tables(problem: Problem, anatomy: Anatomy, tokens: Tensor) -> _Found:
+    """Return the one text by the gradients of both tables."""
+    rows = _position_rows(problem, anatomy)
+    if rows is None:
+        raise ValueError("no table of positions tells the order.")
+    table = problem.gradient[anatomy.words]
+    used = rows_above(rows, noise_of(table))
+    if not torch.equal(used, torch.arange(len(used))):
+        raise ValueError("the positions that have a gradient do not follow one another.")
+    chosen, weights = placed_tokens(table[tokens], rows[used])
+    is_exact = bool(((weights - 1).abs() < 1e-3).all())
+    return _Found([tokens[chosen]], "the tables of tokens and positions", is_exact=is_exact)
+
+
+def _answer(
+    problem: Problem,
+    anatomy: Anatomy,
+    found: _Found,
+    stats: dict[str, Any],
+    named: str,
+    is_spent: bool,
+) -> Reconstruction:
+    """Return the texts with their labels, or last tokens, and the certificate in words."""
+    spec, count = problem.spec, problem.num_samples
+    try:
+        head: LastLayer | None = find_last_layer(problem)
+    except ValueError:
+        head = None
+    if head is not None and head.weight not in _trained(problem):
+        head = None
+    placed = sum(len(text) for text in found.texts)
+    words = f"{named}, placed {placed} by {found.source}"
+    ids = _padded(found.texts, spec.shape[0], spec.padding)
+    if spec.next_token:
+        lengths = [len(text) for text in found.texts]
+        ids, ended = _with_last_tokens(problem, ids, lengths, head)
+        words += f", {ended} last tokens by the last layer"
+        batch = Batch(ids, ids)
+    else:
+        targets, sure = _labels(problem, ids, head)
+        words += f", {sure}"
+        batch = Batch(ids, targets)
+    words += f": {len(ids)} of {count} {'texts' if count > 1 else 'text'}"
+    replay = _replay(problem, batch)
+    certified = len(ids) == count and replay <= CERTAIN
+    if found.spans is None:
+        certified &= found.is_exact
+    elif certified:
+        certified &= _fits(problem, found.spans, ids, [len(text) for text in found.texts])
+    words += ", replay-certified" if certified else ", not certified"
+    words += f" (the gradient is met to {replay:.1g})"
+    stats |= {"placed": placed, "texts": len(ids), "certified": certified, "replay": replay}
+    return Reconstruction(batch, replay**2, {**stats, "stage": words, **stop_mark(is_spent)})
+
+
+def _padded(texts: list[Tensor], length: int, padding: int | None) -> Tensor:
+    ids = torch.full((len(texts), length), padding or 0)
+    for row, text in zip(ids, texts, strict=True):
+        row[: len(text)] = text
+    return ids
+
+
+def _head_errors(
+    problem: Problem, ids: Tensor, head: LastLayer, at: Tensor, total: int
+) -> tuple[Tensor, Tensor]:
+    """Return softmax and errors ``p − y`` (N, K) of the last layer's outputs at some places.
+
+    ``∂L/∂W = Dᵀ F / N`` for the features F (N, n) of all predictions, so that ``D = N ∂L/∂W F⁺`` if
+    the features are linearly independent.
+
+    Args:
+        problem: the problem.
+        ids: (B, T) the texts.
+        head: the last layer.
+        at: the indices of the predictions among the layer's inputs, flattened.
+        total: N, the number of predictions in the loss.
+    """
+    use = [each for each in find_linear_layers(problem, ids) if each.weight == head.weight][-1]
+    features = use.inputs.reshape(-1, use.inputs.shape[-1])[at]
+    outputs = use.outputs.reshape(-1, use.outputs.shape[-1])[at]
+    gradient = problem.gradient[head.weight] / problem.gradient_weight
+    return outputs.softmax(-1), total * (gradient @ torch.linalg.pinv(features, rtol=1e-9)).T
+
+
+def _labels(problem: Problem, ids: Tensor, head: LastLayer | None) -> tuple[Tensor, str]:
+    """Return the class of each text, and the source in words."""
+    granted = problem.known_targets
+    if granted is not None and len(ids) == 1 == problem.num_samples:
+        return granted, "labels granted"
+    if head is None:
+        return torch.zeros(len(ids), dtype=torch.int64), "labels unknown (the last layer is frozen)"
+    softmax, errors = _head_errors(
+        problem, ids, head, torch.arange(len(ids)), problem.num_samples
+    )
+    return (softmax - errors).argmax(1), "labels by the last layer"
+
+
+def _with_last_tokens(
+    problem: Problem, ids: Tensor, lengths: list[int], head: LastLayer | None
+) -> tuple[Tensor, int]:
+    """Return the texts with the token behind each beginning, and the number of those found."""
+    length, spec = ids.shape[1], problem.spec
+    if head is None:
+        return ids, 0
+    at = torch.cat([row * length + torch.arange(n) for row, n in enumerate(lengths)])
+    softmax, errors = _head_errors(problem, ids, head, at, len(at))
+    likely = softmax - errors
+    if spec.padding is not None:
+        likely[:, spec.padding] = -math.inf
+    last = likely[torch.tensor(lengths).cumsum(0) - 1].argmax(1)
+    ids, ended = ids.clone(), 0
+    for row, n in enumerate(lengths):
+        if n < length:
+            ids[row, n], ended = last[row], ended + 1
+    return ids, ended
+
+
+def _replay(problem: Problem, batch: Batch) -> float:
+    """Return the relative distance of the batch's own gradient from the observed one."""
+    own = simulate_gradient(
+        problem.gradient_map,
+        problem.params,
+        problem.buffers,
+        problem.schedule,
+        batch,
+        problem.members,
+    )
+    names = [name for name in problem.gradient if name in _trained(problem)]
+    theirs = ravel({name: problem.gradient[name] for name in names})
+    return float((ravel({name: own[name] for name in names}) - theirs).norm() / theirs.norm())
+
+
+def _fits(problem: Problem, spans: Spans, ids: Tensor, lengths: list[int]) -> bool:
+    """Return whether all vectors lie in the spans, and have their rank."""
+    live = torch.arange(ids.shape[1]) < torch.tensor(lengths)[:, None]
+    if float(spans.distances(ids)[live].max()) > CERTAIN:
+        return False
+    vectors = spans.anatomy.vectors(problem, ids, spans.sites)[0][live]
+    rank = int(torch.linalg.matrix_rank(vectors, rtol=1e-9))
+    return rank == len(spans.spans[0].basis)

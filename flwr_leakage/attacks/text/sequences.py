@@ -1,0 +1,311 @@
+"""Whole texts from the spans of a transformer's gradients, and a list of tokens.
+
+Each vector that a linear layer took from a private text lies in the span of the layer's gradient.
+The mixed values behind the first attention depend on the whole text, so that only the right texts
+have all of theirs in the span. The span must be smaller than the space: the texts may have fewer
+tokens in all than the width.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from flwr_leakage.attacks.budget import Budget
+from flwr_leakage.attacks.problem import Problem
+from flwr_leakage.attacks.text.anatomy import Anatomy, Attention, Site, Span
+
+NEAR = 1e-3
+"""Distance from a span up to which a vector counts as inside during the search. True vectors of a
+float32 gradient had 1e-6 at most, and the best wrong ones 0.2 (MiniLM, batches of 64 tokens)."""
+
+
+@dataclass(frozen=True)
+class Spans:
+    """The spans behind the first attention that tell texts apart.
+
+    Attributes:
+        problem: the problem, in double precision.
+        anatomy: of its model.
+        sites: the sites whose spans are not full, in their order; the first holds mixed values.
+        spans: the span of each.
+        inputs: (U, T, n) the inputs of the first attention for each token at each position.
+        tokens: (U,) the ids of these tokens.
+        allowed: (U, T) whether the token may stand at the position.
+    """
+
+    problem: Problem
+    anatomy: Anatomy
+    sites: tuple[Site, ...]
+    spans: tuple[Span, ...]
+    inputs: Tensor
+    tokens: Tensor
+    allowed: Tensor
+
+    @classmethod
+    def of(
+        cls, problem: Problem, anatomy: Anatomy, tokens: Int[Tensor, " U"], most: int
+    ) -> "Spans":
+        """Return the spans of an update.
+
+        Args:
+            problem: the problem, in double precision.
+            anatomy: of its model.
+            tokens: the tokens that may occur.
+            most: the largest number of tokens of all texts, over all local steps.
+
+        Raises:
+            ValueError: the model shows no attention, or the spans are full.
+        """
+        if anatomy.attention is None:
+            raise ValueError(
+                "the first attention is none of softmax(q kᵀ / √h) v, so that texts are not put "
+                "together."
+            )
+        found = [(site, site.span(problem, most)) for site in anatomy.deep]
+        kept = [(site, span) for site, span in found if not span.is_full]
+        if not kept or kept[0][0] is not anatomy.mixed:
+            ranks = [f"{len(span.basis)} of {span.basis.shape[1]}" for _, span in found[:1]]
+            raise ValueError(
+                f"the gradients behind the first attention have full rank ({', '.join(ranks) or 0}"
+                "), so that every text fits: the texts have too many tokens for the width."
+            )
+        first = next(site for site in anatomy.sites if site.is_pointwise)
+        inputs = token_inputs(problem, anatomy, first, tokens)
+        span = first.span(problem, most)
+        allowed = torch.ones(inputs.shape[:2], dtype=torch.bool)
+        if not span.is_full:
+            allowed = span.distance(inputs) < NEAR
+        if not bool(allowed.any()):
+            raise ValueError("no token lies in the span of the first layer: it holds noise.")
+        sites, spans = zip(*kept, strict=True)
+        return cls(problem, anatomy, sites, spans, inputs, tokens, allowed)
+
+    @property
+    def attention(self) -> Attention:
+        """The first attention."""
+        assert self.anatomy.attention is not None
+        return self.anatomy.attention
+
+    def distances(self, ids: Int[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+        """Return the largest distance over all sites of each token of whole texts."""
+        vectors = self.anatomy.vectors(self.problem, ids, self.sites)
+        each = [s.distance(v) for s, v in zip(self.spans, vectors, strict=True)]
+        return torch.stack(each).amax(0)
+
+
+def token_inputs(
+    problem: Problem, anatomy: Anatomy, site: Site, tokens: Int[Tensor, " U"], rows: int = 256
+) -> Float[Tensor, "U T n"]:
+    """Return a pointwise site's input for each token at each position, from texts of one token."""
+    length = problem.spec.shape[0]
+    parts = [
+        anatomy.vectors(problem, chunk[:, None].expand(-1, length), [site])[0]
+        for chunk in tokens.split(rows)
+    ]
+    return torch.cat(parts)
+
+
+def grow(spans: Spans, budget: Budget, most: int) -> list[Int[Tensor, " t"]]:
+    """Return the texts of a decoder, token by token, as far as tokens have a loss behind them.
+
+    A decoder's vectors depend on earlier tokens only, so that each prefix of a text lies in the
+    spans. A prefix ends if no token continues it.
+
+    Args:
+        spans: the spans and the tokens.
+        budget: the search ends once this is spent.
+        most: the largest number of prefixes that are followed.
+
+    Raises:
+        ValueError: more prefixes remain than ``most``, or the budget is spent.
+    """
+    count, length = spans.inputs.shape[:2]
+    q, k, v = spans.attention.split(spans.inputs)
+    mixed = spans.spans[0]
+    prefixes = torch.zeros(1, 0, dtype=torch.int64)
+    complete: list[Tensor] = []
+    for t in range(length):
+        if budget.is_spent:
+            raise ValueError("the time was up while texts were put together.")
+        survivors = []
+        for prefix in prefixes:
+            now = torch.arange(count)
+            keys = torch.cat(
+                [k[prefix, torch.arange(t)].expand(count, -1, -1, -1), k[now, t][:, None]], 1
+            )
+            values = torch.cat(
+                [v[prefix, torch.arange(t)].expand(count, -1, -1, -1), v[now, t][:, None]], 1
+            )
+            weights = torch.einsum("uhc,ujhc->uhj", q[:, t], keys).softmax(-1)
+            outputs = torch.einsum("uhj,ujhc->uhc", weights, values).flatten(1)
+            near = (mixed.distance(outputs) < NEAR) & spans.allowed[:, t]
+            chosen = near.nonzero()[:, 0]
+            survivors.append(torch.cat([prefix.expand(len(chosen), -1), chosen[:, None]], 1))
+        grown = torch.cat(survivors)
+        if len(grown):
+            ids = spans.tokens[grown]
+            whole = torch.cat([ids, ids[:, -1:].expand(-1, length - t - 1)], 1)
+            grown = grown[spans.distances(whole)[:, t] < NEAR]
+        for prefix in prefixes:
+            goes_on = len(grown) and bool((grown[:, :t] == prefix).all(1).any())
+            if t and not goes_on:
+                complete.append(spans.tokens[prefix])
+        if len(grown) > most:
+            raise ValueError(f"{len(grown)} beginnings of texts fit: spans do not part them.")
+        prefixes = grown
+        if not len(prefixes):
+            break
+    complete += [spans.tokens[prefix] for prefix in prefixes]
+    return complete
+
+
+@dataclass(frozen=True)
+class Relaxation:
+    """The search for the texts of an encoder, one token after another taken as an anchor.
+
+    The mixed values of token i are a mean over the text, ``Σ_j y_j w_ij v_j / Σ_j y_j w_ij`` with
+    ``w_ij = exp(q_i k_j)`` and 0/1 choices y of a token at each position. Relaxed to shares
+    that sum to 1 at each position, they are found by gradient descent on the part of the mixed
+    values outside of the span. Every mixture of several texts would nearly do. With one token fixed
+    that occurs once, only its own text does.
+
+    Attributes:
+        iterations: steps of Adam for each anchor.
+        rate: their learning rate.
+        sweeps: times that single tokens of a rounded text are replaced.
+        choices: number of tokens tried at each position in a sweep.
+    """
+
+    iterations: int = 200
+    rate: float = 0.3
+    sweeps: int = 3
+    choices: int = 6
+
+    def __call__(
+        self, spans: Spans, weights: Float[Tensor, "T U"] | None, count: int, budget: Budget
+    ) -> Iterator[Int[Tensor, " t"]]:
+        """Yield texts as they are found, until there are ``count`` or the budget is spent.
+
+        Args:
+            spans: the spans and the tokens.
+            weights: the coefficients of tokens at positions in the gradients of the tables
+                (:func:`flwr_leakage.attacks.text.tables.pair_weights`), or ``None``.
+            count: the number of texts.
+            budget: ends the search.
+        """
+        parts = [part.float() for part in spans.attention.split(spans.inputs)]
+        found: list[Tensor] = []
+        used = torch.zeros_like(spans.allowed)
+        for token, place in _anchors(spans.allowed, weights):
+            if budget.is_spent or len(found) == count:
+                return
+            if used[token, place]:
+                continue
+            shares = self._shares(spans, parts, used, token, place)
+            text = self._rounded(spans, shares, token, place)
+            if text is None or any(torch.equal(text, other) for other in found):
+                continue
+            found.append(text)
+            used[text, torch.arange(len(text))] = True
+            yield spans.tokens[text]
+
+    def _shares(
+        self, spans: Spans, parts: list[Tensor], used: Bool[Tensor, "U T"], token: int, place: int
+    ) -> Float[Tensor, "T U"]:
+        """Return the share of each token (and of padding, last) at each position."""
+        q, k, v = parts
+        span = Span(spans.spans[0].basis.float())
+        padding = torch.full_like(spans.allowed[:1], spans.problem.spec.padding is not None)
+        open_ = torch.cat([spans.allowed, padding]).T
+        logits = torch.cat([-2.0 * used, torch.zeros(1, used.shape[1])]).T.contiguous()
+        open_[place] = False
+        open_[place, token] = True
+        # A position that no token of the list may take holds padding.
+        open_[:, -1] |= ~open_.any(1)
+        logits.requires_grad_()
+        optimizer = torch.optim.Adam([logits], lr=self.rate)
+        turns = {self.iterations // 3, 2 * self.iterations // 3, 5 * self.iterations // 6}
+        queries = _weighted(q[token, place][None], k, v)
+        for step in range(self.iterations):
+            if step in turns:
+                chosen = self._normal(logits.detach(), open_)[:, :-1].max(1)
+                sure = (chosen.values > 0.6).nonzero()[:, 0]
+                sure = sure[sure != place]
+                more = q[chosen.indices[sure], sure]
+                queries = _weighted(torch.cat([q[token, place][None], more]), k, v)
+            with torch.enable_grad():
+                shares = self._normal(logits, open_)[:, :-1]
+                mixed = queries(shares)
+                loss = span.outside(mixed).square().sum(1) / mixed.square().sum(1)
+                optimizer.zero_grad()
+                loss.mean().backward()
+            optimizer.step()
+        return self._normal(logits.detach(), open_)
+
+    @staticmethod
+    def _normal(logits: Tensor, open_: Tensor) -> Tensor:
+        return logits.masked_fill(~open_, -1e9).softmax(1)
+
+    def _rounded(
+        self, spans: Spans, shares: Float[Tensor, "T U"], token: int, place: int
+    ) -> Int[Tensor, " t"] | None:
+        """Return the likeliest text if its vectors lie in the spans, after replacing tokens."""
+        padded = shares.argmax(1) == len(spans.tokens)
+        length = int(padded.nonzero()[0, 0]) if bool(padded.any()) else len(shares)
+        if length <= place:
+            return None
+        text = shares[:length, :-1].argmax(1)
+        best = spans.distances(_whole(spans, text[None]))[0, :length]
+        for _ in range(self.sweeps):
+            if float(best.max()) < NEAR or float(best.median()) > 0.5:
+                break
+            for at in range(length):
+                options = shares[at, :-1].topk(min(self.choices, len(spans.tokens))).indices
+                tried = text.repeat(len(options), 1)
+                tried[:, at] = options
+                distances = spans.distances(_whole(spans, tried))[:, :length]
+                least = int(distances.square().sum(1).argmin())
+                text, best = tried[least], distances[least]
+        return text if float(best.max()) < NEAR else None
+
+
+def _whole(spans: Spans, texts: Int[Tensor, "B t"]) -> Int[Tensor, "B T"]:
+    """Return texts of one length as ids, filled up with padding."""
+    spec = spans.problem.spec
+    left = spec.shape[0] - texts.shape[1]
+    padding = texts.new_full((len(texts), left), spec.padding or 0)
+    return torch.cat([spans.tokens[texts], padding], 1)
+
+
+@dataclass(frozen=True)
+class _Mean:
+    """The mixed values (Q, m) of some queries as a function of the shares (T, U)."""
+
+    weights: Tensor
+    values: Tensor
+
+    def __call__(self, shares: Tensor) -> Tensor:
+        own = shares.T[None, None] * self.weights
+        total = torch.einsum("qhut,uthc->qhc", own, self.values)
+        return (total / own.sum((2, 3))[..., None]).flatten(1)
+
+
+def _weighted(queries: Tensor, keys: Tensor, values: Tensor) -> _Mean:
+    scores = torch.einsum("qhc,uthc->qhut", queries, keys)
+    return _Mean((scores - scores.amax((2, 3), keepdim=True)).exp(), values)
+
+
+def _anchors(
+    allowed: Bool[Tensor, "U T"], weights: Float[Tensor, "T U"] | None
+) -> list[tuple[int, int]]:
+    """Return tokens at positions, the likeliest to occur there, and nowhere else, first."""
+    pairs = allowed.nonzero()
+    if weights is None:
+        middle = (pairs[:, 1] - allowed.shape[1] / 2).abs()
+        order = allowed.sum(1)[pairs[:, 0]] * allowed.shape[1] + middle
+    else:
+        order = (weights.T[pairs[:, 0], pairs[:, 1]] - 1).abs()
+    return [(int(token), int(place)) for token, place in pairs[order.argsort(stable=True)]]

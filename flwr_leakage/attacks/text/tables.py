@@ -1,0 +1,131 @@
+"""What the gradients of embedding tables tell: the tokens of a batch, and the order of one text.
+
+A token v at position p enters a transformer as the sum ``u = E_v + P_p`` of two rows. So the rows
+of the tables' gradients are sums of the same errors ``δ = ∂L/∂u``: W_v over the occurrences of a
+token, Q_p over the texts at a position. For one text ``W = M Q`` with the 0/1 matrix M of tokens at
+positions. This holds in any number of local steps and with dropout behind the sum, as it is linear.
+"""
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from flwr_leakage.attacks.rounding import FLOAT32_RELATIVE_ERROR
+
+CHANCE = 1e-3
+"""Probability that noise alone names a token of a table, at most."""
+
+
+def noise_of(table: Float[Tensor, "V d"]) -> float:
+    """Return the standard deviation of noise on a table's gradient, 0 if there is none.
+
+    Noise leaves no row at zero. If it is there, most rows hold nothing else, as a batch has a small
+    part of the vocabulary, and their median size tells it.
+    """
+    sizes = table.square().mean(1)
+    return 0.0 if bool((sizes == 0).any()) else float(sizes.median().sqrt())
+
+
+def rows_above(table: Float[Tensor, "V d"], noise: float) -> Int[Tensor, " U"]:
+    """Return the rows of a table's gradient that are not zero, or not noise alone.
+
+    The squared size of a row of noise alone is σ² times a chi-square with d degrees of freedom. It
+    exceeds ``d + 2 √(d x) + 2 x`` with probability e⁻ˣ at most (Laurent and Massart 2000, lemma 1).
+
+    Args:
+        table: (V, d) the gradient.
+        noise: σ.
+    """
+    count, width = table.shape
+    x = math.log(count / CHANCE)
+    limit = noise**2 * (width + 2 * math.sqrt(width * x) + 2 * x)
+    return (table.square().sum(1) > limit).nonzero()[:, 0]
+
+
+def tied_rows(
+    table: Float[Tensor, "V d"], most: int, generator: torch.Generator
+) -> Int[Tensor, " U"]:
+    """Return the tokens of a batch from the gradient of a table that is the last layer, too.
+
+    The last layer's part has a row for each token of the vocabulary. All of these rows lie in the
+    span of at most ``most`` features, and the row of a token of the batch has W_v besides.
+
+    Args:
+        table: (V, d) the gradient.
+        most: the largest number of predictions, less than d.
+        generator: draws the rows that show the span.
+
+    Raises:
+        ValueError: the features may span the whole space, or no edge parts rows from the span.
+    """
+    count, width = table.shape
+    if most >= width or count < 8 * width:
+        raise ValueError(
+            f"a tied table tells tokens apart from {most} predictions only if its width {width} "
+            f"is larger and its {count} rows are many more."
+        )
+    sizes = table.norm(dim=1)
+    rows = table / sizes.clamp_min(1e-30)[:, None]
+    low = sizes.argsort()[: int(0.9 * count)]  # rows of the batch's tokens are among the largest
+    drawn = low[torch.randperm(len(low), generator=generator)[: 4 * width]]
+    basis = torch.linalg.svd(rows[drawn], full_matrices=False)[2][:most]
+    outside = (rows - rows @ basis.T @ basis).norm(dim=1)
+    ordered = outside.sort(descending=True).values.clamp_min(1e-12)
+    ratios = ordered[:most] / ordered[1 : most + 1]
+    edge = int(ratios.argmax())
+    if float(ratios[edge]) < 5:
+        raise ValueError("the rows of a tied table do not part into two kinds.")
+    return (outside >= ordered[edge]).nonzero()[:, 0]
+
+
+def placed_tokens(
+    words: Float[Tensor, "U d"], places: Float[Tensor, "T d"]
+) -> tuple[Int[Tensor, " T"], Float[Tensor, " T"]]:
+    """Return the row of ``words`` at each position of one text, and its coefficient in ``W = M Q``.
+
+    A token that occurs once has the same row in both tables. The others follow by least squares.
+
+    Args:
+        words: (U, d) W, the gradient rows of the tokens that occur.
+        places: (T, d) Q, the gradient rows of the positions that are used.
+
+    Raises:
+        ValueError: tokens that occur several times stand at more positions than the width.
+
+    Example:
+        >>> places = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 2.0]])
+        >>> words = torch.stack([places[0] + places[2], places[1]])
+        >>> placed_tokens(words, places)[0]
+        tensor([0, 1, 0])
+    """
+    distances = torch.cdist(words, places) / places.norm(dim=1).clamp_min(1e-30)
+    nearest = distances.min(0)
+    chosen, weights = nearest.indices.clone(), 1 - nearest.values
+    single = nearest.values < 10 * FLOAT32_RELATIVE_ERROR
+    single &= distances.min(1).indices[chosen] == torch.arange(len(places))
+    rest = (~single).nonzero()[:, 0]
+    left = torch.ones(len(words), dtype=torch.bool)
+    left[chosen[single]] = False
+    if not len(rest):
+        return chosen, weights
+    if len(rest) > places.shape[1]:
+        raise ValueError(
+            f"{len(rest)} positions hold tokens that occur several times, and the tables are only "
+            f"{places.shape[1]} wide."
+        )
+    kept = left.nonzero()[:, 0] if bool(left.any()) else torch.arange(len(words))
+    found = (words[kept] @ torch.linalg.pinv(places[rest])).max(0)
+    chosen[rest], weights[rest] = kept[found.indices], found.values
+    return chosen, weights
+
+
+def pair_weights(words: Float[Tensor, "U d"], places: Float[Tensor, "T d"]) -> Float[Tensor, "T U"]:
+    """Return the least-squares coefficients of each position's row in the rows of tokens.
+
+    The coefficient is 1 for a token that occurs once in a batch, at this position, if the others at
+    this position occur once as well. Otherwise it is near 1 as long as there are fewer tokens than
+    the width.
+    """
+    return places @ torch.linalg.pinv(words)

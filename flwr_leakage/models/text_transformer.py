@@ -1,0 +1,106 @@
+"""A small transformer of token ids, as an encoder with classes or a decoder of the next token."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from flwr_leakage.models.layers import check_positive
+
+
+class TextTransformer(nn.Module):
+    """Blocks of attention and two linear layers on the sum of token and position embeddings.
+
+    The order of layers is that of GPT-2 (Radford et al. 2019): normalisation in front of each part
+    of a block. An encoder classifies by the mean of its last states over the tokens that are no
+    padding. A decoder attends to earlier positions only, and predicts the next token at each.
+
+    Args:
+        input_shape: (T,), the largest number of tokens of a text.
+        num_classes: K of an encoder; the vocabulary of a decoder.
+        vocabulary: V, the number of token ids.
+        padding: the id that fills up short texts, which nothing attends to, or ``None``.
+        causal: whether it is a decoder.
+        tied: whether a decoder's last layer has the token embeddings as its weight.
+        width: d of the states.
+        depth: number of blocks.
+        heads: number of attention heads, a divisor of the width.
+        dropout: rate on the embeddings and on the outputs of each part.
+    """
+
+    def __init__(
+        self,
+        input_shape: Sequence[int],
+        num_classes: int,
+        vocabulary: int,
+        padding: int | None = None,
+        causal: bool = False,
+        tied: bool = False,
+        width: int = 64,
+        depth: int = 2,
+        heads: int = 4,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if len(input_shape) != 1 or input_shape[0] < 1:
+            raise ValueError(f"input_shape must be (T,) of texts, got {tuple(input_shape)}.")
+        check_positive(vocabulary=vocabulary, width=width, depth=depth, heads=heads)
+        if width % heads:
+            raise ValueError(f"heads must divide the width {width}, got {heads}.")
+        if causal and num_classes != vocabulary:
+            raise ValueError(
+                f"a decoder has one class for each of {vocabulary} token ids, got {num_classes}."
+            )
+        if tied and not causal:
+            raise ValueError("only a decoder ties its last layer to the token embeddings.")
+        self.padding, self.causal = padding, causal
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.positions = nn.Embedding(input_shape[0], width)
+        self.blocks = nn.ModuleList([_Block(width, heads, causal, dropout) for _ in range(depth)])
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, num_classes, bias=not tied)
+        if tied:
+            self.head.weight = self.tokens.weight
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Logits (B, K) of token ids (B, t) with t ≤ T, or (B, t, V) of a decoder."""
+        places = torch.arange(inputs.shape[1], device=inputs.device)
+        states = self.drop(self.tokens(inputs) + self.positions(places))
+        seen = torch.ones_like(inputs, dtype=torch.bool)
+        if self.padding is not None:
+            seen = inputs != self.padding
+        for block in self.blocks:
+            states = block(states, seen)
+        states = self.norm(states)
+        if self.causal:
+            return self.head(states)
+        weights = seen.to(states)[..., None]
+        return self.head((states * weights).sum(1) / weights.sum(1).clamp_min(1))
+
+
+class _Block(nn.Module):
+    def __init__(self, width: int, heads: int, causal: bool, dropout: float) -> None:
+        super().__init__()
+        self.heads, self.causal = heads, causal
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        self.output = nn.Linear(width, width)
+        self.inner, self.outer = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, states: Tensor, seen: Tensor) -> Tensor:
+        normal = self.norm1(states)
+        q, k, v = (
+            layer(normal).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        )
+        scores = q @ k.transpose(2, 3) / k.shape[-1] ** 0.5
+        allowed = seen[:, None, None]
+        if self.causal:
+            allowed = allowed & torch.ones_like(scores[0, 0], dtype=torch.bool).tril()
+        # A large negative number, as a text of padding alone would make a softmax of −∞ undefined.
+        mixed = scores.masked_fill(~allowed, -1e9).softmax(-1) @ v
+        states = states + self.drop(self.output(mixed.transpose(1, 2).flatten(2)))
+        return states + self.drop(self.outer(F.gelu(self.inner(self.norm2(states)))))
