@@ -30,9 +30,11 @@ class Span:
 
     Attributes:
         basis: (r, n) orthonormal rows.
+        error: the size of rounding and noise as a share of the least singular value that counts.
     """
 
     basis: Tensor
+    error: float = 0.0
 
     @classmethod
     def of(cls, gradient: Float[Tensor, "m n"], most: int) -> "Span":
@@ -47,8 +49,9 @@ class Span:
         else:
             sides = sum(1 / math.sqrt(side) for side in gradient.shape)
             edge = FLOAT32_NOISE * float(gradient.norm()) * sides
-        rank = int((values > max(edge, 1e-13 * float(values[0]))).sum())
-        return cls(rows[:rank])
+        edge = max(edge, 1e-13 * float(values[0]))
+        rank = int((values > edge).sum())
+        return cls(rows[:rank], edge / float(values[rank - 1]) if rank else 1.0)
 
     @property
     def is_full(self) -> bool:

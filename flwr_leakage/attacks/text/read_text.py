@@ -322,10 +322,11 @@ def _replay(problem: Problem, batch: Batch) -> float:
 
 
 def _fits(problem: Problem, spans: Spans, ids: Tensor, lengths: list[int]) -> bool:
-    """Return whether all vectors lie in the spans, and have their rank."""
+    """Return whether all vectors of the sharpest span lie in it, and have its rank."""
     live = torch.arange(ids.shape[1]) < torch.tensor(lengths)[:, None]
-    if float(spans.distances(ids)[live].max()) > CERTAIN:
-        return False
-    vectors = spans.anatomy.vectors(problem, ids, spans.sites)[0][live]
+    site, span = min(
+        zip(spans.sites, spans.spans, strict=True), key=lambda each: each[1].error
+    )
+    vectors = spans.anatomy.vectors(problem, ids, [site])[0][live]
     rank = int(torch.linalg.matrix_rank(vectors, rtol=1e-9))
-    return rank == len(spans.spans[0].basis)
+    return rank == len(span.basis) and float(span.distance(vectors).max()) <= CERTAIN

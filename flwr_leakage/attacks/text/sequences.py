@@ -21,6 +21,10 @@ NEAR = 1e-3
 """Distance from a span up to which a vector counts as inside during the search. True vectors of a
 float32 gradient had 1e-6 at most, and the best wrong ones 0.2 (MiniLM, batches of 64 tokens)."""
 
+ROUGH = 1e-2
+"""Largest error of a span by which texts are told apart. The last layers of a model that averages
+its states have almost equal errors for all tokens of a text, and so no sharp span."""
+
 
 @dataclass(frozen=True)
 class Spans:
@@ -29,7 +33,8 @@ class Spans:
     Attributes:
         problem: the problem, in double precision.
         anatomy: of its model.
-        sites: the sites whose spans are not full, in their order; the first holds mixed values.
+        mixed: the span of the mixed values behind the first attention.
+        sites: the sites behind it whose spans tell texts apart, in their order.
         spans: the span of each.
         inputs: (U, T, n) the inputs of the first attention for each token at each position.
         tokens: (U,) the ids of these tokens.
@@ -38,6 +43,7 @@ class Spans:
 
     problem: Problem
     anatomy: Anatomy
+    mixed: Span
     sites: tuple[Site, ...]
     spans: tuple[Span, ...]
     inputs: Tensor
@@ -65,13 +71,15 @@ class Spans:
                 "together."
             )
         found = [(site, site.span(problem, most)) for site in anatomy.deep]
-        kept = [(site, span) for site, span in found if not span.is_full]
-        if not kept or kept[0][0] is not anatomy.mixed:
-            ranks = [f"{len(span.basis)} of {span.basis.shape[1]}" for _, span in found[:1]]
+        if not found or found[0][1].is_full:
+            ranks = [str(len(span.basis)) for _, span in found[:1]]
             raise ValueError(
-                f"the gradients behind the first attention have full rank ({', '.join(ranks) or 0}"
-                "), so that every text fits: the texts have too many tokens for the width."
+                f"the gradient behind the first attention has full rank ({', '.join(ranks)}), so "
+                "that every text fits: the texts have too many tokens for the width."
             )
+        kept = [each for each in found if not each[1].is_full and each[1].error < ROUGH]
+        if not kept:
+            raise ValueError("the gradients behind the first attention are too rough for spans.")
         first = next(site for site in anatomy.sites if site.is_pointwise)
         inputs = token_inputs(problem, anatomy, first, tokens)
         span = first.span(problem, most)
@@ -81,7 +89,7 @@ class Spans:
         if not bool(allowed.any()):
             raise ValueError("no token lies in the span of the first layer: it holds noise.")
         sites, spans = zip(*kept, strict=True)
-        return cls(problem, anatomy, sites, spans, inputs, tokens, allowed)
+        return cls(problem, anatomy, found[0][1], sites, spans, inputs, tokens, allowed)
 
     @property
     def attention(self) -> Attention:
@@ -124,7 +132,6 @@ def grow(spans: Spans, budget: Budget, most: int) -> list[Int[Tensor, " t"]]:
     """
     count, length = spans.inputs.shape[:2]
     q, k, v = spans.attention.split(spans.inputs)
-    mixed = spans.spans[0]
     prefixes = torch.zeros(1, 0, dtype=torch.int64)
     complete: list[Tensor] = []
     for t in range(length):
@@ -141,7 +148,7 @@ def grow(spans: Spans, budget: Budget, most: int) -> list[Int[Tensor, " t"]]:
             )
             weights = torch.einsum("uhc,ujhc->uhj", q[:, t], keys).softmax(-1)
             outputs = torch.einsum("uhj,ujhc->uhc", weights, values).flatten(1)
-            near = (mixed.distance(outputs) < NEAR) & spans.allowed[:, t]
+            near = (spans.mixed.distance(outputs) < max(NEAR, spans.mixed.error)) & spans.allowed[:, t]
             chosen = near.nonzero()[:, 0]
             survivors.append(torch.cat([prefix.expand(len(chosen), -1), chosen[:, None]], 1))
         grown = torch.cat(survivors)
@@ -170,17 +177,20 @@ class Relaxation:
     ``w_ij = exp(q_i k_j)`` and 0/1 choices y of a token at each position. Relaxed to shares
     that sum to 1 at each position, they are found by gradient descent on the part of the mixed
     values outside of the span. Every mixture of several texts would nearly do. With one token fixed
-    that occurs once, only its own text does.
+    that occurs once, only its own text does. The likeliest token of each position is one of the
+    tokens i, with its share as a weight.
 
     Attributes:
         iterations: steps of Adam for each anchor.
         rate: their learning rate.
+        turn: steps after which the likeliest tokens are looked up again.
         sweeps: times that single tokens of a rounded text are replaced.
         choices: number of tokens tried at each position in a sweep.
     """
 
     iterations: int = 200
     rate: float = 0.3
+    turn: int = 10
     sweeps: int = 3
     choices: int = 6
 
@@ -217,7 +227,7 @@ class Relaxation:
     ) -> Float[Tensor, "T U"]:
         """Return the share of each token (and of padding, last) at each position."""
         q, k, v = parts
-        span = Span(spans.spans[0].basis.float())
+        span = Span(spans.mixed.basis.float())
         padding = torch.full_like(spans.allowed[:1], spans.problem.spec.padding is not None)
         open_ = torch.cat([spans.allowed, padding]).T
         logits = torch.cat([-2.0 * used, torch.zeros(1, used.shape[1])]).T.contiguous()
@@ -227,21 +237,16 @@ class Relaxation:
         open_[:, -1] |= ~open_.any(1)
         logits.requires_grad_()
         optimizer = torch.optim.Adam([logits], lr=self.rate)
-        turns = {self.iterations // 3, 2 * self.iterations // 3, 5 * self.iterations // 6}
-        queries = _weighted(q[token, place][None], k, v)
         for step in range(self.iterations):
-            if step in turns:
-                chosen = self._normal(logits.detach(), open_)[:, :-1].max(1)
-                sure = (chosen.values > 0.6).nonzero()[:, 0]
-                sure = sure[sure != place]
-                more = q[chosen.indices[sure], sure]
-                queries = _weighted(torch.cat([q[token, place][None], more]), k, v)
+            if step % self.turn == 0:
+                likely = self._normal(logits.detach(), open_)[:, :-1].max(1)
+                trust = likely.values / likely.values.sum()
+                queries = _weighted(q[likely.indices, torch.arange(len(trust))], k, v)
             with torch.enable_grad():
-                shares = self._normal(logits, open_)[:, :-1]
-                mixed = queries(shares)
-                loss = span.outside(mixed).square().sum(1) / mixed.square().sum(1)
+                mixed = queries(self._normal(logits, open_)[:, :-1])
+                losses = span.outside(mixed).square().sum(1) / mixed.square().sum(1)
                 optimizer.zero_grad()
-                loss.mean().backward()
+                (losses * trust).sum().backward()
             optimizer.step()
         return self._normal(logits.detach(), open_)
 
