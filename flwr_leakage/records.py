@@ -7,7 +7,7 @@ model grants by name, in ``Disclosure``.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -595,8 +595,17 @@ class Reconstruction:
 
     @property
     def summary(self) -> str:
-        """What each part said, in one line; empty where there are no parts."""
-        said = "; ".join(str(part) for part in self.parts)
+        """What each part said, in one line; empty where there are no parts.
+
+        Neighbours that were left out or refused at once for one reason are said together.
+        """
+        groups: list[tuple[Part, list[str]]] = []
+        for part in self.parts:
+            if groups and str(replace(part, name="")) == str(replace(groups[-1][0], name="")):
+                groups[-1][1].append(part.name)
+            else:
+                groups.append((part, [part.name]))
+        said = "; ".join(str(replace(part, name=", ".join(names))) for part, names in groups)
         chosen = self.stats.get("attack", "")
         return f"{chosen} chosen: {said}" if chosen and said else said
 

@@ -62,6 +62,8 @@ from flwr_leakage.attacks.starts.base import Initialisation
 from flwr_leakage.attacks.starts.grey import Grey
 from flwr_leakage.attacks.starts.normal import Normal
 from flwr_leakage.attacks.strongest import Strongest
+from flwr_leakage.attacks.text.read_text import ReadText
+from flwr_leakage.attacks.text.sequences import Relaxation
 from flwr_leakage.attacks.whole_batch.batch_images import BatchImages
 from flwr_leakage.attacks.whole_batch.edges import Edges
 from flwr_leakage.attacks.whole_batch.one_sample import OneSample
@@ -123,6 +125,8 @@ __all__ = [
     "PriorContext",
     "Problem",
     "ProgressCallback",
+    "ReadText",
+    "Relaxation",
     "Restarts",
     "SearchSettings",
     "Settling",

@@ -22,7 +22,8 @@ class TextTransformer(nn.Module):
         vocabulary: V, the number of token ids.
         padding: the id that fills up short texts, which nothing attends to, or ``None``.
         causal: whether it is a decoder.
-        tied: whether a decoder's last layer has the token embeddings as its weight.
+        tied: whether a decoder's last layer has the token embeddings as its weight. The states are
+            then divided by √d first, as embeddings start at deviation 1 (Raffel et al. 2020).
         width: d of the states.
         depth: number of blocks.
         heads: number of attention heads, a divisor of the width.
@@ -55,6 +56,7 @@ class TextTransformer(nn.Module):
         if tied and not causal:
             raise ValueError("only a decoder ties its last layer to the token embeddings.")
         self.padding, self.causal = padding, causal
+        self.scale = width**-0.5 if tied else 1.0
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(input_shape[0], width)
         self.blocks = nn.ModuleList([_Block(width, heads, causal, dropout) for _ in range(depth)])
@@ -73,7 +75,7 @@ class TextTransformer(nn.Module):
             seen = inputs != self.padding
         for block in self.blocks:
             states = block(states, seen)
-        states = self.norm(states)
+        states = self.norm(states) * self.scale
         if self.causal:
             return self.head(states)
         weights = seen.to(states)[..., None]

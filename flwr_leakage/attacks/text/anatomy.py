@@ -6,7 +6,7 @@ pass, with one token changed, shows what the vectors depend on.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from typing import Any
@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from flwr_leakage.attacks.network.calls import Affine, Op
 from flwr_leakage.attacks.network.trace import Run, Trace
 from flwr_leakage.attacks.problem import Problem
-from flwr_leakage.attacks.rounding import FLOAT32_NOISE, FLOAT32_RELATIVE_ERROR
+from flwr_leakage.attacks.rounding import FLOAT32_RELATIVE_ERROR
 
 
 @dataclass(frozen=True)
@@ -41,22 +41,28 @@ class Span:
         """Return the span of a gradient whose true rank is at most ``most``.
 
         Singular values beyond ``most`` are rounding or noise, so that the largest of them shows
-        their size. If there are none, float32 rounding is assumed.
+        their size. If there are none, the rank is where values fall by more than a factor of 30 to
+        less than 1e-4 of the largest, or else it is full (chosen on development draws; no table).
         """
         _, values, rows = torch.linalg.svd(gradient, full_matrices=False)
+        least = 1e-13 * float(values[0])
         if most < len(values):
-            edge = 3 * float(values[most])
+            edge = max(3 * float(values[most]), least)
+            rank = int((values > edge).sum())
         else:
-            sides = sum(1 / math.sqrt(side) for side in gradient.shape)
-            edge = FLOAT32_NOISE * float(gradient.norm()) * sides
-        edge = max(edge, 1e-13 * float(values[0]))
-        rank = int((values > edge).sum())
+            falls = values[:-1] / values[1:].clamp_min(least)
+            falls[values[1:] > 1e-4 * values[0]] = 0
+            rank = int(falls.argmax()) + 1 if float(falls.max()) > 30 else len(values)
+            edge = max(float(values[rank]), least) if rank < len(values) else least
         return cls(rows[:rank], edge / float(values[rank - 1]) if rank else 1.0)
 
     @property
     def is_full(self) -> bool:
-        """Whether every vector lies in the span, so that it tells nothing."""
-        return self.basis.shape[0] >= self.basis.shape[1]
+        """Whether almost every vector lies in the span, so that it tells nothing.
+
+        Normalised vectors have mean zero, so that a span of any vectors may lack a few directions.
+        """
+        return self.basis.shape[0] > self.basis.shape[1] - 4
 
     def outside(self, vectors: Float[Tensor, "... n"]) -> Float[Tensor, "... n"]:
         """Return the part of each vector that lies outside of the span."""
@@ -132,7 +138,7 @@ class _Pass(Trace):
         last: the name of the weight of the last layer that is needed; empty for all.
     """
 
-    def __init__(self, names: Any = None) -> None:
+    def __init__(self, names: Mapping[int, str] | None = None) -> None:
         super().__init__(names)
         self.lookups: list[tuple[Tensor, str]] = []
         self.last = ""

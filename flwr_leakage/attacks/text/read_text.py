@@ -224,8 +224,9 @@ def _answer(
     ids = _padded(found.texts, spec.shape[0], spec.padding)
     if spec.next_token:
         lengths = [len(text) for text in found.texts]
-        ids, ended = _with_last_tokens(problem, ids, lengths, head)
-        words += f", {ended} last tokens by the last layer"
+        hidden = torch.tensor(stats["tokens"]) if anatomy.is_tied else torch.tensor([]).long()
+        ids, ended = _with_last_tokens(problem, ids, lengths, head, hidden)
+        words += f", {ended} of {len(ids)} last tokens by the last layer"
         batch = Batch(ids, ids)
     else:
         targets, sure = _labels(problem, ids, head)
@@ -287,22 +288,31 @@ def _labels(problem: Problem, ids: Tensor, head: LastLayer | None) -> tuple[Tens
 
 
 def _with_last_tokens(
-    problem: Problem, ids: Tensor, lengths: list[int], head: LastLayer | None
+    problem: Problem, ids: Tensor, lengths: list[int], head: LastLayer | None, hidden: Tensor
 ) -> tuple[Tensor, int]:
-    """Return the texts with the token behind each beginning, and the number of those found."""
+    """Return the texts with the token behind each beginning, and the number of those found.
+
+    Args:
+        problem: the problem.
+        ids: (B, T) the beginnings, filled up.
+        lengths: the number of tokens of each.
+        head: the last layer, or ``None`` if it is frozen.
+        hidden: tokens whose rows of the last layer's gradient hold more than its errors.
+    """
     length, spec = ids.shape[1], problem.spec
     if head is None:
         return ids, 0
     at = torch.cat([row * length + torch.arange(n) for row, n in enumerate(lengths)])
     softmax, errors = _head_errors(problem, ids, head, at, len(at))
     likely = softmax - errors
+    likely[:, hidden] = -math.inf
     if spec.padding is not None:
         likely[:, spec.padding] = -math.inf
-    last = likely[torch.tensor(lengths).cumsum(0) - 1].argmax(1)
+    last = likely[torch.tensor(lengths).cumsum(0) - 1].max(1)
     ids, ended = ids.clone(), 0
     for row, n in enumerate(lengths):
-        if n < length:
-            ids[row, n], ended = last[row], ended + 1
+        if n < length and float(last.values[row]) > 0.5:
+            ids[row, n], ended = last.indices[row], ended + 1
     return ids, ended
 
 

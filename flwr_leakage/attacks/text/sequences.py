@@ -186,6 +186,7 @@ class Relaxation:
         turn: steps after which the likeliest tokens are looked up again.
         sweeps: times that single tokens of a rounded text are replaced.
         choices: number of tokens tried at each position in a sweep.
+        anchors: largest number of anchors for each text.
     """
 
     iterations: int = 200
@@ -193,6 +194,7 @@ class Relaxation:
     turn: int = 10
     sweeps: int = 3
     choices: int = 6
+    anchors: int = 30
 
     def __call__(
         self, spans: Spans, weights: Float[Tensor, "T U"] | None, count: int, budget: Budget
@@ -209,7 +211,7 @@ class Relaxation:
         parts = [part.float() for part in spans.attention.split(spans.inputs)]
         found: list[Tensor] = []
         used = torch.zeros_like(spans.allowed)
-        for token, place in _anchors(spans.allowed, weights):
+        for token, place in _anchors(spans.allowed, weights)[: self.anchors * count]:
             if budget.is_spent or len(found) == count:
                 return
             if used[token, place]:

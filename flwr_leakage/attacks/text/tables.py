@@ -12,8 +12,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from flwr_leakage.attacks.rounding import FLOAT32_RELATIVE_ERROR
-
 CHANCE = 1e-3
 """Probability that noise alone names a token of a table, at most."""
 
@@ -81,18 +79,21 @@ def tied_rows(
 
 
 def placed_tokens(
-    words: Float[Tensor, "U d"], places: Float[Tensor, "T d"]
+    words: Float[Tensor, "U d"], places: Float[Tensor, "T d"], exact: float = 1e-4
 ) -> tuple[Int[Tensor, " T"], Float[Tensor, " T"]]:
     """Return the row of ``words`` at each position of one text, and its coefficient in ``W = M Q``.
 
-    A token that occurs once has the same row in both tables. The others follow by least squares.
+    The largest least-squares coefficient of each position proposes its token. A token whose row is
+    the sum of its positions' rows is placed, with the coefficient 1. This is repeated for the
+    others, so that there may be more positions than the width.
 
     Args:
         words: (U, d) W, the gradient rows of the tokens that occur.
         places: (T, d) Q, the gradient rows of the positions that are used.
+        exact: relative error up to which a row is such a sum.
 
     Raises:
-        ValueError: tokens that occur several times stand at more positions than the width.
+        ValueError: more positions than the width are left when no further token is placed.
 
     Example:
         >>> places = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 2.0]])
@@ -100,24 +101,28 @@ def placed_tokens(
         >>> placed_tokens(words, places)[0]
         tensor([0, 1, 0])
     """
-    distances = torch.cdist(words, places) / places.norm(dim=1).clamp_min(1e-30)
-    nearest = distances.min(0)
-    chosen, weights = nearest.indices.clone(), 1 - nearest.values
-    single = nearest.values < 10 * FLOAT32_RELATIVE_ERROR
-    single &= distances.min(1).indices[chosen] == torch.arange(len(places))
-    rest = (~single).nonzero()[:, 0]
-    left = torch.ones(len(words), dtype=torch.bool)
-    left[chosen[single]] = False
-    if not len(rest):
-        return chosen, weights
+    chosen = torch.zeros(len(places), dtype=torch.int64)
+    weights = torch.ones(len(places), dtype=places.dtype)
+    rest, left = torch.arange(len(places)), torch.arange(len(words))
+    sizes = places.norm(dim=1)
+    while len(rest) and len(left):
+        # Rows of unit length, as least squares would share a short row among the others.
+        solved = words[left] @ torch.linalg.pinv(places[rest] / sizes[rest, None]) / sizes[rest]
+        found = solved.max(0)
+        sums = torch.zeros_like(words[left]).index_add_(0, found.indices, places[rest])
+        gaps = (sums - words[left]).norm(dim=1) / words[left].norm(dim=1)
+        placed = gaps < exact
+        chosen[rest], weights[rest] = left[found.indices], found.values
+        ready = placed[found.indices]
+        weights[rest[ready]] = 1.0
+        rest, left = rest[~ready], left[~placed]
+        if not bool(ready.any()):
+            break
     if len(rest) > places.shape[1]:
         raise ValueError(
-            f"{len(rest)} positions hold tokens that occur several times, and the tables are only "
-            f"{places.shape[1]} wide."
+            f"{len(rest)} positions of one text are not told apart by tables of width "
+            f"{places.shape[1]}."
         )
-    kept = left.nonzero()[:, 0] if bool(left.any()) else torch.arange(len(words))
-    found = (words[kept] @ torch.linalg.pinv(places[rest])).max(0)
-    chosen[rest], weights[rest] = kept[found.indices], found.values
     return chosen, weights
 
 
