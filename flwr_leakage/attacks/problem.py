@@ -122,8 +122,7 @@ def require_arguments(spec: object, num_examples: object) -> None:
     """Raise ``ValueError`` unless the arguments are an ``InputSpec`` and a positive integer."""
     if not isinstance(spec, InputSpec):
         raise ValueError(
-            "spec must be an InputSpec, of shape (C, H, W) and classes or of text, got "
-            f"{type(spec).__name__}."
+            f"spec must be an InputSpec of shape (C, H, W) and classes, got {type(spec).__name__}."
         )
     if not isinstance(num_examples, Integral) or num_examples < 1:
         raise ValueError(f"num_examples must be a positive integer, got {num_examples!r}.")

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from flwr_leakage.metrics.matching import match_samples
     from flwr_leakage.metrics.perceptual import BackboneUnavailableError, Lpips
     from flwr_leakage.metrics.pixel import mse, psnr, rmse, ssim
+    from flwr_leakage.metrics.text import match_texts, rouge_l, text_grade, token_accuracy
     from flwr_leakage.metrics.utility import Utility, classifier_utility, utility_of
 
 __all__ = [
@@ -24,10 +25,14 @@ __all__ = [
     "identification_ranks",
     "label_accuracy",
     "match_samples",
+    "match_texts",
     "mse",
     "psnr",
     "rmse",
+    "rouge_l",
     "ssim",
+    "text_grade",
+    "token_accuracy",
     "utility_of",
 ]
 
@@ -53,6 +58,12 @@ __getattr__, __dir__ = lazy(
             "psnr",
             "rmse",
             "ssim",
+        ),
+        "flwr_leakage.metrics.text": (
+            "match_texts",
+            "rouge_l",
+            "text_grade",
+            "token_accuracy",
         ),
         "flwr_leakage.metrics.utility": (
             "Utility",

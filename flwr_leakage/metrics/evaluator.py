@@ -22,6 +22,7 @@ from flwr_leakage.metrics.pixel import (
     rmse,
     ssim,
 )
+from flwr_leakage.metrics.text import match_texts, rouge_l, text_grade, token_accuracy
 from flwr_leakage.records import Batch, Direction, InputSpec, Measurement, Reconstruction
 
 _SAFER: Direction = "larger is safer"
@@ -37,7 +38,7 @@ class Evaluation:
         assignment: (B,) int64; for each truth sample the index of its reconstruction, −1
             where it has none.
         matched: (B, C, H, W) reconstructed pixels in the truth's order, clamped to [0, 1];
-            NaN where ``assignment`` is −1.
+            NaN where ``assignment`` is −1. For texts (B, T) token ids, −1 there.
     """
 
     measurements: list[Measurement]
@@ -53,6 +54,9 @@ class Evaluator:
     truth decides; ``blind_affine_psnr`` grants the same to the blind guess and to a constant image.
 
     Pixels are compared in float64, after undoing the normalisation and clamping to [0, 1].
+
+    Of texts it measures the share of tokens in place, with the grade as the note, exact texts,
+    ROUGE-L, the share of a text's distinct tokens that are named at all, and found labels.
 
     Attributes:
         psnr_cap_db: PSNR of an exact match is infinite, and beyond some 140 dB it measures
@@ -93,6 +97,8 @@ class Evaluator:
                 f"truth must have shape (B, {', '.join(map(str, spec.shape))}), got "
                 f"{tuple(truth.inputs.shape)}."
             )
+        if spec.is_text:
+            return _texts(reconstruction, truth, spec, reference or Reference.of(spec))
         true_pixels = _pixels(truth.inputs, spec)
         matched = torch.full_like(true_pixels, math.nan)
         assignment = torch.full((len(truth),), -1)
@@ -163,6 +169,47 @@ class _Rows:
         return Measurement(name, (None,) * self.count, unit, direction, tuple(notes))
 
 
+def _texts(
+    reconstruction: Reconstruction, truth: Batch, spec: InputSpec, reference: Reference
+) -> Evaluation:
+    """Match recovered texts with the private ones, and measure each."""
+    ids, padding = truth.inputs.cpu(), spec.padding
+    matched, assignment = torch.full_like(ids, -1), torch.full((len(ids),), -1)
+    problem, labels = _problem(reconstruction, spec), []
+    if reconstruction.batch is not None and not problem:
+        found = reconstruction.batch.inputs.cpu()
+        assignment = match_texts(ids, found, padding)
+        problem = "no text was left for this one"
+        rows = assignment >= 0
+        matched[rows] = found[assignment[rows]]
+        if not spec.next_token:
+            given = class_indices(reconstruction.batch.targets.cpu())[assignment[rows]]
+            labels = (given == class_indices(truth.targets.cpu())[rows]).double().tolist()
+    rows = (assignment >= 0).nonzero().squeeze(1)
+    measure, every = _Rows(len(ids), rows.tolist(), problem), _Rows(len(ids), [*range(len(ids))], "")
+    ours, theirs = matched[rows], ids[rows]
+    blind = token_accuracy(ids, reference.guess.expand_as(ids), padding)
+    accuracy = token_accuracy(theirs, ours, padding).tolist()
+    pairs = zip(accuracy, blind[rows].tolist(), strict=True)
+    grades: list[str] = [text_grade(*pair) for pair in pairs]
+    exact = (ours == theirs).all(1).double().tolist()
+    measurements = [
+        measure("token_accuracy", accuracy, "1", _LEAKS, grades),
+        measure("exact_text", exact, "1", _LEAKS),
+        measure("rouge_l", rouge_l(theirs, ours, padding).tolist(), "1", _LEAKS),
+        every("blind_token_accuracy", blind.tolist(), "1", "", [reference.meaning] * len(ids)),
+    ]
+    if labels:
+        measurements.append(measure("label_accuracy", labels, "1", _LEAKS))
+    if "tokens" in reconstruction.stats:
+        named = set(reconstruction.stats["tokens"])
+        own = [set(text.tolist()) - {padding} for text in ids]
+        shares = [len(text & named) / max(len(text), 1) for text in own]
+        notes = [f"{len(named)} tokens named"] * len(ids)
+        measurements.append(every("named_tokens", shares, "1", _LEAKS, notes))
+    return Evaluation(measurements, assignment, matched)
+
+
 def _pixels(inputs: Tensor, spec: InputSpec) -> Tensor:
     """Pixels in float64, in [0, 1] if the spec has a box; NaN wherever an input is not finite."""
     pixels = spec.denormalize(inputs.detach().cpu().double())
@@ -176,6 +223,8 @@ def _problem(reconstruction: Reconstruction, spec: InputSpec) -> str:
     shape = tuple(reconstruction.batch.inputs.shape)
     if shape[1:] != spec.shape:
         return f"reconstruction has shape {shape}, expected (B, {', '.join(map(str, spec.shape))})"
+    if spec.is_text and reconstruction.batch.inputs.is_floating_point():
+        return "reconstruction holds no token ids"
     if reconstruction.batch.targets.ndim not in (1, 2):
         targets = tuple(reconstruction.batch.targets.shape)
         return f"reconstruction has targets {targets}, expected (B,) or (B, K)"

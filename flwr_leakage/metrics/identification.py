@@ -16,8 +16,9 @@ class Reference:
     """What an attacker knows of the data without any update.
 
     Attributes:
-        guess: (C, H, W) pixels in [0, 1]: the blind guess.
-        pool: (N, C, H, W) pixels in [0, 1] of other samples, among which the original is hidden.
+        guess: (C, H, W) pixels in [0, 1], or (T,) token ids: the blind guess.
+        pool: (N, C, H, W) pixels in [0, 1] of other samples, among which the original is hidden, or
+            (N, T) token ids.
         class_names: one a class, or empty.
         meaning: what the blind guess is, in words for a reader, such as ``the mean of …``; or
             empty.
@@ -30,9 +31,28 @@ class Reference:
 
     @staticmethod
     def of(spec: InputSpec) -> "Reference":
-        """The least that is public: the mean colour of the normalisation, and an empty pool."""
+        """The least that is public: the mean colour of the normalisation, and an empty pool.
+
+        For texts it is any token, at all positions.
+        """
+        if spec.is_text:
+            (ids,) = spec.blank(1, torch.zeros(()))
+            return Reference(ids, ids.new_zeros(0, *spec.shape), meaning="one token, repeated")
         guess = spec.denormalize(torch.zeros(spec.shape)).clamp(0, 1)
         return Reference(guess, torch.empty(0, *spec.shape), meaning=MEAN_COLOUR)
+
+
+    @staticmethod
+    def of_texts(spec: InputSpec, pool: Int[Tensor, "N T"]) -> "Reference":
+        """The most frequent token of public texts, at all positions.
+
+        Args:
+            spec: of the texts.
+            pool: the public texts; padding does not count.
+        """
+        tokens = pool.flatten() if spec.padding is None else pool[pool != spec.padding]
+        guess = tokens.mode().values.expand(spec.shape)
+        return Reference(guess, pool, meaning="the most frequent token of other texts, repeated")
 
 
 def identification_ranks(

@@ -114,16 +114,16 @@ class Attention:
         )
         return q / math.sqrt(q.shape[-1]), k, v
 
-    def mixed(
-        self, inputs: Float[Tensor, "B T n"], at: Int[Tensor, " Q"], is_causal: bool
-    ) -> Float[Tensor, "B Q m"]:
-        """Return the mixed values of whole texts at some positions, all heads side by side."""
-        q, k, v = self.split(inputs)
-        scores = torch.einsum("bihc,bjhc->bhij", q[:, at], k)
-        if is_causal:
-            later = torch.arange(inputs.shape[1]) > at[:, None]
-            scores = scores.masked_fill(later, -math.inf)
-        return torch.einsum("bhij,bjhc->bihc", scores.softmax(-1), v).flatten(2)
+
+def _mixed(
+    layers: Sequence[Float[Tensor, "T m"]], heads: int, at: Int[Tensor, " Q"], is_causal: bool
+) -> Float[Tensor, "Q m"]:
+    """Return the mixed values of q, k and v of a text at some positions, heads side by side."""
+    q, k, v = (each.unflatten(-1, (heads, -1)) for each in layers)
+    scores = torch.einsum("ihc,jhc->hij", q[at], k) / math.sqrt(q.shape[-1])
+    if is_causal:
+        scores = scores.masked_fill(torch.arange(len(k)) > at[:, None], -math.inf)
+    return torch.einsum("hij,jhc->ihc", scores.softmax(-1), v).flatten(1)
 
 
 class _Finished(Exception):
@@ -213,7 +213,7 @@ class Anatomy:
         """
         spec = problem.spec
         first = 1 if spec.padding == 0 else 0
-        shape = (2, *spec.shape)
+        shape = (1, *spec.shape)
         ids = torch.randint(first, spec.vocabulary, shape, generator=generator)
         if spec.padding:
             ids[ids == spec.padding] = first
@@ -234,7 +234,7 @@ class Anatomy:
             trace = _Pass({id(value): name for name, value in params.items()})
             with trace:
                 logits = problem.gradient_map.logits(params, ids, problem.buffers)
-            targets = ids if spec.next_token else torch.arange(2) % spec.num_classes
+            targets = ids if spec.next_token else torch.zeros(1, dtype=torch.int64)
             loss = problem.gradient_map.loss(logits, targets)
         outputs = {}
         for step in trace.linear:
@@ -334,11 +334,13 @@ def _attention(
     width = mixed.shape[-1]
     if len(layers) != 3 or any(len(weight) != width for weight, _ in layers):
         return None
+    outputs = [F.linear(inputs[0], weight, offset) for weight, offset in layers]
     at = torch.arange(mixed.shape[1])[-4:]
     for heads in (count for count in range(1, width + 1) if width % count == 0):
-        for q, k, v in permutations(layers):
-            tried = Attention(q, k, v, heads)
-            gap = (tried.mixed(inputs, at, is_causal) - mixed[:, at]).norm()
-            if float(gap / mixed[:, at].norm()) < FLOAT32_RELATIVE_ERROR:
-                return tried
+        for order in permutations(range(3)):
+            tried = _mixed([outputs[index] for index in order], heads, at, is_causal)
+            gap = float((tried - mixed[0, at]).norm() / mixed[0, at].norm())
+            if gap < FLOAT32_RELATIVE_ERROR:
+                query, key, value = (layers[index] for index in order)
+                return Attention(query, key, value, heads)
     return None

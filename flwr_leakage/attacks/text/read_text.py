@@ -195,10 +195,11 @@ def _by_tables(problem: Problem, anatomy: Anatomy, tokens: Tensor) -> _Found:
     if rows is None:
         raise ValueError("no table of positions tells the order.")
     table = problem.gradient[anatomy.words]
-    used = rows_above(rows, noise_of(table))
+    noise = noise_of(table)
+    used = rows_above(rows, noise)
     if not torch.equal(used, torch.arange(len(used))):
         raise ValueError("the positions that have a gradient do not follow one another.")
-    chosen, weights = placed_tokens(table[tokens], rows[used])
+    chosen, weights = placed_tokens(table[tokens], rows[used], noise)
     is_exact = bool(((weights - 1).abs() < 1e-3).all())
     return _Found([tokens[chosen]], "the tables of tokens and positions", is_exact=is_exact)
 

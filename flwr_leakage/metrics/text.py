@@ -1,0 +1,94 @@
+"""How close recovered texts come to the private ones."""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+import flwr_leakage._torchvision  # noqa: F401
+from torchmetrics.functional.text import edit_distance  # isort: skip  # it imports torchvision
+
+TextGrade = Literal["all tokens", "most tokens", "some tokens", "no more than a guess"]
+
+
+def match_texts(
+    truth: Int[Tensor, "B T"], found: Int[Tensor, "M T"], padding: int | None = None
+) -> Int[Tensor, " B"]:
+    """Return the found text for each true one, −1 for none, with the most tokens in place in all.
+
+    Example:
+        >>> match_texts(torch.tensor([[1, 2], [3, 4]]), torch.tensor([[3, 9], [1, 2]]))
+        tensor([1, 0])
+    """
+    same = ((truth[:, None] == found[None]) & _own(truth, padding)[:, None]).sum(2)
+    rows, columns = linear_sum_assignment(same.numpy(), maximize=True)
+    matched = torch.full((len(truth),), -1)
+    matched[torch.as_tensor(rows)] = torch.as_tensor(columns)
+    return matched
+
+
+def token_accuracy(
+    truth: Int[Tensor, "B T"], found: Int[Tensor, "B T"], padding: int | None = None
+) -> Float[Tensor, " B"]:
+    """Return the share of each text's own tokens that are found at their place.
+
+    Example:
+        >>> token_accuracy(torch.tensor([[5, 6, 0, 0]]), torch.tensor([[5, 7, 0, 0]]), padding=0)
+        tensor([0.5000])
+    """
+    own = _own(truth, padding)
+    return ((truth == found) & own).sum(1) / own.sum(1).clamp_min(1)
+
+
+def rouge_l(
+    truth: Int[Tensor, "B T"], found: Int[Tensor, "B T"], padding: int | None = None
+) -> Float[Tensor, " B"]:
+    """Return ROUGE-L (Lin 2004), the F1 score of the longest common subsequence of tokens.
+
+    With a subsequence of L tokens in texts of n and m tokens it is ``2 L / (n + m)``. The edit
+    distance without replacements is ``n + m − 2 L``.
+
+    Example:
+        >>> rouge_l(torch.tensor([[1, 2, 3, 4]]), torch.tensor([[2, 3, 4, 9]]))
+        tensor([0.7500])
+    """
+    scores = []
+    for one, other in zip(truth, found, strict=True):
+        # torchmetrics compares strings, so that each token is a letter of its own.
+        letters = [
+            "".join(chr(0x10000 + token) for token in text[_own(text, padding)].tolist())
+            for text in (one, other)
+        ]
+        size = sum(map(len, letters))
+        apart = edit_distance(letters[1:], letters[:1], substitution_cost=2, reduction="sum")
+        scores.append(1 - float(apart) / size if size else 0.0)
+    return torch.tensor(scores)
+
+
+def text_grade(accuracy: float, blind: float) -> TextGrade:
+    """Return what a text's token accuracy shows beyond a blind guess.
+
+    *Most* and *some* tokens are at least a half and a tenth of those that the guess misses. Unlike
+    the grades of images, these limits are not measured.
+
+    Args:
+        accuracy: the share of tokens in place.
+        blind: the same of a guess of the most frequent token at all positions.
+
+    Example:
+        >>> text_grade(1.0, 0.1), text_grade(0.5, 0.1), text_grade(0.15, 0.1)
+        ('all tokens', 'some tokens', 'no more than a guess')
+    """
+    if accuracy == 1:
+        return "all tokens"
+    gain = (accuracy - blind) / (1 - blind) if blind < 1 else 0.0
+    if gain >= 0.5:
+        return "most tokens"
+    return "some tokens" if gain >= 0.1 else "no more than a guess"
+
+
+def _own(ids: Int[Tensor, "*shape"], padding: int | None) -> Bool[Tensor, "*shape"]:
+    """Return which tokens are no padding."""
+    return torch.ones_like(ids, dtype=torch.bool) if padding is None else ids != padding
