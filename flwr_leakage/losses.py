@@ -55,7 +55,9 @@ class NextToken:
             ids: (B, T) the tokens themselves; position t is compared with the logits at t − 1.
         """
         ignored = -100 if self.padding is None else self.padding
-        return F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), ignore_index=ignored)
+        return F.cross_entropy(
+            logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), ignore_index=ignored
+        )
 
 
 def following(loss: Loss) -> Loss:

@@ -61,8 +61,7 @@ class Denoising:
             budget: a limit that is checked between steps.
         """
         start = Batch(candidate.inputs.double(), candidate.targets)
-        assert evidence.prior is not None  # texts are not denoised
-        priors = (None, PatchPrior.of(evidence.prior))
+        priors = (None, PatchPrior.of(evidence.image_prior))
         answers = [self.solve(evidence, start, prior, budget) for prior in priors]
         found = [inputs for inputs, steps in answers if steps] or [start.inputs]
         mean = evidence.problem.spec.clamp(torch.stack(found).mean(0))
@@ -85,7 +84,7 @@ class Denoising:
             budget: a limit that is checked between steps.
         """
         likelihood, images = evidence.likelihood, candidate.inputs
-        prior, start = fitted(evidence.prior, images)
+        prior, start = fitted(evidence.image_prior, images)
 
         def gradient(images: Tensor) -> Tensor:
             return evidence.gradient(Batch(images, candidate.targets))
@@ -97,7 +96,7 @@ class Denoising:
             if at.steps == self.steps or budget.is_spent or (at.steps and not at.has_moved):
                 return None
             watch = Stopwatch()
-            prior, point = fitted(evidence.prior, images)
+            prior, point = fitted(evidence.image_prior, images)
             here = Linearization(gradient, images)
             residual = likelihood.residual(here.value)
             weights = 1 / likelihood.variances(residual, 1.0)

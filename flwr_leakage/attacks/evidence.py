@@ -109,6 +109,12 @@ class Evidence:
             return found  # the gradient determines no features: it is judged itself
         return replace(found, told=told)
 
+    @property
+    def image_prior(self) -> ImagePrior:
+        """The prior of each sample of images."""
+        assert self.prior is not None
+        return self.prior
+
     def told_by(self, weight: str, samples: BatchInputs) -> "Evidence":
         """Return the evidence once the features of all samples of one plain step are proven.
 

@@ -130,9 +130,9 @@ def attack(
             applies it.
         update: gradients, or parameters before and after. A list of updates is attacked together.
         spec: input shape, number of classes and normalisation. If that is unknown
-            (``known=False``), all public ones are tried, and the fit decides. ``InputSpec.text`` for
-            a model of token ids; with ``num_classes=None`` the loss is
-            ``flwr_leakage.losses.NextToken``.
+            (``known=False``), all public ones are tried, and the fit decides. A model of token ids
+            takes ``InputSpec.text``, and ``flwr_leakage.losses.NextToken`` as the loss if it
+            predicts the next token.
         preset: the name of a preset in ``conf/attack``, or an attack.
         num_examples: number of samples behind each update.
         schedule: the local training of each update; one step of all samples by default. It is

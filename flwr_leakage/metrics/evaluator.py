@@ -186,7 +186,10 @@ def _texts(
             given = class_indices(reconstruction.batch.targets.cpu())[assignment[rows]]
             labels = (given == class_indices(truth.targets.cpu())[rows]).double().tolist()
     rows = (assignment >= 0).nonzero().squeeze(1)
-    measure, every = _Rows(len(ids), rows.tolist(), problem), _Rows(len(ids), [*range(len(ids))], "")
+    measure, every = (
+        _Rows(len(ids), rows.tolist(), problem),
+        _Rows(len(ids), [*range(len(ids))], ""),
+    )
     ours, theirs = matched[rows], ids[rows]
     blind = token_accuracy(ids, reference.guess.expand_as(ids), padding)
     accuracy = token_accuracy(theirs, ours, padding).tolist()

@@ -41,7 +41,6 @@ class Reference:
         guess = spec.denormalize(torch.zeros(spec.shape)).clamp(0, 1)
         return Reference(guess, torch.empty(0, *spec.shape), meaning=MEAN_COLOUR)
 
-
     @staticmethod
     def of_texts(spec: InputSpec, pool: Int[Tensor, "N T"]) -> "Reference":
         """The most frequent token of public texts, at all positions.

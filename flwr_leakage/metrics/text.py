@@ -8,7 +8,9 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 import flwr_leakage._torchvision  # noqa: F401
-from torchmetrics.functional.text import edit_distance  # isort: skip  # it imports torchvision
+
+# isort: split
+from torchmetrics.functional.text import edit_distance
 
 TextGrade = Literal["all tokens", "most tokens", "some tokens", "no more than a guess"]
 

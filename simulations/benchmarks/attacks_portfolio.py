@@ -53,7 +53,7 @@ EXACT = 80.0
 
 def own_presets() -> list[str]:
     """All presets but ``strongest``."""
-    return [name for name in preset_names() if name != OWN]
+    return [name for name in preset_names() if name not in (OWN, "text")]
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,10 @@
 
 prints a Markdown table. Every row has ``--draws`` draws of weights, texts and labels, from
 ``--seed`` on. Texts are pieces of the docstrings of Python's standard library, whose most frequent
-words are the tokens, or (``--text zipf``) tokens that are drawn by Zipf's law. Given are the texts that are exact, the tokens in place, the tokens named, the
-answers that are certified, the certificates that are wrong, and CPU seconds of an update: mean and
-largest. The attack is the preset ``text``, with at most ``--seconds`` of the CPU. One thread.
+words are the tokens, or (``--text zipf``) tokens that are drawn by Zipf's law. Given are the texts
+that are exact, the tokens in place, the tokens named, the answers that are certified, the
+certificates that are wrong, and CPU seconds of an update, mean and most. The attack is the preset
+``text``, with at most ``--seconds`` of the CPU. One thread.
 """
 
 import importlib
@@ -209,7 +210,10 @@ def main() -> None:
         if given.text == "words"
         else (lambda case, g: draw_texts(case, given.vocabulary, g))
     )
-    print("| model | B × T | update | exact texts | tokens in place | named | certified | wrong ", end="")
+    print(
+        "| model | B × T | update | exact texts | tokens in place | named | certified | wrong ",
+        end="",
+    )
     print("| CPU s | most |\n|" + " --- |" * 10)
     for case in (each for name in given.cases for each in CASES[name]):
         exact, placed, named, seconds = [], [], [], []
@@ -248,7 +252,8 @@ def main() -> None:
         shares = " | ".join(f"{100 * mean(values):.1f} %" for values in (placed, named))
         print(
             f"| {case} | {sum(exact):.0f} of {len(exact)} | {shares} "
-            f"| {certified} of {given.draws} | {wrong} | {mean(seconds):.1f} | {max(seconds):.1f} |",
+            f"| {certified} of {given.draws} | {wrong} | {mean(seconds):.1f} "
+            f"| {max(seconds):.1f} |",
             flush=True,
         )
 

@@ -62,7 +62,7 @@ def test_unknown_names_and_settings_fail():
         ("gradinversion", ["count=2", "attack.dtype=float64"], "attack.dtype", "float64"),
         ("fedavg", ["attacks.euclidean.order.starts=2"], "attacks[cosine].order.starts", 2),
         ("strongest", ["~attacks.ordered"], "attacks",
-         ["analytic", "exact_batch", "feature_matching", "feature_recursion",
+         ["text", "analytic", "exact_batch", "feature_matching", "feature_recursion",
           "dense_gauss_newton", "batch_images", "gauss_newton", "posterior", "least_absolute",
           "gauss_newton_multistart", "gauss_newton_smooth", "pruning_aware",
           "inverting_gradients"]),
@@ -200,7 +200,7 @@ def solves(attack, network, defense, spec):
     return bool(error < 0.5 * grey)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "text"])
 def test_every_preset_solves_a_small_case(name, spec):
     attack = shortened(preset(name))
     assert any(solves(attack, make(spec), defense, spec) for make, defense in CASES.values()), (

@@ -126,7 +126,7 @@ def _mixed(
     return torch.einsum("hij,jhc->ihc", scores.softmax(-1), v).flatten(1)
 
 
-class _Finished(Exception):
+class _FinishedError(Exception):
     """The end of a pass whose last part is not needed."""
 
 
@@ -146,7 +146,7 @@ class _Pass(Trace):
     def on_op(self, op: Op, run: Run) -> Tensor:
         outputs = super().on_op(op, run)
         if isinstance(op, Affine) and op.name and op.name == self.last:
-            raise _Finished
+            raise _FinishedError
         return outputs
 
     def on_other(
@@ -166,7 +166,7 @@ def _pass(problem: Problem, ids: Tensor, params: dict[str, Tensor], last: str = 
     try:
         with trace:
             problem.gradient_map.logits(params, ids, problem.buffers)
-    except _Finished:
+    except _FinishedError:
         pass
     return trace
 
@@ -241,13 +241,9 @@ class Anatomy:
             assert isinstance(step.op, Affine)
             outputs[step.op.name] = step.outputs
         vectors = {name: value.detach() for name, value in _vectors(trace, ids).items()}
-        errors = dict(
-            zip(
-                vectors,
-                torch.autograd.grad(loss, [outputs[name] for name in vectors], allow_unused=True),
-                strict=True,
-            )
-        )
+        wanted = [outputs[name] for name in vectors]
+        found_errors = torch.autograd.grad(loss, wanted, allow_unused=True) if wanted else ()
+        errors = dict(zip(vectors, found_errors, strict=True))
         middle = shape[1] // 2
         other = ids.clone()
         other[:, middle] = torch.where(ids[:, middle] == first, first + 1, first)

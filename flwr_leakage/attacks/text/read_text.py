@@ -101,7 +101,9 @@ class ReadText(OneByOne):
                 limit = self.prefixes * count + 32
                 texts = grow(spans, budget, limit)
             else:
-                texts = list(self.relaxation(spans, _weights(problem, anatomy, tokens), count, budget))
+                texts = list(
+                    self.relaxation(spans, _weights(problem, anatomy, tokens), count, budget)
+                )
         except ValueError as error:
             raise ValueError(f"{reason}{error}") from error
         if not texts:
@@ -134,9 +136,7 @@ def _most(problem: Problem) -> int:
     return min(steps * problem.schedule.batch_size, steps * problem.num_samples) * length
 
 
-def _named(
-    problem: Problem, anatomy: Anatomy, generator: torch.Generator
-) -> tuple[Tensor, str]:
+def _named(problem: Problem, anatomy: Anatomy, generator: torch.Generator) -> tuple[Tensor, str]:
     """Return the tokens that occur, and what names them in words."""
     spec = problem.spec
     if anatomy.words in problem.gradient_map.trained:
@@ -282,9 +282,7 @@ def _labels(problem: Problem, ids: Tensor, head: LastLayer | None) -> tuple[Tens
         return granted, "labels granted"
     if head is None:
         return torch.zeros(len(ids), dtype=torch.int64), "labels unknown (the last layer is frozen)"
-    softmax, errors = _head_errors(
-        problem, ids, head, torch.arange(len(ids)), problem.num_samples
-    )
+    softmax, errors = _head_errors(problem, ids, head, torch.arange(len(ids)), problem.num_samples)
     return (softmax - errors).argmax(1), "labels by the last layer"
 
 
@@ -335,9 +333,7 @@ def _replay(problem: Problem, batch: Batch) -> float:
 def _fits(problem: Problem, spans: Spans, ids: Tensor, lengths: list[int]) -> bool:
     """Return whether all vectors of the sharpest span lie in it, and have its rank."""
     live = torch.arange(ids.shape[1]) < torch.tensor(lengths)[:, None]
-    site, span = min(
-        zip(spans.sites, spans.spans, strict=True), key=lambda each: each[1].error
-    )
+    site, span = min(zip(spans.sites, spans.spans, strict=True), key=lambda each: each[1].error)
     vectors = spans.anatomy.vectors(problem, ids, [site])[0][live]
     rank = int(torch.linalg.matrix_rank(vectors, rtol=1e-9))
     return rank == len(span.basis) and float(span.distance(vectors).max()) <= CERTAIN

@@ -148,7 +148,9 @@ def grow(spans: Spans, budget: Budget, most: int) -> list[Int[Tensor, " t"]]:
             )
             weights = torch.einsum("uhc,ujhc->uhj", q[:, t], keys).softmax(-1)
             outputs = torch.einsum("uhj,ujhc->uhc", weights, values).flatten(1)
-            near = (spans.mixed.distance(outputs) < max(NEAR, spans.mixed.error)) & spans.allowed[:, t]
+            near = (spans.mixed.distance(outputs) < max(NEAR, spans.mixed.error)) & spans.allowed[
+                :, t
+            ]
             chosen = near.nonzero()[:, 0]
             survivors.append(torch.cat([prefix.expand(len(chosen), -1), chosen[:, None]], 1))
         grown = torch.cat(survivors)
@@ -203,7 +205,7 @@ class Relaxation:
 
         Args:
             spans: the spans and the tokens.
-            weights: the coefficients of tokens at positions in the gradients of the tables
+            weights: of tokens at positions by the gradients of the tables
                 (:func:`flwr_leakage.attacks.text.tables.pair_weights`), or ``None``.
             count: the number of texts.
             budget: ends the search.
@@ -314,5 +316,5 @@ def _anchors(
         middle = (pairs[:, 1] - allowed.shape[1] / 2).abs()
         order = allowed.sum(1)[pairs[:, 0]] * allowed.shape[1] + middle
     else:
-        order = (weights.T[pairs[:, 0], pairs[:, 1]] - 1).abs()
+        order = -weights.T[pairs[:, 0], pairs[:, 1]]
     return [(int(token), int(place)) for token, place in pairs[order.argsort(stable=True)]]
