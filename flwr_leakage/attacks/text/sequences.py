@@ -25,6 +25,9 @@ ROUGH = 1e-2
 """Largest error of a span by which texts are told apart. The last layers of a model that averages
 its states have almost equal errors for all tokens of a text, and so no sharp span."""
 
+SITES = 4
+"""Number of sites by which texts are told apart. Further ones cost more layers, and add nothing."""
+
 
 @dataclass(frozen=True)
 class Spans:
@@ -70,14 +73,14 @@ class Spans:
                 "the first attention is none of softmax(q kᵀ / √h) v, so that texts are not put "
                 "together."
             )
-        found = [(site, site.span(problem, most)) for site in anatomy.deep]
+        found = [(site, site.span(problem, most)) for site in anatomy.deep[: 2 * SITES]]
         if not found or found[0][1].is_full:
             ranks = [str(len(span.basis)) for _, span in found[:1]]
             raise ValueError(
                 f"the gradient behind the first attention has full rank ({', '.join(ranks)}), so "
                 "that every text fits: the texts have too many tokens for the width."
             )
-        kept = [each for each in found if not each[1].is_full and each[1].error < ROUGH]
+        kept = [each for each in found if not each[1].is_full and each[1].error < ROUGH][:SITES]
         if not kept:
             raise ValueError("the gradients behind the first attention are too rough for spans.")
         first = next(site for site in anatomy.sites if site.is_pointwise)
