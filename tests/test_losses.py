@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from flwr_leakage.losses import FollowingLoss, following, scalar
+from flwr_leakage.losses import FollowingLoss, NextToken, following, scalar
 from flwr_leakage.per_sample.cross_entropy import stable
 
 LOGITS = torch.linspace(-2, 1, 12, dtype=torch.float64).reshape(3, 4)
@@ -54,3 +54,13 @@ def test_what_is_no_loss_is_refused():
         inspect.unwrap(following)("cross_entropy")  # without the tests' type checker
     with pytest.raises(ValueError, match=r"scalar tensor, got shape \(3,\)"):
         scalar(F.cross_entropy(LOGITS, TARGETS, reduction="none"))
+
+
+def test_the_next_token_is_compared_with_the_logits_before_it():
+    logits = torch.randn(2, 4, 7, generator=torch.Generator().manual_seed(0))
+    ids = torch.tensor([[3, 1, 2, 5], [4, 6, 0, 0]])
+    told = logits.log_softmax(-1)
+    every = [told[b, t - 1, ids[b, t]] for b in range(2) for t in range(1, 4)]
+    assert float(NextToken()(logits, ids)) == pytest.approx(-float(sum(every)) / 6)
+    own = [each for each, token in zip(every, ids[:, 1:].flatten(), strict=True) if token]
+    assert float(NextToken(0)(logits, ids)) == pytest.approx(-float(sum(own)) / 4)

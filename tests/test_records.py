@@ -210,3 +210,29 @@ def test_one_mean_and_one_deviation_are_those_of_every_channel():
     assert InputSpec((3, 2, 2), 10, (0.5,), (0.25,)).std == (0.25,) * 3
     with pytest.raises(ValueError, match="one entry for each of 3 channels"):
         InputSpec((3, 2, 2), 10, (0.5, 0.5), (1.0,))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"shape": (1, 1, 4)}, r"shape must be \(T,\) of texts"),
+        ({"vocabulary": 1}, "vocabulary must be at least 2 ids, got 1"),
+        ({"padding": 9}, r"padding must be an id in \[0, 9\) or None, got 9"),
+        ({"padding": True}, "padding must be an id"),
+        ({"num_classes": 3, "next_token": True}, "one class for each of 9 ids, got num_classes=3"),
+        ({"box": True}, "token ids have no box and no normalisation"),
+        ({"std": (2.0,)}, "token ids have no box and no normalisation"),
+    ],
+)
+def test_a_spec_of_texts_names_what_is_wrong(change, said):
+    good = InputSpec.text(9, 4, 2, padding=0)
+    with pytest.raises(ValueError, match=said):
+        dataclasses.replace(good, **change)
+
+
+def test_a_spec_of_texts_tells_the_shapes_of_its_model():
+    assert InputSpec.text(9, 4, 2).output_shape == (2,)
+    spec = InputSpec.text(9, 4)
+    assert spec.next_token and spec.output_shape == (4, 9)
+    blank = InputSpec.text(9, 4, padding=0).blank(2, torch.zeros(()))
+    assert blank.dtype == torch.int64 and blank.tolist() == [[1] * 4] * 2

@@ -188,8 +188,11 @@ def measure(gradient_map: GradientMap, spec: InputSpec, max_bytes: float = math.
         max_bytes: of one sample's intermediate results.
 
     Raises:
-        ValueError: the model does not take such inputs, or one takes more than ``max_bytes``.
+        ValueError: the model does not take such inputs, or one takes more than ``max_bytes``, or
+            they are texts.
     """
+    if spec.is_text:
+        raise ValueError("audits take no texts yet; flwr_leakage.attack reads one update of them")
     size = 4 * math.prod(spec.shape)
     if size > min(max_bytes, 2**40):
         raise ValueError(_too_large(spec, max_bytes))

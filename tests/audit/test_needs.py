@@ -127,3 +127,9 @@ def test_what_is_attacked_together_fits_together():
         [8, 1], [1, 8], [8],
     ]  # fmt: skip
     assert list(Trials().together(gradient_map, InputSpec((3, 32, 32), 10), cases)) == [cases]
+
+
+def test_texts_are_refused_in_words():
+    model = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, 2))
+    with pytest.raises(ValueError, match="audits take no texts yet"):
+        measure(GradientMap(model), InputSpec.text(9, 3, 2))
