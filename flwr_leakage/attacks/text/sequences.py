@@ -231,7 +231,7 @@ class Relaxation:
 
     def _shares(
         self, spans: Spans, parts: list[Tensor], used: Bool[Tensor, "U T"], token: int, place: int
-    ) -> Float[Tensor, "T U"]:
+    ) -> Float[Tensor, "T more"]:
         """Return the share of each token (and of padding, last) at each position."""
         q, k, v = parts
         span = Span(spans.mixed.basis.float())
@@ -262,7 +262,7 @@ class Relaxation:
         return logits.masked_fill(~open_, -1e9).softmax(1)
 
     def _rounded(
-        self, spans: Spans, shares: Float[Tensor, "T U"], token: int, place: int
+        self, spans: Spans, shares: Float[Tensor, "T more"], token: int, place: int
     ) -> Int[Tensor, " t"] | None:
         """Return the likeliest text if its vectors lie in the spans, after replacing tokens."""
         padded = shares.argmax(1) == len(spans.tokens)
