@@ -13,7 +13,7 @@ from flwr_leakage.attacks.network.linear import find_linear_layers
 from flwr_leakage.attacks.one_by_one import OneByOne
 from flwr_leakage.attacks.problem import Problem, simulate_gradient
 from flwr_leakage.attacks.text.anatomy import Anatomy
-from flwr_leakage.attacks.text.sequences import Relaxation, Spans, grow, token_inputs
+from flwr_leakage.attacks.text.sequences import NEAR, Relaxation, Spans, grow, token_inputs
 from flwr_leakage.attacks.text.tables import (
     noise_of,
     pair_weights,
@@ -171,20 +171,16 @@ def _by_first_span(problem: Problem, anatomy: Anatomy) -> Tensor:
     found = []
     for chunk in torch.arange(problem.spec.vocabulary).split(1024):
         inputs = token_inputs(problem, anatomy, first, chunk)
-        found.append(chunk[(span.distance(inputs) < 1e-3).any(1)])
+        found.append(chunk[(span.distance(inputs) < NEAR).any(1)])
     return torch.cat(found)
 
 
 def _position_rows(problem: Problem, anatomy: Anatomy) -> Tensor | None:
-    """Return the gradient (T, d) of the positions' rows, or None if there is none."""
-    name = anatomy.positions
-    if name is None or name not in problem.gradient_map.trained or anatomy.is_tied:
+    """Return the gradient (T, d) of the positions' rows, or None if a table does not tell it."""
+    name, trained = anatomy.positions, problem.gradient_map.trained
+    if name is None or anatomy.is_tied or not {name, anatomy.words} <= trained:
         return None
-    return problem.gradient[name][anatomy.places] if anatomy.words in _trained(problem) else None
-
-
-def _trained(problem: Problem) -> frozenset[str]:
-    return problem.gradient_map.trained
+    return problem.gradient[name][anatomy.places]
 
 
 def _weights(problem: Problem, anatomy: Anatomy, tokens: Tensor) -> Tensor | None:
@@ -221,7 +217,7 @@ def _answer(
         head: LastLayer | None = find_last_layer(problem)
     except ValueError:
         head = None
-    if head is not None and head.weight not in _trained(problem):
+    if head is not None and head.weight not in problem.gradient_map.trained:
         head = None
     placed = sum(len(text) for text in found.texts)
     words = f"{named}, placed {placed} by {found.source}"
@@ -344,7 +340,7 @@ def _replay(problem: Problem, batch: Batch) -> float:
         batch,
         problem.members,
     )
-    names = [name for name in problem.gradient if name in _trained(problem)]
+    names = [name for name in problem.gradient if name in problem.gradient_map.trained]
     theirs = ravel({name: problem.gradient[name] for name in names})
     return float((ravel({name: own[name] for name in names}) - theirs).norm() / theirs.norm())
 

@@ -19,11 +19,14 @@ CHANCE = 1e-3
 def noise_of(table: Float[Tensor, "V d"]) -> float:
     """Return the standard deviation of noise on a table's gradient, 0 if there is none.
 
-    Noise leaves no row at zero. If it is there, most rows hold nothing else, as a batch has a small
-    part of the vocabulary, and their median size tells it.
+    If there is, no row is zero, and most rows hold nothing else, as a batch has a small part of the
+    vocabulary. Their sizes are then alike, with a relative deviation of 1 / √(2 d). A row that is
+    shorter than the median by six deviations shows that all tokens of a small vocabulary occur.
     """
-    sizes = table.square().mean(1)
-    return 0.0 if bool((sizes == 0).any()) else float(sizes.median().sqrt())
+    sizes = table.norm(dim=1)
+    median, spread = float(sizes.median()), 1 / math.sqrt(2 * table.shape[1])
+    is_noise = float(sizes.min()) > (1 - 6 * spread) * median and bool(sizes.all())
+    return median / math.sqrt(table.shape[1]) if is_noise else 0.0
 
 
 def rows_above(table: Float[Tensor, "V d"], noise: float) -> Int[Tensor, " U"]:

@@ -42,3 +42,9 @@ def test_tokens_that_occur_once_have_the_largest_weights():
     weights = pair_weights(errors.flatten(0, 1), errors.sum(0))
     true = torch.eye(5, dtype=torch.bool).repeat(1, 3)
     assert float(weights[true].min()) > float(weights[~true].max())
+
+
+def test_all_tokens_of_a_small_vocabulary_are_no_noise():
+    generator = torch.Generator().manual_seed(0)
+    table = torch.randn(20, 64, generator=generator) * torch.linspace(0.1, 1, 20)[:, None]
+    assert noise_of(table) == 0 and len(rows_above(table, 0.0)) == 20
