@@ -21,12 +21,14 @@ NEAR = 1e-3
 """Distance from a span up to which a vector counts as inside during the search. True vectors of a
 float32 gradient had 1e-6 at most, and the best wrong ones 0.2 (MiniLM, batches of 64 tokens)."""
 
-ROUGH = 1e-2
-"""Largest error of a span by which texts are told apart. The last layers of a model that averages
-its states have almost equal errors for all tokens of a text, and so no sharp span."""
+ROUGH = 0.5
+"""Largest error of a span by which texts are told apart. Private vectors lay within a hundredth of
+the span's error (width 192, one step at rates 0.1 and 0.01, float32 parameters on the wire)."""
 
 SITES = 4
-"""Number of sites by which texts are told apart. Further ones cost more layers, and add nothing."""
+"""Number of sites of which the two sharpest tell texts apart. Further ones cost more layers. Where
+a model averages its states, the last layers have no sharp span, as all tokens of a text have almost
+the same error there."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,9 @@ class Spans:
                 f"the gradient behind the first attention has full rank ({', '.join(ranks)}), so "
                 "that every text fits: the texts have too many tokens for the width."
             )
-        kept = [each for each in found if not each[1].is_full and each[1].error < ROUGH][:SITES]
+        sharp = [each for each in found if not each[1].is_full and each[1].error < ROUGH][:SITES]
+        limit = sorted(span.error for _, span in sharp)[:2][-1:]
+        kept = [each for each in sharp if each[1].error <= limit[0]]
         if not kept:
             raise ValueError("the gradients behind the first attention are too rough for spans.")
         first = next(site for site in anatomy.sites if site.is_pointwise)
@@ -101,9 +105,13 @@ class Spans:
         return self.anatomy.attention
 
     def distances(self, ids: Int[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-        """Return the largest distance over all sites of each token of whole texts."""
+        """Return the largest distance over all sites of each token of whole texts.
+
+        The distance from a rough span is divided by how much rougher than ``NEAR`` it is.
+        """
         vectors = self.anatomy.vectors(self.problem, ids, self.sites)
-        each = [s.distance(v) for s, v in zip(self.spans, vectors, strict=True)]
+        pairs = zip(self.spans, vectors, strict=True)
+        each = [span.distance(v) / max(1.0, span.error / (50 * NEAR)) for span, v in pairs]
         return torch.stack(each).amax(0)
 
 

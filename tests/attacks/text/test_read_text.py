@@ -95,6 +95,20 @@ def test_local_steps_and_dropout_leave_the_order_of_one_text():
     assert not found.stats["certified"] and "not certified" in found.stats["stage"]
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_parameters_in_single_precision_tell_a_batch(causal):
+    model, spec, loss, batch = texts.case(3, 10, 100, causal=causal, width=96)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss(model(batch.inputs), batch.targets).backward()
+    optimizer.step()
+    change = ParameterChange(before, {k: v.clone() for k, v in model.state_dict().items()})
+    model.load_state_dict(before)
+    schedule = LocalSchedule(0.1, batch_size=3)
+    found = read(model, spec, loss, batch, update=change, schedule=schedule)
+    assert texts.rows(found.batch) == texts.rows(batch) and not found.stats["certified"]
+
+
 def test_noise_ends_the_certificate_before_the_order():
     model, spec, loss, batch = texts.case(1, 30, 100)
     generator = torch.Generator().manual_seed(0)
