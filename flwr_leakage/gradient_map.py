@@ -15,6 +15,7 @@ from flwr_leakage.normalization import (
     BatchNormMode,
     StatelessBatchNorm,
     capture_batch_norm_inputs,
+    held_loss,
     statistics_of,
     without_side_effects,
 )
@@ -44,6 +45,8 @@ class GradientMap:
         transposed: names of the parameters of shape (m, n) that the model itself keeps as (n, m).
         one_by_one: why ``torch.func`` cannot take this model, so that plain autograd has to, one
             sample at a time; empty where it can. See ``differentiated_by_autograd``.
+        held: by name, what the loss takes of each BatchNorm layer whose buffers hold a batch's own
+            statistics; empty where none do. See ``with_statistics_held``.
 
     Raises:
         ValueError: no parameter is trained, or one of ``trained`` is none of the model's; the model
@@ -67,6 +70,7 @@ class GradientMap:
         self.kernels = PlainKernels.of(self.model)
         self.transposed: frozenset[str] = frozenset()
         self.one_by_one = ""
+        self.held: Mapping[str, tuple[Tensor, Tensor]] = {}
 
     @property
     def params(self) -> Params:
@@ -106,6 +110,43 @@ class GradientMap:
         other.model = _switch_mode(self.model, mode)
         other.batch_norm = mode
         return other
+
+    def with_statistics_held(
+        self, params: Mapping[str, Tensor], gradient: Mapping[str, Tensor]
+    ) -> "GradientMap":
+        """Return the map of an update of known batch statistics, which the buffers hold.
+
+        At the private samples, its gradient is that of this map; see
+        :func:`flwr_leakage.normalization.held_loss`.
+
+        Args:
+            params: θ.
+            gradient: ∇_θ L of the private samples, as it was observed.
+
+        Raises:
+            ValueError: a BatchNorm layer has no trained weight and bias.
+        """
+        held = {}
+        for name, layer in self.model.named_modules():
+            if not isinstance(layer, StatelessBatchNorm):
+                continue
+            weight, bias = (f"{name}.{each}" if name else each for each in ("weight", "bias"))
+            if not {weight, bias} <= self.trained & gradient.keys():
+                raise ValueError(
+                    f"layer {name!r} must have a trained weight and bias, as their gradients tell "
+                    f"how the loss depends on the batch's statistics."
+                )
+            scale = params[weight]
+            held[name] = (scale * gradient[bias], scale * gradient[weight])
+        other = copy.copy(self.with_batch_norm("running"))
+        other.held = held
+        return other
+
+    def held_loss(
+        self, layer_inputs: Mapping[str, Tensor], buffers: Mapping[str, Tensor] | None = None
+    ) -> Tensor | float:
+        """The part of the loss that holds a batch's statistics as constants, 0 where none are."""
+        return held_loss(self.model, layer_inputs, {**self.buffers, **(buffers or {})}, self.held)
 
     def differentiated_by_autograd(self, reason: str) -> "GradientMap":
         """Return the same map, differentiated by plain autograd in place of ``torch.func``.
@@ -167,7 +208,11 @@ class GradientMap:
         Raises:
             ValueError: the loss returns one number a sample, or none that is a tensor.
         """
-        return scalar(self.loss(self.logits(params, batch.inputs, buffers), batch.targets))
+        if not self.held:
+            return scalar(self.loss(self.logits(params, batch.inputs, buffers), batch.targets))
+        with capture_batch_norm_inputs(self.model) as captured:
+            logits = self.logits(params, batch.inputs, buffers)
+        return scalar(self.loss(logits, batch.targets)) + self.held_loss(captured, buffers)
 
     def __call__(
         self,

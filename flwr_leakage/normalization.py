@@ -5,7 +5,7 @@ audit must not change the model that it looks at. Here every BatchNorm layer of 
 model is replaced by one of equal parameters and buffers that only reads.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal
 
@@ -133,6 +133,49 @@ def statistics_of(layer_inputs: dict[str, Tensor]) -> Params:
         statistics[f"{prefix}running_mean"] = inputs.mean(dims)
         statistics[f"{prefix}running_var"] = inputs.var(dims, unbiased=False)
     return statistics
+
+
+def held_loss(
+    model: nn.Module,
+    layer_inputs: Mapping[str, Tensor],
+    statistics: Mapping[str, Tensor],
+    held: Mapping[str, tuple[Tensor, Tensor]],
+) -> Tensor | float:
+    """Return what the loss lacks where a batch's own statistics are held as constants.
+
+    BatchNorm in train mode computes ``y = γ x̂ + β`` with ``x̂ = (z − μ) / σ``, where μ and σ² are
+    the mean and variance of the N inputs z of a channel. With ``d = ∂L/∂y`` and means over N,
+
+        ∂L/∂z = (γ d − mean(γ d) − x̂ mean(γ d x̂)) / σ.
+
+    The two means are ``γ ∂L/∂β / N`` and ``γ ∂L/∂γ / N``, which an update tells. So the gradient is
+    that of the same network with constant μ and σ and of the loss L plus
+
+        − Σ_layers Σ_channels ( γ ∂L/∂β mean(x̂) + ½ γ ∂L/∂γ mean(x̂²) ).
+
+    Args:
+        model: the model whose BatchNorm layers are read for their ε.
+        layer_inputs: z of the layers of a pass, by name; a layer that is missing adds nothing.
+        statistics: μ and σ² of every layer, keyed as its buffers.
+        held: ``γ ∂L/∂β`` and ``γ ∂L/∂γ`` (C,) of each layer, by name.
+    """
+    total: Tensor | float = 0.0
+    for name, inputs in layer_inputs.items():
+        if name not in held:
+            continue
+        layer = model.get_submodule(name)
+        assert isinstance(layer, StatelessBatchNorm)
+        mean, variance = (
+            statistics[f"{name}.{each}" if name else each].to(inputs)
+            for each in ("running_mean", "running_var")
+        )
+        first, second = (each.to(inputs) for each in held[name])
+        shape = (-1, *[1] * (inputs.ndim - 2))
+        scale = (variance + layer.eps).rsqrt()
+        normal = (inputs - mean.reshape(shape)) * scale.reshape(shape)
+        axes = [0, *range(2, inputs.ndim)]
+        total = total - (first * normal.mean(axes) + second * normal.square().mean(axes) / 2).sum()
+    return total
 
 
 def derive_statistics(

@@ -442,7 +442,9 @@ class ThreatModel:
             prior. ``running``: the attacker normalises with the buffers that the server sent.
             ``final``: with those of the finished model, all that is released where statistics
             stay on the clients while they train (BN_proxy of Huang et al. 2021, section 3.3).
-            ``none``: nothing; it normalises with the statistics of its own candidate.
+            ``none``: nothing besides the update. If that holds the client's buffers after one
+            step, second-order attacks take the statistics from them; otherwise they are those of
+            the attacker's own candidate.
         view: ``single`` client's updates, or only the ``aggregate`` of several.
         rounds: the latest rounds of a client that are attacked jointly, ≥ 1; for clients that
             hold the same private samples in each of them.

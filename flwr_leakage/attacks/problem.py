@@ -1,7 +1,7 @@
 """The problem that an observation poses, checked and limited to the attacker's knowledge."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import Literal
 
@@ -32,6 +32,9 @@ class Problem:
         known_targets: the true targets, (B,) class indices or (B, K) probabilities, if the
             threat model grants them, else ``None``; see ``attacks/labels/assumed.py``.
         statistics: BatchNorm statistics that the threat model grants for a prior, or empty.
+        own_statistics: the private batch's statistics, which the client normalised by, if the
+            threat model grants them or the update tells them by the buffers that it holds, or
+            empty; see :attr:`held`.
         members: the number of examples of each client if the update is the mean of several
             clients, else empty. The samples stand one client after another.
         earlier: the problems that earlier rounds pose about the same samples.
@@ -51,6 +54,7 @@ class Problem:
     members: tuple[int, ...] = ()
     earlier: "tuple[Problem, ...]" = ()
     scale: float = 1.0
+    own_statistics: Params = field(default_factory=dict)
 
     @property
     def is_single_gradient(self) -> bool:
@@ -97,6 +101,26 @@ class Problem:
             earlier=tuple(problem.normalized_by(known) for problem in self.earlier),
         )
 
+    @property
+    def held(self) -> "Problem":
+        """The same problem with the private batch's statistics as constants, if they are known.
+
+        The network then normalises by :attr:`own_statistics`, and the loss holds what the constants
+        leave out (:func:`flwr_leakage.normalization.held_loss`). The private samples have the same
+        gradient as before, and others have another one. So the gradient also tells the contrast of
+        a sample, which a network that normalises by its own statistics does not see. The problem
+        itself is returned if the statistics are not known, the update is not one plain step, or a
+        BatchNorm layer's weight and bias are not trained.
+        """
+        if not (self.own_statistics and self.is_single_gradient) or self.earlier:
+            return self
+        try:
+            gradient_map = self.gradient_map.with_statistics_held(self.params, self.gradient)
+        except ValueError:
+            return self
+        buffers = {**self.buffers, **self.own_statistics}
+        return replace(self, gradient_map=gradient_map, buffers=buffers, own_statistics={})
+
     def divided(self, scale: float) -> "Problem":
         """Return the same problem of an update that was scaled by a factor > 0."""
         gradient = {name: value / scale for name, value in self.gradient.items()}
@@ -114,6 +138,7 @@ class Problem:
             buffers=cast(self.buffers),
             gradient=cast(self.gradient),
             statistics=cast(self.statistics),
+            own_statistics=cast(self.own_statistics),
             earlier=tuple(problem.to(dtype) for problem in self.earlier),
         )
 
@@ -236,6 +261,7 @@ def pose(
         statistics=statistics,
         members=observation.members,
         earlier=earlier,
+        own_statistics=_own_statistics(known_map, spec, observation, threat, touched),
     )
 
 
@@ -359,13 +385,52 @@ def _batch_norm_knowledge(
                 "BatchNorm statistics are known to the attacker, but none were disclosed."
             )
         return gradient_map, sent, dict(observation.disclosed.statistics)
+    return gradient_map, sent, _derived(gradient_map, spec, observation, batch_size)
+
+
+def _derived(
+    gradient_map: GradientMap, spec: InputSpec, observation: Observation, batch_size: int
+) -> Params:
+    """Return the batch's statistics that follow from the buffers before and after training.
+
+    Raises:
+        ValueError: buffers are missing, or a layer has no momentum.
+    """
+    running = gradient_map.with_batch_norm("running")
     dummy = next(iter(observation.params.values())).new_zeros(batch_size, *spec.shape)
-    layer_inputs = running.batch_norm_inputs(observation.params, dummy, sent)
-    statistics = derive_statistics(
+    layer_inputs = running.batch_norm_inputs(observation.params, dummy, observation.buffers)
+    return derive_statistics(
         running.model,
-        sent,
+        dict(observation.buffers),
         observation.update.buffers,
         observation.update.schedule.num_steps,
         layer_inputs,
     )
-    return gradient_map, sent, statistics
+
+
+def _own_statistics(
+    gradient_map: GradientMap,
+    spec: InputSpec,
+    observation: Observation,
+    threat: ThreatModel,
+    num_samples: int,
+) -> Params:
+    """Return the statistics that a client in train mode normalised by in one step, or nothing.
+
+    The threat model may grant them, or the buffers in the update may tell them. Buffers that did
+    not move tell nothing.
+    """
+    after, before = observation.update.buffers, observation.buffers
+    if not gradient_map.uses_batch_statistics or observation.members:
+        return {}
+    if threat.batch_norm == "exact":
+        return dict(observation.disclosed.statistics or {})
+    if observation.update.schedule.num_steps != 1:
+        return {}
+    try:
+        found = _derived(gradient_map, spec, observation, num_samples)
+    except (ValueError, RuntimeError):  # missing buffers, or such of another shape
+        return {}
+    moved = all(bool((after[name] != before[name]).any()) for name in found)
+    known = all(bool(value.isfinite().all()) for value in found.values())
+    return found if moved and known else {}

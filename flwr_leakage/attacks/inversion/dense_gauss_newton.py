@@ -111,6 +111,7 @@ class DenseGaussNewton(OneByOne):
             ValueError: the Jacobian has more than ``max_entries`` entries, or the network has ReLUs
                 or other kinks, at which its gradient jumps without a trace in J.
         """
+        problem = problem.held
         if calls_kinks(problem):
             raise ValueError("the network must be smooth, and has ReLUs or max pooling.")
         targets = assume_targets(problem, self.labels, generator).values

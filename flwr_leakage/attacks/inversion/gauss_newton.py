@@ -132,6 +132,7 @@ class GaussNewton(OneByOne):
         """
         if self.both and (problem.num_samples != 1 or problem.earlier):
             raise ValueError("several annealings are for one image in one round.")
+        problem = problem.held
         assumed = assume_targets(problem, self.labels, generator)
         noise = estimate_noise(problem) if self.noise_std is None else self.noise_std
         likelihood = Likelihood.of([posed.gradient for posed in problem.rounds], noise)

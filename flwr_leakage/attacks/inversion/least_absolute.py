@@ -67,7 +67,7 @@ class LeastAbsolute(OneByOne):
             ValueError: the Jacobian has more than ``max_entries`` entries, or the network is
                 smooth.
         """
-        stopped = False
+        problem, stopped = problem.held, False
         if not has_kinks(problem):
             raise ValueError("the network must have ReLUs or max pooling, and is smooth.")
         targets = assume_targets(problem, self.labels, generator).values

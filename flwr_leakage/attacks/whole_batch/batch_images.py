@@ -67,7 +67,7 @@ class BatchImages(OneByOne):
         Raises:
             ValueError: see :meth:`equations`.
         """
-        watch = Stopwatch()
+        problem, watch = problem.held, Stopwatch()
         model, found = self.equations(problem, generator, budget)
         problem = problem.divided(found.scale / problem.scale)
         feature_seconds = watch.seconds

@@ -16,6 +16,7 @@ from flwr_leakage.attacks.network.calls import Affine, Op
 from flwr_leakage.attacks.network.trace import Reader, Run
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.rounding import FLOAT32_RELATIVE_ERROR
+from flwr_leakage.normalization import capture_batch_norm_inputs
 from flwr_leakage.params import Params
 
 
@@ -84,6 +85,19 @@ class FeaturePass:
     def __call__(self, params: Params, inputs: Tensor) -> Tensor:
         """Return c(x) (B, n), differentiable in inputs and parameters."""
         return self.run(params, inputs)[0]
+
+    def with_held_loss(self, params: Params, inputs: Tensor) -> tuple[Tensor, Tensor | float]:
+        """Return c(x) (B, n), and what the layers before it add to the loss.
+
+        Layers that normalise by a batch's statistics, held as constants, add something; see
+        :func:`flwr_leakage.normalization.held_loss`.
+        """
+        gradient_map = self.problem.gradient_map
+        if not gradient_map.held:
+            return self(params, inputs), 0.0
+        with capture_batch_norm_inputs(gradient_map.model) as captured:
+            features = self(params, inputs)
+        return features, gradient_map.held_loss(captured, self.problem.buffers)
 
     def run(self, params: Params, inputs: Tensor) -> tuple[Tensor, int]:
         """Return c(x) (B, n), and the number of ReLUs in the pass."""

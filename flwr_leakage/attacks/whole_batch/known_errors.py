@@ -222,13 +222,13 @@ class KnownErrors:
             }
             params: Params = {**run.problem.params, **leaves}
             with Blurred(self.passed.deviations, blur):
-                outputs = run(params, inputs.to(dtype))
+                outputs, rest = run.with_held_loss(params, inputs.to(dtype))
             mask = self._mask(blur)
             width = self._width(blur, outputs)
             own = outputs.clamp_min(0) if width is None else blurred_relu(outputs, width)
             told = torch.where(mask.on, outputs, torch.where(mask.off, outputs.clamp_min(0), own))
             live = mask.gate(outputs, own)
-            functional = (self.errors.to(dtype) * live).sum()
+            functional = (self.errors.to(dtype) * live).sum() + rest
             follows = torch.is_grad_enabled() and inputs.requires_grad
             gradients = torch.autograd.grad(functional, list(leaves.values()), create_graph=follows)
         value = torch.cat([*(each.flatten() for each in gradients), told.flatten()])
@@ -291,6 +291,8 @@ class Passed:
         # chain for candidates beyond the range of pixels.
         far = prior.grey + 3.0 * prior.push(draws)
         chain = Chain.of(partial(narrow, single.params), single.params, names, far)
+        if problem.gradient_map.held:
+            chain = None  # whose functional is linear in the features alone
         return cls(narrow, names, prior, deviations, spread, chain)
 
 
