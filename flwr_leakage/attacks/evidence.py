@@ -94,7 +94,7 @@ class Evidence:
     @classmethod
     def of(cls, problem: Problem, tolerance: float) -> "Evidence":
         """Return the evidence of a problem's update, with the noise from :func:`estimate_noise`."""
-        problem = problem.to(torch.float64)
+        problem = problem.to(torch.float64).held
         gradients = [posed.gradient for posed in problem.rounds]
         likelihood = Likelihood.of(gradients, estimate_noise(problem))
         groups = kernel_groups([value.shape for each in gradients for value in each.values()])
