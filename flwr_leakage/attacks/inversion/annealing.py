@@ -84,6 +84,9 @@ class Equations(Protocol):
     def inputs(self, coordinates: Tensor) -> Tensor:
         """Return the images of coordinates of the prior."""
 
+    def gauged(self, coordinates: Tensor) -> Tensor:
+        """Return coordinates of equal numbers, with a contrast that is assumed if none is told."""
+
     def gradient(self, inputs: Tensor, blur: float, precise: bool = False) -> Tensor:
         """Return the numbers (P,), differentiable twice; in double precision if precise."""
 
@@ -185,7 +188,9 @@ def anneal(
     """
     run = _Run(model, likelihood, annealing, effort, budget, iterations=effort.iterations)
     end = descend(run.pose, torch.zeros(model.shape) if start is None else start, Shortening())
-    return RunEnd.at(end.point, model, likelihood, end.steps, run.products, run.stage, run.stopped)
+    return RunEnd.at(
+        model.gauged(end.point), model, likelihood, end.steps, run.products, run.stage, run.stopped
+    )
 
 
 @dataclass
@@ -226,6 +231,8 @@ class _Run:
         if self._is_over(at):
             return None
         model, annealing = self.model, self.annealing
+        if at.steps:  # grey itself has no contrast
+            at = replace(at, point=model.gauged(at.point))
         share = (self.weight / self.first) ** annealing.exponent if at.steps else 1.0
         blur = annealing.blur * share
         self.blur = blur = blur if blur > 3e-3 else 0.0  # smaller blurs are left out

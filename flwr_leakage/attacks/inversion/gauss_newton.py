@@ -23,6 +23,7 @@ from torch import Tensor
 
 from flwr_leakage.attacks.base import failure
 from flwr_leakage.attacks.budget import UNLIMITED, Budget, stop_mark
+from flwr_leakage.attacks.contrast import Contrast
 from flwr_leakage.attacks.inversion.annealing import (
     Annealing,
     Effort,
@@ -165,7 +166,7 @@ class GaussNewton(OneByOne):
             batch=answer(problem.spec.clamp(best.inputs), model.targets),
             objective=best.distance,
             stats={
-                "stage": best.stage,
+                "stage": f"{best.stage}{model.contrast.note}",
                 "equations": fitted,
                 "misfit": best.misfit,
                 "energy": best.energy,
@@ -368,6 +369,7 @@ class _Model:
     targets: Tensor
     prior: ImagePrior
     deviations: Sequence[Tensor]
+    contrast: Contrast
 
     @classmethod
     def of(cls, problem: Problem, targets: Tensor, generator: torch.Generator) -> "_Model":
@@ -377,7 +379,8 @@ class _Model:
         deviations = measure(
             lambda: single.gradient_map.logits(single.params, images, single.buffers)
         )
-        return cls(problem, single, targets, prior, deviations)
+        contrast = Contrast.of(problem)
+        return cls(problem, single, targets, prior, deviations, contrast)
 
     @property
     def passes(self) -> int:
@@ -390,6 +393,10 @@ class _Model:
 
     def inputs(self, coordinates: Tensor) -> Tensor:
         return self.prior.grey + self.prior.push(coordinates)
+
+    def gauged(self, coordinates: Tensor) -> Tensor:
+        """Return coordinates of equal numbers, with a contrast that is assumed if none is told."""
+        return self.contrast.gauged(self.prior, coordinates)
 
     @property
     def groups(self) -> Tensor:

@@ -13,7 +13,7 @@ Once an image shows its kinds of patches, it is
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -100,7 +100,7 @@ class Settling:
         )
         end = descend(run.pose, point, Shortening())
         return RunEnd.at(
-            *(end.point, model, likelihood, end.steps + 1, pace.products),
+            *(model.gauged(end.point), model, likelihood, end.steps + 1, pace.products),
             f"{start.stage}, settled in {end.steps + 1} steps",
             pace.is_short or budget.is_spent,
         )
@@ -177,6 +177,7 @@ class Doubts:
 
     def pose(self, at: Iterate) -> Posed | None:
         """Return the next step's system, blurred by draws of the last posterior, or None."""
+        at = replace(at, point=self.model.gauged(at.point))
         if self._last is None and not self.is_sharp:
             self._last = self._linearise(at)
         if self._last is not None and (width := next(self._widths, None)) is not None:

@@ -110,7 +110,8 @@ class BatchImages(OneByOne):
             )
         batch = Batch(problem.spec.clamp(inputs), found.labels)
         stats: dict[str, Any] = {
-            "stage": f"run {chosen + 1} of {len(solver.annealings)}, {best.stage}",
+            "stage": f"run {chosen + 1} of {len(solver.annealings)}, {best.stage}"
+            f"{model.passed.contrast.note}",
             "layer": found.layer,
             **({"scale": found.scale} if found.scale != 1 else {}),
             "features_proven": found.proven,

@@ -19,6 +19,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
+from flwr_leakage.attacks.contrast import Contrast
 from flwr_leakage.attacks.exact.batch_proof import BatchInputs
 from flwr_leakage.attacks.exact.known import Known, Mask
 from flwr_leakage.attacks.inversion.chain import Chain, ChainLinearization, Top
@@ -94,6 +95,10 @@ class KnownErrors:
         floor = FLOAT32_NOISE * values.square().mean().sqrt()
         known = Known(values, torch.zeros_like(values), Mask.of(on))
         return cls(problem, passed, known, errors, floor)
+
+    def gauged(self, coordinates: Tensor) -> Tensor:
+        """Return coordinates of equal numbers, with a contrast that is assumed if none is told."""
+        return self.passed.contrast.gauged(self.prior, coordinates)
 
     @property
     def features(self) -> FeaturePass:
@@ -250,6 +255,7 @@ class Passed:
         deviations: standard deviations of the inputs of ReLUs and pooling before the layer.
         spread: standard deviation of the layer's inputs, without the ReLU that is left out.
         chain: the pass as a chain of matrices, or ``None`` if it is no such chain.
+        contrast: what the network leaves open of the contrast of the samples.
     """
 
     narrow: FeaturePass
@@ -258,6 +264,7 @@ class Passed:
     deviations: Sequence[Tensor]
     spread: Tensor
     chain: Chain | None
+    contrast: Contrast
 
     @classmethod
     def of(
@@ -293,7 +300,8 @@ class Passed:
         chain = Chain.of(partial(narrow, single.params), single.params, names, far)
         if problem.gradient_map.held:
             chain = None  # whose functional is linear in the features alone
-        return cls(narrow, names, prior, deviations, spread, chain)
+        contrast = Contrast.of(problem)
+        return cls(narrow, names, prior, deviations, spread, chain, contrast)
 
 
 def _names_before(run: FeaturePass, images: Tensor) -> tuple[str, ...]:
