@@ -1,7 +1,7 @@
 """Dropout that a model applies by functions, where no module tells of it."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,47 @@ PLAIN = (torch.dropout, torch.alpha_dropout, torch.feature_dropout, torch.featur
 """Functions (inputs, p, train)."""
 
 ATTENTION = (F.scaled_dot_product_attention, F.multi_head_attention_forward)
+
+
+PER_CHANNEL = (F.dropout1d, F.dropout2d, F.dropout3d)
+"""Functions that drop whole channels of (B, C, …)."""
+
+
+class Masked(FunctionMode):
+    """Multiply by given masks where a pass calls dropout, whether it is active or not.
+
+    Calls of :data:`ACTIVE` with p > 0 count. None of them drops anything by itself.
+
+    Args:
+        masks: what the calls multiply their inputs by, in the order of a pass. ``None`` stands for
+            1, and so do masks that are missing at the end.
+
+    Attributes:
+        calls: (function, p, shape of the inputs) of each call so far.
+    """
+
+    def __init__(self, masks: Sequence[Tensor | None] = ()) -> None:
+        super().__init__()
+        self.masks = masks
+        self.calls: list[tuple[Callable[..., Any], float, torch.Size]] = []
+
+    def on_call(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Return a call's outputs, multiplied by its mask in place of its own dropping."""
+        if function not in ACTIVE:
+            return function(*args, **kwargs)
+        given = dict(zip(_names(function), args, strict=False)) | kwargs
+        rate, inputs = given.get("p", 0.5), given["input"]
+        if not rate > 0:
+            return function(*args, **kwargs)
+        self.calls.append((function, rate, inputs.shape))
+        return self.outputs(len(self.calls) - 1, inputs)
+
+    def outputs(self, number: int, inputs: Tensor) -> Tensor:
+        """Return the outputs of a call of dropout, by its number in the pass."""
+        mask = self.masks[number] if number < len(self.masks) else None
+        return inputs if mask is None else inputs * mask.to(inputs)
 
 
 class Dropouts(FunctionMode):

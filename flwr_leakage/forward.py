@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.overrides import wrap_torch_function
 
-from flwr_leakage.dropout import Dropouts
+from flwr_leakage.dropout import Dropouts, Masked
 from flwr_leakage.function_mode import FunctionMode
 from flwr_leakage.params import Params
 
@@ -89,11 +89,14 @@ class PlainKernels:
         recurrent: whether the model has recurrent layers; others keep oneDNN and cuDNN, for speed.
         writes_out: whether it has a layer that is written out.
         skips_dropout: leave out dropout that is not switched off by eval mode.
+        masks: by which calls of dropout multiply, in the order of a pass; see
+            :class:`flwr_leakage.dropout.Masked`.
     """
 
     recurrent: bool
     writes_out: bool
     skips_dropout: bool = False
+    masks: tuple[Tensor | None, ...] = ()
 
     @staticmethod
     def of(model: nn.Module) -> "PlainKernels":
@@ -122,6 +125,8 @@ class PlainKernels:
                 stack.enter_context(_WrittenOut())
             if self.skips_dropout:
                 stack.enter_context(Dropouts(skip=True))
+            if self.masks:
+                stack.enter_context(Masked(self.masks))
             yield
 
 

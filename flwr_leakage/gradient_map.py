@@ -1,7 +1,7 @@
 """The gradient map x ↦ ∇_θ L(x, y; θ), and local training as a differentiable function."""
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -164,6 +164,12 @@ class GradientMap:
             return self
         other = copy.copy(self)
         other.kernels = replace(self.kernels, skips_dropout=True)
+        return other
+
+    def with_masks(self, masks: Sequence[Tensor | None]) -> "GradientMap":
+        """Return the map with given masks of dropout; see :class:`flwr_leakage.dropout.Masked`."""
+        other = copy.copy(self)
+        other.kernels = replace(self.kernels, masks=tuple(masks))
         return other
 
     def with_transposed(self, names: frozenset[str]) -> "GradientMap":

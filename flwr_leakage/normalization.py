@@ -59,8 +59,7 @@ class StatelessBatchNorm(nn.Module):
 def without_side_effects(model: nn.Module, mode: BatchNormMode) -> nn.Module:
     """Copy ``model`` in eval mode, with every BatchNorm layer replaced by a stateless one.
 
-    Names of parameters and buffers stay as they are. Dropout is inactive in the copy: its
-    masks are unknown to every observer.
+    Names of parameters and buffers stay as they are. Dropout is inactive in the copy.
     """
     return with_stateless_batch_norm(model, mode).eval()
 

@@ -597,7 +597,7 @@ class Reconstruction:
 
     @property
     def summary(self) -> str:
-        """What each part said, in one line; empty where there are no parts.
+        """What each part said, and what was read of dropout; empty where there are no parts.
 
         Neighbours that were left out or refused at once for one reason are said together.
         """
@@ -608,6 +608,8 @@ class Reconstruction:
             else:
                 groups.append((part, [part.name]))
         said = "; ".join(str(replace(part, name=", ".join(names))) for part, names in groups)
+        if said and "dropout" in self.stats:
+            said = f"{said}; {self.stats['dropout']}"
         chosen = self.stats.get("attack", "")
         return f"{chosen} chosen: {said}" if chosen and said else said
 

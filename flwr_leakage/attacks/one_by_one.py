@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -18,7 +18,8 @@ class OneByOne(ABC):
     """An attack whose :meth:`solve` takes one problem, in float64.
 
     The stats of each result hold the CPU seconds that it took, as ``cpu_seconds``, and the factor
-    by which the client scaled its update, as ``scale``, if that was told.
+    by which the client scaled its update, as ``scale``, if that was told, and what it told of masks
+    of dropout, as ``dropout``.
 
     Attributes:
         purpose: the name of the random streams of its targets.
@@ -42,7 +43,8 @@ class OneByOne(ABC):
                 problem = pose(job.gradient_map, job.spec, observation, job.threat)
                 problem = unscaled(problem).to(torch.float64)
                 found = self.solve(problem, stream, job.restart(index), budget)
-                told = {"scale": problem.scale} if problem.scale != 1 else {}
+                told: dict[str, Any] = {"scale": problem.scale} if problem.scale != 1 else {}
+                told |= {"dropout": problem.masks} if problem.masks else {}
                 stats = {**told, **found.stats, "cpu_seconds": watch.seconds}
                 results.append(replace(found, stats=stats))
             except (ValueError, RuntimeError, ArithmeticError) as error:

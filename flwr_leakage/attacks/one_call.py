@@ -126,8 +126,8 @@ def attack(
 
     Args:
         model: the network; gradients belong to its present parameters. Parameters that require no
-            gradient are frozen. Dropout is left out, with a warning if a module or a function
-            applies it.
+            gradient are frozen. Masks of dropout are read off the update where it tells them. Other
+            dropout is left out, with a warning if a module or a function applies it.
         update: gradients, or parameters before and after. A list of updates is attacked together.
         spec: input shape, number of classes and normalisation. If that is unknown
             (``known=False``), all public ones are tried, and the fit decides. A model of token ids
@@ -324,7 +324,7 @@ def _by_name(gradient_map: GradientMap, given: Gradients) -> Params:
 
 
 def _warn_of_dropout(model: nn.Module, spec: InputSpec, mode: BatchNormMode) -> None:
-    """Warn if the model has dropout, as the attacker cannot know the client's masks."""
+    """Warn if the model has dropout, as not every update tells the client's masks."""
     active = [
         f"{name or type(layer).__name__} (p={layer.p:g})"
         for name, layer in model.named_modules()
@@ -347,9 +347,9 @@ def _warn_of_dropout(model: nn.Module, spec: InputSpec, mode: BatchNormMode) -> 
     where = "the model is in train mode and has dropout" if model.training else "the model drops"
     advice = "" if always else " If the client trained without, pass model.eval()."
     warnings.warn(
-        f"{where}: {', '.join(active[:3])}.{kept} The client's masks are unknown, so the attack "
-        "leaves dropout out, and matches an update that was computed with it only roughly."
-        f"{advice}",
+        f"{where}: {', '.join(active[:3])}.{kept} The attack reads the client's masks off the "
+        "update of one sample where a linear layer follows. It leaves other dropout out, and "
+        f"matches an update that was computed with it only roughly.{advice}",
         stacklevel=3,
     )
 

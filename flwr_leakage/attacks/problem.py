@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from flwr_leakage.attacks.dropout_masks import read_masks
 from flwr_leakage.attacks.loss_check import check_loss
 from flwr_leakage.attacks.network.trace import transposed_weights
 from flwr_leakage.dropout import Dropouts
@@ -32,6 +33,8 @@ class Problem:
         known_targets: the true targets, (B,) class indices or (B, K) probabilities, if the
             threat model grants them, else ``None``; see ``attacks/labels/assumed.py``.
         statistics: BatchNorm statistics that the threat model grants for a prior, or empty.
+        masks: how many masks of dropout the update told, in words, or empty. The gradient map
+            has them in place of dropout.
         own_statistics: the private batch's statistics, which the client normalised by, if the
             threat model grants them or the update tells them by the buffers that it holds, or
             empty; see :attr:`held`.
@@ -54,6 +57,7 @@ class Problem:
     members: tuple[int, ...] = ()
     earlier: "tuple[Problem, ...]" = ()
     scale: float = 1.0
+    masks: str = ""
     own_statistics: Params = field(default_factory=dict)
 
     @property
@@ -223,6 +227,7 @@ def pose(
             f"members must sum to the update's {update.num_examples} examples, got {counts}."
         )
     _check_update(gradient_map.params, observation)
+    bare = gradient_map
     gradient_map = as_met(gradient_map, spec, observation.params, observation.buffers)
     schedule = update.schedule
     touched = sum(schedule.num_samples_used(count) for count in counts)
@@ -249,7 +254,12 @@ def pose(
         for other in earlier
     ):
         raise ValueError("all rounds hold the same samples: their granted targets must be equal.")
+    masks = ""
+    is_plain = schedule.num_steps == 1 and not schedule.weight_decay and not observation.members
+    if touched == 1 and is_plain and not earlier:
+        known_map, masks = _with_masks(known_map, bare, spec, observation, buffers)
     return Problem(
+        masks=masks,
         gradient_map=known_map,
         spec=spec,
         params=gradient_map.turned({k: v.detach() for k, v in observation.params.items()}),
@@ -386,6 +396,38 @@ def _batch_norm_knowledge(
             )
         return gradient_map, sent, dict(observation.disclosed.statistics)
     return gradient_map, sent, _derived(gradient_map, spec, observation, batch_size)
+
+
+def _with_masks(
+    known_map: GradientMap,
+    bare: GradientMap,
+    spec: InputSpec,
+    observation: Observation,
+    buffers: Params,
+) -> tuple[GradientMap, str]:
+    """Return the map with the masks of dropout that one sample's update tells, and their number.
+
+    Args:
+        known_map: the map without dropout.
+        bare: the map of the model as it is.
+        spec: the public facts about the data.
+        observation: the parameters and the update.
+        buffers: the buffers for normalisation.
+    """
+    params = known_map.turned(observation.params)
+    gradient = known_map.turned(observation.update.pseudo_gradient())
+    like = next(iter(params.values()))
+    noise = torch.randn(1, *spec.shape, generator=torch.Generator().manual_seed(0)).to(like)
+    drawing = bare.with_batch_norm(known_map.batch_norm).with_transposed(known_map.transposed)
+    with torch.random.fork_rng(devices=[]):
+        try:
+            masks = read_masks(lambda: drawing.logits(params, noise, buffers), params, gradient)
+        except ValueError:
+            return known_map, ""  # BatchNorm in train mode refuses a single sample in some layer
+    read = sum(mask is not None for mask in masks)
+    if not read:
+        return known_map, ""
+    return known_map.with_masks(masks), f"{read} of {len(masks)} masks of dropout read off"
 
 
 def _derived(

@@ -159,7 +159,7 @@ def wait_for_nodes(grid: Grid, num_clients: int, seconds: float) -> None:
 
 
 def set_training_mode(model: nn.Module, batch_norm: str) -> None:
-    """BatchNorm in the mode that the experiment says; dropout off, as its masks are unknown."""
+    """BatchNorm in the mode that the experiment says; dropout off, as in scores."""
     model.eval()
     for module in model.modules():
         if isinstance(module, _BatchNorm):

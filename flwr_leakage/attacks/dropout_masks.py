@@ -1,0 +1,137 @@
+"""The masks of dropout that the update of one sample tells.
+
+Dropout in front of a linear layer ``z = W h + b`` makes some of its features h zero. For one sample
+``∂L/∂W = e hᵀ``, so that the columns of zeros show them. A feature is also zero if the ReLU before
+it is off; then it makes no difference to the gradient whether it was dropped, too.
+
+Zeros of a ReLU do not show that dropout was active. The layer before it does. Its bias b' has the
+gradient ``∂L/∂b'_c = s Σ_k (Wᵀ e)_k`` over those features k of channel c that are not zero, with
+s = 1 / (1 − p) if dropout with rate p was active, and s = 1 if not. ReLUs and maxima between the
+two layers route the error of a feature to one position of its channel.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from flwr_leakage.attacks.network.calls import Affine, Normalise
+from flwr_leakage.attacks.network.trace import Trace
+from flwr_leakage.dropout import PER_CHANNEL, Masked
+from flwr_leakage.params import Params
+
+ROUTED = 1e-2
+"""Relative residual of the biases' gradients up to which a scale explains them. Rounding leaves
+1e-5, and a scale that is wrong by a dropout of p = 0.1 leaves 0.1."""
+
+ROUNDED = 0.02
+"""Share of zeros within the columns of a linear layer's gradient that may be entries which the
+rounding of parameters on the wire has lost."""
+
+
+def read_masks(
+    forward: Callable[[], object], params: Params, gradient: Params
+) -> list[Tensor | None]:
+    """Return the mask of each call of dropout in a pass, ``None`` where the update tells none.
+
+    A mask is 0 or 1 / (1 − p), and has the shape of one sample, with 1 along axes that are dropped
+    together. It is ``None`` if dropout was not active, or if no linear layer takes its outputs, or
+    their maxima, and shows it.
+
+    Args:
+        forward: a pass of one sample of noise, with parameters from ``params``.
+        params: θ.
+        gradient: ∇_θ L of one sample, as it was observed.
+    """
+    plain = _Marked(params, -1)
+    plain.run(forward)
+    found: list[Tensor | None] = []
+    for number, (function, rate, inputs) in enumerate(plain.calls):
+        shape = inputs[:2] if function in PER_CHANNEL else inputs
+        marked = _Marked(params, number, torch.Size([*shape, *[1] * (len(inputs) - len(shape))]))
+        marked.run(forward)
+        found.append(marked.mask(rate, gradient, plain.trace))
+    return found
+
+
+class _Marked(Masked):
+    """A pass in which the outputs of one call of dropout are numbers of units, from 1.
+
+    Args:
+        params: the parameters of the pass.
+        number: which call; −1 for none.
+        shape: of the call's mask.
+    """
+
+    def __init__(self, params: Params, number: int, shape: Sequence[int] = ()) -> None:
+        super().__init__()
+        self.trace = Trace({id(value): name for name, value in params.items()})
+        self.number = number
+        self.units = torch.arange(1.0, torch.Size(shape).numel() + 1).reshape(tuple(shape))
+        self.place = 0
+
+    def run(self, forward: Callable[[], object]) -> None:
+        """Make the pass."""
+        with torch.no_grad(), self.trace, self:
+            forward()
+
+    def outputs(self, number: int, inputs: Tensor) -> Tensor:
+        """Return the numbers of the units where the call is met, and its inputs elsewhere."""
+        if number != self.number:
+            return inputs
+        self.place = len(self.trace.steps)
+        return self.units.to(inputs).expand_as(inputs).clone()
+
+    def mask(self, rate: float, gradient: Params, plain: Trace) -> Tensor | None:
+        """Return the mask of the call, or ``None``; see :func:`read_masks`.
+
+        Args:
+            rate: p.
+            gradient: as it was observed.
+            plain: the record of the same pass without marks.
+        """
+        steps = list(zip(self.trace.steps, plain.steps, strict=True))[self.place :]
+        layers = [
+            (op, own.inputs)
+            for step, own in steps
+            if isinstance(op := step.op, Affine) and not op.is_convolution and op.name in gradient
+        ]
+        if not layers:
+            return None
+        op, natural = layers[0]
+        weights, errors = gradient[op.name], gradient.get(op.bias_name or "")
+        units = op.inputs.flatten().long() - 1
+        count = self.units.numel()
+        if not torch.equal(units.unique(), torch.arange(count)) or op.inputs.ndim != 2:
+            return None  # another layer has changed the outputs, or some units leave no trace
+        if errors is None:
+            return None
+        is_on, has_error = (weights != 0).any(0), (weights != 0).any(1)
+        missing = weights[has_error][:, is_on] == 0
+        # Noise leaves no zeros, and pruning leaves them within columns.
+        if bool(is_on.all()) or float(missing.double().mean()) > ROUNDED:
+            return None
+        routed = torch.where(is_on, errors @ op.weight, 0.0)
+        routed = routed.new_zeros(count).index_add_(0, units, routed) / (1 - rate)
+        are_natural = bool((natural == 0).any())  # ReLUs make zeros, GELUs none
+        if not self._follows_a_layer(routed if are_natural else None, gradient):
+            return None
+        kept = torch.zeros(count)
+        kept[units[is_on]] = 1 / (1 - rate)
+        return kept.reshape(self.units.shape)
+
+    def _follows_a_layer(self, routed: Tensor | None, gradient: Params) -> bool:
+        """Return whether a layer before the call has a bias with the gradient of given errors.
+
+        Args:
+            routed: (U,) errors of the units, or ``None`` if any gradient will do.
+            gradient: as it was observed.
+        """
+        for step in reversed(self.trace.steps[: self.place]):
+            if isinstance(step.op, Affine | Normalise):
+                bias = gradient.get(step.op.bias_name or "")
+                if routed is None or bias is None or len(routed) % len(bias):
+                    return routed is None
+                sums = routed.reshape(len(bias), -1).sum(1)
+                return float((bias - sums).norm()) <= ROUTED * float(bias.norm())
+        return False
