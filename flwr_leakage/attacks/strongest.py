@@ -433,6 +433,8 @@ class _Target:
         stats = {**self.best.stats, "cpu_seconds": self.seconds}
         if self.evidence is not None and self.evidence.problem.scale != 1:
             stats["scale"] = self.evidence.problem.scale
+        if self.evidence is not None and self.evidence.problem.masks:
+            stats["dropout"] = self.evidence.problem.masks
         stats.pop("stopped", None)
         if self.stopped:
             stats["stopped"] = "budget"
