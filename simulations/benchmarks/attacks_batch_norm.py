@@ -12,9 +12,18 @@ prints a Markdown row a training epoch, batch size and knowledge, after Huang et
 The recipe is that of Huang et al.'s published code, with known labels and the weight of the prior
 on statistics tuned on training images. Private images are test
 images, public ones training images that the network was not trained on. One thread.
+
+    python -m simulations.benchmarks.attacks_batch_norm --root FOLDER --network convnet --width 16 \
+        --knowledge sent,withheld --epochs 0 --batches 1:4,4:4 --seed 100 --first 100
+
+attacks by ``strongest`` as it is, with inferred labels and other weights for each batch:
+
+``sent``       the client sends its buffers, as Flower's clients do
+``withheld``   it sends none
 """
 
 import argparse
+import copy
 from dataclasses import replace
 
 import numpy as np
@@ -42,7 +51,11 @@ KNOWLEDGE: dict[str, BatchNormKnowledge] = {
     "proxy": "exact",
     "running": "running",
     "inferred": "none",
+    "sent": "none",
+    "withheld": "none",
 }
+DEFAULT = ("sent", "withheld")
+"""Knowledge under which the default attacks."""
 PUBLIC = 64  # training images that the attacker holds; the network never sees them
 METRICS = {"psnr": 1, "ssim": 3, "lpips_squeeze": 3}
 """Decimals of each."""
@@ -75,11 +88,20 @@ def proxy_statistics(gradient_map: GradientMap, public: Tensor, batch_size: int)
     return {name: torch.stack([part[name] for part in parts]).mean(dim=0) for name in parts[0]}
 
 
+def buffers_after(network: nn.Module, batch: Batch) -> Params:
+    """The buffers of a client after one step in train mode."""
+    own = copy.deepcopy(network).train()
+    with torch.no_grad():
+        own(batch.inputs)
+    return dict(own.named_buffers())
+
+
 def main() -> None:
     """Read the command line, run, print the table."""
     parser = lab.command(__doc__)
     lab.add_data(parser)
     parser.add_argument("--lpips-backbone", help="SqueezeNet's weights; no LPIPS without")
+    parser.add_argument("--first", type=int, default=0, help="of the test images that are attacked")
     parser.add_argument("--network", choices=["resnet18", "convnet"], default="resnet18")
     parser.add_argument("--width", type=int, default=8)
     parser.add_argument("--weight", type=float, default=0.02, help="of the statistics' prior")
@@ -93,7 +115,7 @@ def main() -> None:
     spec = lab.CIFAR10
     images = lab.normalize(lab.load(given.root, "train", 0, 5000), spec)
     public, training = images.inputs[-PUBLIC:], images[: -PUBLIC - 100]
-    private = lab.normalize(lab.load(given.root, "test", 0, 600), spec)
+    private = lab.normalize(lab.load(given.root, "test", given.first, 600), spec)
     if given.split == "train":  # tuning: images that neither the network nor the attacker holds
         private = images[-PUBLIC - 100 : -PUBLIC]
     lpips = Lpips("squeeze", given.lpips_backbone) if given.lpips_backbone else None
@@ -110,8 +132,15 @@ def main() -> None:
                 columns: dict[str, list[float]] = {metric: [] for metric in METRICS}
                 seconds = []
                 for index in range(count):
+                    if knowledge in DEFAULT:
+                        torch.manual_seed(given.seed + index)
+                        network = make_network(given.network, given.width)
+                        train_in_train_mode(network, training, epochs)
+                        gradient_map = GradientMap(network, batch_norm="batch")
                     batch = private[index * size : (index + 1) * size]
-                    found, cpu = attack(gradient_map, spec, batch, public, knowledge, given, index)
+                    found, cpu = attack(
+                        network, gradient_map, spec, batch, public, knowledge, given, index
+                    )
                     values = lab.evaluate(found, batch, spec, Evaluator(lpips=lpips))
                     for metric in METRICS:
                         columns[metric] += values.get(metric, [])
@@ -128,6 +157,7 @@ def main() -> None:
 
 
 def attack(
+    network: nn.Module,
     gradient_map: GradientMap,
     spec: InputSpec,
     batch: Batch,
@@ -137,6 +167,15 @@ def attack(
     index: int,
 ) -> tuple[Reconstruction, float]:
     """The reconstruction of one batch, and CPU seconds."""
+    if knowledge in DEFAULT:
+        observation = lab.observe(gradient_map, batch, client_id=index)
+        if knowledge == "sent":
+            update = replace(observation.update, buffers=buffers_after(network, batch))
+            observation = replace(observation, update=update)
+        (found,), seconds = lab.run_attack(
+            load_preset("strongest"), gradient_map, spec, [observation], ThreatModel(), given.seed
+        )
+        return found, seconds
     holder = public if knowledge == "proxy" else batch.inputs
     statistics = proxy_statistics(gradient_map, holder, len(batch))
     disclosed = Disclosure(batch.targets, statistics)
