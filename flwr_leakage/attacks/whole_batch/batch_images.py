@@ -67,7 +67,7 @@ class BatchImages(OneByOne):
         Raises:
             ValueError: see :meth:`equations`.
         """
-        problem, watch = problem.held, Stopwatch()
+        watch = Stopwatch()
         model, found = self.equations(problem, generator, budget)
         problem = problem.divided(found.scale / problem.scale)
         feature_seconds = watch.seconds
@@ -165,5 +165,5 @@ class BatchImages(OneByOne):
                 f"noise leaves an error of {error:.1e} in the features at {found.layer}; their "
                 f"equations need {LARGEST_FEATURE_ERROR:g} or less."
             )
-        problem = problem.divided(found.scale / problem.scale)
+        problem = problem.divided(found.scale / problem.scale).held
         return KnownErrors.of(problem, layer.weight, found, generator), found
