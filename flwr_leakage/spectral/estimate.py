@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.nn import functional as F
 
 from flwr_leakage.operators.lengths import row_norms
 
@@ -47,26 +46,6 @@ def orthogonalize(
         along = torch.bmm(basis, vectors[:, :, None])
         vectors = vectors - torch.bmm(along.transpose(1, 2), basis)[:, 0]
     return vectors
-
-
-def keep_finished(finished: Bool[Tensor, " S"], kept: Tensor | None, current: Tensor) -> Tensor:
-    """Return ``kept`` for the blocks that had finished before this step, ``current`` for others.
-
-    Blocks of a batch share their steps. A finished block keeps its values, so that its result does
-    not depend on the number of steps of the others, and a sample has one value in every batch.
-
-    Args:
-        finished: (S,) whether a block had finished.
-        kept: (S, …) the result of this function at the last step, or ``None`` at the first step.
-            Its last dimension may be shorter than that of ``current``, for example for coefficients
-            of a smaller Krylov space.
-        current: (S, …) the values of this step.
-    """
-    if kept is None:
-        return current
-    if kept.shape != current.shape:
-        kept = F.pad(kept, (0, current.shape[-1] - kept.shape[-1]))
-    return torch.where(finished.reshape(-1, *[1] * (current.ndim - 1)), kept, current)
 
 
 def remaining_growth(history: list[Tensor]) -> Tensor:
