@@ -135,6 +135,24 @@ def class_weights(loss: Loss, logits: Tensor) -> Tensor | None:
     return None if float((weights - 1).abs().max()) < 1e-3 else weights
 
 
+def lowers_one_logit(loss: Loss, num_classes: int) -> bool:
+    """Return whether the only negative entry of ∂L/∂z of a sample is that of its class.
+
+    So it is for the cross-entropy, weighted by class or not, and not with smoothed labels.
+
+    Args:
+        loss: maps (logits, class ids) to a scalar.
+        num_classes: K.
+    """
+    if loss is F.cross_entropy:
+        return True
+    ids = torch.arange(num_classes)
+    # Logits this far apart leave probabilities below what smoothing adds.
+    logits = 10 * torch.randn(num_classes, num_classes, generator=torch.Generator().manual_seed(0))
+    slopes = _slopes(loss, logits.double(), ids)
+    return bool(((slopes < 0) <= torch.eye(num_classes, dtype=torch.bool)).all())
+
+
 def _slopes(loss: Loss, logits: Tensor, ids: Tensor) -> Tensor:
     with torch.enable_grad():
         leaf = logits.detach().clone().requires_grad_()

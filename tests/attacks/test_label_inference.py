@@ -21,7 +21,10 @@ from flwr_leakage.attacks import (
     pose,
     smallest_columns,
 )
+from flwr_leakage.attacks.labels.counts import possible_classes
+from flwr_leakage.attacks.loss_check import lowers_one_logit
 from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.losses import following
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, ThreatModel
 from flwr_leakage.spectral.image_prior import ImagePrior
 
@@ -52,6 +55,52 @@ def test_idlg_is_exact_for_one_sample(label, seed, bias):
 def test_idlg_refuses_a_batch():
     with pytest.raises(ValueError, match="1 sample"):
         SignOfGradient()(problem_of([0, 1]), torch.Generator())
+
+
+WIDE = InputSpec((1, 8, 8), 10, (0.4,), (0.3,))
+
+
+def confident(labels, *, seed=0, loss=F.cross_entropy):
+    """The update of a network whose mean softmax tells no labels, as in trained ones."""
+    torch.manual_seed(seed)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.Tanh(), nn.Linear(24, 10))
+    for weight in (network[1].weight, network[3].weight):
+        weight.data *= 3
+    inputs = WIDE.normalize(torch.rand(len(labels), *WIDE.shape))
+    gradient_map = GradientMap(network, loss)
+    batch, schedule = Batch(inputs, torch.tensor(labels)), LocalSchedule(0.01, 1, len(labels))
+    return pose(gradient_map, WIDE, observe(gradient_map, batch, schedule), INFERRED)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_signs_in_the_span_of_errors_tell_the_labels(seed):
+    problem = confident([1, 4, 8], seed=seed)
+    weight, bias = list(problem.gradient.values())[-2:]
+    possible = possible_classes(weight, bias)
+    assert possible.nonzero().flatten().tolist() == [1, 4, 8]
+    assert ClassCounts()(problem, torch.Generator()).tolist() == [1, 4, 8]
+
+
+def test_labels_that_occur_are_possible_whatever_the_batch_and_the_weights():
+    for seed, labels in enumerate(([3], [2, 2, 5], [0, 1, 2, 3, 4, 5, 5], list(range(10)))):
+        weighted = nn.CrossEntropyLoss(weight=torch.linspace(1, 3, 10))
+        for loss in (F.cross_entropy, weighted):
+            problem = confident(labels, seed=seed, loss=loss)
+            weight, bias = list(problem.gradient.values())[-2:]
+            assert possible_classes(weight, bias)[labels].all()
+
+
+def test_smoothed_labels_lower_several_logits():
+    assert lowers_one_logit(F.cross_entropy, 10)
+    assert lowers_one_logit(following(nn.CrossEntropyLoss(torch.linspace(1, 3, 10))), 10)
+    assert not lowers_one_logit(nn.CrossEntropyLoss(label_smoothing=0.1), 10)
+
+
+def test_noise_leaves_all_classes_possible():
+    problem = confident([1, 4, 8])
+    weight, bias = list(problem.gradient.values())[-2:]
+    noise = 0.01 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
+    assert possible_classes(weight + noise, bias).all()
 
 
 @settings(max_examples=20, deadline=None)
