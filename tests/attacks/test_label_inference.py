@@ -76,7 +76,7 @@ def confident(labels, *, seed=0, loss=F.cross_entropy):
 def test_signs_in_the_span_of_errors_tell_the_labels(seed):
     problem = confident([1, 4, 8], seed=seed)
     weight, bias = list(problem.gradient.values())[-2:]
-    possible = possible_classes(weight, bias)
+    possible = possible_classes(weight, bias, 3)
     assert possible.nonzero().flatten().tolist() == [1, 4, 8]
     assert ClassCounts()(problem, torch.Generator()).tolist() == [1, 4, 8]
 
@@ -87,7 +87,15 @@ def test_labels_that_occur_are_possible_whatever_the_batch_and_the_weights():
         for loss in (F.cross_entropy, weighted):
             problem = confident(labels, seed=seed, loss=loss)
             weight, bias = list(problem.gradient.values())[-2:]
-            assert possible_classes(weight, bias)[labels].all()
+            assert possible_classes(weight, bias, len(labels))[labels].all()
+
+
+def test_rounding_of_what_is_sent_hides_no_label():
+    problem = confident([1, 4, 8])
+    weight, bias = list(problem.gradient.values())[-2:]
+    noise = torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
+    noise *= 1e-5 * weight.norm() / noise.norm()
+    assert possible_classes(weight + noise, bias, 3).nonzero().flatten().tolist() == [1, 4, 8]
 
 
 def test_smoothed_labels_lower_several_logits():
@@ -100,7 +108,7 @@ def test_noise_leaves_all_classes_possible():
     problem = confident([1, 4, 8])
     weight, bias = list(problem.gradient.values())[-2:]
     noise = 0.01 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
-    assert possible_classes(weight + noise, bias).all()
+    assert possible_classes(weight + noise, bias, 3).all()
 
 
 @settings(max_examples=20, deadline=None)

@@ -15,10 +15,10 @@ from flwr_leakage.attacks.loss_check import class_weights, lowers_one_logit
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.records import InputSpec
 
-RANK = 1e-5
-"""Singular value, relative to the largest, from which on a direction counts as one of the errors'.
-Parameters in single precision leave about 1e-7, and the weakest sample of small batches of trained
-networks had 1e-3; no table."""
+HIDDEN = 1 / 30
+"""Largest rounding, as a share of the weakest sample's singular value, up to which the span counts
+as that of the errors. Parameters in single precision left up to 1e-3 on batches of four of trained
+networks; no table."""
 
 NEGATIVE = 1e-3
 """How far below 0 an entry may be that counts as not negative, for an error of −1 at its class."""
@@ -91,7 +91,7 @@ def class_counts(
 
 
 def possible_classes(
-    weight_gradient: Float[Tensor, "K F"], bias_gradient: Float[Tensor, " K"]
+    weight_gradient: Float[Tensor, "K F"], bias_gradient: Float[Tensor, " K"], num_samples: int
 ) -> Bool[Tensor, " K"]:
     """Return the classes that a sample of the batch may have, by signs in the gradient's span.
 
@@ -106,26 +106,30 @@ def possible_classes(
     Args:
         weight_gradient: ∂L/∂W of the last layer.
         bias_gradient: ∂L/∂b.
+        num_samples: B.
     """
     gradient = torch.cat([weight_gradient, bias_gradient[:, None]], 1).double().cpu()
     count = len(gradient)
     everything = torch.ones(count, dtype=torch.bool)
     span, sizes, _ = torch.linalg.svd(gradient, full_matrices=False)
-    rank = int((sizes > RANK * sizes[:1]).sum())
-    if not 0 < rank < count - 1:
+    if num_samples >= min(count - 1, len(sizes)):
         return everything  # errors sum to 0, so that K − 1 dimensions hold all of them
-    basis = span[:, :rank].numpy()
+    # What is left behind B directions is rounding, or noise.
+    share = float(sizes[num_samples].maximum(1e-7 * sizes[0]) / sizes[num_samples - 1])
+    if not share <= HIDDEN:
+        return everything
+    basis, tolerance = span[:, :num_samples].numpy(), max(NEGATIVE, 3 * share)
     found = everything.clone()
     for own in range(count):
         others = np.arange(count) != own
         # Maximise t so that the vector has −1 at this class, and at least t everywhere else.
         answer = linprog(
-            np.append(np.zeros(rank), -1.0),
+            np.append(np.zeros(num_samples), -1.0),
             A_ub=np.column_stack([-basis[others], np.ones(count - 1)]), b_ub=np.zeros(count - 1),
             A_eq=np.append(basis[own], 0.0)[None], b_eq=[-1.0],
-            bounds=[(None, None)] * rank + [(None, 1.0)],
+            bounds=[(None, None)] * num_samples + [(None, 1.0)],
         )  # fmt: skip
-        found[own] = answer.status == 0 and -answer.fun >= -NEGATIVE
+        found[own] = answer.status == 0 and -answer.fun >= -tolerance
     return found if bool(found.any()) else everything
 
 
@@ -261,7 +265,8 @@ class ClassCounts:
             weight = find_last_layer(problem).weight
         except ValueError:
             return None
-        return possible_classes(problem.gradient[weight] / problem.gradient_weight, bias_gradient)
+        own = problem.gradient[weight] / problem.gradient_weight
+        return possible_classes(own, bias_gradient, problem.num_samples)
 
     @staticmethod
     def _mean_feature(problem: Problem, bias_gradient: Tensor) -> Tensor | None:
