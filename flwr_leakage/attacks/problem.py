@@ -256,7 +256,7 @@ def pose(
         raise ValueError("all rounds hold the same samples: their granted targets must be equal.")
     masks = ""
     is_plain = schedule.num_steps == 1 and not schedule.weight_decay and not observation.members
-    if touched == 1 and is_plain and not earlier:
+    if touched == 1 and is_plain and not earlier and not spec.is_text:
         known_map, masks = _with_masks(known_map, bare, spec, observation, buffers)
     return Problem(
         masks=masks,

@@ -47,7 +47,7 @@ def test_training_does_not(kind):
 
 def test_batches_are_kept_where_the_audits_model_is():
     """A GPU's place is taken by ``meta``, the only other device that every machine has."""
-    audit = ClientAudit(GradientMap(network().to("meta")), SPEC, SCHEDULE)
+    audit = ClientAudit(GradientMap(network(), device="meta"), SPEC, SCHEDULE)
     session = Session(audit, 1, 0)
     images, labels = torch.rand(4, 1, 4, 4), torch.tensor([0, 1, 2, 0])
     inputs, targets = session.encode(images, labels)
@@ -59,7 +59,7 @@ def test_batches_are_kept_where_the_audits_model_is():
 
 def test_arrays_are_read_to_where_the_audits_model_is():
     params, buffers = read_arrays(
-        ArrayRecord(network().state_dict()), GradientMap(network().to("meta"))
+        ArrayRecord(network().state_dict()), GradientMap(network(), device="meta")
     )
     assert {value.device.type for value in (*params.values(), *buffers.values())} == {"meta"}
 
