@@ -5,7 +5,9 @@
 prints a Markdown row a network, its training epochs and a batch size: the share of labels found,
 repetitions counted, and in brackets the share of batches without a mistake, for
 
-``features``   this project's counts, with the softmax of the gradient's mean feature vector
+``default``    this project's counts: of the classes that signs in the span of the last layer's
+               errors allow, with the softmax of the gradient's mean feature vector
+``features``   the same without these signs
 ``dummies``    the same, with the mean softmax of 64 random images
 ``public``     the same, with that of 64 public images (training images that the network never saw)
 ``LLG``        iDLG carried over to repeated classes (Wainakh et al. 2022)
@@ -67,9 +69,12 @@ def networks(width: int, stream: torch.Generator) -> dict[str, nn.Module]:
 def methods(public: Tensor) -> dict[str, Method]:
     """Labels of a problem, by name."""
     return {
-        "features": lambda problem: ClassCounts()(problem, lab.generator()),
-        "dummies": lambda problem: ClassCounts("dummies")(problem, lab.generator()),
-        "public": lambda problem: ClassCounts("dummies", public=public)(problem, lab.generator()),
+        "default": lambda problem: ClassCounts()(problem, lab.generator()),
+        "features": lambda problem: ClassCounts(signs=False)(problem, lab.generator()),
+        "dummies": lambda problem: ClassCounts("dummies", signs=False)(problem, lab.generator()),
+        "public": lambda problem: ClassCounts("dummies", public=public, signs=False)(
+            problem, lab.generator()
+        ),
         "LLG": lambda problem: LabelImpact()(problem, lab.generator()),
         "Yin": lambda problem: smallest_columns(
             problem.gradient[list(problem.gradient)[-2]], problem.num_samples
@@ -210,6 +215,7 @@ def main() -> None:
     parser.add_argument("--sizes", default="64,500,5000", help="of the clients")
     lab.add_data(parser)
     parser.add_argument("--width", type=int, default=8, help="of ConvNet and ResNet-18")
+    parser.add_argument("--batches", default="2,4,6,8,16", help="sizes of a batch")
     parser.add_argument("--epochs", default="0,1,4")
     parser.add_argument("--trials", type=int, default=20, help="batches a row")
     given = lab.start(parser)
@@ -237,7 +243,7 @@ def batches(given: argparse.Namespace) -> None:
             trained = epochs
             reached = classifier_utility(network, [private]).accuracy
             gradient_map = GradientMap(network, batch_norm="batch")
-            for size in (8, 16):
+            for size in map(int, given.batches.split(",")):
                 shares: dict[str, list[float]] = {column: [] for column in columns}
                 for index in range(given.trials):
                     batch = private[torch.randperm(len(private), generator=stream)[:size]]

@@ -209,11 +209,13 @@ class ClassCounts:
             dummies.
         num_dummies: number of random images whose softmax is averaged, ≥ 1.
         public: (M, C, H, W) public images in model space, used in place of random ones.
+        signs: whether classes that :func:`possible_classes` excludes are left out.
     """
 
     softmax: Literal["features", "dummies"] = "features"
     num_dummies: int = 64
     public: Tensor | None = field(default=None, compare=False, repr=False)
+    signs: bool = True
 
     def __post_init__(self) -> None:
         if self.softmax not in ("features", "dummies"):
@@ -253,11 +255,10 @@ class ClassCounts:
         counts = class_counts(bias_gradient, softmax, problem.num_samples, weights, possible)
         return torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
 
-    @staticmethod
-    def _possible(problem: Problem, bias_gradient: Tensor) -> Tensor | None:
+    def _possible(self, problem: Problem, bias_gradient: Tensor) -> Tensor | None:
         """Return the classes that the span of the last layer's gradient allows, or None for all."""
         count = len(bias_gradient)
-        if count > MOST_CLASSES or not problem.is_single_gradient:
+        if not self.signs or count > MOST_CLASSES or not problem.is_single_gradient:
             return None
         if not lowers_one_logit(problem.gradient_map.loss, count):
             return None
