@@ -31,7 +31,7 @@ one; on 200 images of CIFAR-10 it leaves a median error of 55 dB in contrast, no
 
 @dataclass(frozen=True)
 class Contrast:
-    """What a gradient leaves open of the contrast of its samples.
+    """The part of the contrast of its samples that a gradient leaves open.
 
     Attributes:
         spec: the normalisation, under which an input of 0 is the mean colour.
@@ -76,7 +76,7 @@ class Contrast:
 
     @property
     def note(self) -> str:
-        """What the summary of an answer says of its contrast."""
+        """Return the words that the summary of an answer says of its contrast."""
         return "" if self.unknown == "none" else ", contrast assumed"
 
     def stretched(self, inputs: Tensor) -> Tensor:

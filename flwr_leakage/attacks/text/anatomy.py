@@ -1,4 +1,4 @@
-"""What a pass shows of a transformer: its tables, the inputs of its layers, and its attention.
+"""Find a transformer's tables, the inputs of its layers and its attention by one pass.
 
 Nothing is known of a family of models. One pass of random tokens shows which parameters are looked
 up by the ids and by the positions, and which linear layers take a vector of each token. A second
@@ -184,7 +184,7 @@ def _vectors(trace: _Pass, ids: Tensor) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Anatomy:
-    """What a pass shows of a transformer.
+    """The tables, layers and attention of a transformer, as one pass shows them.
 
     Attributes:
         words: the name of the table (V, d) that the ids look up.

@@ -1,4 +1,4 @@
-"""What the gradients of embedding tables tell: the tokens of a batch, and the order of one text.
+"""Read off the gradients of embedding tables: the tokens of a batch, and the order of one text.
 
 A token v at position p enters a transformer as the sum ``u = E_v + P_p`` of two rows. So the rows
 of the tables' gradients are sums of the same errors ``δ = ∂L/∂u``: W_v over the occurrences of a
