@@ -10,6 +10,11 @@ Params = dict[str, Tensor]
 """Parameters or buffers of a model, keyed as in its ``state_dict``."""
 
 
+def on_cpu(tensors: Mapping[str, Tensor]) -> Params:
+    """Return the tensors on the CPU, where a gradient map computes, wherever a client trained."""
+    return {name: value.detach().cpu() for name, value in tensors.items()}
+
+
 def ravel(params: Mapping[str, Tensor]) -> Float[Tensor, " P"]:
     """Concatenate all entries, in the order of the mapping, into one vector of length P.
 

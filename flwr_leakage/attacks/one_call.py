@@ -23,7 +23,7 @@ from flwr_leakage.dropout import functional_dropout
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.losses import Loss
 from flwr_leakage.normalization import BatchNormMode, mode_of, with_stateless_batch_norm
-from flwr_leakage.params import Params, scale, subtract
+from flwr_leakage.params import Params, on_cpu, scale, subtract
 from flwr_leakage.records import (
     BatchNormKnowledge,
     Disclosure,
@@ -275,12 +275,12 @@ def as_observation(
         params = {name: given.before[name] for name in params}
         _require_tensors("update.before", {**params, **buffers})
         _require_tensors("update.after", {**after, **buffers_after})
-        params, after = _on_cpu(params), _on_cpu(after)
-        buffers, buffers_after = _on_cpu(buffers), _on_cpu(buffers_after)
+        params, after = on_cpu(params), on_cpu(after)
+        buffers, buffers_after = on_cpu(buffers), on_cpu(buffers_after)
         delta = scale(subtract(after, params), 1 / given.server_learning_rate)
     else:
         schedule = schedule or LocalSchedule(1.0, batch_size=num_examples)
-        found = _on_cpu(_by_name(gradient_map, given))
+        found = on_cpu(_by_name(gradient_map, given))
         delta = {name: -schedule.learning_rate * value for name, value in found.items()}
     if targets is not None:
         _check_targets(len(targets), num_examples, members, schedule)
@@ -293,11 +293,6 @@ def as_observation(
         disclosed=Disclosure(targets=targets),
         members=members,
     )
-
-
-def _on_cpu(tensors: Params) -> Params:
-    """Return tensors where a gradient map computes; a client may have trained on a GPU."""
-    return {name: value.cpu() for name, value in tensors.items()}
 
 
 def _by_name(gradient_map: GradientMap, given: Gradients) -> Params:

@@ -7,7 +7,7 @@ import torch
 
 from flwr_leakage.members.observed import examine_observation
 from flwr_leakage.members.verdict import Membership
-from flwr_leakage.params import Params
+from flwr_leakage.params import on_cpu
 from flwr_leakage.per_sample import ClientSamples
 from flwr_leakage.records import Batch, InputSpec, Measurement, Observation, State, Update
 
@@ -71,16 +71,12 @@ class OwnRecords:
             logits = gradient_map.logits(exposure.params, records.inputs[:1], exposure.buffers)
         channels, height, width = records.inputs.shape[1:]
         spec = InputSpec((channels, height, width), logits.shape[1])
-        there = replace(update, delta=_on_cpu(update.delta), buffers=_on_cpu(update.buffers))
-        seen = Observation(1, 0, _on_cpu(exposure.params), _on_cpu(exposure.buffers), there)
+        there = replace(update, delta=on_cpu(update.delta), buffers=on_cpu(update.buffers))
+        seen = Observation(1, 0, on_cpu(exposure.params), on_cpu(exposure.buffers), there)
         return examine_observation(
             gradient_map, spec, seen, records, self.null, seed=seed,
             null_origin="the client's other records",
         )  # fmt: skip
-
-
-def _on_cpu(tensors: Params) -> Params:
-    return {name: value.detach().cpu() for name, value in tensors.items()}
 
 
 def _measured(suffix: str, made: Membership, indices: Sequence[int]) -> list[Measurement]:
