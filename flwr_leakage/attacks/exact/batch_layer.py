@@ -3,7 +3,7 @@
 The network behind the layer judges a candidate for one sample's input h. Its pass from the layer
 onwards gives the errors ``s = ∂L/∂z`` for each label, m numbers. If h was in the batch, s is a
 column of S: it lies in the b-dimensional span of the gradient's columns U, and is dual to h
-(:mod:`~flwr_leakage.attacks.exact.layer_factor` defines S and U). These are m − b + 1 equations
+(:mod:`~flwr_leakage.attacks.network.layer_factor` defines S and U). These are m − b + 1 equations
 that the search for h does not use.
 """
 
@@ -14,9 +14,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from flwr_leakage.attacks.exact.layer_factor import LayerFactor, factorize
 from flwr_leakage.attacks.input_order import InputOrder, input_orders
 from flwr_leakage.attacks.loss_check import is_plain_mean
+from flwr_leakage.attacks.network.layer_factor import LayerFactor, factorize
 from flwr_leakage.attacks.network.linear import (
     LinearUse,
     find_linear_layers,

@@ -1,5 +1,6 @@
 """Exact inversion of whole batches through linear layers."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -8,15 +9,22 @@ import torch
 from flwr_leakage.attacks.budget import Budget, stop_mark
 from flwr_leakage.attacks.distance import gradient_distance
 from flwr_leakage.attacks.exact.applicability import Applicability, ExactAttack
-from flwr_leakage.attacks.exact.batch_layer import BatchLayer, layer_behind, pose_layers
+from flwr_leakage.attacks.exact.batch_layer import (
+    BatchLayer,
+    BatchSample,
+    layer_behind,
+    pose_layers,
+)
 from flwr_leakage.attacks.exact.batch_proof import BatchInputs, conclude
 from flwr_leakage.attacks.exact.batch_search import BatchSearch, SearchSettings
 from flwr_leakage.attacks.exact.batch_steps import recover_steps, require_steps
 from flwr_leakage.attacks.exact.pixel_box import in_box
 from flwr_leakage.attacks.labels.assumed import answer
 from flwr_leakage.attacks.labels.counts import mean_feature
+from flwr_leakage.attacks.labels.head import LARGEST_MISFIT, split_head
 from flwr_leakage.attacks.network.linear import LinearUse, find_linear_layers
 from flwr_leakage.attacks.problem import Problem
+from flwr_leakage.attacks.rounding import NOISE_DEVIATIONS
 from flwr_leakage.records import Batch, Reconstruction
 
 
@@ -89,6 +97,11 @@ def recover_batch(
     if not problem.is_single_gradient and not _is_union(problem):
         return replace(recover_steps(problem, layer, settings, generator), refusals=tuple(refusals))
     following = layer_behind(layer, layers, generator)
+    told = _from_head(layers, layer, generator)
+    if len(told) == layer.factor.rank:
+        result = conclude(layer, following, _in_order(told), generator)
+        stats = {"proposals": {"last layer": len(told)}}
+        return replace(result, refusals=tuple(refusals), stats=stats, scale=problem.scale)
     search = BatchSearch(layer, following, settings, generator)
     found = search.run(not scaled)
     scale = search.told_scale
@@ -104,11 +117,55 @@ def recover_batch(
             f"{search.proposals or 'nothing, as neither its inputs nor its errors are sparse'}."
             f"{_surplus(problem, layer.name, layer.factor.rank)}"
         )
-    # Rounding of linear algebra differs from call to call, and with it the order of the samples.
-    found = sorted(found, key=lambda sample: (sample.label, float(sample.inputs.mean())))
-    result = conclude(layer, following, found, generator)
+    result = conclude(layer, following, _in_order(found), generator)
     stats = {"proposals": search.proposals, "accepted": search.accepted}
     return replace(result, refusals=tuple(refusals), stats=stats, scale=problem.scale)
+
+
+def _in_order(found: Iterable[BatchSample]) -> list[BatchSample]:
+    """Return samples in an order that rounding of linear algebra does not change."""
+    return sorted(found, key=lambda sample: (sample.label, float(sample.inputs.mean())))
+
+
+def _from_head(
+    layers: Sequence[BatchLayer], layer: BatchLayer, generator: torch.Generator
+) -> list[BatchSample]:
+    """Return samples of a layer from those that the last layer's gradient tells apart.
+
+    Features behind a ReLU, ``a = max(0, z)``, show which units are on, so that a sample's error
+    before the ReLU is ``Wᵀ δ`` on these units. The errors of all samples give their duals, and
+    these the features of the layer before. There are no samples if the last layer's gradient does
+    not tell all apart, the layer does not lead to it by ReLUs alone, or a gradient on the way shows
+    another number of samples.
+
+    Args:
+        layers: all layers whose gradients can be split, in the order of a pass.
+        layer: the layer whose samples are returned.
+        generator: draws random probes and starts.
+    """
+    chain = [layer]
+    while chain[-1].rectified:
+        following = layer_behind(chain[-1], layers, generator)
+        if following is None:
+            return []
+        chain.append(following)
+    count = layer.problem.num_samples
+    if any(not each.alone or each.factor.rank != count for each in chain):
+        return []
+    try:
+        told = split_head(layer.problem, generator)
+    except ValueError:
+        return []
+    if not told.is_whole or told.weight != chain[-1].weight:
+        return []
+    errors, duals = told.errors, told.duals
+    for before, behind in zip(chain[-2::-1], chain[:0:-1], strict=True):
+        zero = NOISE_DEVIATIONS * behind.factor.noise * duals.norm(dim=1, keepdim=True)
+        errors = torch.where(duals @ behind.factor.right > zero, errors @ behind.matrix, 0.0)
+        duals = torch.linalg.pinv(before.factor.left.T @ errors.T)
+        duals = duals / (duals @ before.factor.bias)[:, None]
+    checked = [layer.check(*each) for each in zip(duals, told.labels.tolist(), strict=True)]
+    return [each for each in checked if each is not None and each.misfit <= LARGEST_MISFIT]
 
 
 def _is_union(problem: Problem) -> bool:

@@ -32,7 +32,6 @@ from torch import Tensor
 from flwr_leakage.attacks.budget import Budget
 from flwr_leakage.attacks.exact.batch_layer import ZERO_SHARE, BatchLayer, BatchSample
 from flwr_leakage.attacks.exact.batch_masks import MaskColumns
-from flwr_leakage.attacks.exact.layer_factor import LayerFactor
 from flwr_leakage.attacks.exact.quadratic_lifting import fits, lifted_columns
 from flwr_leakage.attacks.exact.sparse_columns import (
     extreme_ray,
@@ -40,6 +39,7 @@ from flwr_leakage.attacks.exact.sparse_columns import (
     sparsest,
     zero_entries,
 )
+from flwr_leakage.attacks.network.layer_factor import LayerFactor
 from flwr_leakage.attacks.rounding import FLOAT64_MISFIT, SPARE_EQUATIONS
 from flwr_leakage.attacks.settings import require
 

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from scipy.optimize import linprog
 from torch import Tensor
 
+from flwr_leakage.attacks.labels.head import told_labels
 from flwr_leakage.attacks.labels.last_layer import find_last_bias, find_last_layer
 from flwr_leakage.attacks.loss_check import class_weights, lowers_one_logit
 from flwr_leakage.attacks.problem import Problem
@@ -42,6 +43,7 @@ def class_counts(
     num_samples: int,
     weights: Float[Tensor, " K"] | None = None,
     possible: Bool[Tensor, " K"] | None = None,
+    told: Int[Tensor, " K"] | None = None,
 ) -> Int[Tensor, " K"]:
     """Return ``B · (p̄ − ∂L/∂b)``, rounded to non-negative integers (K,) that sum to B.
 
@@ -61,6 +63,7 @@ def class_counts(
             share of class k in Σᵢ w(yᵢ), so that it is divided by w_k first.
         possible: the classes that may occur, at least one; all by default. See
             :func:`possible_classes`.
+        told: least counts, of samples whose labels are known; none by default.
 
     Example:
         >>> class_counts(torch.tensor([-0.5, 0.25, 0.25]), torch.tensor([0.5, 0.25, 0.25]), 2)
@@ -88,6 +91,10 @@ def class_counts(
         and chance_by_signs(num_samples, len(possible)) <= CHANCE
     ):
         counts = possible.double()
+    if told is not None:
+        counts = torch.maximum(counts, told.double())
+        while int(counts.sum()) > num_samples:
+            counts[torch.where(counts > told, counts - expected, -math.inf).argmax()] -= 1
     missing = num_samples - int(counts.sum())
     remainders = expected - counts
     if possible is not None:
@@ -218,7 +225,9 @@ class ClassCounts:
             dummies.
         num_dummies: number of random images whose softmax is averaged, ≥ 1.
         public: (M, C, H, W) public images in model space, used in place of random ones.
-        signs: whether classes that :func:`possible_classes` excludes are left out.
+        signs: whether the span of the last layer's gradient is used: samples that it tells apart
+            (:func:`flwr_leakage.attacks.labels.head.told_labels`) keep their labels, and classes
+            that :func:`possible_classes` excludes are left out.
     """
 
     softmax: Literal["features", "dummies"] = "features"
@@ -261,7 +270,8 @@ class ClassCounts:
         )
         weights = class_weights(problem.gradient_map.loss, softmax.clamp_min(1e-12).log())
         possible = self._possible(problem, bias_gradient)
-        counts = class_counts(bias_gradient, softmax, problem.num_samples, weights, possible)
+        told = torch.bincount(told_labels(problem), minlength=len(softmax)) if self.signs else None
+        counts = class_counts(bias_gradient, softmax, problem.num_samples, weights, possible, told)
         return torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
 
     def _possible(self, problem: Problem, bias_gradient: Tensor) -> Tensor | None:

@@ -1,0 +1,314 @@
+"""The samples of a small batch, told apart by the gradient of the last layer alone.
+
+The last layer has the logits ``z = W h + c``, and the cross-entropy's error of a sample with the
+label y is ``e = softmax(z) − τ_y``, with ``τ_y`` its one-hot or smoothed target. Let U (K, b) span
+the errors, and R (b, F) the features, of which the gradient is made
+(:mod:`~flwr_leakage.attacks.network.layer_factor`). A sample's features are ``h = t R`` for its
+dual t (b,) with ``t·β = 1``, so that t alone gives the logits, the softmax and the error. This
+error must lie in the span of U:
+
+    (I − U Uᵀ) e(t; y) = 0.
+
+These are K − b equations, of which one is void, as errors sum to zero, for b − 1 unknowns. They
+have isolated solutions if 2 b ≤ K, and hold for every sample, whatever the network before the last
+layer, its activation and its training. Neither sparse features nor a ReLU are needed. Every sample
+found is removed from the gradient, which leaves more equations and fewer unknowns for the others.
+"""
+
+from contextlib import suppress
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from flwr_leakage.attacks.labels.last_layer import find_last_layer
+from flwr_leakage.attacks.loss_check import is_plain_mean
+from flwr_leakage.attacks.network.layer_factor import LayerFactor, factorize
+from flwr_leakage.attacks.problem import Problem
+from flwr_leakage.attacks.rounding import (
+    FLOAT32_RELATIVE_ERROR,
+    FLOAT32_ROUNDING,
+    NOISE_DEVIATIONS,
+)
+from flwr_leakage.losses import Loss
+
+STARTS, ROUNDS = 16, 8
+"""Number of random starts for each label in a round, and number of rounds without a new sample that
+end the search (chosen on development draws; no table)."""
+
+STEPS = 40
+"""Number of Levenberg–Marquardt steps from each start (chosen on development draws; no table)."""
+
+SPREAD = 3.0
+"""Standard deviation of the logits of the starts, in each direction that the features span (chosen
+on development draws; no table)."""
+
+LARGEST_MISFIT = 1e-3
+"""Largest share of an error outside the span of U, whatever the noise (chosen on development draws;
+no table)."""
+
+SOFTMAX_ROUNDINGS = 4.0
+"""Largest error of a client's softmax, in units of 2⁻²⁴. Up to 1.7 were seen on development draws;
+no table."""
+
+LARGEST_SCALE_ERROR = 0.1
+"""Largest ``|t·q − 1|`` of a sample, whatever the noise. What noise merges of two samples of one
+class missed by 0.3 (chosen on development draws; no table)."""
+
+
+def tells_apart(num_samples: int, num_classes: int) -> bool:
+    """Return whether the last layer's gradient has isolated solutions for the samples of a batch.
+
+    Example:
+        >>> tells_apart(5, 10), tells_apart(6, 10)
+        (True, False)
+    """
+    return num_samples >= 2 and 2 * num_samples <= num_classes
+
+
+@dataclass(frozen=True)
+class HeadSamples:
+    """Samples that the gradient of the last layer tells apart.
+
+    Attributes:
+        weight: the name of the layer's weight.
+        factor: the factors of the layer's gradient, of rank b.
+        labels: (k,) classes of the k ≤ b samples found.
+        duals: (k, b) their duals.
+        errors: (k, K) their errors, the derivative of the batch's mean loss by their logits.
+    """
+
+    weight: str
+    factor: LayerFactor
+    labels: Tensor
+    duals: Tensor
+    errors: Tensor
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all samples of the gradient are found."""
+        return len(self.labels) == self.factor.rank
+
+    @property
+    def columns(self) -> Tensor:
+        """Q (k, b) of each sample, with the error ``U q``."""
+        return self.errors @ self.factor.left
+
+    def joined(self, dual: Tensor, label: int, error: Tensor) -> "HeadSamples":
+        """Return these samples and one more."""
+        labels = torch.cat([self.labels, self.labels.new_tensor([label])])
+        duals, errors = torch.vstack([self.duals, dual]), torch.vstack([self.errors, error])
+        return HeadSamples(self.weight, self.factor, labels, duals, errors)
+
+
+def split_head(problem: Problem, generator: torch.Generator) -> HeadSamples:
+    """Return the samples that the last layer's gradient tells apart, as many as are found.
+
+    The error of every sample returned lies in the span of the errors, and is dual to its features,
+    up to rounding and the noise of the gradient.
+
+    Args:
+        problem: the network and the observed gradient of one plain step, in double precision.
+        generator: draws all starts.
+
+    Raises:
+        ValueError: the update is not one plain step, the batch has too many samples for its
+            classes, the loss is no mean of cross-entropies, the network does not end in a linear
+            layer with a bias, or its gradient does not show all samples.
+    """
+    classes, count = problem.spec.num_classes, problem.num_samples
+    if not problem.is_single_gradient:
+        raise ValueError("the last layer's gradient tells samples apart in one plain step.")
+    if not tells_apart(count, classes):
+        raise ValueError(
+            f"the last layer's gradient tells 2 to {classes // 2} samples of {classes} classes "
+            f"apart, got {count}."
+        )
+    layer = find_last_layer(problem)
+    if layer.bias is None:
+        raise ValueError("the last layer must have a bias, without which no sample has a scale.")
+    matrix, offset = problem.params[layer.weight], problem.params[layer.bias]
+    targets = error_targets(problem.gradient_map.loss, classes)
+    if targets is None:
+        raise ValueError("the loss is no cross-entropy, whose errors are softmax minus a target.")
+    targets = targets.to(offset)
+    gradients = (problem.gradient[layer.weight], problem.gradient[layer.bias])
+    factor = factorize(*gradients, count, generator)
+    if factor.rank != count:
+        raise ValueError(f"the last layer's gradient shows {factor.rank} of {count} samples.")
+    none = offset.new_zeros(0, classes)
+    found = HeadSamples(
+        layer.weight, factor, torch.zeros(0, dtype=torch.int64), none[:, :count], none
+    )
+    rest, lift = factor, torch.eye(count).to(offset)
+    misses = 0
+    while not found.is_whole and misses < ROUNDS:
+        before = found
+        equations = _Equations.of(matrix, offset, rest, targets)
+        for dual, label in equations.solutions(generator):
+            whole = dual @ lift
+            softmax = (matrix @ (whole @ factor.right) + offset).softmax(0)
+            error = (softmax - targets[label]) / count
+            is_new = not bool(((found.columns @ whole).abs() > 0.5).any())
+            if is_new and not found.is_whole and _is_told(factor, whole, error, count):
+                found = found.joined(whole, label, error)
+        if found is before:
+            misses += 1
+        elif not found.is_whole:
+            rest, lift = factor.remainder(found.duals, found.columns.T)
+    return found
+
+
+def told_labels(problem: Problem) -> Int[Tensor, " k"]:
+    """Return the labels of the samples that the last layer's gradient tells apart, in any order.
+
+    There are none if it tells no samples apart; see :func:`split_head`. Starts are drawn from a
+    generator of their own, so that labels do not depend on the draws of an attack.
+    """
+    if problem.is_single_gradient and tells_apart(problem.num_samples, problem.spec.num_classes):
+        with suppress(ValueError):
+            generator = torch.Generator().manual_seed(0)
+            return split_head(problem.to(torch.float64), generator).labels
+    return torch.zeros(0, dtype=torch.int64)
+
+
+def _is_told(factor: LayerFactor, dual: Tensor, error: Tensor, num_samples: int) -> bool:
+    """Return whether rounding and noise alone explain what a sample misses of its equations.
+
+    The client's float32 softmax has errors of about 2⁻²⁴, however small the sample's own error is.
+    Noise of deviation σ in the gradient G moves the error out of the span by ``σ ‖G⁺ s‖`` in each
+    direction, and ``t·q = h̃ᵀ G⁺ s`` by ``σ ‖t‖ ‖G⁺ s‖``, with ``h̃ = [h, 1]``.
+
+    Args:
+        factor: the factors of the gradient.
+        dual: t (b,).
+        error: s (K,).
+        num_samples: B.
+    """
+    column, size = error @ factor.left, float(error.norm())
+    misfit = float((error - factor.left @ column).norm()) / max(size, 1e-300)
+    noise = factor.noise * float((column / factor.singular[: factor.rank]).norm())
+    outside = max(len(error) - factor.rank, 1) ** 0.5
+    softmax = SOFTMAX_ROUNDINGS * FLOAT32_ROUNDING / num_samples
+    allowed = NOISE_DEVIATIONS * noise * outside + softmax + FLOAT32_RELATIVE_ERROR * size
+    scale = NOISE_DEVIATIONS * noise * float(dual.norm()) + 1e-3
+    missed = float((column @ dual - 1).abs())
+    return misfit <= min(allowed / max(size, 1e-300), LARGEST_MISFIT) and (
+        missed <= min(scale, LARGEST_SCALE_ERROR)
+    )
+
+
+def error_targets(loss: Loss, num_classes: int) -> Float[Tensor, "K K"] | None:
+    """Return the targets ``τ`` (K, K) of the errors ``softmax(z) − τ_y``, or None for other losses.
+
+    Row y is the one-hot vector of class y for the cross-entropy, and mixed with equal shares if it
+    smooths the labels. A loss that is no mean over samples has none.
+
+    Args:
+        loss: maps (logits, class ids) to a scalar.
+        num_classes: K.
+    """
+    ids = torch.arange(num_classes)
+    if not is_plain_mean(loss, torch.eye(num_classes, dtype=torch.float64)):
+        return None
+    told = []
+    for seed in range(2):
+        stream = torch.Generator().manual_seed(seed)
+        rows = torch.randn(num_classes, num_classes, generator=stream, dtype=torch.float64)
+        with torch.enable_grad():
+            leaf = rows.requires_grad_()
+            value = torch.stack([loss(leaf[i : i + 1], ids[i : i + 1]) for i in ids.tolist()]).sum()
+            (slopes,) = torch.autograd.grad(value, leaf)
+        told.append(rows.detach().softmax(1) - slopes)
+    return told[0] if torch.allclose(told[0], told[1], atol=1e-6) else None
+
+
+@dataclass(frozen=True)
+class _Equations:
+    """The equations of the duals of a last layer's samples, for each label.
+
+    Attributes:
+        base: logits (K,) of the shortest dual t₀ with ``t₀·β = 1``.
+        slopes: (K, b − 1) logits of the directions in which a dual may move.
+        origin: t₀ (b,).
+        directions: (b − 1, b) these directions, orthonormal and orthogonal to β.
+        outside: (K, K − b) orthonormal basis of the vectors orthogonal to U.
+        targets: τ (K, K), see :func:`error_targets`.
+    """
+
+    base: Tensor
+    slopes: Tensor
+    origin: Tensor
+    directions: Tensor
+    outside: Tensor
+    targets: Tensor
+
+    @classmethod
+    def of(
+        cls, matrix: Tensor, offset: Tensor, factor: LayerFactor, targets: Tensor
+    ) -> "_Equations":
+        """Return the equations of the samples that the factors of a remaining gradient hold."""
+        origin = factor.bias / factor.bias.square().sum()
+        directions = torch.linalg.svd(factor.bias[None]).Vh[1:]
+        outside = torch.linalg.svd(factor.left).U[:, factor.rank :]
+        projected = matrix @ factor.right.T
+        base = projected @ origin + offset
+        slopes = projected @ directions.T
+        return cls(base, slopes, origin, directions, outside, targets)
+
+    def solutions(self, generator: torch.Generator) -> list[tuple[Tensor, int]]:
+        """Return duals (b,) that solve the equations of a label, from a round of random starts.
+
+        They come with their label, the most exact first.
+        """
+        labels = torch.arange(len(self.targets)).repeat_interleave(STARTS)
+        _, sizes, axes = torch.linalg.svd(self.slopes, full_matrices=False)
+        if not len(sizes):  # one sample is left, whose dual is known
+            labels = torch.arange(len(self.targets))
+        draws = torch.randn(len(labels), len(sizes), generator=generator, dtype=torch.float64)
+        # A start moves the logits by SPREAD along each axis, however small its features are.
+        points = (SPREAD * draws.to(sizes) / sizes.clamp_min(1e-300)) @ axes
+        points, values = self._descend(points, self.targets[labels])
+        order = (values <= LARGEST_MISFIT**2).nonzero()[:, 0]
+        order = order[values[order].argsort()]
+        return [(self.origin + points[i] @ self.directions, int(labels[i])) for i in order.tolist()]
+
+    def _descend(self, points: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return all points (M, b − 1) after Levenberg–Marquardt, with their sums of squares (M,).
+
+        All descents share the loop, and each has a damping of its own.
+        """
+        damping = points.new_full((len(points), 1, 1), 1e-2)
+        residual, slope = self._linearized(points, targets)
+        values = residual.square().sum(1)
+        for _ in range(STEPS):
+            normal = slope.mT @ slope
+            shift = damping * torch.diag_embed(normal.diagonal(dim1=1, dim2=2) + 1e-300)
+            pull = slope.mT @ residual[..., None]
+            step, failed = torch.linalg.solve_ex(normal + shift, pull)
+            moved = points - torch.where(failed[:, None] == 0, step[..., 0], 0.0)
+            new_residual, new_slope = self._linearized(moved, targets)
+            new_values = new_residual.square().sum(1)
+            better = new_values < values
+            points = torch.where(better[:, None], moved, points)
+            residual = torch.where(better[:, None], new_residual, residual)
+            slope = torch.where(better[:, None, None], new_slope, slope)
+            values = torch.where(better, new_values, values)
+            damping = torch.where(better[:, None, None], 0.3 * damping, 4 * damping)
+            damping = damping.clamp(1e-12, 1e12)
+        return points, values
+
+    def _linearized(self, points: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the share (M, K − b) of each error outside the span of U, and its derivative.
+
+        The error is divided by its norm, as an error of nearly zero lies in every span.
+        """
+        softmax = (self.base + points @ self.slopes.T).softmax(1)
+        errors = softmax - targets
+        norms = errors.norm(dim=1, keepdim=True).clamp_min(1e-150)
+        units = errors / norms
+        moves = softmax[..., None] * self.slopes
+        moves = moves - softmax[..., None] * moves.sum(1, keepdim=True)
+        moves = moves - units[..., None] * (units[:, None] @ moves)
+        return units @ self.outside, self.outside.T @ moves / norms[..., None]
