@@ -74,6 +74,8 @@ class Strongest:
             lacks changes nothing.
         batches_first: the names of attacks whose strength are batches. A target of one sample gets
             them after all others that start anew.
+        behind_batches: the names of ends that also continue right behind each of ``batches_first``,
+            for targets of several samples.
         without_features: the names of attacks that are left out once an attack has proven the
             features of all samples of a batch and answered by the equations that these leave. They
             fit the gradient alone, which tells less.
@@ -89,6 +91,7 @@ class Strongest:
     share: float = 0.5
     last_resort: Collection[str] = ()
     batches_first: Collection[str] = ()
+    behind_batches: Collection[str] = ()
     without_features: Collection[str] = ()
     finish: Finish | None = None
     denoising: Denoising | None = None
@@ -172,6 +175,8 @@ class Strongest:
         visits: list[tuple[str, Callable[[int], bool]]] = []
         for name in self.attacks:
             visits.append((name, _several if name in later else _any))
+            if name in later:
+                visits += [(each, _several) for each in self.attacks if each in self.behind_batches]
             if fresh and name == fresh[-1]:
                 visits += [(each, _one) for each in later]
                 before = [seen for seen, _ in visits]

@@ -51,7 +51,7 @@ BATCH_IMAGES = [
          overrides=SHORT),
     Case("refused: noise of 10 %", "batch_images", n.FunctionalCnn, count=2, wire=(noised(0.1),),
          overrides=SHORT),
-    Case("refused: GELU", "batch_images", partial(n.convnet, 6, 8, act=nn.GELU, hidden=(30,)),
+    Case("GELU", "batch_images", partial(n.convnet, 6, 8, act=nn.GELU, hidden=(30,)),
          count=2, overrides=SHORT),
     Case("refused: no linear layer", "batch_images", n.head_of_convolutions, count=2,
          overrides=SHORT ),

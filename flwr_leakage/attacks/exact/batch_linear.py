@@ -100,7 +100,7 @@ def recover_batch(
     told = _from_head(layers, layer, generator)
     if len(told) == layer.factor.rank:
         result = conclude(layer, following, _in_order(told), generator)
-        stats = {"proposals": {"last layer": len(told)}}
+        stats = {"proposals": {"last layer": len(told)}, "accepted": {"last layer": len(told)}}
         return replace(result, refusals=tuple(refusals), stats=stats, scale=problem.scale)
     search = BatchSearch(layer, following, settings, generator)
     found = search.run(not scaled)
@@ -111,6 +111,11 @@ def recover_batch(
                 return recover_batch(trial, settings, generator, images_only, True)
             except ValueError:
                 continue
+    if not found and not scaled:
+        found = _from_head(layers, layers[-1], generator)
+        if found:
+            layer, following = layers[-1], None
+            search.proposals["last layer"] = search.accepted["last layer"] = len(found)
     if not found:
         raise ValueError(
             f"none of the {layer.factor.rank} samples that {layer.name} shows was found; tried "
@@ -160,8 +165,11 @@ def _from_head(
         return []
     errors, duals = told.errors, told.duals
     for before, behind in zip(chain[-2::-1], chain[:0:-1], strict=True):
-        zero = NOISE_DEVIATIONS * behind.factor.noise * duals.norm(dim=1, keepdim=True)
-        errors = torch.where(duals @ behind.factor.right > zero, errors @ behind.matrix, 0.0)
+        features = duals @ behind.factor.right
+        noise = NOISE_DEVIATIONS * behind.factor.noise * duals.norm(dim=1, keepdim=True)
+        # Features are not negative: those that are show the errors of the others.
+        zero = noise.maximum(3 * (-features).amax(1, keepdim=True))
+        errors = torch.where(features > zero, errors @ behind.matrix, 0.0)
         duals = torch.linalg.pinv(before.factor.left.T @ errors.T)
         duals = duals / (duals @ before.factor.bias)[:, None]
     checked = [layer.check(*each) for each in zip(duals, told.labels.tolist(), strict=True)]

@@ -16,7 +16,7 @@ found is removed from the gradient, which leaves more equations and fewer unknow
 """
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -97,9 +97,12 @@ class HeadSamples:
 
     def joined(self, dual: Tensor, label: int, error: Tensor) -> "HeadSamples":
         """Return these samples and one more."""
-        labels = torch.cat([self.labels, self.labels.new_tensor([label])])
-        duals, errors = torch.vstack([self.duals, dual]), torch.vstack([self.errors, error])
-        return HeadSamples(self.weight, self.factor, labels, duals, errors)
+        return replace(
+            self,
+            labels=torch.cat([self.labels, self.labels.new_tensor([label])]),
+            duals=torch.vstack([self.duals, dual]),
+            errors=torch.vstack([self.errors, error]),
+        )
 
 
 def split_head(problem: Problem, generator: torch.Generator) -> HeadSamples:
@@ -157,7 +160,21 @@ def split_head(problem: Problem, generator: torch.Generator) -> HeadSamples:
             misses += 1
         elif not found.is_whole:
             rest, lift = factor.remainder(found.duals, found.columns.T)
-    return found
+    return _refined(found, matrix, offset, targets)
+
+
+def _refined(found: HeadSamples, matrix: Tensor, offset: Tensor, targets: Tensor) -> HeadSamples:
+    """Return the samples with duals that solve the equations of the whole gradient.
+
+    What is left of a gradient without other samples holds the errors of these.
+    """
+    equations = _Equations.of(matrix, offset, found.factor, targets)
+    own = targets[found.labels]
+    points = (found.duals - equations.origin) @ equations.directions.T
+    points, _ = equations.descend(points, own)
+    duals = equations.origin + points @ equations.directions
+    softmax = (duals @ found.factor.right @ matrix.T + offset).softmax(1)
+    return replace(found, duals=duals, errors=(softmax - own) / found.factor.rank)
 
 
 def told_labels(problem: Problem) -> Int[Tensor, " k"]:
@@ -210,12 +227,12 @@ def error_targets(loss: Loss, num_classes: int) -> Float[Tensor, "K K"] | None:
         num_classes: K.
     """
     ids = torch.arange(num_classes)
-    if not is_plain_mean(loss, torch.eye(num_classes, dtype=torch.float64)):
-        return None
     told = []
     for seed in range(2):
         stream = torch.Generator().manual_seed(seed)
         rows = torch.randn(num_classes, num_classes, generator=stream, dtype=torch.float64)
+        if not is_plain_mean(loss, rows):
+            return None
         with torch.enable_grad():
             leaf = rows.requires_grad_()
             value = torch.stack([loss(leaf[i : i + 1], ids[i : i + 1]) for i in ids.tolist()]).sum()
@@ -269,12 +286,12 @@ class _Equations:
         draws = torch.randn(len(labels), len(sizes), generator=generator, dtype=torch.float64)
         # A start moves the logits by SPREAD along each axis, however small its features are.
         points = (SPREAD * draws.to(sizes) / sizes.clamp_min(1e-300)) @ axes
-        points, values = self._descend(points, self.targets[labels])
+        points, values = self.descend(points, self.targets[labels])
         order = (values <= LARGEST_MISFIT**2).nonzero()[:, 0]
         order = order[values[order].argsort()]
         return [(self.origin + points[i] @ self.directions, int(labels[i])) for i in order.tolist()]
 
-    def _descend(self, points: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def descend(self, points: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return all points (M, b − 1) after Levenberg–Marquardt, with their sums of squares (M,).
 
         All descents share the loop, and each has a damping of its own.

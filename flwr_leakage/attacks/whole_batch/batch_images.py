@@ -149,7 +149,7 @@ class BatchImages(OneByOne):
         """
         if not problem.is_single_gradient:
             raise ValueError("images behind features are solved for from one plain step.")
-        _, layer, _ = choose_layer(problem, generator)
+        layers, layer, _ = choose_layer(problem, generator)
         if layer.takes_input:
             raise ValueError(f"{layer.name} takes the images themselves, which are no features.")
         allowed = min(self.search.max_seconds, budget.left)
@@ -166,4 +166,5 @@ class BatchImages(OneByOne):
                 f"equations need {LARGEST_FEATURE_ERROR:g} or less."
             )
         problem = problem.divided(found.scale / problem.scale).held
+        layer = next(each for each in layers if each.name == found.layer)
         return KnownErrors.of(problem, layer.weight, found, generator), found
