@@ -1,13 +1,9 @@
 """Risk scores of a client's samples, computed without an attack."""
 
-from flwr_leakage.operators import Budget
-from flwr_leakage.per_sample import ClientSamples, SampleProblem
 from flwr_leakage.scores.absolute_influence import AbsoluteInfluence
 from flwr_leakage.scores.base import Column, SampleScore
 from flwr_leakage.scores.batch_lipschitz import BatchLipschitz
 from flwr_leakage.scores.bayesian_bound import BayesianBound
-from flwr_leakage.scores.calibration import fit_calibration
-from flwr_leakage.scores.compute import compute_scores
 from flwr_leakage.scores.cramer_rao_bound import CramerRaoBound
 from flwr_leakage.scores.fisher_leakage import FisherLeakage
 from flwr_leakage.scores.gradient_norm import GradientNorm
@@ -23,15 +19,13 @@ from flwr_leakage.scores.lavp import LAVP
 from flwr_leakage.scores.layer_shares import LayerShares
 from flwr_leakage.scores.lipschitz import Lipschitz
 from flwr_leakage.scores.nonlinear_bound import NonlinearBound
-from flwr_leakage.scores.one_call import ScoreWarning, default_scores, score
+from flwr_leakage.scores.one_call import default_scores, score
 from flwr_leakage.scores.one_step_bounds import OneStepBounds
-from flwr_leakage.scores.plan import ScorePlan, select_samples
 from flwr_leakage.scores.poisoning_bound import PoisoningBound
 from flwr_leakage.scores.psnr_bound import PSNRBound
 from flwr_leakage.scores.reconstruction_robustness import ReconstructionRobustness
 from flwr_leakage.scores.singular_influence import SingularInfluence
 from flwr_leakage.scores.singular_spectrum import SingularSpectrum
-from flwr_leakage.scores.summary import summarize
 from flwr_leakage.scores.undamped_influence import UndampedInfluence
 from flwr_leakage.scores.unseen_directions import UnseenDirections
 
@@ -40,8 +34,6 @@ __all__ = [
     "AbsoluteInfluence",
     "BatchLipschitz",
     "BayesianBound",
-    "Budget",
-    "ClientSamples",
     "Column",
     "CramerRaoBound",
     "FisherLeakage",
@@ -61,18 +53,11 @@ __all__ = [
     "PSNRBound",
     "PoisoningBound",
     "ReconstructionRobustness",
-    "SampleProblem",
     "SampleScore",
-    "ScorePlan",
-    "ScoreWarning",
     "SingularInfluence",
     "SingularSpectrum",
     "UndampedInfluence",
     "UnseenDirections",
-    "compute_scores",
     "default_scores",
-    "fit_calibration",
     "score",
-    "select_samples",
-    "summarize",
 ]

@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flwr_leakage.attacks import GradientInversion, OrderSearch, Strongest
+from flwr_leakage.attacks import GradientInversion, Strongest
+from flwr_leakage.attacks.inversion.order import OrderSearch
 from flwr_leakage.attacks.presets import load_preset
 from flwr_leakage.audit.targets import History, Target, aggregate
 from flwr_leakage.gradient_map import GradientMap

@@ -33,8 +33,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from flwr_leakage.attacks import ClassCounts, LabelImpact, Problem, pose, smallest_columns
+from flwr_leakage.attacks import pose
+from flwr_leakage.attacks.labels.counts import ClassCounts
+from flwr_leakage.attacks.labels.llg import LabelImpact
 from flwr_leakage.attacks.labels.rehearsed import rehearse, share_right
+from flwr_leakage.attacks.labels.yin import smallest_columns
+from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.metrics import classifier_utility
 from flwr_leakage.models import MLP, ConvNet, LeNet, ResNet18, initialize

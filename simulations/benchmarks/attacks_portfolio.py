@@ -25,8 +25,9 @@ from typing import Any
 
 from torch import Tensor
 
-from flwr_leakage.attacks import Attack, AttackJob, Finish, Strongest
+from flwr_leakage.attacks import Attack, AttackJob, Strongest
 from flwr_leakage.attacks.base import ProgressCallback
+from flwr_leakage.attacks.finish import Finish
 from flwr_leakage.attacks.presets import load_preset, preset_names
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Reconstruction, ThreatModel

@@ -25,8 +25,9 @@ from statistics import fmean, pstdev
 
 import torch
 
-from flwr_leakage.attacks import LBFGS, Attack, Euclidean, GradientInversion, Masked, TotalVariation
+from flwr_leakage.attacks import LBFGS, Attack, Euclidean, GradientInversion, TotalVariation
 from flwr_leakage.attacks.decode import decode_instahide, decode_mixup
+from flwr_leakage.attacks.inversion.objectives import Masked
 from flwr_leakage.data import ImageDataset
 from flwr_leakage.defenses import Chain, Defense, GradientPruning, InstaHide, MixUp, NoDefense
 from flwr_leakage.defenses.mixing import draw_mixing

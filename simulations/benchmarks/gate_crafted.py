@@ -29,15 +29,9 @@ from flwr_leakage.metrics import pixel
 from flwr_leakage.params import Params
 from flwr_leakage.randomness import Reproducible
 from flwr_leakage.records import Batch, Exposure, LocalSchedule, Measurement, Update
-from flwr_leakage.scores import (
-    LAVP,
-    GradientNorm,
-    InversionInfluence,
-    LambdaMax,
-    PSNRBound,
-    compute_scores,
-)
+from flwr_leakage.scores import LAVP, GradientNorm, InversionInfluence, LambdaMax, PSNRBound
 from flwr_leakage.scores.base import Score
+from flwr_leakage.scores.compute import compute_scores
 from simulations.benchmarks import lab
 from simulations.benchmarks.gate_server import CRAFTS, SPEC, Server, make_network, read_digits
 

@@ -35,7 +35,8 @@ from flwr_leakage.gradient_map import GradientMap, local_update
 from flwr_leakage.models import MLP, LeNet, initialize
 from flwr_leakage.randomness import Reproducible
 from flwr_leakage.records import Batch, Exposure, LocalSchedule, Update
-from flwr_leakage.scores import GradientNorm, compute_scores
+from flwr_leakage.scores import GradientNorm
+from flwr_leakage.scores.compute import compute_scores
 from simulations.benchmarks import lab
 from simulations.benchmarks.attacks_portfolio import read_rows
 from simulations.benchmarks.gate_server import SPEC, read_digits

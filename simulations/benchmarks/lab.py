@@ -41,7 +41,8 @@ from flwr_leakage.records import (
     ThreatModel,
     Update,
 )
-from flwr_leakage.scores import compute_scores, default_scores
+from flwr_leakage.scores import default_scores
+from flwr_leakage.scores.compute import compute_scores
 
 if TYPE_CHECKING:
     from flwr_leakage.metrics import Evaluator, Lpips

@@ -23,7 +23,9 @@ from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.models import LeNet, ResNet8, initialize
 from flwr_leakage.params import Params
 from flwr_leakage.records import Batch, Exposure, LocalSchedule, Update
-from flwr_leakage.scores import InputGradientNorm, ScorePlan, compute_scores, default_scores
+from flwr_leakage.scores import InputGradientNorm, default_scores
+from flwr_leakage.scores.compute import compute_scores
+from flwr_leakage.scores.plan import ScorePlan
 from simulations.benchmarks import lab
 from simulations.benchmarks.scores_setup import load_cifar
 

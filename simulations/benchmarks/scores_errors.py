@@ -27,9 +27,9 @@ from flwr_leakage.scores import (
     InversionInfluence,
     JacobianNorm,
     LambdaMax,
-    compute_scores,
 )
 from flwr_leakage.scores.base import Column, SampleScore, Score, numbers_of
+from flwr_leakage.scores.compute import compute_scores
 from flwr_leakage.spectral import inverse_sum
 from simulations.benchmarks import lab
 

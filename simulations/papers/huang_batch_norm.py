@@ -8,14 +8,8 @@ from typing import Any, Literal
 import torch
 from matplotlib.figure import Figure
 
-from flwr_leakage.attacks import (
-    Adam,
-    BatchNormStatistics,
-    Cosine,
-    GradientInversion,
-    Normal,
-    TotalVariation,
-)
+from flwr_leakage.attacks import Adam, Cosine, GradientInversion, Normal, TotalVariation
+from flwr_leakage.attacks.inversion.priors import BatchNormStatistics
 from flwr_leakage.defenses import NoDefense
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.params import Params

@@ -12,12 +12,12 @@ from matplotlib.figure import Figure
 from flwr_leakage.attacks import (
     Adam,
     AutomaticLabels,
-    BatchNormStatistics,
     Cosine,
     GradientInversion,
     Normal,
     TotalVariation,
 )
+from flwr_leakage.attacks.inversion.priors import BatchNormStatistics
 from flwr_leakage.defenses import NoDefense
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.randomness import make_generator

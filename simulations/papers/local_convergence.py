@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
-from flwr_leakage.attacks import GradientDescent
+from flwr_leakage.attacks.optimizers.first_order import GradientDescent
 from flwr_leakage.correlation import spearman
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.operators import sample_gradients

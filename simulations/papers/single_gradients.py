@@ -9,14 +9,13 @@ from torch import Tensor
 from flwr_leakage.attacks import (
     Adam,
     AttackJob,
-    BatchNormStatistics,
     Cosine,
     Euclidean,
     GradientInversion,
     Normal,
-    Prior,
     TotalVariation,
 )
+from flwr_leakage.attacks.inversion.priors import BatchNormStatistics, Prior
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.metrics import Evaluator, Lpips
 from flwr_leakage.records import (

@@ -16,9 +16,9 @@ from flwr_leakage.attacks import (
     FeatureRecursion,
     GradientInversion,
     LevenbergMarquardt,
-    assume_targets,
     pose,
 )
+from flwr_leakage.attacks.labels.assumed import assume_targets
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.models import ResNet8
 from flwr_leakage.records import Batch, Disclosure, InputSpec, LocalSchedule, ThreatModel

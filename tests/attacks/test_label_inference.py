@@ -6,22 +6,17 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from flwr_leakage.attacks import (
-    Analytic,
-    AttackJob,
-    AutomaticLabels,
+from flwr_leakage.attacks import Analytic, AttackJob, AutomaticLabels, pose
+from flwr_leakage.attacks.labels.counts import (
     ClassCounts,
-    LabelImpact,
-    NearestGradient,
-    SignOfGradient,
-    SmallestMinimum,
     class_counts,
-    labels_from_impact,
     mean_feature,
-    pose,
-    smallest_columns,
+    possible_classes,
 )
-from flwr_leakage.attacks.labels.counts import possible_classes
+from flwr_leakage.attacks.labels.idlg import SignOfGradient
+from flwr_leakage.attacks.labels.llg import LabelImpact, labels_from_impact
+from flwr_leakage.attacks.labels.nearest import NearestGradient
+from flwr_leakage.attacks.labels.yin import SmallestMinimum, smallest_columns
 from flwr_leakage.attacks.loss_check import lowers_one_logit
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.losses import following

@@ -10,7 +10,8 @@ import torch
 from attacked import observe, preset
 
 import flwr_leakage.attacks
-from flwr_leakage.attacks import LBFGS, AttackJob, Finish, GradientInversion, Restarts
+from flwr_leakage.attacks import LBFGS, AttackJob, GradientInversion, Restarts
+from flwr_leakage.attacks.finish import Finish
 from flwr_leakage.attacks.presets import preset_names
 from flwr_leakage.records import Batch, Disclosure, LocalSchedule, ThreatModel
 

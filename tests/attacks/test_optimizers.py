@@ -2,8 +2,9 @@ import pytest
 import torch
 from torch.func import grad_and_value, vmap
 
-from flwr_leakage.attacks import LBFGS, Adam, GradientDescent
+from flwr_leakage.attacks import LBFGS, Adam
 from flwr_leakage.attacks.optimizers.base import FirstValues
+from flwr_leakage.attacks.optimizers.first_order import GradientDescent
 
 
 def quadratics(rows, size, condition):

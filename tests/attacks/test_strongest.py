@@ -15,26 +15,24 @@ from flwr_leakage.attacks import (
     Adam,
     AttackJob,
     BatchImages,
-    Budget,
-    Denoising,
     DenseGaussNewton,
     Euclidean,
-    Evidence,
     ExactBatch,
     FeatureMatching,
     FeatureRecursion,
-    Finish,
     GaussNewton,
     GradientInversion,
-    LeastAbsolute,
     LevenbergMarquardt,
-    OrderSearch,
     Restarts,
     Strongest,
     pose,
 )
-from flwr_leakage.attacks.evidence import Judgement, ring_energy
-from flwr_leakage.attacks.finish import in_granted_order
+from flwr_leakage.attacks.budget import Budget
+from flwr_leakage.attacks.denoising import Denoising
+from flwr_leakage.attacks.evidence import Evidence, Judgement, ring_energy
+from flwr_leakage.attacks.finish import Finish, in_granted_order
+from flwr_leakage.attacks.inversion.least_absolute import LeastAbsolute
+from flwr_leakage.attacks.inversion.order import OrderSearch
 from flwr_leakage.attacks.parallel import Parallel
 from flwr_leakage.attacks.strongest import _Target
 from flwr_leakage.defenses import GradientPruning

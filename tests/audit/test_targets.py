@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from flwr_leakage.attacks import pose, simulate_gradient
+from flwr_leakage.attacks import pose
+from flwr_leakage.attacks.problem import simulate_gradient
 from flwr_leakage.audit import Truth
 from flwr_leakage.audit.targets import History, Target, aggregate
 from flwr_leakage.gradient_map import GradientMap, local_update

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flwr_leakage.attacks import LabelInference
+from flwr_leakage.attacks.labels.assumed import LabelInference
 from flwr_leakage.data import embedded_mnist
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule
 

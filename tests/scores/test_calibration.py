@@ -3,8 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from flwr_leakage.scores import fit_calibration
-from flwr_leakage.scores.calibration import Calibration
+from flwr_leakage.scores.calibration import Calibration, fit_calibration
 
 
 def test_a_power_law_is_recovered_exactly():

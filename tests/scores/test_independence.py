@@ -26,8 +26,8 @@ from flwr_leakage.scores import (
     NonlinearBound,
     SampleScore,
     SingularInfluence,
-    compute_scores,
 )
+from flwr_leakage.scores.compute import compute_scores
 
 # In float64, as rounding in single precision depends on the size of a batch.
 SCORES = {

@@ -9,13 +9,12 @@ from scored import make_exposure, measure, measure_all, small_network
 from torch import nn
 
 from flwr_leakage.gradient_map import GradientMap
-from flwr_leakage.operators import BatchJacobian, UpdateJacobian
+from flwr_leakage.operators import BatchJacobian, Budget, UpdateJacobian
 from flwr_leakage.params import ravel, subtract
 from flwr_leakage.records import Batch, LocalSchedule
 from flwr_leakage.scores import (
     AbsoluteInfluence,
     BatchLipschitz,
-    Budget,
     CramerRaoBound,
     GradientSensitivity,
     JointInfluence,

@@ -19,14 +19,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from flwr_leakage.gradient_map import GradientMap
-from flwr_leakage.scores import (
-    GradientNorm,
-    InversionInfluence,
-    LambdaMax,
-    Lipschitz,
-    ScoreWarning,
-    score,
-)
+from flwr_leakage.scores import GradientNorm, InversionInfluence, LambdaMax, Lipschitz, score
+from flwr_leakage.scores.one_call import ScoreWarning
 
 SCORES = {
     "norm": GradientNorm(precision="float64"),

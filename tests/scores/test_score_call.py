@@ -10,10 +10,10 @@ from omegaconf import OmegaConf
 from scored import small_network
 from torch.nn import functional as F
 
+from flwr_leakage.operators import Budget
 from flwr_leakage.records import LocalSchedule, Measurement
 from flwr_leakage.scores import (
     LAVP,
-    Budget,
     GradientNorm,
     InversionInfluence,
     LambdaMax,

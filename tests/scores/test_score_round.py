@@ -10,13 +10,9 @@ from scored import make_exposure, small_network
 
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, LocalSchedule, Measurement
-from flwr_leakage.scores import (
-    GradientNorm,
-    InputGradientNorm,
-    LambdaMax,
-    ScorePlan,
-    compute_scores,
-)
+from flwr_leakage.scores import GradientNorm, InputGradientNorm, LambdaMax
+from flwr_leakage.scores.compute import compute_scores
+from flwr_leakage.scores.plan import ScorePlan
 from flwr_leakage.scores.score_round import (
     PATIENCE,
     RANKING_PRICES,

@@ -12,12 +12,11 @@ from scored import make_exposure, measure, measure_all, small_network
 from torch import nn
 
 from flwr_leakage.gradient_map import GradientMap
-from flwr_leakage.operators import BudgetExhausted, SampleJacobian
+from flwr_leakage.operators import Budget, BudgetExhausted, SampleJacobian
 from flwr_leakage.params import ravel, subtract
 from flwr_leakage.records import Batch, LocalSchedule
 from flwr_leakage.scores import (
     LAVP,
-    Budget,
     GradientNorm,
     InfluenceKrylovBound,
     InfluenceLowerBound,
@@ -28,9 +27,9 @@ from flwr_leakage.scores import (
     Lipschitz,
     NonlinearBound,
     SingularInfluence,
-    select_samples,
 )
 from flwr_leakage.scores.lipschitz import lipschitz_constants
+from flwr_leakage.scores.plan import select_samples
 from flwr_leakage.simulation.config import compose
 
 CONFIGS = sorted((Path(__file__).parents[2] / "conf" / "score").glob("*.yaml"))

@@ -18,8 +18,8 @@ from flwr_leakage.scores import (
     LambdaMax,
     LayerShares,
     SingularInfluence,
-    compute_scores,
 )
+from flwr_leakage.scores.compute import compute_scores
 from flwr_leakage.scores.layer_shares import layer_slices
 
 DAMPINGS = (1e-2, 1e-4, 1e-6)

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from flwr_leakage.records import Measurement
-from flwr_leakage.scores import summarize
+from flwr_leakage.scores.summary import summarize
 
 
 def measured(values, direction="larger is safer"):

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from flwr_leakage.attacks import LBFGS, Euclidean, GradientInversion, Masked
+from flwr_leakage.attacks import LBFGS, Euclidean, GradientInversion
+from flwr_leakage.attacks.inversion.objectives import Masked
 from flwr_leakage.data import ImageDataset
 from flwr_leakage.defenses import Chain, GradientPruning, InstaHide, MixUp, NoDefense
 from flwr_leakage.gradient_map import GradientMap

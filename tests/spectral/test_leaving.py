@@ -19,9 +19,9 @@ from flwr_leakage.scores import (
     LayerShares,
     NonlinearBound,
     SingularInfluence,
-    compute_scores,
     score,
 )
+from flwr_leakage.scores.compute import compute_scores
 from flwr_leakage.spectral import (
     LargestEigenvalue,
     choose_smallest_eigenvalue,

@@ -4,8 +4,10 @@ import torch
 from attacked import observe
 from torch import nn
 
-from flwr_leakage.attacks import Annealing, AttackJob, GaussNewton, OneSample, pose
+from flwr_leakage.attacks import AttackJob, GaussNewton, pose
+from flwr_leakage.attacks.inversion.annealing import Annealing
 from flwr_leakage.attacks.inversion.likelihood import Likelihood, estimate_noise
+from flwr_leakage.attacks.whole_batch.one_sample import OneSample
 from flwr_leakage.defenses.pruning import GradientPruning
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.params import ravel

@@ -6,8 +6,8 @@ from torch import nn
 from flwr_leakage.gradient_map import GradientMap, local_update
 from flwr_leakage.per_sample import ClientSamples
 from flwr_leakage.records import Batch, Exposure, LocalSchedule, Measurement, Update
-from flwr_leakage.scores import compute_scores
 from flwr_leakage.scores.base import Score
+from flwr_leakage.scores.compute import compute_scores
 
 
 def measure(

@@ -18,8 +18,7 @@ from flwr_leakage.attacks.exact.pixel_box import in_box
 from flwr_leakage.attacks.exact.pruned_layers import PrunedPass
 from flwr_leakage.attacks.exact.unseen_pixels import fill_unseen
 from flwr_leakage.attacks.input_order import InputOrder, input_orders
-from flwr_leakage.attacks.labels.assumed import answer, assume_targets
-from flwr_leakage.attacks.labels.automatic import AutomaticLabels
+from flwr_leakage.attacks.labels.assumed import AutomaticLabels, answer, assume_targets
 from flwr_leakage.attacks.labels.counts import mean_feature
 from flwr_leakage.attacks.labels.nearest import NearestGradient
 from flwr_leakage.attacks.network.linear import LinearUse, told_of_computed_weights

@@ -40,8 +40,7 @@ from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.settings import require
 from flwr_leakage.attacks.solve.damped import DampedGaussNewton
-from flwr_leakage.attacks.starts.base import Initialisation
-from flwr_leakage.attacks.starts.grey import Grey
+from flwr_leakage.attacks.starts import Grey, Initialisation
 from flwr_leakage.records import Batch, Reconstruction
 from flwr_leakage.spectral.image_prior import ImagePrior
 

@@ -42,8 +42,7 @@ from flwr_leakage.attacks.labels.assumed import answer, assume_targets
 from flwr_leakage.attacks.labels.idlg import SignOfGradient
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 from flwr_leakage.attacks.problem import Problem
-from flwr_leakage.attacks.starts.base import Initialisation
-from flwr_leakage.attacks.starts.grey import Grey
+from flwr_leakage.attacks.starts import Grey, Initialisation
 from flwr_leakage.records import Batch, Reconstruction
 
 

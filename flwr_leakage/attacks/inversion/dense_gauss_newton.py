@@ -15,9 +15,12 @@ from flwr_leakage.attacks.inversion.gauss_newton import GaussNewton
 from flwr_leakage.attacks.inversion.jacobian import Jacobian, gram_seconds
 from flwr_leakage.attacks.inversion.kinks import calls_kinks, is_rough
 from flwr_leakage.attacks.inversion.likelihood import Likelihood, estimate_noise
-from flwr_leakage.attacks.labels.assumed import answer, assume_targets
-from flwr_leakage.attacks.labels.automatic import AutomaticLabels
-from flwr_leakage.attacks.labels.base import LabelInference
+from flwr_leakage.attacks.labels.assumed import (
+    AutomaticLabels,
+    LabelInference,
+    answer,
+    assume_targets,
+)
 from flwr_leakage.attacks.one_by_one import OneByOne
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.settings import require
@@ -25,8 +28,7 @@ from flwr_leakage.attacks.solve.descent import Iterate, Posed, Shortening, desce
 from flwr_leakage.attacks.solve.kept import Kept
 from flwr_leakage.attacks.solve.linearization import Linearization, Products
 from flwr_leakage.attacks.solve.posterior import Posterior, Solver
-from flwr_leakage.attacks.starts.base import Initialisation
-from flwr_leakage.attacks.starts.grey import Grey
+from flwr_leakage.attacks.starts import Grey, Initialisation
 from flwr_leakage.records import Batch, Reconstruction
 from flwr_leakage.spectral.cholesky import cholesky, cholesky_solve, gram
 from flwr_leakage.spectral.image_prior import ImagePrior

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.budget import Stopwatch
-from flwr_leakage.attacks.inversion.objectives.base import Objective
-from flwr_leakage.attacks.inversion.priors.base import Prior, PriorContext
+from flwr_leakage.attacks.inversion.objectives import Objective
+from flwr_leakage.attacks.inversion.priors import Prior, PriorContext
 from flwr_leakage.attacks.optimizers.base import Evaluate
 from flwr_leakage.attacks.problem import Problem, simulate_gradient
 from flwr_leakage.params import Params

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from flwr_leakage.attacks.inversion.evaluation import Candidates
 from flwr_leakage.attacks.inversion.factored import GradientProducts, UnsupportedError, each
-from flwr_leakage.attacks.inversion.objectives.base import Objective, ProductObjective
-from flwr_leakage.attacks.inversion.priors.base import Prior, PriorContext
+from flwr_leakage.attacks.inversion.objectives import Objective, ProductObjective
+from flwr_leakage.attacks.inversion.priors import Prior, PriorContext
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.params import Params
 

@@ -31,16 +31,19 @@ from flwr_leakage.attacks.inversion.annealing import (
     RunEnd,
     anneal,
 )
-from flwr_leakage.attacks.inversion.label_moves import label_moves
 from flwr_leakage.attacks.inversion.likelihood import (
     Likelihood,
     estimate_noise,
     kernel_groups,
 )
 from flwr_leakage.attacks.inversion.settling import Settling
-from flwr_leakage.attacks.labels.assumed import answer, assume_targets
-from flwr_leakage.attacks.labels.automatic import AutomaticLabels
-from flwr_leakage.attacks.labels.base import LabelInference
+from flwr_leakage.attacks.labels.assumed import (
+    AutomaticLabels,
+    LabelInference,
+    answer,
+    assume_targets,
+)
+from flwr_leakage.attacks.labels.counts import label_moves
 from flwr_leakage.attacks.labels.last_layer import find_last_bias
 from flwr_leakage.attacks.network.blur import Blurred, kink_inputs, measure
 from flwr_leakage.attacks.one_by_one import OneByOne
@@ -77,7 +80,7 @@ class GaussNewton(OneByOne):
         iterations: largest number of iterations of conjugate gradients in a step, ≥ 1.
         tolerance: relative residual of a step's linear system, in (0, 1).
         label_trials: largest number of short runs under corrected labels (see
-            :func:`flwr_leakage.attacks.inversion.label_moves.label_moves`), ≥ 0, if labels of a
+            :func:`flwr_leakage.attacks.labels.counts.label_moves`), ≥ 0, if labels of a
             batch in one plain step are inferred.
         trial_steps: largest number of steps of a short run, ≥ 1.
         solved_distance: relative squared distance up to which no further run follows.

@@ -13,22 +13,24 @@ from flwr_leakage.attacks.base import ProgressCallback, Reporter, failure, requi
 from flwr_leakage.attacks.budget import Budget, Stopwatch, stop_mark
 from flwr_leakage.attacks.inversion.evaluation import Batching, Candidates, Evaluator, faster
 from flwr_leakage.attacks.inversion.factored_evaluation import FactoredEvaluator, supports
-from flwr_leakage.attacks.inversion.objectives.base import Objective
-from flwr_leakage.attacks.inversion.objectives.euclidean import Euclidean
+from flwr_leakage.attacks.inversion.group_consistency import GroupConsistency
+from flwr_leakage.attacks.inversion.objectives import Euclidean, Objective
 from flwr_leakage.attacks.inversion.order import OrderSearch, Slots, make_slots
-from flwr_leakage.attacks.inversion.priors.base import Prior
-from flwr_leakage.attacks.inversion.priors.group_consistency import GroupConsistency
+from flwr_leakage.attacks.inversion.priors import Prior
 from flwr_leakage.attacks.job import AttackJob
-from flwr_leakage.attacks.labels.assumed import AssumedTargets, answer, assume_targets
-from flwr_leakage.attacks.labels.automatic import AutomaticLabels
-from flwr_leakage.attacks.labels.base import LabelInference
+from flwr_leakage.attacks.labels.assumed import (
+    AssumedTargets,
+    AutomaticLabels,
+    LabelInference,
+    answer,
+    assume_targets,
+)
 from flwr_leakage.attacks.network.blur import SmoothedRelu
 from flwr_leakage.attacks.optimizers.base import Evaluate, FirstValues, Minimum, Optimizer
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 from flwr_leakage.attacks.problem import Problem, pose
 from flwr_leakage.attacks.scale import unscaled
-from flwr_leakage.attacks.starts.base import Initialisation
-from flwr_leakage.attacks.starts.grey import Grey
+from flwr_leakage.attacks.starts import Grey, Initialisation
 from flwr_leakage.records import Reconstruction
 
 

@@ -10,15 +10,17 @@ from torch import Tensor
 from flwr_leakage.attacks.base import failure
 from flwr_leakage.attacks.budget import Budget, stop_mark
 from flwr_leakage.attacks.inversion.jacobian import Jacobian
-from flwr_leakage.attacks.labels.assumed import answer, assume_targets
-from flwr_leakage.attacks.labels.automatic import AutomaticLabels
-from flwr_leakage.attacks.labels.base import LabelInference
+from flwr_leakage.attacks.labels.assumed import (
+    AutomaticLabels,
+    LabelInference,
+    answer,
+    assume_targets,
+)
 from flwr_leakage.attacks.one_by_one import OneByOne
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.settings import require
 from flwr_leakage.attacks.solve.descent import Damping, Iterate, Posed, descend
-from flwr_leakage.attacks.starts.base import Initialisation
-from flwr_leakage.attacks.starts.grey import Grey
+from flwr_leakage.attacks.starts import Grey, Initialisation
 from flwr_leakage.params import ravel
 from flwr_leakage.records import Reconstruction
 from flwr_leakage.spectral.cholesky import cholesky, cholesky_solve, gram

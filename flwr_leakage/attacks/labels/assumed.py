@@ -1,15 +1,50 @@
-"""The targets that an attack assumes for its samples, by the one rule of all attacks."""
+"""The labels that an attack assumes for its samples, by the one rule of all attacks."""
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from flwr_leakage.attacks.labels.base import LabelInference
+from flwr_leakage.attacks.labels.counts import ClassCounts
+from flwr_leakage.attacks.labels.idlg import SignOfGradient
+from flwr_leakage.attacks.labels.nearest import NearestGradient
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.records import Batch
+
+
+@runtime_checkable
+class LabelInference(Protocol):
+    """A label attack, which infers the labels of a batch from its update."""
+
+    def __call__(self, problem: Problem, generator: torch.Generator) -> Tensor:
+        """Return class indices (B,), in ascending order, for the problem's ``num_samples``."""
+        ...
+
+
+@dataclass(frozen=True)
+class AutomaticLabels:
+    """The label attack that uses iDLG for one sample, and class counts for several samples.
+
+    Attributes:
+        single: the label attack for one sample.
+        otherwise: the label attack for one sample if no trained layer gives the logits.
+        batch: the label attack for several samples.
+    """
+
+    single: SignOfGradient = field(default_factory=SignOfGradient)
+    otherwise: NearestGradient = field(default_factory=NearestGradient)
+    batch: ClassCounts = field(default_factory=ClassCounts)
+
+    def __call__(self, problem: Problem, generator: torch.Generator) -> Int[Tensor, " B"]:
+        """Return the labels (B,) in ascending order."""
+        if problem.num_samples > 1:
+            return self.batch(problem, generator)
+        try:
+            return self.single(problem, generator)
+        except ValueError:
+            return self.otherwise(problem, generator)
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ from attacked import observe
 from torch import nn
 from torch.nn import functional as F
 
-from flwr_leakage.attacks import AttackJob, ExactBatch, SearchSettings, recover_batch
+from flwr_leakage.attacks import AttackJob, ExactBatch
 from flwr_leakage.attacks.exact import batch_search
 from flwr_leakage.attacks.exact.batch_layer import pose_layers
-from flwr_leakage.attacks.exact.batch_linear import complete
-from flwr_leakage.attacks.exact.batch_search import BatchSearch
+from flwr_leakage.attacks.exact.batch_linear import complete, recover_batch
+from flwr_leakage.attacks.exact.batch_search import BatchSearch, SearchSettings
 from flwr_leakage.attacks.problem import pose
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, ThreatModel

@@ -7,8 +7,9 @@ from relu_spellings import SPELLINGS
 from torch import nn
 from torch.nn import functional as F
 
-from flwr_leakage.attacks import AttackJob, FadingPrior, FeatureMatching, pose
+from flwr_leakage.attacks import AttackJob, FeatureMatching, pose
 from flwr_leakage.attacks.exact.chain import IDENTITY, RELU, features_of, trace_chain
+from flwr_leakage.attacks.exact.relu_fit import FadingPrior
 from flwr_leakage.attacks.solve.damped import DampedGaussNewton
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, ThreatModel

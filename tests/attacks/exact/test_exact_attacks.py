@@ -15,7 +15,6 @@ from flwr_leakage.attacks import (
     FeatureMatching,
     GradientInversion,
     LevenbergMarquardt,
-    MaskSearch,
     Strongest,
     pose,
 )
@@ -23,8 +22,9 @@ from flwr_leakage.attacks.exact.chain import trace_chain
 from flwr_leakage.attacks.exact.feature_fit import smooth_variation
 from flwr_leakage.attacks.exact.known import Known
 from flwr_leakage.attacks.exact.layer_equations import Level
+from flwr_leakage.attacks.exact.masks import MaskSearch
 from flwr_leakage.attacks.exact.weight_equations import Whitened
-from flwr_leakage.attacks.inversion.priors.total_variation import total_variation
+from flwr_leakage.attacks.inversion.priors import total_variation
 from flwr_leakage.defenses import GradientPruning
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.randomness import Reproducible

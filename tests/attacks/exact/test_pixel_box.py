@@ -6,7 +6,8 @@ from attacked import observe
 from portfolio import Answering
 from torch import nn
 
-from flwr_leakage.attacks import Analytic, AttackJob, ExactBatch, SearchSettings, Strongest
+from flwr_leakage.attacks import Analytic, AttackJob, ExactBatch, Strongest
+from flwr_leakage.attacks.exact.batch_search import SearchSettings
 from flwr_leakage.attacks.exact.pixel_box import NORMALISATION, PROVEN_INPUTS, in_box
 from flwr_leakage.attacks.presets import load_preset
 from flwr_leakage.conventions import OFF_LEVELS, OUTSIDE

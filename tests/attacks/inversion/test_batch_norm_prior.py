@@ -11,18 +11,20 @@ from torch import nn
 from flwr_leakage.attacks import (
     LBFGS,
     AttackJob,
-    BatchNormStatistics,
     Euclidean,
     GradientInversion,
+    TotalVariation,
+    pose,
+)
+from flwr_leakage.attacks.inversion.priors import (
+    BatchNormStatistics,
     MeanSquare,
     PriorContext,
-    TotalVariation,
     colour_differences,
-    pose,
-    simulate_gradient,
     statistics_distance,
     total_variation,
 )
+from flwr_leakage.attacks.problem import simulate_gradient
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.models import ResNet18
 from flwr_leakage.records import Batch, Disclosure, InputSpec, LocalSchedule, ThreatModel

@@ -9,16 +9,10 @@ import torch
 from attacked import observe, tiny_network
 from torch import nn
 
-from flwr_leakage.attacks import (
-    Annealing,
-    AttackJob,
-    DenseGaussNewton,
-    Finish,
-    GaussNewton,
-    Grey,
-    LevenbergMarquardt,
-)
+from flwr_leakage.attacks import AttackJob, DenseGaussNewton, GaussNewton, Grey, LevenbergMarquardt
 from flwr_leakage.attacks.evidence import Evidence
+from flwr_leakage.attacks.finish import Finish
+from flwr_leakage.attacks.inversion.annealing import Annealing
 from flwr_leakage.attacks.problem import pose
 from flwr_leakage.defenses import GaussianNoise, GradientPruning
 from flwr_leakage.gradient_map import GradientMap

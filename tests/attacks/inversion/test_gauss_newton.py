@@ -8,9 +8,9 @@ from torch import nn
 
 from flwr_leakage.attacks.inversion.annealing import Annealing, RunEnd
 from flwr_leakage.attacks.inversion.gauss_newton import GaussNewton
-from flwr_leakage.attacks.inversion.label_moves import label_moves
 from flwr_leakage.attacks.inversion.likelihood import Likelihood, estimate_noise
 from flwr_leakage.attacks.job import AttackJob
+from flwr_leakage.attacks.labels.counts import label_moves
 from flwr_leakage.attacks.problem import pose, simulate_gradient
 from flwr_leakage.attacks.rounding import FLOAT32_NOISE
 from flwr_leakage.attacks.solve.linearization import Linearization

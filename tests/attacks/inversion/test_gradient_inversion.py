@@ -9,19 +9,19 @@ from torch import nn
 from flwr_leakage.attacks import (
     LBFGS,
     Adam,
-    Angular,
     AttackJob,
     Cosine,
     Euclidean,
     GradientInversion,
     Normal,
-    OrderSearch,
     Restarts,
     TotalVariation,
     pose,
-    simulate_gradient,
 )
 from flwr_leakage.attacks.budget import UNLIMITED
+from flwr_leakage.attacks.inversion.objectives import Angular
+from flwr_leakage.attacks.inversion.order import OrderSearch
+from flwr_leakage.attacks.problem import simulate_gradient
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, LocalSchedule, ThreatModel
 

@@ -4,15 +4,8 @@ import pytest
 import torch
 from attacked import observe
 
-from flwr_leakage.attacks import (
-    Adam,
-    AttackJob,
-    GradientInversion,
-    GroupConsistency,
-    Normal,
-    Restarts,
-    aligned,
-)
+from flwr_leakage.attacks import Adam, AttackJob, GradientInversion, Normal, Restarts
+from flwr_leakage.attacks.inversion.group_consistency import GroupConsistency, aligned
 from flwr_leakage.records import Batch, LocalSchedule, ThreatModel
 
 

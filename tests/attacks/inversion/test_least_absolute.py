@@ -7,16 +7,10 @@ import torch
 from attacked import observe, tiny_network
 from torch import nn
 
-from flwr_leakage.attacks import (
-    LBFGS,
-    AttackJob,
-    Euclidean,
-    Finish,
-    GradientInversion,
-    LeastAbsolute,
-    pose,
-)
+from flwr_leakage.attacks import LBFGS, AttackJob, Euclidean, GradientInversion, pose
+from flwr_leakage.attacks.finish import Finish
 from flwr_leakage.attacks.inversion.jacobian import Jacobian
+from flwr_leakage.attacks.inversion.least_absolute import LeastAbsolute
 from flwr_leakage.defenses.pruning import GradientPruning
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.randomness import Reproducible

@@ -4,8 +4,8 @@ from attacked import tiny_network
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flwr_leakage.attacks import Cosine, Euclidean, TotalVariation, cosine_distance, total_variation
-from flwr_leakage.attacks.inversion.priors.base import PriorContext
+from flwr_leakage.attacks import Cosine, Euclidean, TotalVariation
+from flwr_leakage.attacks.inversion.priors import PriorContext, total_variation
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.params import ravel
 from flwr_leakage.records import InputSpec
@@ -33,12 +33,12 @@ def test_cosine_is_blind_to_scale_and_euclidean_is_not(seed, factor):
 def test_cosine_matches_torch():
     left, right = gradients(1), gradients(2)
     expected = 1 - torch.cosine_similarity(ravel(left), ravel(right), dim=0)
-    torch.testing.assert_close(cosine_distance(left, right), expected)
+    torch.testing.assert_close(Cosine()(left, right), expected)
 
 
 def test_cosine_of_a_zero_gradient_has_a_finite_derivative():
     zero = {k: torch.zeros_like(v) for k, v in gradients(0).items()}
-    derivative = torch.func.grad(lambda g: cosine_distance(g, gradients(1)))(zero)
+    derivative = torch.func.grad(lambda g: Cosine()(g, gradients(1)))(zero)
     assert all(bool(torch.isfinite(v).all()) for v in derivative.values())
 
 

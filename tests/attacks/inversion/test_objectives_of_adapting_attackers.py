@@ -5,15 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flwr_leakage.attacks import (
-    L1,
-    Cosine,
-    Euclidean,
-    LayerWeighted,
-    Masked,
-    NoiseAware,
-    Tag,
-)
+from flwr_leakage.attacks import Cosine, Euclidean
+from flwr_leakage.attacks.inversion.objectives import L1, LayerWeighted, Masked, NoiseAware, Tag
 
 
 def gradients(seed):

@@ -6,9 +6,9 @@ from attacked import observe, tiny_network
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flwr_leakage.attacks import LBFGS, AttackJob, Euclidean, GradientInversion, OrderSearch, pose
+from flwr_leakage.attacks import LBFGS, AttackJob, Euclidean, GradientInversion, pose
 from flwr_leakage.attacks.inversion.evaluation import Candidates, Evaluator
-from flwr_leakage.attacks.inversion.order import make_slots
+from flwr_leakage.attacks.inversion.order import OrderSearch, make_slots
 from flwr_leakage.audit.targets import aggregate
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, ThreatModel

@@ -5,8 +5,11 @@ import torch
 from attacked import observe
 from torch import nn
 
-from flwr_leakage.attacks import Annealing, AttackJob, GaussNewton, OneSample, Settling
+from flwr_leakage.attacks import AttackJob, GaussNewton
+from flwr_leakage.attacks.inversion.annealing import Annealing
+from flwr_leakage.attacks.inversion.settling import Settling
 from flwr_leakage.attacks.network.blur import blurred_relu
+from flwr_leakage.attacks.whole_batch.one_sample import OneSample
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.params import ravel
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Observation, ThreatModel, Update

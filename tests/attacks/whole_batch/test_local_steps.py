@@ -5,8 +5,10 @@ import torch
 from one_sample import SPEC, equations, images, network, noisy, posed, pruned, refused
 from torch import nn
 
-from flwr_leakage.attacks import Annealing, AttackJob, GaussNewton, OneSample
+from flwr_leakage.attacks import AttackJob, GaussNewton
+from flwr_leakage.attacks.inversion.annealing import Annealing
 from flwr_leakage.attacks.solve.linearization import Linearization
+from flwr_leakage.attacks.whole_batch.one_sample import OneSample
 from flwr_leakage.attacks.whole_batch.step_errors import separate_steps
 from flwr_leakage.records import LocalSchedule, ThreatModel
 

@@ -6,8 +6,10 @@ import torch
 from one_sample import SPEC, equations, hidden, images, network, noisy, posed, pruned, refused
 from torch import nn
 
-from flwr_leakage.attacks import Annealing, AttackJob, GaussNewton, OneSample
+from flwr_leakage.attacks import AttackJob, GaussNewton
+from flwr_leakage.attacks.inversion.annealing import Annealing
 from flwr_leakage.attacks.solve.linearization import Linearization
+from flwr_leakage.attacks.whole_batch.one_sample import OneSample
 from flwr_leakage.records import LocalSchedule, ThreatModel
 
 

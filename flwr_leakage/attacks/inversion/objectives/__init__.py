@@ -1,1 +1,0 @@
-"""Distances between a candidate's update and the observed one."""

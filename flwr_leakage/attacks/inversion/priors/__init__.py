@@ -1,1 +1,0 @@
-"""Priors of images for gradient inversion."""

@@ -1,1 +1,0 @@
-"""The starts of reconstructions."""
