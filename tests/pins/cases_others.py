@@ -87,12 +87,8 @@ FIRST_ORDER = [
          overrides=("optimizer.iterations=100",)),
     Case("three steps, labels known", "inverting_gradients", partial(n.convnet, 8), count=2,
          known=True, schedule=LocalSchedule(0.1, 3, 2), overrides=("optimizer.iterations=40",)),
-    Case("relu", "angular", partial(n.convnet, 8), overrides=("optimizer.iterations=100",)),
-    Case("LeNet", "l1", partial(n.lenet, 6), overrides=("optimizer.iterations=100",)),
     Case("LeNet", "tag", partial(n.lenet, 6), overrides=("optimizer.iterations=100",)),
     Case("nine tenths are pruned", "pruning_aware", partial(n.lenet, 6), wire=(pruned(0.9),),
-         overrides=("optimizer.iterations=60",)),
-    Case("noise of 1 %", "noise_aware", partial(n.lenet, 6), wire=(noised(0.01),),
          overrides=("optimizer.iterations=60",)),
     Case("batch statistics, derived", "gradinversion", partial(n.convnet, 8, norm=nn.BatchNorm2d),
          count=2, train_mode=True, batch_norm_knowledge="derived", schedule=LocalSchedule(0.1, 1,
@@ -119,8 +115,6 @@ FIRST_ORDER = [
     Case("embedding", "idlg", n.Embedded, overrides=("optimizer.iterations=20",)),
     Case("scaled by entries", "tag", partial(n.lenet, 6), overrides=("optimizer.iterations=50",
          "objective.scheme=exponential")),
-    Case("Laplace", "noise_aware", partial(n.lenet, 6), wire=(noised(0.01),),
-         overrides=("optimizer.iterations=40", "objective.distribution=laplacian")),
 ]
 
 EASY = ("max_seconds=null", "attacks.exact_batch.search.max_seconds=1000",
@@ -178,7 +172,6 @@ SETTINGS = [
         "levenberg_marquardt": ("iterations=0", "damping=0"),
         "inverting_gradients": ("optimizer.iterations=0", "dtype=float8", "batching=some",
                                 "max_rows=0", "priors.total_variation.weight=-1"),
-        "noise_aware": ("objective.noise_std=0", "objective.distribution=cauchy"),
         "gradinversion": ("count=0",),
     }.items()
     for override in overrides

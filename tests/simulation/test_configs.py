@@ -270,8 +270,8 @@ def test_what_a_function_returns_is_of_the_kind_too(tiny):
 
 
 def test_a_key_that_a_class_reads_may_be_added_to_its_section(tiny):
-    built = build(changed(tiny, "+attack.relu_sharpness=3.0"))
-    assert built.attack.attack.relu_sharpness == 3
+    built = build(changed(tiny, "+attack.max_rows=3"))
+    assert built.attack.attack.max_rows == 3
 
 
 def test_a_model_needs_no_more_than_its_network(tiny):

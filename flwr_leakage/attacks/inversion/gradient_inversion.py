@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -25,7 +24,6 @@ from flwr_leakage.attacks.labels.assumed import (
     answer,
     assume_targets,
 )
-from flwr_leakage.attacks.network.blur import SmoothedRelu
 from flwr_leakage.attacks.optimizers.base import Evaluate, FirstValues, Minimum, Optimizer
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 from flwr_leakage.attacks.problem import Problem, pose
@@ -62,8 +60,6 @@ class GradientInversion:
             server's buffers (BN_proxy).
         box: whether candidates stay within pixels [0, 1].
         dtype: precision of the computation.
-        relu_sharpness: β of ReLU's smoothed second derivative, > 0; ``None`` leaves it zero. See
-            ``attacks/network/blur.py``.
         batching: the evaluation of rows. ``vmap``: all in one pass. ``loop``: one by one.
             ``products``: one pass that yields products of gradients, see
             ``attacks/inversion/factored.py``. ``auto``: products if the parts allow them, as they
@@ -85,7 +81,6 @@ class GradientInversion:
     normalize_by: Literal["candidate", "granted", "running"] = "candidate"
     box: bool = True
     dtype: Literal["float32", "float64"] = "float32"
-    relu_sharpness: float | None = None
     batching: Literal["vmap", "loop", "products", "auto"] = "auto"
     max_rows: int = 64
     large_network: int = 500_000
@@ -104,8 +99,6 @@ class GradientInversion:
             raise ValueError(
                 f"batching must be vmap, loop, products or auto, got {self.batching!r}."
             )
-        if self.relu_sharpness is not None and not self.relu_sharpness > 0:
-            raise ValueError(f"relu_sharpness must be positive, got {self.relu_sharpness}.")
         if self.batching == "products" and self.order is not None:
             raise ValueError("products take one plain gradient, whose samples have no order.")
         if self.normalize_by not in ("candidate", "granted", "running"):
@@ -213,10 +206,8 @@ class GradientInversion:
         self, chunk: "list[_Target]", report: Reporter, budget: Budget
     ) -> list[list[Reconstruction]]:
         """Return the results; after an error solve in halves, so that one target harms no other."""
-        sharpness = self.relu_sharpness
         try:
-            with SmoothedRelu(sharpness) if sharpness else nullcontext():
-                return self._solve(chunk, report, budget)
+            return self._solve(chunk, report, budget)
         except (RuntimeError, ValueError, IndexError, MemoryError) as error:
             if len(chunk) == 1:
                 return [[failure(error) for _ in chunk[0].indices]]

@@ -52,17 +52,14 @@ def inner_product(left: Params, right: Params) -> Tensor:
     return sum(terms[1:], start=terms[0])
 
 
-def _cosine(inner: Tensor, squared: Tensor, observed_squared: Tensor) -> Tensor:
-    """Return ``⟨g, g*⟩ / (‖g‖ ‖g*‖)`` from these products."""
-    norms = squared * observed_squared
-    tiny = 1e-30 if norms.element_size() < 8 else 1e-300
-    return inner / norms.clamp_min(tiny).sqrt()
+@dataclass(frozen=True)
+class Cosine:
+    """``1 − ⟨g, g*⟩ / (‖g‖ ‖g*‖)`` in [0, 2], the objective of Inverting Gradients.
 
+    It ignores the gradient's length (Geiping et al. 2020, eq. 4).
+    """
 
-class _OfProducts:
-    """An objective that is computed by ``of_products``; see :class:`ProductObjective`."""
-
-    def __call__(self: ProductObjective, candidate: Params, observed: Params) -> Tensor:
+    def __call__(self, candidate: Params, observed: Params) -> Tensor:
         """Return the distance of the candidate's gradient from the observed one, a scalar."""
         return self.of_products(
             inner_product(candidate, observed),
@@ -70,40 +67,11 @@ class _OfProducts:
             inner_product(observed, observed),
         )
 
-
-@dataclass(frozen=True)
-class Cosine(_OfProducts):
-    """``1 − ⟨g, g*⟩ / (‖g‖ ‖g*‖)`` in [0, 2], the objective of Inverting Gradients.
-
-    It ignores the gradient's length (Geiping et al. 2020, eq. 4).
-    """
-
     def of_products(self, inner: Tensor, squared: Tensor, observed_squared: Tensor) -> Tensor:
-        """Return the cosine distances by ⟨g, g*⟩, ‖g‖² and ‖g*‖², entry by entry."""
-        return 1 - _cosine(inner, squared, observed_squared)
-
-
-@dataclass(frozen=True)
-class Angular(_OfProducts):
-    """``arccos(⟨g, g*⟩ / (‖g‖ ‖g*‖)) / π`` in [0, 1], the angle between gradients.
-
-    It ignores the gradient's length, as the cosine does. Its derivative keeps its size near the
-    solution, while that of the cosine vanishes. Angles within 1e-3 of a multiple of π have the
-    derivative at that limit, as arccos' own is infinite.
-    """
-
-    def of_products(self, inner: Tensor, squared: Tensor, observed_squared: Tensor) -> Tensor:
-        """Return the angles by ⟨g, g*⟩, ‖g‖² and ‖g*‖², entry by entry.
-
-        Example:
-            >>> Angular().of_products(torch.tensor(0.0), torch.tensor(4.0), torch.tensor(9.0))
-            tensor(0.5000)
-        """
-        cosine = _cosine(inner, squared, observed_squared)
-        bound = 1 - 1e-6
-        inside = torch.acos(cosine.clamp(-bound, bound))
-        slope = -1 / math.sqrt(1 - bound**2)
-        return (inside + slope * (cosine - cosine.clamp(-bound, bound))) / math.pi
+        """Return the distances by ⟨g, g*⟩, ‖g‖² and ‖g*‖², entry by entry."""
+        norms = squared * observed_squared
+        tiny = 1e-30 if norms.element_size() < 8 else 1e-300
+        return 1 - inner / norms.clamp_min(tiny).sqrt()
 
 
 @dataclass(frozen=True)
@@ -127,30 +95,6 @@ class Euclidean:
         return self.scale * distance(candidate, observed)
 
 
-def absolute_distance(candidate: Params, observed: Params) -> Tensor:
-    """Return ``‖g − g*‖₁``, a scalar, over all parameters' entries.
-
-    Args:
-        candidate: the candidate's gradient g, by parameter name.
-        observed: the observed gradient g*, by the same names.
-    """
-    terms = [(candidate[k] - observed[k]).abs().sum() for k in observed]
-    return sum(terms[1:], start=terms[0])
-
-
-@dataclass(frozen=True)
-class L1:
-    """``‖g − g*‖₁ / ‖g*‖₁``, with the candidate's gradient g and the observed gradient g*.
-
-    Up to its scale, it is the negative log-likelihood of g under Laplacian noise on g*.
-    """
-
-    def __call__(self, candidate: Params, observed: Params) -> Tensor:
-        """Return the distance of the candidate's gradient from the observed one, a scalar."""
-        terms = [value.abs().sum() for value in observed.values()]
-        return absolute_distance(candidate, observed) / sum(terms[1:], start=terms[0])
-
-
 @dataclass(frozen=True)
 class Tag:
     """``‖g − g*‖² / ‖g*‖² + l1_weight · ‖g − g*‖₁ / ‖g*‖₁``, the objective of TAG.
@@ -171,42 +115,10 @@ class Tag:
 
     def __call__(self, candidate: Params, observed: Params) -> Tensor:
         """Return the distance of the candidate's gradient from the observed one, a scalar."""
-        squared = Euclidean()(candidate, observed)
-        return squared + self.l1_weight * L1()(candidate, observed)
-
-
-@dataclass(frozen=True)
-class NoiseAware:
-    """``−log p(g* | g) / P`` up to a constant, for an attacker who knows the defense's noise.
-
-    For Gaussian noise of standard deviation s, it is the mean of ``(g − g*)² / 2s²`` over all P
-    entries; for Laplacian noise, that of ``√2 |g − g*| / s``. At the truth it is 1/2 or 1 on
-    average for any noise. So a prior of fixed weight dominates a gradient that noise has made
-    worthless, and not one with little noise.
-
-    Attributes:
-        noise_std: s of every entry of the pseudo-gradient, > 0, which is the update's divided by
-            the learning rate.
-        distribution: distribution of the noise.
-    """
-
-    noise_std: float
-    distribution: Literal["gaussian", "laplacian"] = "gaussian"
-
-    def __post_init__(self) -> None:
-        if not self.noise_std > 0:
-            raise ValueError(f"noise_std must be positive, got {self.noise_std}.")
-        if self.distribution not in ("gaussian", "laplacian"):
-            raise ValueError(
-                f"distribution must be 'gaussian' or 'laplacian', got {self.distribution!r}."
-            )
-
-    def __call__(self, candidate: Params, observed: Params) -> Tensor:
-        """Return the distance of the candidate's gradient from the observed one, a scalar."""
-        count = sum(value.numel() for value in observed.values())
-        if self.distribution == "gaussian":
-            return squared_distance(candidate, observed) / (2 * self.noise_std**2 * count)
-        return 2**0.5 * absolute_distance(candidate, observed) / (self.noise_std * count)
+        gaps = [(candidate[k] - observed[k]).abs().sum() for k in observed]
+        sizes = [value.abs().sum() for value in observed.values()]
+        absolute = sum(gaps[1:], start=gaps[0]) / sum(sizes[1:], start=sizes[0])
+        return relative_squared_distance(candidate, observed) + self.l1_weight * absolute
 
 
 @dataclass(frozen=True)

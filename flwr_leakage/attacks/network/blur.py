@@ -35,7 +35,7 @@ def blurred_relu(inputs: Tensor, width: Tensor) -> Tensor:
         >>> blurred_relu(torch.tensor([0.0, 5.0]), torch.tensor(1.0))
         tensor([0.3989, 5.0000])
     """
-    outputs: Tensor = _Bent.apply(inputs, width, relu_parts)[0]
+    outputs: Tensor = _Bent.apply(inputs, width)[0]
     return outputs
 
 
@@ -183,50 +183,6 @@ class Blurred(Reader):
         return op.answer(blurred(op.activation, inputs, width))
 
 
-class SmoothedRelu(Reader):
-    """The context in which the derivative of every ReLU's mask is smoothed.
-
-    A ReLU network's gradient depends on x through masks ``1[z > 0]``, whose derivative is zero
-    wherever it exists. So an attack that descends on a distance of gradients does not see the flips
-    that would lower it. Here the activation and its first derivative stay exact, so that the
-    candidate's gradient is the true one. Only the derivative *of the mask* is replaced by that of a
-    sigmoid: ``d1[z > 0]/dz := β σ(βz) (1 − σ(βz))``.
-
-    Args:
-        sharpness: β > 0, in units of 1/z; the mask's derivative has width 1/β and area one.
-    """
-
-    def __init__(self, sharpness: float) -> None:
-        super().__init__()
-        if sharpness <= 0:
-            raise ValueError(f"sharpness must be positive, got {sharpness}.")
-        self.sharpness = sharpness
-
-    def on_op(self, op: Op, run: Run) -> Tensor:
-        """Return a call's outputs; those of a ReLU have a smoothed second derivative."""
-        if not isinstance(op, Elementwise) or not op.activation.is_relu:
-            return super().on_op(op, run)
-        inputs = op.inputs.clone() if op.in_place else op.inputs
-        return op.answer(smoothed_relu(inputs, self.sharpness))
-
-
-def smoothed_relu(inputs: Tensor, sharpness: float) -> Tensor:
-    """Return ``max(0, z)`` with exact first and smoothed second derivative.
-
-    Args:
-        inputs: z, of any shape.
-        sharpness: β > 0, in units of 1/z; see :class:`SmoothedRelu`.
-    """
-    outputs: Tensor = _Bent.apply(inputs, inputs.new_tensor(sharpness), _sharp_parts)[0]
-    return outputs
-
-
-def _sharp_parts(inputs: Tensor, sharpness: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    sigmoid = torch.sigmoid(sharpness * inputs)
-    curvature = sharpness * sigmoid * (1 - sigmoid)
-    return inputs.clamp_min(0), (inputs > 0).to(inputs), curvature
-
-
 def measure(forward: Callable[[], object]) -> list[Tensor]:
     """Return standard deviations of the inputs of every call with kinks in one forward pass.
 
@@ -265,7 +221,7 @@ def _deviation(inputs: Tensor) -> Tensor:
 
 
 class _Bent(torch.autograd.Function):
-    """A function whose value, slope and curvature are computed at once.
+    """The blurred ReLU, whose value, slope and curvature are computed at once.
 
     With autograd alone, a product with the Jacobian of a gradient would take twice the time.
     """
@@ -273,10 +229,8 @@ class _Bent(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(
-        inputs: Tensor, width: Tensor, parts: Callable[[Tensor, Tensor], tuple[Tensor, ...]]
-    ) -> tuple[Tensor, ...]:
-        return parts(inputs, width)
+    def forward(inputs: Tensor, width: Tensor) -> tuple[Tensor, ...]:
+        return relu_parts(inputs, width)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -284,8 +238,8 @@ class _Bent(torch.autograd.Function):
         ctx.save_for_backward(inputs[0], *output[1:])
 
     @staticmethod
-    def backward(ctx: Any, errors: Tensor, *_: Tensor) -> tuple[Tensor, None, None]:
-        return _Sloped.apply(errors, *ctx.saved_tensors), None, None
+    def backward(ctx: Any, errors: Tensor, *_: Tensor) -> tuple[Tensor, None]:
+        return _Sloped.apply(errors, *ctx.saved_tensors), None
 
 
 class _Sloped(torch.autograd.Function):
