@@ -5,7 +5,11 @@ from functools import partial
 import torch
 from torch import nn
 
-from flwr_leakage import attacks
+from flwr_leakage.attacks import AutomaticLabels
+from flwr_leakage.attacks.labels.counts import ClassCounts
+from flwr_leakage.attacks.labels.idlg import SignOfGradient
+from flwr_leakage.attacks.labels.llg import LabelImpact
+from flwr_leakage.attacks.labels.yin import SmallestMinimum
 from flwr_leakage.records import LocalSchedule
 from tests.pins import networks as n
 from tests.pins.case import Case, noised, pruned, spoiled
@@ -33,12 +37,12 @@ LABELS = [
         ("logits of a convolution", n.head_of_convolutions, 0),
     )
     for name, labelling, count, labels in (
-        ("sign of one", attacks.SignOfGradient(), 1, ()),
-        ("counts of eight", attacks.ClassCounts(), 8, (0, 0, 0, 1, 1, 5, 7, 9)),
-        ("impact of eight", attacks.LabelImpact(), 8, (0, 0, 0, 1, 1, 5, 7, 9)),
-        ("minima of four", attacks.SmallestMinimum(), 4, (2, 4, 6, 8)),
-        ("automatic of one", attacks.AutomaticLabels(), 1, ()),
-        ("automatic of sixteen", attacks.AutomaticLabels(), 16, (3,) * 9 + (1, 1, 1, 4, 4, 8, 8)),
+        ("sign of one", SignOfGradient(), 1, ()),
+        ("counts of eight", ClassCounts(), 8, (0, 0, 0, 1, 1, 5, 7, 9)),
+        ("impact of eight", LabelImpact(), 8, (0, 0, 0, 1, 1, 5, 7, 9)),
+        ("minima of four", SmallestMinimum(), 4, (2, 4, 6, 8)),
+        ("automatic of one", AutomaticLabels(), 1, ()),
+        ("automatic of sixteen", AutomaticLabels(), 16, (3,) * 9 + (1, 1, 1, 4, 4, 8, 8)),
     )
 ] + [
     Case(
@@ -48,7 +52,7 @@ LABELS = [
         count=4,
         overrides=ONE_STEP,
         schedule=LocalSchedule(0.1, 4, 2),
-        labelling=attacks.AutomaticLabels(),
+        labelling=AutomaticLabels(),
     ),
     Case(
         "automatic under noise of 1 %",
@@ -57,7 +61,7 @@ LABELS = [
         count=4,
         overrides=ONE_STEP,
         wire=(noised(0.01),),
-        labelling=attacks.AutomaticLabels(),
+        labelling=AutomaticLabels(),
     ),
     Case(
         "automatic, half is pruned",
@@ -66,7 +70,7 @@ LABELS = [
         count=4,
         overrides=ONE_STEP,
         wire=(pruned(0.5),),
-        labelling=attacks.AutomaticLabels(),
+        labelling=AutomaticLabels(),
     ),
     Case(
         "automatic, class weights",
@@ -75,7 +79,7 @@ LABELS = [
         count=4,
         overrides=ONE_STEP,
         loss=nn.CrossEntropyLoss(weight=torch.linspace(0.5, 1.5, 10)),
-        labelling=attacks.AutomaticLabels(),
+        labelling=AutomaticLabels(),
     ),
 ]
 
