@@ -12,7 +12,7 @@ from flwr_leakage.attacks.exact.chain import Link, trace_chain
 from flwr_leakage.attacks.exact.hidden import Hidden
 from flwr_leakage.attacks.exact.known import Known
 from flwr_leakage.attacks.exact.layer_equations import Level
-from flwr_leakage.attacks.exact.masks import Evidence, MaskSearch, settled
+from flwr_leakage.attacks.exact.masks import MaskEvidence, MaskSearch, settled
 from flwr_leakage.attacks.labels.counts import mean_feature
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, ThreatModel
@@ -69,6 +69,6 @@ def equations_of_case(certain=None, batch_norm=False, smooth=False):
     first, second, *_ = case.chain
     known = known_of(case.behind.equations, case.preactivations > 0, certain)
     errors = case.behind.input_errors[0].flatten(1) * second.scale[:, None]
-    evidence = Evidence(case.behind.equations, errors, errors[:, 0], errors)
+    evidence = MaskEvidence(case.behind.equations, errors, errors[:, 0], errors)
     hidden = Hidden([first], second, case.behind, evidence, known, MaskSearch())
     return hidden.equations, case.truth, case.preactivations

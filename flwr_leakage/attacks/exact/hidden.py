@@ -11,7 +11,7 @@ from flwr_leakage.attacks.exact.chain import Link, features_of
 from flwr_leakage.attacks.exact.known import Known
 from flwr_leakage.attacks.exact.layer_equations import Level
 from flwr_leakage.attacks.exact.mask_equations import MaskEquations
-from flwr_leakage.attacks.exact.masks import Evidence, MaskSearch, proven_channels
+from flwr_leakage.attacks.exact.masks import MaskEvidence, MaskSearch, proven_channels
 from flwr_leakage.attacks.exact.weight_equations import Whitened
 
 
@@ -35,7 +35,7 @@ class Hidden:
     before: Sequence[Link]
     link: Link
     behind: Level
-    evidence: Evidence | None
+    evidence: MaskEvidence | None
     known: Known
     search: MaskSearch
     negligible: float = 1e-6
@@ -66,7 +66,7 @@ class Hidden:
         if is_sought and link.bias_gradient is not None:
             equations = behind.equations.of_channels(link.num_channels)
             weight = link.weight_gradient.flatten(1)
-            evidence = Evidence(equations, errors, link.bias_gradient, weight)
+            evidence = MaskEvidence(equations, errors, link.bias_gradient, weight)
             known = search.begin(evidence)
         return cls(before, link, behind, evidence, known, search, **tolerances)
 

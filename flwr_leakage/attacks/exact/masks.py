@@ -78,7 +78,7 @@ channel's values."""
 
 
 @dataclass(frozen=True)
-class Evidence:
+class MaskEvidence:
     """The gradients that decide about the masks of a ReLU layer of C channels with P entries.
 
     Attributes:
@@ -199,7 +199,7 @@ class MaskSearch:
     def __post_init__(self) -> None:
         require(self, "be at least 0", "proof")
 
-    def begin(self, evidence: Evidence) -> Known:
+    def begin(self, evidence: MaskEvidence) -> Known:
         """Return what vertices of least sum prove, cut by the bias's gradient, of a (C, P)."""
         found: dict[int, tuple[Array, Array]] = {}
         for number in range(len(evidence.errors)):
@@ -214,7 +214,7 @@ class MaskSearch:
         return settled(evidence.equations, Known.nothing(evidence.errors), found)
 
     def refine(
-        self, evidence: Evidence, known: Known, preactivations: Tensor, patches: Tensor
+        self, evidence: MaskEvidence, known: Known, preactivations: Tensor, patches: Tensor
     ) -> Known:
         """Return the same facts, and those of the channels that a candidate proves.
 

@@ -20,7 +20,7 @@ from flwr_leakage.attacks.exact.known import Mask
 from flwr_leakage.attacks.network.activations import Elementwise
 from flwr_leakage.attacks.network.calls import Affine, Op, Pool
 from flwr_leakage.attacks.network.geometry import Geometry, Pair
-from flwr_leakage.attacks.network.trace import Reader, Run
+from flwr_leakage.attacks.network.trace import ReachedError, Reader, Run
 from flwr_leakage.attacks.problem import Problem
 
 
@@ -41,10 +41,6 @@ class Use:
     input_shape: torch.Size
     outputs: Tensor
     geometry: Geometry
-
-
-class _ReachedError(Exception):
-    """Raised to end the pass at the last ReLU that the caller asked for."""
 
 
 class ReluWalk(Reader):
@@ -86,7 +82,7 @@ class ReluWalk(Reader):
         try:
             with self:
                 return problem.gradient_map.logits(problem.params, inputs, problem.buffers)
-        except _ReachedError:
+        except ReachedError:
             return None
 
     def compared(self, number: int) -> Tensor:
@@ -114,7 +110,7 @@ class ReluWalk(Reader):
         inputs = op.inputs.clone() if op.in_place else op.inputs
         self.preactivations.append(inputs)
         if number == self.last and number not in self.pooled:
-            raise _ReachedError
+            raise ReachedError(inputs)
         outputs = inputs.clamp_min(0)
         if number in self.masks:
             outputs = self.masks[number].gate(inputs, outputs)
@@ -125,7 +121,7 @@ class ReluWalk(Reader):
         self.windows[number] = window
         self.maxima[number] = F.max_pool2d(self.preactivations[number], window)
         if number == self.last:
-            raise _ReachedError
+            raise ReachedError(self.maxima[number])
         if number in self.masks:  # one entry of a window is on: its sum is its maximum
             outputs = F.avg_pool2d(op.inputs, window, divisor_override=1)
         else:

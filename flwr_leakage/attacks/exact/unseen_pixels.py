@@ -115,7 +115,7 @@ class Bounds:
 
 
 @dataclass(frozen=True)
-class Equations:
+class LinearEquations:
     """Linear equations ``H x = y`` about the unseen pixels x, with normal errors.
 
     Attributes:
@@ -246,7 +246,7 @@ def _linearised(
     unseen: Tensor,
     mean: Tensor,
     covariance: Tensor,
-) -> Equations | None:
+) -> LinearEquations | None:
     """Return the equations that the seen features give about the unseen pixels, or None.
 
     ReLUs are linearised under the law of the unseen pixels x with the given mean and covariance.
@@ -280,11 +280,11 @@ def _linearised(
         [torch.nn.functional.pad(each, (0, width - each.shape[1])) for each in noises]
     )
     errors = noise @ noise.T + torch.cat(deviations).square().diag()
-    return Equations(torch.cat(forms), torch.cat(values), errors)
+    return LinearEquations(torch.cat(forms), torch.cat(values), errors)
 
 
 def _posterior(
-    precision: Tensor, shift: Tensor, bounds: Bounds, equations: Equations | None
+    precision: Tensor, shift: Tensor, bounds: Bounds, equations: LinearEquations | None
 ) -> tuple[Tensor, Tensor]:
     """Return mean and covariance, given the prior, the factors of the bounds and the equations."""
     total = precision + bounds.forms.T @ (bounds.precision[:, None] * bounds.forms)

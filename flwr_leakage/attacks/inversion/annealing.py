@@ -186,7 +186,7 @@ def anneal(
     Raises:
         ValueError: the model is not finite at the start.
     """
-    run = _Run(model, likelihood, annealing, effort, budget, iterations=effort.iterations)
+    run = _Annealed(model, likelihood, annealing, effort, budget, iterations=effort.iterations)
     end = descend(run.pose, torch.zeros(model.shape) if start is None else start, Shortening())
     return RunEnd.at(
         model.gauged(end.point), model, likelihood, end.steps, run.products, run.stage, run.stopped
@@ -194,7 +194,7 @@ def anneal(
 
 
 @dataclass
-class _Run:
+class _Annealed:
     """The state of one annealing between its steps.
 
     Attributes:

@@ -25,9 +25,9 @@ from torch import Tensor
 from flwr_leakage.attacks.inversion.chain_stages import (
     Bend,
     Elements,
+    Nonlinear,
     Places,
     Pooling,
-    Stage,
     below,
 )
 from flwr_leakage.attacks.network.activations import Elementwise
@@ -92,7 +92,7 @@ class Chain:
         names: the names of the parameters whose gradients are wanted, in their order.
     """
 
-    steps: Sequence[MatrixLayer | Stage]
+    steps: Sequence[MatrixLayer | Nonlinear]
     names: Sequence[str]
 
     @property
@@ -126,7 +126,7 @@ class Chain:
         outputs: list[Tensor] = []
         with torch.no_grad():
             trace = Trace.of(lambda: outputs.append(forward(images)), params)
-        steps: list[MatrixLayer | Stage] = []
+        steps: list[MatrixLayer | Nonlinear] = []
         before, found = images, list[str]()
         for step in trace.steps:
             if _same(outputs[0], before):
@@ -151,7 +151,7 @@ def _same(some: Tensor, others: Tensor) -> bool:
     return some.numel() == others.numel() and torch.equal(some.flatten(1), others.flatten(1))
 
 
-def _posed(step: Step) -> MatrixLayer | Stage | None:
+def _posed(step: Step) -> MatrixLayer | Nonlinear | None:
     """Return the step of a chain for a call, or None if a chain has no such step."""
     op, shape = step.op, step.inputs.shape[1:]
     if isinstance(op, Elementwise):

@@ -81,7 +81,7 @@ class Bend(Protocol):
 
 
 @runtime_checkable
-class Stage(Protocol):
+class Nonlinear(Protocol):
     """An activation or a pooling."""
 
     @property
@@ -132,11 +132,11 @@ class Elements:
 
     @property
     def has_kinks(self) -> bool:
-        """See :class:`Stage`."""
+        """See :class:`Nonlinear`."""
         return bool(self.activation.kinks)
 
     def at(self, values: Tensor, width: Tensor | None) -> tuple[Tensor, Bend]:
-        """See :class:`Stage`."""
+        """See :class:`Nonlinear`."""
         outputs, slope, curvature = blurred_parts(self.activation, values, width)
         return outputs, _Elementwise(slope, curvature)
 
@@ -209,11 +209,11 @@ class Pooling:
 
     @property
     def has_kinks(self) -> bool:
-        """See :class:`Stage`."""
+        """See :class:`Nonlinear`."""
         return self.reduce is largest
 
     def at(self, values: Tensor, width: Tensor | None) -> tuple[Tensor, Bend]:
-        """See :class:`Stage`."""
+        """See :class:`Nonlinear`."""
         windows = self._windows(values)
         if self.reduce is mean:
             slope = torch.full_like(windows, 1 / self.size)

@@ -41,7 +41,7 @@ class UnsupportedError(ValueError):
 
 
 @dataclass(frozen=True)
-class _Layer:
+class _Recorded:
     """One use of a layer's parameters, as a pass through the network recorded it.
 
     Attributes:
@@ -71,7 +71,7 @@ class _Recorder(Reader):
         super().__init__(names)
         self.matrices = matrices
         self.few_positions = few_positions
-        self.layers: list[_Layer] = []
+        self.layers: list[_Recorded] = []
 
     def on_call(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -97,7 +97,7 @@ class _Recorder(Reader):
     ) -> None:
         # No parameter has the id of ``None``.
         names = (self.names.get(id(op.weight)), self.names.get(id(op.bias)))
-        self.layers.append(_Layer(names, inputs, outputs, kind, settings))
+        self.layers.append(_Recorded(names, inputs, outputs, kind, settings))
 
     def _convolve(self, op: Affine) -> Tensor:
         try:
@@ -208,7 +208,7 @@ class GradientProducts:
         return inner, squared
 
     def _of_layer(
-        self, layer: _Layer, error: Tensor, chosen: list[int]
+        self, layer: _Recorded, error: Tensor, chosen: list[int]
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield ⟨g, g*⟩ (A,) and ‖g‖² (A,) of a layer's bias, if it has one, then of its weight."""
         weight, bias = layer.names

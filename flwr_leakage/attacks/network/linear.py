@@ -1,6 +1,6 @@
 """The linear layers of a network, found in a pass, and passes with other outputs for one layer."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -82,19 +82,29 @@ def logits_behind(
         spec = problem.spec
         blank = spec.blank(1, outputs) if spec.is_text else outputs.new_zeros(1, *spec.shape)
         inputs = blank.expand(len(outputs), *spec.shape)
-    with _Replaced({id(value): name for name, value in problem.params.items()}, weight, outputs):
+    names = {id(value): name for name, value in problem.params.items()}
+    with AtLayer(names, weight, lambda _: outputs.clone()):
         return problem.gradient_map.logits(problem.params, inputs, problem.buffers)
 
 
-class _Replaced(Reader):
-    """A pass with given values (B, m) in place of one linear layer's outputs."""
+class AtLayer(Reader):
+    """The reader that decides about the outputs of one linear layer.
 
-    def __init__(self, names: Mapping[int, str], weight: str, outputs: Tensor) -> None:
+    Args:
+        names: the names of the parameters, by the tensors' ``id``.
+        weight: the name of the layer's weight.
+        answer: map from the layer's inputs (B, n) to its outputs (B, m).
+    """
+
+    def __init__(
+        self, names: Mapping[int, str], weight: str, answer: Callable[[Tensor], Tensor]
+    ) -> None:
         super().__init__(names)
         self.weight = weight
-        self.outputs = outputs
+        self.answer = answer
 
     def on_op(self, op: Op, run: Run) -> Tensor:
+        """Return the outputs of a call; those of the layer are the answer."""
         if isinstance(op, Affine) and op.name == self.weight and not op.is_convolution:
-            return self.outputs.clone()
+            return self.answer(op.inputs)
         return super().on_op(op, run)

@@ -36,6 +36,19 @@ _TRANSPOSES = (
 _PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm)
 _SUMS = (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__, Tensor.add_)
 
+
+class ReachedError(Exception):
+    """A reader ends its pass with it, at the place that the reader was made for.
+
+    Attributes:
+        values: the values that the pass has computed there.
+    """
+
+    def __init__(self, values: Tensor) -> None:
+        super().__init__()
+        self.values = values
+
+
 Run = partial[Any]
 """A call with the arguments of the model; ``func`` is the function."""
 

@@ -8,32 +8,26 @@ of ReLUs is the ReLU of the maximum. Averages do, so that the ReLU stays.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NoReturn
 
 from torch import Tensor
 
 from flwr_leakage.attacks.network.activations import Elementwise
-from flwr_leakage.attacks.network.calls import Affine, Op
-from flwr_leakage.attacks.network.trace import Reader, Run
+from flwr_leakage.attacks.network.calls import Op
+from flwr_leakage.attacks.network.linear import AtLayer
+from flwr_leakage.attacks.network.trace import ReachedError, Run
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.rounding import FLOAT32_RELATIVE_ERROR
 from flwr_leakage.normalization import capture_batch_norm_inputs
 from flwr_leakage.params import Params
 
 
-class _ReachedError(Exception):
-    """A pass has reached its layer."""
-
-    def __init__(self, features: Tensor) -> None:
-        super().__init__()
-        self.features = features
-
-
-class _Until(Reader):
-    """Ends a pass at one linear layer, and leaves one ReLU out.
+class _Until(AtLayer):
+    """The reader that ends a pass at one linear layer, and leaves one ReLU out.
 
     Args:
-        names: the names of parameters, by identity.
-        weight: the name of the weight of the layer at which the pass ends.
+        names: the names of the parameters, by the tensors' ``id``.
+        weight: the name of the layer's weight.
         left_out: number of the ReLU that is left out, −1 for none.
 
     Attributes:
@@ -41,20 +35,21 @@ class _Until(Reader):
     """
 
     def __init__(self, names: Mapping[int, str], weight: str, left_out: int) -> None:
-        super().__init__(names)
-        self.weight = weight
+        super().__init__(names, weight, _reached)
         self.left_out = left_out
         self.relus = 0
 
     def on_op(self, op: Op, run: Run) -> Tensor:
         """Return a call's outputs; leave the ReLU out, and stop at the layer."""
-        if isinstance(op, Affine) and op.name == self.weight and not op.is_convolution:
-            raise _ReachedError(op.inputs)
         if isinstance(op, Elementwise) and op.activation.is_relu:
             self.relus += 1
             if self.relus == self.left_out + 1:
                 return op.answer(op.inputs)
         return super().on_op(op, run)
+
+
+def _reached(features: Tensor) -> NoReturn:
+    raise ReachedError(features)
 
 
 @dataclass(frozen=True)
@@ -107,6 +102,6 @@ class FeaturePass:
         try:
             with walk:
                 self.problem.gradient_map.logits(params, inputs, self.problem.buffers)
-        except _ReachedError as reached:
-            return reached.features, walk.relus
+        except ReachedError as reached:
+            return reached.values, walk.relus
         raise ValueError(f"the pass does not meet {self.weight}.")

@@ -116,7 +116,7 @@ def separate_steps(
         # (chosen on development draws; no table).
         if sums.share > 3e-4:
             raise ValueError(f"noise of {sums.share:.0e} hides the local steps at the last layer.")
-        layer = _Layer(weight[:, live], bias, target, learning_rate, count)
+        layer = _LastLayer(weight[:, live], bias, target, learning_rate, count)
         found = _search(sums, layer)
         if found is not None and (best is None or found.misfit < best.misfit):
             best = found
@@ -141,7 +141,7 @@ def _rank(observed: Tensor, noise: float) -> int:
     return int((torch.linalg.svdvals(observed) > most).sum())
 
 
-def _search(sums: "_Sums", layer: "_Layer") -> "_Mixture | None":
+def _search(sums: "_Sums", layer: "_LastLayer") -> "_Mixture | None":
     """Return the best mixture of the starts, up to the first that explains the sums.
 
     If none does, the search goes on from the best with two neighbouring steps exchanged. Their
@@ -169,7 +169,7 @@ def _search(sums: "_Sums", layer: "_Layer") -> "_Mixture | None":
 
 def _attempt(
     sums: "_Sums",
-    layer: "_Layer",
+    layer: "_LastLayer",
     begin: Callable[[], Tensor],
     stages: Sequence[float],
     reach: float = 1.0,
@@ -215,7 +215,7 @@ class _Sums:
 
 
 @dataclass(frozen=True)
-class _Layer:
+class _LastLayer:
     """The last layer as it trains on given features."""
 
     weight: Tensor
@@ -251,7 +251,7 @@ class _Layer:
         return torch.stack(errors, 1), torch.stack(slopes, 2)
 
 
-def _begin(start: Start, sums: _Sums, layer: _Layer) -> Tensor:
+def _begin(start: Start, sums: _Sums, layer: _LastLayer) -> Tensor:
     """Return errors (K, T) to begin with.
 
     For "own units", each step has active units of its own. The other starts assume equal features
@@ -287,7 +287,7 @@ class _Mixture:
     """
 
     sums: _Sums
-    layer: _Layer
+    layer: _LastLayer
     mixing: Tensor
     features: Tensor
     inverse: Tensor
@@ -296,7 +296,7 @@ class _Mixture:
 
     @classmethod
     def of(
-        cls, sums: _Sums, layer: _Layer, mixing: Tensor, sigma: float, on: Tensor | None = None
+        cls, sums: _Sums, layer: _LastLayer, mixing: Tensor, sigma: float, on: Tensor | None = None
     ) -> "_Mixture":
         """Return a mixing with its best features; ``on`` is a guess of which are not zero."""
         steps = mixing.shape[1]
@@ -370,7 +370,7 @@ class _Mixture:
 
 
 def _fit(
-    sums: _Sums, layer: _Layer, errors: Tensor, stages: Sequence[float], most_steps: int = 20
+    sums: _Sums, layer: _LastLayer, errors: Tensor, stages: Sequence[float], most_steps: int = 20
 ) -> _Mixture | None:
     """Return the mixture after damped steps in every stage, or None if it is not finite."""
     mixing = sums.basis.T @ errors
@@ -413,7 +413,7 @@ def _fit(
     return here
 
 
-def _extreme(sums: _Sums, layer: _Layer) -> Tensor:
+def _extreme(sums: _Sums, layer: _LastLayer) -> Tensor:
     """Return errors (K, T) from features that are on in one step each, in the best order.
 
     A feature's column is ``Σ_t h_t e_t`` with h_t ≥ 0. The label's entry is negative in every

@@ -14,7 +14,7 @@ from flwr_leakage.attacks.exact.chain import trace_chain
 from flwr_leakage.attacks.exact.known import Known
 from flwr_leakage.attacks.exact.masks import (
     Channel,
-    Evidence,
+    MaskEvidence,
     MaskSearch,
     proven_channels,
     sets_of_ranks,
@@ -55,7 +55,7 @@ def relu_case(batch_norm=False):
     errors = second.pull_back(errors)[0].flatten(1) * first.scale[:, None]
     assert first.bias_gradient is not None
     gradient = first.weight_gradient.flatten(1)
-    evidence = Evidence(equations, errors, first.bias_gradient, gradient)
+    evidence = MaskEvidence(equations, errors, first.bias_gradient, gradient)
     preactivations = first.preactivation(images.double())[0].flatten(1)
     return evidence, preactivations, first, images.double()
 
@@ -104,7 +104,7 @@ def test_the_biass_gradient_tells_right_masks_from_wrong_ones(seed, spoilt):
     equations = Whitened(
         torch.eye(20, dtype=torch.float64), features.T, torch.ones(20, dtype=torch.float64)
     )  # nothing is open
-    evidence = Evidence(equations, errors, bias_gradient, torch.zeros(1, 1))
+    evidence = MaskEvidence(equations, errors, bias_gradient, torch.zeros(1, 1))
     known = MaskSearch(proof=1e-9).begin(evidence)
     assert bool(proven_channels(known.mask)[0]) is not spoilt
     if not spoilt:
@@ -122,7 +122,9 @@ def test_of_masks_that_the_bias_proves_the_one_that_explains_the_weights_is_take
     active = z > 0
     rows = torch.linalg.qr(torch.randn(20, 2, generator=stream, dtype=torch.float64))[0].T
     equations = Whitened(rows, rows @ z.clamp_min(0).T, torch.ones(2, dtype=torch.float64))
-    evidence = Evidence(equations, errors, (errors * active).sum(1), (errors * active) @ patches.T)
+    evidence = MaskEvidence(
+        equations, errors, (errors * active).sum(1), (errors * active) @ patches.T
+    )
     unknown = Known.nothing(errors)
     candidate = z.clone()
     candidate[0, 3], candidate[0, 5] = -0.01, 0.01
@@ -138,7 +140,7 @@ def test_a_mask_that_explains_the_weights_no_better_than_the_candidates_is_not_b
     equations = Whitened(rows, rows @ z.T, torch.ones(1, dtype=torch.float64))
     weights = (errors * (z > 0)) @ patches.T
     by_accident = errors[:, :2].sum(1)
-    evidence = Evidence(equations, errors, by_accident, weights)
+    evidence = MaskEvidence(equations, errors, by_accident, weights)
     unknown = Known.nothing(errors)
     assert bool(STRICT.refine(evidence, unknown, z, patches).mask.open.all())
     explained = replace(evidence, weight_gradient=errors * torch.tensor([[1.0, 1.0, 0.0]]))
@@ -151,7 +153,7 @@ def test_entries_without_an_error_are_not_flipped():
     equations = Whitened(
         torch.ones(1, 4, dtype=torch.float64) / 2, torch.zeros(1, 1).double(), torch.ones(1)
     )
-    channel = Evidence(equations, errors, errors[:, 0], errors).channel(0, STRICT.proof)
+    channel = MaskEvidence(equations, errors, errors[:, 0], errors).channel(0, STRICT.proof)
     found = list(channel.flipped(z[0].numpy(), sets_of_ranks()))
     assert [mask.tolist() for mask in found] == [[True, True, False, False]]
 
