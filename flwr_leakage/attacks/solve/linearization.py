@@ -1,7 +1,6 @@
 """A function at one point, with graphs for many products with its Jacobian."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -27,14 +26,42 @@ class Linearized(Protocol):
         """Return Jᵀ u, of the point's shape, for u (P,)."""
 
 
-@dataclass
 class Products:
-    """A linear map that is given by its two products; see :class:`Linearized`."""
+    """A linearised function that is given by its value and its two products.
 
-    value: Tensor
-    push: Callable[[Tensor], Tensor]
-    pull: Callable[[Tensor], Tensor]
-    products: int = 0
+    Attributes:
+        value: (P,) f(x).
+        products: number of products with J or its transpose so far.
+    """
+
+    def __init__(
+        self,
+        value: Tensor,
+        push: Callable[[Tensor], Tensor],
+        pull: Callable[[Tensor], Tensor],
+    ) -> None:
+        """Take f(x), and the maps v ↦ J v and u ↦ Jᵀ u."""
+        self.value, self._push, self._pull = value, push, pull
+        self.products = 0
+
+    @classmethod
+    def sum_of(cls, parts: Sequence[Linearized], value: Tensor) -> "Products":
+        """Return the sum of a constant and of linearised functions, whose value is given."""
+        return cls(
+            value,
+            lambda direction: torch.stack([part.push(direction) for part in parts]).sum(0),
+            lambda dual: torch.stack([part.pull(dual) for part in parts]).sum(0),
+        )
+
+    def push(self, direction: Tensor) -> Tensor:
+        """Return J v (P,), for v of the point's shape."""
+        self.products += 1
+        return self._push(direction)
+
+    def pull(self, dual: Tensor) -> Tensor:
+        """Return Jᵀ u, of the point's shape, for u (P,)."""
+        self.products += 1
+        return self._pull(dual)
 
 
 class Linearization:

@@ -27,7 +27,7 @@ from flwr_leakage.attacks.labels.last_layer import LastLayer
 from flwr_leakage.attacks.network.blur import Blurred
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.rounding import FLOAT32_NOISE, NOISE_DEVIATIONS
-from flwr_leakage.attacks.solve.linearization import Linearized
+from flwr_leakage.attacks.solve.linearization import Linearized, Products
 from flwr_leakage.attacks.whole_batch.known_errors import KnownErrors, Passed
 from flwr_leakage.attacks.whole_batch.step_errors import StepErrors, separate_steps
 from flwr_leakage.params import Params
@@ -88,7 +88,7 @@ class LocalSteps(KnownErrors):
             total, last = total + part.value, part.value
             if is_sloped:
                 parts.append(part)
-        return _Sum(parts, total)
+        return Products.sum_of(parts, total)
 
     def _moved(self, params: Params, gradients: Tensor) -> Params:
         """Return the parameters a step later, for gradients of the names, then features (P,)."""
@@ -105,25 +105,6 @@ def _untold(errors: Tensor, outputs: Tensor) -> Top:
     """Return the functional of outputs (n, B) at a step whose features are not observed."""
     nothing = torch.zeros_like(outputs)
     return Top(nothing, nothing, errors.to(outputs), nothing)
-
-
-@dataclass
-class _Sum:
-    """The sum of a constant and of linearised functions."""
-
-    parts: Sequence[Linearized]
-    value: Tensor
-    products: int = 0
-
-    def push(self, direction: Tensor) -> Tensor:
-        """Return J v (P,), for v of the point's shape."""
-        self.products += 1
-        return torch.stack([part.push(direction) for part in self.parts]).sum(0)
-
-    def pull(self, dual: Tensor) -> Tensor:
-        """Return Jᵀ u, of the point's shape, for u (P,)."""
-        self.products += 1
-        return torch.stack([part.pull(dual) for part in self.parts]).sum(0)
 
 
 def local_steps(
