@@ -55,7 +55,7 @@ class Evaluator:
     Args:
         problems: the problems of the targets, with the same model, shapes, schedule and dtype.
         targets: (R, B) or (R, B, K) targets of every row.
-        orders: (R, S) the samples of every row in the order in which the steps use them.
+        orders: (R, B) the samples of every row in the order in which the steps use them.
         owner: (R,) index of each row's problem.
         candidates: the map from rows to batches.
         objective: distance of gradients.
@@ -84,7 +84,7 @@ class Evaluator:
         self.batching = batching
         self._gathered: tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor]]] | None = None
         in_order = torch.arange(candidates.shape[0], device=orders.device)
-        self._reorders = orders.shape[1:] != in_order.shape or not bool((orders == in_order).all())
+        self._reorders = not bool((orders == in_order).all())
 
     def __call__(self, points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return values (A,) and gradients (A, D) of ``points`` (A, D) of the ``rows`` (A,)."""
@@ -98,9 +98,8 @@ class Evaluator:
         return self._gathered[1](points)
 
     def moves(self, point: Tensor, row: int, orders: Tensor, targets: Tensor) -> Tensor:
-        """Return the values (M,) of one point (D,) with other orders (M, S) and targets (M, N)."""
+        """Return the values (M,) of one point (D,) with other orders and targets, (M, B) each."""
         rounds = _seen(self.problems[int(self.owner[row])])
-        orders = orders[:, : self.orders.shape[1]]
 
         def value(order: Tensor, target: Tensor) -> Tensor:
             return self._value(point, rounds, target, order)

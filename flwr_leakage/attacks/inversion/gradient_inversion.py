@@ -14,7 +14,7 @@ from flwr_leakage.attacks.inversion.evaluation import Batching, Candidates, Eval
 from flwr_leakage.attacks.inversion.factored_evaluation import FactoredEvaluator, supports
 from flwr_leakage.attacks.inversion.group_consistency import GroupConsistency
 from flwr_leakage.attacks.inversion.objectives import Euclidean, Objective
-from flwr_leakage.attacks.inversion.order import OrderSearch, Slots, make_slots
+from flwr_leakage.attacks.inversion.order import OrderSearch, has_order, local_steps_of
 from flwr_leakage.attacks.inversion.priors import Prior
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.attacks.labels.assumed import (
@@ -52,7 +52,7 @@ class GradientInversion:
         optimizer: the minimiser, with its schedule and stopping rules.
         order: the search for the order of the samples over several local steps; without it,
             samples are taken in the order of their labels. It is not used if the threat model
-            grants the labels of every step, unless epochs are reshuffled.
+            grants the labels of every step.
         normalize_by: the statistics by which BatchNorm normalises a candidate, for clients in
             train mode. ``candidate``: those of its own batch, or those that the threat model
             states, as the client does. ``granted``: the private statistics that the threat model
@@ -152,8 +152,8 @@ class GradientInversion:
         # Restarts share the labels, as group consistency averages samples over the restarts.
         stream = job.generator(indices[0], "labels", same_for_restarts=True)
         assumed = assume_targets(problem, self.labels, stream)
-        slots = make_slots(problem, self.order.epochs if self.order else "repeated")
-        ordered = self._searches_order(assumed) and slots.has_order
+        steps = local_steps_of(problem)
+        ordered = self._searches_order(assumed) and has_order(steps)
         if self.order and self.order.required and not ordered:
             raise ValueError("the order of the samples is known, or makes no difference.")
         streams = [job.generator(index, "inversion") for index in indices]
@@ -164,16 +164,15 @@ class GradientInversion:
             for start in range(num_starts):
                 number = job.restart(index) * num_starts + start
                 starts.append(self._start(problem, assumed, number, stream).to(like))
-                if search:
-                    orders.append(search.draw(slots, stream))
-                else:
-                    orders.append(torch.arange(problem.num_samples))
+                count = problem.num_samples
+                drawn = torch.randperm(count, generator=stream) if search else torch.arange(count)
+                orders.append(drawn)
         targets = assumed.values
         return _Target(
             indices,
             problem,
             assumed,
-            slots,
+            steps,
             streams,
             torch.stack(starts),
             targets.expand(len(starts), *targets.shape).clone(),
@@ -193,14 +192,8 @@ class GradientInversion:
         return torch.cat([inputs.reshape(-1), logits])
 
     def _searches_order(self, assumed: AssumedTargets) -> bool:
-        """Return whether the order is searched.
-
-        It is not if it is known: granted targets come in the order of the steps, unless epochs are
-        reshuffled.
-        """
-        if self.order is None:
-            return False
-        return assumed.origin != "granted" or self.order.epochs == "reshuffled"
+        """Return whether the order is searched; granted targets come in the order of the steps."""
+        return self.order is not None and assumed.origin != "granted"
 
     def _solve_safely(
         self, chunk: "list[_Target]", report: Reporter, budget: Budget
@@ -258,7 +251,7 @@ class GradientInversion:
             rows.points,
             rows.targets,
             rows.orders,
-            rows.slots,
+            rows.steps,
             rows.streams,
             rows.problems[0].spec.num_classes if rows.assumed.may_change else None,
             rows.project if self.box else None,
@@ -284,7 +277,7 @@ class GradientInversion:
         return Evaluator(
             rows.problems,
             rows.targets,
-            rows.orders[:, : rows.slots.used],
+            rows.orders,
             rows.owner,
             rows.candidates,
             self.objective,
@@ -322,17 +315,17 @@ class _Target:
         indices: the positions of the observation in the job, which lists it once for each restart.
         problem: the problem to be solved.
         assumed: the assumed targets with their origin.
-        slots: the positions of the samples in the client's steps.
+        steps: (B,) the local step of each place of the client's sequence of samples.
         streams: the random stream of each restart.
         starts: (R, D) variables of the starts, those of the first restart first.
         targets: (R, B) or (R, B, K) targets.
-        orders: (R, S) the sample in each slot.
+        orders: (R, B) the sample at each place of that sequence.
     """
 
     indices: list[int]
     problem: Problem
     assumed: AssumedTargets
-    slots: Slots
+    steps: Tensor
     streams: list[torch.Generator]
     starts: Tensor
     targets: Tensor
@@ -359,16 +352,16 @@ class _Rows:
     Attributes:
         problems: the problems of the targets, of one kind.
         assumed: the assumed targets of the first problem; all have its origin.
-        slots: the positions of the samples in the clients' steps, the same for all.
+        steps: (B,) the local step of each place of the clients' sequences, the same for all.
         streams: the random stream of each restart of each target.
         points: (R, D) the variables, those of the first target first.
         targets: (R, B) or (R, B, K) targets.
-        orders: (R, S) the sample in each slot.
+        orders: (R, B) the sample at each place of these sequences.
     """
 
     problems: list[Problem]
     assumed: AssumedTargets
-    slots: Slots
+    steps: Tensor
     streams: list[torch.Generator]
     points: Tensor
     targets: Tensor
@@ -381,7 +374,7 @@ class _Rows:
         return cls(
             [target.problem for target in chunk],
             first.assumed,
-            first.slots,
+            first.steps,
             [stream for target in chunk for stream in target.streams],
             torch.cat([target.starts for target in chunk]),
             torch.cat([target.targets for target in chunk]),
@@ -419,8 +412,7 @@ def _reconstruction(rows: _Rows, found: Minimum, row: int, stats: dict[str, Any]
     if not math.isfinite(objective):
         return failure("the objective was never finite.")
     inputs, targets = rows.candidates.split(found.points[row], rows.targets[row])
-    in_order = rows.orders[row, : len(inputs)]
-    inputs, targets = inputs[in_order], targets[in_order]
+    inputs, targets = inputs[rows.orders[row]], targets[rows.orders[row]]
     if rows.assumed.origin == "variables":
         targets = targets.argmax(dim=1)
     counts = {

@@ -9,7 +9,6 @@ exchanges can be tried on them at the cost of one replayed update each.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -21,69 +20,35 @@ from flwr_leakage.attacks.optimizers.base import Optimizer, Report
 from flwr_leakage.attacks.problem import Problem
 
 Values = Callable[[Tensor, Tensor], Tensor]
-"""(orders (M, S), targets (M, N)) ↦ the objectives (M,) of one candidate's samples."""
+"""(orders (M, N), targets (M, N)) ↦ the objectives (M,) of one candidate's samples."""
 
 
-@dataclass(frozen=True)
-class Slots:
-    """The slots of a client's sequence of samples.
+def local_steps_of(problem: Problem) -> Int[Tensor, " N"]:
+    """Return the local step that uses each place of a client's sequence of samples (N,).
 
-    Attributes:
-        step: (S,) the local step that uses a slot, counted over all clients; −1 if no step does.
-        epoch: (S,) the epoch of a slot; every epoch holds every sample once.
-        used: number of slots that the steps use; they come first.
-    """
-
-    step: Int[Tensor, " S"]
-    epoch: Int[Tensor, " S"]
-    used: int
-
-    @property
-    def has_order(self) -> bool:
-        """Whether samples of one epoch are used in several steps."""
-        return len(set(self.step[self.epoch == 0].tolist()) - {-1}) > 1
-
-
-def make_slots(problem: Problem, epochs: Literal["repeated", "reshuffled"]) -> Slots:
-    """Return the slots of a problem.
-
-    Args:
-        problem: the problem; its schedule determines the number of samples of each step.
-        epochs: whether the client takes its samples in the same order in all epochs, or in a new
-            order in each.
-
-    Raises:
-        ValueError: epochs are reshuffled, and the update is a sum of clients', or the mini-batch
-            size does not divide the number of samples.
+    Steps are counted over all clients; −1 stands for none. The client takes its samples in the same
+    order in all epochs.
     """
     schedule, count = problem.schedule, problem.num_samples
-    if epochs == "repeated":
-        step, first = torch.full((count,), -1), 0
-        for number, examples in enumerate(problem.members or (count,)):
-            used = schedule.num_samples_used(examples)
-            for index, window in enumerate(schedule.slices(used)):
-                step[first + window.start : first + window.stop] = (
-                    number * schedule.num_steps + index
-                )
-            first += used
-        return Slots(step, torch.zeros(count, dtype=torch.int64), count)
-    size = min(schedule.batch_size, count)
-    if problem.members or count % size:
-        raise ValueError(
-            "reshuffled epochs need one client and mini-batches that divide its samples, got "
-            f"{max(1, len(problem.members))} clients and mini-batches of {schedule.batch_size} "
-            f"of {count} samples."
-        )
-    used = schedule.num_steps * size
-    slot = torch.arange(-(-used // count) * count)
-    return Slots(torch.where(slot < used, slot // size, -1), slot // count, used)
+    step, first = torch.full((count,), -1), 0
+    for number, examples in enumerate(problem.members or (count,)):
+        used = schedule.num_samples_used(examples)
+        for index, window in enumerate(schedule.slices(used)):
+            step[first + window.start : first + window.stop] = number * schedule.num_steps + index
+        first += used
+    return step
+
+
+def has_order(steps: Int[Tensor, " N"]) -> bool:
+    """Return whether samples are used in several steps; see :func:`local_steps_of`."""
+    return len(set(steps.tolist()) - {-1}) > 1
 
 
 @dataclass(frozen=True)
 class OrderSearch:
     """Alternate between short fits and exchanging samples between steps, from several starts.
 
-    A *move* exchanges two samples of one epoch between two steps, or gives a sample another label.
+    A *move* exchanges two samples between two steps, or gives a sample another label.
     A turn tries all moves and makes the best one, as long as it lowers the objective. Then a short
     fit follows. Every second start keeps the inferred labels in its first turn; in the others they
     may change before the first fit. The start with the least objective gets the optimizer's full
@@ -93,8 +58,6 @@ class OrderSearch:
         starts: number of starts that compete, ≥ 1.
         turns: number of turns of each start, ≥ 0.
         iterations: largest number of iterations of the optimizer in the fit of a turn, ≥ 1.
-        epochs: ``repeated`` if the client takes its samples in the same order in all epochs,
-            ``reshuffled`` if in a new order in each, as with a shuffling loader.
         relabel: whether moves may change labels.
         max_moves: largest number of moves that are tried at once, ≥ 1. If there are more, some are
             drawn at random.
@@ -105,7 +68,6 @@ class OrderSearch:
     starts: int = 4
     turns: int = 3
     iterations: int = 30
-    epochs: Literal["repeated", "reshuffled"] = "repeated"
     relabel: bool = True
     max_moves: int = 256
     improvement: float = 1e-3
@@ -117,16 +79,8 @@ class OrderSearch:
         for name in ("starts", "iterations", "max_moves"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        if self.epochs not in ("repeated", "reshuffled"):
-            raise ValueError(f"epochs must be 'repeated' or 'reshuffled', got {self.epochs!r}.")
         if not 0 < self.improvement < 1:
             raise ValueError(f"improvement must lie in (0, 1), got {self.improvement}.")
-
-    def draw(self, slots: Slots, generator: torch.Generator) -> Int[Tensor, " S"]:
-        """Return a random order (S,) of the samples, the same for all epochs or one for each."""
-        count = int((slots.epoch == 0).sum())
-        epochs = int(slots.epoch.max()) + 1
-        return torch.cat([torch.randperm(count, generator=generator) for _ in range(epochs)])
 
     def search(
         self,
@@ -134,8 +88,8 @@ class OrderSearch:
         optimizer: Optimizer,
         points: Float[Tensor, "R D"],
         targets: Tensor,
-        orders: Int[Tensor, "R S"],
-        slots: Slots,
+        orders: Int[Tensor, "R N"],
+        steps: Int[Tensor, " N"],
         streams: Sequence[torch.Generator],
         num_classes: int | None,
         project: Callable[[Tensor], Tensor] | None,
@@ -149,8 +103,8 @@ class OrderSearch:
             optimizer: the optimizer of the short fits, which must have ``iterations``.
             points: (R, D) points of the start, with ``starts`` consecutive rows for each stream.
             targets: (R, N) targets of the samples.
-            orders: (R, S) the sample in each slot.
-            slots: the slots of all rows.
+            orders: (R, N) the sample at each place of the client's sequence.
+            steps: (N,) the local step of each place, in all rows; see :func:`local_steps_of`.
             streams: the random stream of each ``starts`` rows.
             num_classes: number of classes that labels may change to; ``None`` keeps the targets.
             project: the projection onto the feasible set.
@@ -167,7 +121,7 @@ class OrderSearch:
                 orders[row], targets[row], values[row] = self.improve(
                     orders[row],
                     targets[row],
-                    slots,
+                    steps,
                     None if trusts else num_classes,
                     partial(evaluate.moves, points[row], row),
                     streams[row // self.starts],
@@ -182,9 +136,9 @@ class OrderSearch:
 
     def improve(
         self,
-        order: Int[Tensor, " S"],
+        order: Int[Tensor, " N"],
         targets: Tensor,
-        slots: Slots,
+        steps: Int[Tensor, " N"],
         num_classes: int | None,
         values: Values,
         generator: torch.Generator,
@@ -193,9 +147,9 @@ class OrderSearch:
         """Return order, targets and objective after making the best move while there is one.
 
         Args:
-            order: (S,) the sample in each slot.
+            order: (N,) the sample at each place of the client's sequence.
             targets: (N,) targets of the samples.
-            slots: the slots, which determine the exchanges that make a difference.
+            steps: (N,) the local step of each place, which determines the exchanges that count.
             num_classes: number of classes that labels may change to; ``None`` keeps the targets.
             values: the objective of moves.
             generator: draws some of the moves if there are too many.
@@ -203,7 +157,7 @@ class OrderSearch:
         """
         value = float(values(order[None], targets[None])[0])
         for _ in range(2 * len(order)):
-            orders, labels = _moves(order, targets, slots, num_classes)
+            orders, labels = _moves(order, targets, steps, num_classes)
             if not len(orders) or budget.is_spent:
                 break
             chosen = torch.randperm(len(orders), generator=generator)[: self.max_moves]
@@ -217,12 +171,12 @@ class OrderSearch:
 
 
 def _moves(
-    order: Tensor, targets: Tensor, slots: Slots, num_classes: int | None
+    order: Tensor, targets: Tensor, steps: Tensor, num_classes: int | None
 ) -> tuple[Tensor, Tensor]:
-    """Return all orders (M, S) and targets (M, N) that differ by one exchange or one label."""
+    """Return all orders (M, N) and targets (M, N) that differ by one exchange or one label."""
     size = len(order)
     i, j = torch.triu_indices(size, size, offset=1)
-    apart = (slots.step[i] != slots.step[j]) & (slots.epoch[i] == slots.epoch[j])
+    apart = steps[i] != steps[j]
     i, j = i[apart], j[apart]
     orders = order.repeat(len(i), 1)
     rows = torch.arange(len(i))

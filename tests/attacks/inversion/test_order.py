@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from flwr_leakage.attacks import LBFGS, AttackJob, Euclidean, GradientInversion, pose
 from flwr_leakage.attacks.inversion.evaluation import Candidates, Evaluator
-from flwr_leakage.attacks.inversion.order import OrderSearch, make_slots
+from flwr_leakage.attacks.inversion.order import OrderSearch, local_steps_of
 from flwr_leakage.audit.targets import aggregate
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, ThreatModel
@@ -84,28 +84,23 @@ def test_at_the_truth_the_objective_is_zero_for_every_schedule_view_and_order(sc
     assert float(gradient.abs().max()) < 1e-8
 
 
-def test_at_the_truth_the_objective_is_zero_for_reshuffled_epochs():
-    gradient_map, batch = double_map(), draw_batch(4)
-    order = torch.tensor([0, 1, 2, 3, 2, 0, 3, 1, 3, 1, 0, 2])
+def test_the_order_is_found_where_the_samples_are_right():
+    gradient_map, batch = double_map(), draw_batch(6)
+    order = torch.tensor([2, 0, 3, 5, 1, 4])
     schedule = LocalSchedule(0.3, num_steps=5, batch_size=2, momentum=0.5)
-    long = observe(gradient_map, batch[order], schedule)
-    seen = replace(long, update=replace(long.update, num_examples=4))
+    seen = observe(gradient_map, batch[order], schedule)
     problem = pose(gradient_map, SPEC, seen, ThreatModel())
-    slots = make_slots(problem, "reshuffled")
-    assert slots.used == 10
-    assert slots.step.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, -1, -1]
-    assert slots.epoch.tolist() == [0] * 4 + [1] * 4 + [2] * 4
-    value, _, moves = evaluate(problem, batch, order[: slots.used])
+    steps = local_steps_of(problem)
+    assert steps.tolist() == [3, 3, 4, 4, 2, 2]
+    value, _, moves = evaluate(problem, batch, order)
     assert value < 1e-20
-    # With the samples right, the order of every epoch is found from a wrong one.
-    wrong = torch.tensor([0, 1, 2, 3] * 3)
-    search = OrderSearch(epochs="reshuffled", max_moves=10**6)
+    search = OrderSearch(max_moves=10**6)
     found, targets, objective = search.improve(
-        wrong, batch.targets, slots, 4, moves, torch.Generator()
+        torch.arange(6), batch.targets, steps, 4, moves, torch.Generator()
     )
     assert objective < 1e-20
     assert torch.equal(targets, batch.targets)
-    for step in range(slots.used // 2):
+    for step in range(3):
         pair = slice(2 * step, 2 * step + 2)
         assert sorted(found[pair].tolist()) == sorted(order[pair].tolist())
 
@@ -117,35 +112,28 @@ def test_labels_are_found_where_the_samples_are_right():
     )
     _, _, moves = evaluate(problem, batch, torch.arange(3))
     wrong = (batch.targets + torch.tensor([0, 1, 3])) % 4
-    slots = make_slots(problem, "repeated")
+    steps = local_steps_of(problem)
     search = OrderSearch()
-    _, found, _ = search.improve(torch.arange(3), wrong, slots, 4, moves, torch.Generator())
+    _, found, _ = search.improve(torch.arange(3), wrong, steps, 4, moves, torch.Generator())
     assert torch.equal(found, batch.targets)
-    _, kept, _ = search.improve(torch.arange(3), wrong, slots, None, moves, torch.Generator())
+    _, kept, _ = search.improve(torch.arange(3), wrong, steps, None, moves, torch.Generator())
     assert torch.equal(kept, wrong)
 
 
-def test_slots_of_several_clients_belong_to_steps_of_their_own():
+def test_steps_of_several_clients_belong_to_steps_of_their_own():
     gradient_map = double_map()
     schedule = LocalSchedule(0.1, num_steps=2, batch_size=2)
     clients = [observe(gradient_map, draw_batch(count), schedule) for count in (1, 3, 5)]
     problem = pose(gradient_map, SPEC, aggregate(clients).observation, ThreatModel())
-    assert make_slots(problem, "repeated").step.tolist() == [1, 2, 2, 3, 4, 4, 5, 5]
-    with pytest.raises(ValueError, match="one client"):
-        make_slots(problem, "reshuffled")
-    alone = pose(gradient_map, SPEC, clients[1], ThreatModel())
-    with pytest.raises(ValueError, match="divide"):
-        make_slots(alone, "reshuffled")
+    assert local_steps_of(problem).tolist() == [1, 2, 2, 3, 4, 4, 5, 5]
 
 
-@pytest.mark.parametrize("epochs", ["repeated", "reshuffled"])
-def test_together_as_one_by_one(epochs):
+def test_together_as_one_by_one():
     gradient_map, schedule = double_map(), LocalSchedule(0.1, num_steps=4, batch_size=1)
     seen = [observe(gradient_map, draw_batch(2, c), schedule, client_id=c) for c in range(2)]
-    attack = replace(SEARCH, order=replace(SEARCH.order, epochs=epochs))
 
     def run(observations, batching):
-        chosen = replace(attack, batching=batching)
+        chosen = replace(SEARCH, batching=batching)
         return chosen(AttackJob(gradient_map, SPEC, observations, ThreatModel()))
 
     for observation, result in zip(seen, run(seen, "vmap"), strict=True):
