@@ -52,7 +52,7 @@ class Contrast:
             return cls(spec)
         generator, prior = torch.Generator().manual_seed(0), ImagePrior.of(spec)
         shape = (problem.num_samples, *spec.shape)
-        inputs = spec.clamp(prior.grey + prior.push(torch.randn(shape, generator=generator)))
+        inputs = spec.clamp(prior.inputs(torch.randn(shape, generator=generator)))
         inputs = inputs.to(next(iter(problem.params.values())))
         targets = torch.zeros(len(inputs), dtype=torch.int64)
         common = torch.full((len(inputs),), 1.25)
@@ -92,8 +92,8 @@ class Contrast:
         """Return the coordinates under a prior of the :meth:`stretched` inputs."""
         if self.unknown == "none":
             return point
-        inputs = self.stretched(prior.grey + prior.push(point))
-        return torch.stack([prior.coordinates(each[None]) for each in inputs]).to(point)
+        inputs = self.stretched(prior.inputs(point))
+        return prior.coordinates(inputs).to(point)
 
 
 def largest_factors(spec: InputSpec, inputs: Tensor) -> Tensor:

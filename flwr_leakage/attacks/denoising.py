@@ -92,7 +92,7 @@ class Denoising:
         def pose(at: Iterate) -> Posed | None:
             nonlocal images, prior
             if at.steps:
-                images = prior.grey + prior.push(at.point)
+                images = prior.inputs(at.point)
             if at.steps == self.steps or budget.is_spent or (at.steps and not at.has_moved):
                 return None
             watch = Stopwatch()
@@ -105,7 +105,7 @@ class Denoising:
 
             def residual_at(trial: Tensor) -> Tensor:
                 with torch.no_grad():
-                    return likelihood.residual(gradient(now.grey + now.push(trial)))
+                    return likelihood.residual(gradient(now.inputs(trial)))
 
             # The code above took about as long as one iteration.
             iterations = 1 + budget.affordable(self.iterations - 1, watch.seconds)
@@ -122,4 +122,4 @@ def fitted(prior: ImagePrior, inputs: Tensor) -> tuple[ImagePrior, Tensor]:
     each = [prior.fitted(image[None]) for image in inputs]
     point = [own.coordinates(image[None]) for own, image in zip(each, inputs, strict=True)]
     deviations = torch.stack([own.deviations for own in each])
-    return replace(prior, deviations=deviations), torch.stack(point)
+    return replace(prior, deviations=deviations), torch.cat(point)

@@ -155,7 +155,7 @@ class Evidence:
         energy, plausible = self._misfit_energy(residual, batch.inputs), True
         if self.prior is not None:
             inputs = batch.inputs.double()
-            coordinates = torch.stack([self.prior.coordinates(x[None]) for x in inputs])
+            coordinates = self.prior.coordinates(inputs)
             is_open = self.told is not None and self.equations < self.unknowns
             energy += ring_energy(coordinates, is_open)
             plausible = float(coordinates.square().mean()) <= 1.5

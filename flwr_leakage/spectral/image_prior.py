@@ -125,7 +125,7 @@ class ImagePrior:
             least: number > 0 that is added to every mean square, so that a grey image has a
                 spectrum, too.
         """
-        energies = (self.deviations * self.coordinates(inputs)).square().flatten(1).numpy()
+        energies = (self.deviations * self.coordinates(inputs)[0]).square().flatten(1).numpy()
         _, height, width = inputs.shape[1:]
         squares = (np.arange(height)[:, None] ** 2 + np.arange(width) ** 2).ravel()
         numbers = (np.log(squares.clip(1)) / (2 * math.log(ring))).astype(int)
@@ -141,13 +141,16 @@ class ImagePrior:
         return replace(self, deviations=fitted.reshape(self.deviations.shape))
 
     def coordinates(self, inputs: Tensor) -> Tensor:
-        """Return the coordinates s (C, H, W) of inputs (1, C, H, W)."""
-        images = torch.einsum("oc,chw->ohw", self.colours, (inputs - self.grey)[0] / self.scale)
-        return self.rows @ images @ self.columns.T / self.deviations
+        """Return the coordinates s (B, C, H, W) of inputs (B, C, H, W)."""
+        found = []
+        for each in (inputs - self.grey) / self.scale:  # each by itself, so that no bit hangs on B
+            images = torch.einsum("oc,chw->ohw", self.colours, each)
+            found.append(self.rows @ images @ self.columns.T / self.deviations)
+        return torch.stack(found)
 
     def inputs(self, coordinates: Tensor) -> Tensor:
-        """Return μ + L s (1, C, H, W), for s (C, H, W)."""
-        return self.grey + self.push(coordinates)[None]
+        """Return the inputs μ + L s (B, C, H, W), for s (B, C, H, W)."""
+        return self.grey + self.push(coordinates)
 
     def push(self, coordinates: Tensor) -> Tensor:
         """Return L s, for s (…, C, H, W)."""

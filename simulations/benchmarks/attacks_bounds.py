@@ -116,7 +116,7 @@ def networks(name: str, seed: int) -> nn.Module:
 def prior_draws(prior: ImagePrior, count: int, seed: int) -> Batch:
     """Images of the prior, in double precision, with labels in turn."""
     draws = torch.randn(count, *SHAPE, generator=lab.generator(seed), dtype=torch.float64)
-    return Batch(prior.grey + prior.push(draws), torch.arange(count) % lab.CLASSES)
+    return Batch(prior.inputs(draws), torch.arange(count) % lab.CLASSES)
 
 
 def grey_images(root: str, first: int, count: int) -> Batch:

@@ -101,7 +101,7 @@ def bound(network: nn.Module, truth: Batch, seen: Observation) -> float:
 
     right = prior.pull(here.pull(weights * here.push(inputs - prior.grey)))
     mean, _ = conjugate_gradients(product, right.flatten(), 1e-6, ITERATIONS)
-    found = SPEC.clamp(prior.grey + prior.push(mean.reshape(inputs.shape))).float()
+    found = SPEC.clamp(prior.inputs(mean.reshape(inputs.shape))).float()
     return statistics.fmean(psnr(found, truth.inputs, SPEC))
 
 

@@ -64,8 +64,8 @@ def test_a_gradient_leaves_open_the_contrast_that_normalisation_removes(
     # Grey copies of the images are stretched to the images themselves, unless contrast is told.
     paler = 0.3 * batch.inputs.double()
     prior = ImagePrior.of(SPEC)
-    point = torch.stack([prior.coordinates(each[None]) for each in paler])
-    found = prior.grey + prior.push(contrast.gauged(prior, point))
+    point = prior.coordinates(paler)
+    found = prior.inputs(contrast.gauged(prior, point))
     expected = paler if unknown == "none" else batch.inputs.double()
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     own, other = (simulate_rounds(problem, Batch(x, batch.targets)) for x in (paler, found))

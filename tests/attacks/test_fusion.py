@@ -111,7 +111,7 @@ def test_one_clean_sample_is_judged_by_what_its_gradient_tells_of_features():
     rest = known.residual(equations.gradient(batch.inputs.double() + 0.1, 0.0, precise=True))
     own = known.energy(rest, evidence.unknowns, equations.groups)
     coordinates = evidence.prior.coordinates((batch.inputs + 0.1).double())
-    assert far.energy == pytest.approx(own + ring_energy(coordinates[None]))
+    assert far.energy == pytest.approx(own + ring_energy(coordinates))
     _, _, noised = posed(hidden(), batch, noisy)
     assert Evidence.of(noised, 1e-7).told is None
     _, _, several = posed(hidden(), images(2))

@@ -295,7 +295,7 @@ def similar(label, seed):
     torch.manual_seed(seed)
     gradient_map = GradientMap(Similar())
     prior = ImagePrior.of(SPEC).single()
-    inputs = SPEC.clamp(prior.grey + prior.push(torch.randn(1, *SPEC.shape)))
+    inputs = SPEC.clamp(prior.inputs(torch.randn(1, *SPEC.shape)))
     batch = Batch(inputs, torch.tensor([label]))
     return gradient_map, batch, observe(gradient_map, batch, LocalSchedule(1.0))
 

@@ -50,8 +50,10 @@ def test_neighbours_and_colours_are_alike_in_samples():
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_coordinates_are_the_inverse_of_inputs(spec):
-    prior, s = ImagePrior.of(spec), draw(spec.shape)
-    torch.testing.assert_close(prior.coordinates(prior.inputs(s)), s)
+    prior, s = ImagePrior.of(spec), torch.stack([draw(spec.shape), 2 * draw(spec.shape)])
+    inputs = prior.inputs(s)
+    torch.testing.assert_close(prior.coordinates(inputs), s)
+    assert torch.equal(prior.coordinates(inputs)[1:], prior.coordinates(inputs[1:]))
 
 
 def test_a_fitted_prior_has_the_spectrum_of_the_image():

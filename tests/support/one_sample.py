@@ -21,7 +21,7 @@ SPEC = InputSpec((1, 8, 8), 4, (0.4,), (0.3,))
 def images(count=1, seed=0):
     prior = ImagePrior.of(SPEC).single()
     draws = torch.randn(count, *SPEC.shape, generator=torch.Generator().manual_seed(seed))
-    return Batch(SPEC.clamp(prior.grey + prior.push(draws)), torch.arange(count) % 4)
+    return Batch(SPEC.clamp(prior.inputs(draws)), torch.arange(count) % 4)
 
 
 def network(seed=0, bias=True):

@@ -107,10 +107,10 @@ def fade(
             weight *= fading.factor
         if not (weight > fading.last and value > fading.enough) or (at.steps and budget.is_spent):
             return None
-        blur, here = fading.blur_at(weight), prior.grey + prior.push(at.point)
+        blur, here = fading.blur_at(weight), prior.inputs(at.point)
 
         def residual_at(point: Tensor) -> Tensor:
-            return equations.residual(prior.grey + prior.push(point), blur)
+            return equations.residual(prior.inputs(point), blur)
 
         linear = narrow.linearise(here.float(), blur)
         found = kept.get(lambda: approximate(narrow, here, blur, narrow_prior))
@@ -121,8 +121,8 @@ def fade(
             weight,
         ).posed(Solver(fading.iterations, precondition=inverse))
 
-    end = descend(pose, prior.coordinates(inputs)[None], Shortening())
-    return prior.grey + prior.push(end.point), value
+    end = descend(pose, prior.coordinates(inputs), Shortening())
+    return prior.inputs(end.point), value
 
 
 def eigenvalues_kept(many: int = 100, served: int = 1000) -> Kept[LowRank]:

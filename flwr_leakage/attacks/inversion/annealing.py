@@ -81,9 +81,6 @@ class Equations(Protocol):
     def groups(self) -> Tensor:
         """(P,) group number of each equation; a wrong mask moves the equations of a group alike."""
 
-    def inputs(self, coordinates: Tensor) -> Tensor:
-        """Return the images of coordinates of the prior."""
-
     def gauged(self, coordinates: Tensor) -> Tensor:
         """Return coordinates of equal numbers, with a contrast that is assumed if none is told."""
 
@@ -138,7 +135,7 @@ class RunEnd:
         stopped: bool,
     ) -> "RunEnd":
         """Return the end of a run at coordinates (B, C, H, W), judged by the equations."""
-        inputs, size = model.inputs(point).double(), float(point.double().square().mean())
+        inputs, size = model.prior.inputs(point).double(), float(point.double().square().mean())
         unknown = (math.nan,) * 3
         found = cls(inputs, *unknown, size, steps, products, stage, stopped)
         return found.judged(model, likelihood)
@@ -236,7 +233,7 @@ class _Annealed:
         share = (self.weight / self.first) ** annealing.exponent if at.steps else 1.0
         blur = annealing.blur * share
         self.blur = blur = blur if blur > 3e-3 else 0.0  # smaller blurs are left out
-        inputs = model.inputs(at.point)
+        inputs = model.prior.inputs(at.point)
         self.here = here = model.linearize(inputs, blur)
         value = model.gradient(inputs, blur, precise=True) if self.precise else here.value
         residual = self.likelihood.residual(value)
@@ -309,7 +306,7 @@ def residuals(
     """
     prior = prior or model.prior
     return lambda point: likelihood.residual(
-        model.gradient(prior.grey + prior.push(point), blur, precise=precise)
+        model.gradient(prior.inputs(point), blur, precise=precise)
     )
 
 

@@ -130,7 +130,7 @@ class DenseGaussNewton(OneByOne):
             equations = replace(equations, model=replace(model, targets=targets))
         runs: list[_Run] = []
         for start in self._begin(problem, generator, restart, before):
-            point = torch.stack([prior.coordinates(image[None]) for image in start.double()])
+            point = prior.coordinates(start.double())
             runs.append(_Run(equations, self, budget, own, point))
             descend(runs[-1].pose, point, Shortening(8, 0.5))
             if runs[-1].end != STALL:
@@ -143,7 +143,7 @@ class DenseGaussNewton(OneByOne):
         if stage == STALL:
             stage += f" from {len(runs)} start" + "s" * (len(runs) > 1)
         return Reconstruction(
-            batch=answer(problem.spec.clamp(prior.grey + prior.push(best.point)), targets),
+            batch=answer(problem.spec.clamp(prior.inputs(best.point)), targets),
             objective=distance,
             stats={
                 **({"stage": stage} if stage else {}),
@@ -278,7 +278,7 @@ class _Run:
     def pose(self, at: Iterate) -> Posed | None:
         """Return the next step's system, or None if the run is over."""
         equations, prior, model = self.equations, self.equations.prior, self.equations.model
-        inputs = prior.grey + prior.push(at.point)
+        inputs = prior.inputs(at.point)
         linear = Linearization(model.gradient, inputs)
         self.point, self.residual = at.point, equations.likelihood.residual(linear.value)
         if self._is_over(at):
@@ -294,7 +294,7 @@ class _Run:
             return None
 
         def wrong_at(point: Tensor) -> Tensor:
-            trial = prior.grey + prior.push(point)
+            trial = prior.inputs(point)
             return equations.wrong(trial, model.gradient(trial))
 
         def push(direction: Tensor) -> Tensor:

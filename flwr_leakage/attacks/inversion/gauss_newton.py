@@ -378,7 +378,7 @@ class _Model:
     def of(cls, problem: Problem, targets: Tensor, generator: torch.Generator) -> "_Model":
         single, prior = problem.to(torch.float32), ImagePrior.of(problem.spec).single()
         draws = torch.randn(DRAWS, *problem.spec.shape, generator=generator)
-        images = problem.spec.clamp(prior.grey + prior.push(draws))
+        images = problem.spec.clamp(prior.inputs(draws))
         deviations = measure(
             lambda: single.gradient_map.logits(single.params, images, single.buffers)
         )
@@ -393,9 +393,6 @@ class _Model:
     @property
     def shape(self) -> tuple[int, ...]:
         return (self.problem.num_samples, *self.problem.spec.shape)
-
-    def inputs(self, coordinates: Tensor) -> Tensor:
-        return self.prior.grey + self.prior.push(coordinates)
 
     def gauged(self, coordinates: Tensor) -> Tensor:
         """Return coordinates of equal numbers, with a contrast that is assumed if none is told."""

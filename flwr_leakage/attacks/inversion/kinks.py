@@ -58,7 +58,7 @@ def is_rough(problem: Problem, num_lines: int = 3, num_points: int = 33) -> bool
     prior = ImagePrior.of(problem.spec)
     stream = torch.Generator().manual_seed(0)
     draws = torch.randn(2, num_lines, *problem.spec.shape, generator=stream, dtype=torch.float64)
-    images = problem.spec.clamp(prior.grey + prior.push(draws.flatten(0, 1)))
+    images = problem.spec.clamp(prior.inputs(draws.flatten(0, 1)))
     starts, ends = images.reshape(draws.shape)
     # In units of the distance of a line's ends. Steep activations are smooth on the short line
     # only. If there are few ReLUs, they flip on the long line only.

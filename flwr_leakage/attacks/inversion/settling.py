@@ -83,7 +83,7 @@ class Settling:
         if not self.steps:
             return start
         prior = model.prior
-        point = torch.stack([prior.coordinates(image[None]) for image in start.inputs.float()])
+        point = prior.coordinates(start.inputs.float())
         # The factor 40 was chosen on development draws; no table.
         first = min(max(40.0 * math.sqrt(start.distance), self.least), self.most)
         pace = _Pace(self, model.passes, budget)
@@ -183,7 +183,7 @@ class Doubts:
         if self._last is not None and (width := next(self._widths, None)) is not None:
             posterior, _, tight = self._last
             draws = [posterior.draw(tight, self._generator) for _ in range(self.draws)]
-            images = [self._inputs(at.point + draw) for draw in (0 * at.point, *draws)]
+            images = [self.prior.inputs(at.point + draw) for draw in (0 * at.point, *draws)]
             found = spreads(self.model, images[0], images[1:])
             widths = [(width * unit).clamp_min(1e-9) for unit in found]  # blurs divide by them
             self._blurred, self._blur = self.model.blurred_by(widths), 1.0
@@ -192,12 +192,9 @@ class Doubts:
         self._last = self._linearise(at)
         return self._last and self._last[0].posed(self._last[1])
 
-    def _inputs(self, point: Tensor) -> Tensor:
-        return self.prior.grey + self.prior.push(point)
-
     def _linearise(self, at: Iterate) -> tuple[Posterior, Solver, Solver] | None:
         """Return the posterior of the blurred equations at an iterate, and its two solvers."""
-        model, blur, inputs = self._blurred, self._blur, self._inputs(at.point)
+        model, blur, inputs = self._blurred, self._blur, self.prior.inputs(at.point)
         residual_at = residuals(model, self.likelihood, blur, prior=self.prior)
         residual = residual_at(at.point)
         weights = 1 / self.variances(residual)

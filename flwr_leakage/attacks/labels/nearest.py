@@ -44,7 +44,7 @@ class NearestGradient:
         if images is None:
             prior = ImagePrior.of(problem.spec)
             draws = torch.randn(self.draws, *problem.spec.shape, generator=generator).double()
-            images = problem.spec.clamp(prior.grey + prior.push(draws))
+            images = problem.spec.clamp(prior.inputs(draws))
         images = images.to(observed)
 
         def likeness(label: int) -> float:

@@ -347,7 +347,7 @@ def _dummies(
     stride = 0.04 * math.sqrt(math.prod(spec.shape))
 
     def inputs(codes: Tensor) -> Tensor:
-        return spec.clamp(prior.grey + prior.push(codes)).to(like)
+        return spec.clamp(prior.inputs(codes)).to(like)
 
     targets = classes.to(like.device)
     for _ in range(iterations):

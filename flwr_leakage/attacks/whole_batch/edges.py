@@ -90,7 +90,7 @@ class Edges:
             budget: a limit that is checked between steps.
         """
         prior = model.prior
-        start = torch.stack([prior.coordinates(image[None]) for image in inputs.float()])
+        start = prior.coordinates(inputs.float())
 
         def pose(at: Iterate) -> Posed | None:
             if at.steps == self.steps or budget.is_spent:
@@ -100,7 +100,7 @@ class Edges:
             residual = residual_at(at.point)
             variances = likelihood.variances(residual, 1.0)
             unit = float((likelihood.observed.square() / variances).sum())
-            here = model.linearize(model.inputs(at.point), blur)
+            here = model.linearize(model.prior.inputs(at.point), blur)
             return Posterior(
                 *(here, prior, 1 / (unit * variances), residual, at.point, residual_at),
                 weight=self.weight / unit,
@@ -110,7 +110,7 @@ class Edges:
         end = descend(pose, start, Shortening())
         point, taken = end.point, end.steps
         before, after = (self.energy(model, likelihood, each) for each in (start, point))
-        return (model.inputs(point).double(), taken) if after < before else (inputs, 0)
+        return (model.prior.inputs(point).double(), taken) if after < before else (inputs, 0)
 
     def energy(self, model: KnownErrors, likelihood: Likelihood, point: Tensor) -> float:
         """Return −2 log posterior + constant of coordinates (B, C, H, W) at the last blur."""

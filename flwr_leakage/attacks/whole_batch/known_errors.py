@@ -117,7 +117,7 @@ class KnownErrors:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape (B, C, H, W) of the prior's coordinates that :meth:`inputs` maps to B images."""
+        """Shape (B, C, H, W) of the prior's coordinates of B images."""
         return (len(self.errors), *self.problem.spec.shape)
 
     @property
@@ -132,10 +132,6 @@ class KnownErrors:
         gradients = kernel_groups([self.problem.params[name].shape for name in self.passed.names])
         features = torch.arange(self.errors.numel()) + gradients[-1] + 1
         return torch.cat([gradients, features])
-
-    def inputs(self, coordinates: Tensor) -> Tensor:
-        """Return the images of coordinates of the prior."""
-        return self.prior.grey + self.prior.push(coordinates)
 
     def likelihood(self, noise_std: float | None) -> Likelihood:
         """Return the observed value, noise and bound of every equation.
@@ -289,7 +285,7 @@ class Passed:
         single = problem.to(torch.float32)
         prior = (prior or ImagePrior.of(problem.spec)).single()
         draws = torch.randn(DRAWS, *problem.spec.shape, generator=generator)
-        images = problem.spec.clamp(prior.grey + prior.push(draws))
+        images = problem.spec.clamp(prior.inputs(draws))
         narrow = FeaturePass.of(single, weight, images)
         names = _names_before(narrow, images)
         deviations = measure(lambda: narrow(single.params, images))

@@ -87,7 +87,7 @@ class Sharpening:
 
         def is_over(at: Iterate, _: Posterior | None) -> bool:
             nonlocal best, least
-            here = prior.grey + prior.push(at.point)
+            here = prior.inputs(at.point)
             met = likelihood.distance(likelihood.residual(model.gradient(here, 0.0, True)))
             if met < least:
                 best, least = here, met
@@ -122,7 +122,7 @@ class Sharpening:
             draws=self.draws,
             is_sharp=True,
         )
-        start = torch.stack([prior.coordinates(image[None]) for image in inputs.double()])
+        start = prior.coordinates(inputs.double())
         end = descend(run.pose, start, Shortening())
         return best, end.steps
 

@@ -36,7 +36,7 @@ def smooth_image(seed=0, count=1):
     """A draw of the prior, in the pixels' box."""
     generator = torch.Generator().manual_seed(seed)
     prior = ImagePrior.of(SPEC).single()
-    return SPEC.clamp(prior.grey + prior.push(torch.randn(count, *SPEC.shape, generator=generator)))
+    return SPEC.clamp(prior.inputs(torch.randn(count, *SPEC.shape, generator=generator)))
 
 
 def relu_network(seed=0):
@@ -96,7 +96,7 @@ def test_the_first_step_is_that_of_a_dense_solve():
     prior = ImagePrior.of(SPEC)
 
     def function(coordinates):
-        batch = Batch(prior.grey + prior.push(coordinates), torch.tensor([2]))
+        batch = Batch(prior.inputs(coordinates), torch.tensor([2]))
         gradient = simulate_gradient(
             problem.gradient_map, problem.params, {}, problem.schedule, batch
         )
@@ -111,7 +111,7 @@ def test_the_first_step_is_that_of_a_dense_solve():
     weight = 0.1 * float(torch.linalg.eigvalsh(gram)[-1])
     system = gram + weight * torch.eye(len(gram), dtype=torch.float64)
     step = -torch.linalg.solve(system, jacobian.T @ (weights * residual))
-    expected = SPEC.clamp(prior.grey + prior.push(step.reshape(start.shape))).float()
+    expected = SPEC.clamp(prior.inputs(step.reshape(start.shape))).float()
     grey = prior.grey.float()
     assert float((expected - grey).norm()) > 0.1
     # The largest eigenvalue is estimated by six products.

@@ -24,7 +24,7 @@ NONE = Settling(steps=0)
 def images(count=1, seed=0):
     prior = ImagePrior.of(SPEC).single()
     draws = torch.randn(count, *SPEC.shape, generator=torch.Generator().manual_seed(seed))
-    return Batch(SPEC.clamp(prior.grey + prior.push(draws)), torch.arange(count) % 4)
+    return Batch(SPEC.clamp(prior.inputs(draws)), torch.arange(count) % 4)
 
 
 def network(pooled=False):

@@ -23,9 +23,9 @@ def case(**settings):
         return torch.sinh(inputs.flatten() @ matrix.T)
 
     def residual_at(point):
-        return function(PRIOR.grey + PRIOR.push(point)) - observed
+        return function(PRIOR.inputs(point)) - observed
 
-    linear = Linearization(function, PRIOR.grey + PRIOR.push(point))
+    linear = Linearization(function, PRIOR.inputs(point))
     weights = torch.rand(20, generator=generator).double() + 0.5
     posterior = Posterior(
         linear, PRIOR, weights, residual_at(point), point, residual_at, **settings

@@ -23,7 +23,7 @@ SPEC = InputSpec((1, 8, 8), 4, (0.4,), (0.3,))
 def images(count, seed=0):
     prior = ImagePrior.of(SPEC).single()
     draws = torch.randn(count, *SPEC.shape, generator=torch.Generator().manual_seed(seed))
-    return Batch(SPEC.clamp(prior.grey + prior.push(draws)), torch.arange(count) % 4)
+    return Batch(SPEC.clamp(prior.inputs(draws)), torch.arange(count) % 4)
 
 
 def network(pool=None, seed=0):
@@ -191,13 +191,13 @@ def test_weights_follow_each_channel_and_a_small_group_gets_no_more_than_the_sur
 def test_every_unit_is_blurred_by_its_spread_over_draws():
     model, _, start = near_the_truth(0.02)
     prior = model.prior
-    point = torch.stack([prior.coordinates(each[None]) for each in start.float()])
+    point = prior.coordinates(start.float())
     still = torch.zeros_like(point)
     still[0] = torch.randn(point[0].shape, generator=torch.Generator().manual_seed(2))
-    first, *_ = spreads(model, model.inputs(point), [model.inputs(point + still)])
+    first, *_ = spreads(model, model.prior.inputs(point), [model.prior.inputs(point + still)])
     assert first.shape == (2, 6, 8, 8)
     assert float(first[0].min()) > 0 and not bool(first[1].any())
-    twice = spreads(model, model.inputs(point), [model.inputs(point + 2 * still)])[0]
+    twice = spreads(model, model.prior.inputs(point), [model.prior.inputs(point + 2 * still)])[0]
     assert torch.allclose(twice, 2 * first, rtol=1e-3, atol=1e-5)
 
 
@@ -254,7 +254,7 @@ def test_the_end_with_edges_is_kept_by_its_own_energy_alone():
             return float((point - start).square().sum())
 
     model, _, inputs = near_the_truth(0.1)
-    start = torch.stack([model.prior.coordinates(each[None]) for each in inputs.float()])
+    start = model.prior.coordinates(inputs.float())
     likelihood = model.likelihood(None)
     found, steps = Rising(steps=2)(model, likelihood, inputs, Budget())
     assert steps == 0 and torch.equal(found, inputs)
