@@ -2,8 +2,8 @@
 
 The weight gradient of a layer gives linear equations for its input a, which leave a open in some
 directions. If a comes from ReLUs it is nonnegative and partly zero. It is then mostly a vertex of
-the polytope of the equations' nonnegative solutions, often the one of least sum. The solution
-nearest to a candidate is another guess. Each guess of a gives a guess of its mask [a > 0].
+the polytope of the equations' nonnegative solutions, often the one of least sum. The outputs of a
+candidate for x are another guess. Each guess of a gives a guess of its mask [a > 0].
 
 The bias b of the layer ``W ∗ x + b`` that made a shows whether a mask is right. Let e be the errors
 of that layer's outputs as if all were active, which are known from the layers behind. Then
@@ -45,24 +45,15 @@ SUM_WEIGHT = 1e-4
 """Weight of the sum of a's entries beside the equations, whose rows have length one. It is so small
 that the sum only decides among solutions of the equations."""
 
-OPEN_SHARE = 0.02
-"""An entry counts as open if the equations leave more than this share of it undetermined."""
-
-DOUBTFUL = 1e-2
-"""An entry of a solution is doubtful up to this share of its channel's largest entry."""
-
 FLIPPABLE, MOST_FLIPS = 24, 3
 """Number of entries of a mask that may be flipped, the most doubtful ones, and largest number of
-them that are flipped at once. About 7,000 masks are tried for a channel; a wrong mask passes the
-bias's gradient about once in 1e5 times."""
+them that are flipped at once. 2,325 masks are tried for a channel; a wrong mask passes the bias's
+gradient about once in 1e5 times."""
 
 WORTH = 0.9
 """Share to which a mask must lower the misfit to the weights' gradient for every entry in which it
 differs from the candidate's mask. A right mask mostly lowers it to about a half. A wrong mask,
 which differs in three entries or more, lowers it to 0.8 at best."""
-
-PROJECTIONS = 200
-"""Number of alternating projections of a candidate onto the equations' nonnegative solutions."""
 
 NOISE = 2e-7
 """Relative error of float32 gradients. Singular values below this share of the largest are left
@@ -140,20 +131,20 @@ class Channel:
         mask[order[: fewest + best]] = True
         return mask, bool(gaps[best] <= self.slack)
 
-    def flipped(self, margins: Array, flips: Sequence[Array]) -> Iterator[Array]:
-        """Yield proven masks that differ in a few doubtful entries from that of positive margins.
+    def flipped(self, z: Array, flips: Sequence[Array]) -> Iterator[Array]:
+        """Yield proven masks that differ in a few doubtful entries from that of a candidate.
 
-        The doubtful entries are those with the smallest margins in magnitude, ranked by it.
-        Entries of zero error stay as they are, as neither gradient depends on them.
+        The doubtful entries are those nearest to zero, ranked by it. Entries of zero error stay as
+        they are, as neither gradient depends on them.
 
         Args:
-            margins: (P,), positive for entries that count as active.
+            z: (P,) the candidate's preactivations, positive for active entries.
             flips: sets of ranks whose entries are flipped together; see :func:`sets_of_ranks`.
         """
-        mask = margins > 0
+        mask = z > 0
         gap = self.errors[mask].sum() - self.bias_gradient
         telling = np.flatnonzero(self.errors)
-        doubtful = telling[np.argsort(np.abs(margins[telling]))[:FLIPPABLE]]
+        doubtful = telling[np.argsort(np.abs(z[telling]))[:FLIPPABLE]]
         errors = self.errors[doubtful]
         change = np.where(mask[doubtful], -errors, errors)
         for ranks in flips:
@@ -218,16 +209,10 @@ class MaskSearch:
     ) -> Known:
         """Return the same facts, and those of the channels that a candidate proves.
 
-        For each channel these masks are tried:
-
-        - the mask of the nonnegative solution of the equations nearest to the candidate's outputs,
-          with its entries in order and cut by the bias's gradient;
-        - masks that differ in up to ``MOST_FLIPS`` doubtful entries from the mask of that solution,
-          from the candidate's mask, or from a mixture of both: the candidate's mask at entries that
-          the equations leave open, and the solution's mask elsewhere.
-
-        Among the masks that the bias's gradient proves, the search takes the one that explains the
-        weights' gradient best, if its differences from the candidate's mask are worth it.
+        For each channel, masks are tried that differ in up to ``MOST_FLIPS`` doubtful entries from
+        the candidate's mask. Among those that the bias's gradient proves, the search takes the one
+        that explains the weights' gradient best, if its differences from the candidate's mask are
+        worth it.
 
         Args:
             evidence: the gradients that decide about the masks.
@@ -235,19 +220,14 @@ class MaskSearch:
             preactivations: inputs (C, P) of the ReLUs at the candidate.
             patches: patches (K, P) of the layer's input at the candidate; see ``Link.patches``.
         """
-        equations, flips = evidence.equations, sets_of_ranks()
-        is_open = (equations.open_share() > OPEN_SHARE).numpy()
-        channels = (~proven_channels(known.mask)).nonzero()[:, 0]
-        outputs = preactivations[channels].clamp_min(0)
-        solutions = nearest_solutions(equations, channels, outputs).numpy()
-        found: dict[int, tuple[Array, Array]] = {}
-        for number, solution in zip(channels.tolist(), solutions, strict=True):
+        flips, found = sets_of_ranks(), dict[int, tuple[Array, Array]]()
+        for number in (~proven_channels(known.mask)).nonzero()[:, 0].tolist():
             channel, z = evidence.channel(number, self.proof), preactivations[number].numpy()
             misfit = channel.misfit(z > 0, patches.numpy())
-            mask = min(_tried(channel, solution, z, is_open, flips), key=misfit, default=None)
+            mask = min(channel.flipped(z, flips), key=misfit, default=None)
             if mask is not None and misfit(mask) <= misfit(z > 0):
-                found[number] = mask, solution.clip(0)
-        return settled(equations, known, found)
+                found[number] = mask, z.clip(0)
+        return settled(evidence.equations, known, found)
 
 
 def proven_channels(mask: Mask) -> Tensor:
@@ -313,49 +293,6 @@ def channel_values(equations: Whitened, channel: int, active: Tensor) -> tuple[T
     variance = right.T.square() @ (noise / singular).square()
     variance += (1 - right.square().sum(dim=0)).clamp_min(0) * size
     return values, (variance < PRECISION**2 * size) & (values > 0)
-
-
-def nearest_solutions(equations: Whitened, channels: Tensor, outputs: Tensor) -> Tensor:
-    """Return solutions of a layer's equations that are near given outputs, and nearly nonnegative.
-
-    Dykstra's alternating projections (Boyle and Dykstra 1986) onto the solutions of the equations
-    and onto the nonnegative vectors find them. The last projection is onto the solutions, so that
-    the equations hold exactly and the signs nearly.
-
-    Args:
-        equations: the equations about a.
-        channels: indices (N,) of the channels to solve.
-        outputs: (N, P) outputs near which the solutions are sought.
-
-    Returns:
-        The solutions (N, P).
-    """
-    rows, values = equations.rows, equations.values[:, channels]
-    point = outputs.T
-    solution = point
-    first, second = torch.zeros_like(point), torch.zeros_like(point)
-    for _ in range(PROJECTIONS):
-        moved = point + first
-        solution = moved + rows.T @ (values - rows @ moved)
-        first = moved - solution
-        point = (solution + second).clamp_min(0)
-        second = solution + second - point
-    return solution.T
-
-
-def _tried(
-    channel: Channel, solution: Array, z: Array, is_open: Array, flips: Sequence[Array]
-) -> Iterator[Array]:
-    """Yield masks that the bias proves, near a solution of the equations or a candidate."""
-    largest = max(float(solution.max()), float(z.max()), 1e-12)
-    fewest = int((solution > LARGEST * largest).sum())
-    most = int((solution > -DOUBTFUL * largest).sum())
-    mask, is_proven = channel.cut(np.argsort(-solution), fewest, most)
-    if is_proven:
-        yield mask
-    margins = solution - DOUBTFUL * largest
-    for each in (margins, z, np.where(is_open, z, margins)):
-        yield from channel.flipped(each, flips)
 
 
 def _least_sum(equations: Whitened, channel: int) -> Array:

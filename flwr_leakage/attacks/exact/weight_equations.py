@@ -111,10 +111,6 @@ class Whitened:
         """Whether there is exactly one solution, as r = P."""
         return self.num_equations == self.num_positions
 
-    def open_share(self) -> Tensor:
-        """Return the share of each entry (P,) that stays open: the diagonal of I − VᵀV."""
-        return 1 - self.rows.square().sum(dim=0)
-
     def of_channels(self, count: int) -> "Whitened":
         """Return the same equations for a arranged as ``count`` channels.
 
