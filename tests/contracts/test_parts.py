@@ -1,7 +1,7 @@
-"""Scores, defenses, objectives, priors and attacks, found by themselves in their packages.
+"""Scores, defenses, objectives, priors and attacks, found by themselves where they are defined.
 
-Whoever adds one adds a module and a YAML file that names it; for an objective or a prior also a row
-in the docs' table. These tests find the module, and fail when one of the others is missing.
+Whoever adds one adds a class and a YAML file that names it; for an objective or a prior also a row
+in the docs' table. These tests find the class, and fail when one of the others is missing.
 """
 
 import importlib
@@ -29,7 +29,7 @@ class Room:
     """A kind of part, and where its parts have to be named.
 
     Attributes:
-        package: whose modules define them.
+        package: the package, or the module, that defines them.
         returns: what their ``__call__`` is annotated to return; ``None`` where the package has no
             other classes with a ``__call__``.
         left_out: classes that are no parts of their own, with the reason.
@@ -54,12 +54,12 @@ ROOMS = {
 
 
 def classes_of(package: str) -> Iterator[type]:
-    """All classes that the modules of a package define."""
+    """All classes that a module, or the modules of a package, define."""
     root = importlib.import_module(package)
-    for info in pkgutil.walk_packages(root.__path__, f"{package}."):
-        module = importlib.import_module(info.name)
-        for value in vars(module).values():
-            if inspect.isclass(value) and value.__module__ == info.name:
+    inside = pkgutil.walk_packages(getattr(root, "__path__", []), f"{package}.")
+    for name in (package, *(info.name for info in inside)):
+        for value in vars(importlib.import_module(name)).values():
+            if inspect.isclass(value) and value.__module__ == name:
                 yield value
 
 
