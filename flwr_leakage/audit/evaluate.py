@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
+import torch
 from torch import Tensor
 
 from flwr_leakage.audit.truth import Truth
@@ -26,6 +28,24 @@ class Picture:
 
 
 @dataclass(frozen=True)
+class Text:
+    """The tokens of one sample.
+
+    Attributes:
+        sample: the truth's index, or the attacker's own where there is no truth; −1 for tokens
+            that are known to occur in some text of the batch.
+        role: ``original``, ``reconstruction`` or ``named``.
+        ids: without padding at the end; −1 where no token was found.
+        words: what the ids stand for; empty where nobody told.
+    """
+
+    sample: int
+    role: str
+    ids: tuple[int, ...]
+    words: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What came of attacking one target.
 
@@ -33,10 +53,12 @@ class Outcome:
         measurements: one a metric; none without a truth.
         pictures: originals with the reconstructions matched to them; without a truth the
             reconstructions alone.
+        texts: the same of texts, and the tokens that were named.
     """
 
     measurements: tuple[Measurement, ...]
     pictures: tuple[Picture, ...]
+    texts: tuple[Text, ...] = ()
 
 
 def evaluate(
@@ -51,6 +73,8 @@ def evaluate(
     If a normalisation was read off the answer, it is used for the answer and the truth alike.
     """
     spec = answer.spec or spec
+    if spec.is_text:
+        return _texts(answer, truth, evaluator, spec, reference or Reference.of(spec))
     if truth is not None and evaluator is not None:
         evaluation = evaluator.evaluate(answer, truth.private, spec, reference)
         originals = spec.denormalize(truth.private.inputs).clamp(0, 1)
@@ -61,6 +85,41 @@ def evaluate(
     return Outcome(
         (), tuple(Picture(sample, "reconstruction", image) for sample, image in enumerate(pixels))
     )
+
+
+def _texts(
+    answer: Reconstruction,
+    truth: Truth | None,
+    evaluator: Evaluator | None,
+    spec: InputSpec,
+    reference: Reference,
+) -> Outcome:
+    """Measure recovered texts, and write them in words."""
+    write = partial(_written, padding=spec.padding, words=reference.words)
+    texts, measurements = [], ()
+    if truth is not None and evaluator is not None:
+        evaluation = evaluator.evaluate(answer, truth.private, spec, reference)
+        measurements = tuple(evaluation.measurements)
+        for sample, ids in enumerate(truth.private.inputs):
+            texts.append(write(sample, "original", ids))
+            if evaluation.assignment[sample] >= 0:
+                texts.append(write(sample, "reconstruction", evaluation.matched[sample]))
+    elif answer.batch is not None:
+        for sample, ids in enumerate(answer.batch.inputs):
+            texts.append(write(sample, "reconstruction", ids))
+    if "tokens" in answer.stats:
+        texts.append(write(-1, "named", torch.tensor(answer.stats["tokens"])))
+    return Outcome(measurements, (), tuple(texts))
+
+
+def _written(
+    sample: int, role: str, ids: Tensor, padding: int | None, words: tuple[str, ...]
+) -> Text:
+    tokens = ids.tolist()
+    while tokens and tokens[-1] == padding:
+        tokens.pop()
+    told = tuple(words[token] if 0 <= token < len(words) else "" for token in tokens)
+    return Text(sample, role, tuple(tokens), told if words else ())
 
 
 def _pairs(originals: Tensor, evaluation: Evaluation) -> Iterator[Picture]:

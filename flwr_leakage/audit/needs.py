@@ -188,11 +188,8 @@ def measure(gradient_map: GradientMap, spec: InputSpec, max_bytes: float = math.
         max_bytes: of one sample's intermediate results.
 
     Raises:
-        ValueError: the model does not take such inputs, or one takes more than ``max_bytes``, or
-            they are texts.
+        ValueError: the model does not take such inputs, or one takes more than ``max_bytes``.
     """
-    if spec.is_text:
-        raise ValueError("audits take no texts yet; flwr_leakage.attack reads one update of them")
     size = 4 * math.prod(spec.shape)
     if size > min(max_bytes, 2**40):
         raise ValueError(_too_large(spec, max_bytes))
@@ -213,12 +210,13 @@ def measure(gradient_map: GradientMap, spec: InputSpec, max_bytes: float = math.
         reason = f"{type(error).__name__}: {error}"[:300]
         message = f"the model does not take inputs of shape {spec.shape} ({reason})"
         raise ValueError(message) from error
-    if logits.ndim != 2 or len(logits) != SAMPLES:
+    if logits.ndim != 1 + len(spec.output_shape) or len(logits) != SAMPLES:
+        each = "at each position of a text" if spec.next_token else "a sample"
         raise ValueError(
-            f"the model must give one row of logits a sample, got {tuple(logits.shape)} for "
+            f"the model must give one row of logits {each}, got {tuple(logits.shape)} for "
             f"{SAMPLES} inputs of shape {spec.shape}"
         )
-    return Needs(counted.num_bytes / SAMPLES, operations / SAMPLES, logits.shape[1])
+    return Needs(counted.num_bytes / SAMPLES, operations / SAMPLES, logits.shape[-1])
 
 
 def _decides_by_values(error: Exception) -> bool:
@@ -234,7 +232,9 @@ def _pass(
     place = own.device if device is None else device
     params = {name: value.to(place) for name, value in gradient_map.params.items()}
     buffers = {name: value.to(place) for name, value in gradient_map.model.named_buffers()}
-    inputs = torch.zeros(SAMPLES, *spec.shape, dtype=own.dtype, device=place)
+    inputs = own.new_zeros(SAMPLES, *spec.shape, device=place)
+    if spec.is_text:
+        inputs = spec.blank(SAMPLES, inputs)
     with torch.no_grad(), place, FlopCounterMode(display=False) as flops, counted:
         logits = gradient_map.logits(params, inputs, buffers)
     return logits, float(flops.get_total_flops())

@@ -21,15 +21,15 @@ from flwr_leakage.records import (
     State,
     ThreatModel,
 )
-from flwr_leakage.tracking import Tracker
+from flwr_leakage.tracking import KeepsTexts, Tracker
 
 if TYPE_CHECKING:
     from flwr_leakage.attacks.labels.rehearsed import LabelEstimate
     from flwr_leakage.audit.attack import Attempt
-    from flwr_leakage.audit.evaluate import Outcome
+    from flwr_leakage.audit.evaluate import Outcome, Text
     from flwr_leakage.members import Membership
 else:  # a client that records its scores needs no attack installed
-    Attempt = LabelEstimate = Outcome = Membership = Any
+    Attempt = LabelEstimate = Outcome = Text = Membership = Any
 
 SERVER = -1
 """The client id of what concerns the server, or a whole round."""
@@ -156,6 +156,9 @@ class Recorder:
                 self.tracker.image(
                     server_round, client_id, picture.sample, f"what_if_{name}", picture.pixels
                 )
+        for text in outcome.texts:
+            if text.role == "reconstruction":
+                self._text(server_round, client_id, replace(text, role=f"what_if_{name}"))
 
     def membership(
         self,
@@ -227,6 +230,8 @@ class Recorder:
             self.tracker.image(
                 server_round, client_id, picture.sample, picture.role, picture.pixels
             )
+        for text in outcome.texts:
+            self._text(server_round, client_id, text)
 
     def labels(
         self,
@@ -275,8 +280,12 @@ class Recorder:
         self.cost(server_round, "probe_cpu_seconds", seconds, client_id)
 
     def blind_guess(self, server_round: int, pixels: Tensor) -> None:
-        """Record what a round's reconstructions are compared with: (C, H, W) in [0, 1]."""
-        self.tracker.image(server_round, SERVER, -1, "blind_guess", pixels)
+        """Record what a round's reconstructions are compared with: (C, H, W) in [0, 1].
+
+        That of texts, one token repeated, is told by the notes of its accuracy.
+        """
+        if pixels.is_floating_point():
+            self.tracker.image(server_round, SERVER, -1, "blind_guess", pixels)
 
     def decoded(
         self, server_round: int, client_id: int, answer: Reconstruction, outcome: Outcome
@@ -292,6 +301,12 @@ class Recorder:
                 self.tracker.image(
                     server_round, client_id, picture.sample, "decoded", picture.pixels
                 )
+
+    def _text(self, server_round: int, client_id: int, text: Text) -> None:
+        if isinstance(self.tracker, KeepsTexts):
+            self.tracker.text(
+                server_round, client_id, text.sample, text.role, text.ids, text.words
+            )
 
     def _measurement(
         self,

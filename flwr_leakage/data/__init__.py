@@ -15,6 +15,8 @@ from flwr_leakage.data.partitions import (
     IidPartition,
     SizedPartition,
 )
+from flwr_leakage.data.python_docs import python_docs
+from flwr_leakage.data.text_dataset import TextDataset
 from flwr_leakage.data.torchvision_dataset import torchvision_dataset
 
 __all__ = [
@@ -25,9 +27,11 @@ __all__ = [
     "ImageDataset",
     "LoadedPartition",
     "SizedPartition",
+    "TextDataset",
     "dataset_from_columns",
     "embedded_mnist",
     "image_folder",
     "npz_dataset",
+    "python_docs",
     "torchvision_dataset",
 ]

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.data.image_dataset import ImageDataset
+from flwr_leakage.data.text_dataset import TextDataset
 from flwr_leakage.randomness import make_generator
 from flwr_leakage.records import Batch, InputSpec
 
@@ -22,8 +23,8 @@ class FederatedDataset:
         seed: of the experiment; the clients' batches are a pure function of it.
     """
 
-    train: ImageDataset
-    test: ImageDataset
+    train: ImageDataset | TextDataset
+    test: ImageDataset | TextDataset
     partitions: tuple[Tensor, ...]
     seed: int
 

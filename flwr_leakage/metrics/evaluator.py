@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flwr_leakage.metrics.identification import Reference, identification_ranks
+from flwr_leakage.metrics.identification import Reference, identification_ranks, text_ranks
 from flwr_leakage.metrics.labels import class_indices, label_accuracy
 from flwr_leakage.metrics.matching import match_samples
 from flwr_leakage.metrics.perceptual import BackboneUnavailableError, Lpips
@@ -56,7 +56,8 @@ class Evaluator:
     Pixels are compared in float64, after undoing the normalisation and clamping to [0, 1].
 
     Of texts it measures the share of tokens in place, with the grade as the note, exact texts,
-    ROUGE-L, the share of a text's distinct tokens that are named at all, and found labels.
+    ROUGE-L, the share of a text's distinct tokens that are named at all, found labels, and the
+    place of the original among the reference's other texts.
 
     Attributes:
         psnr_cap_db: PSNR of an exact match is infinite, and beyond some 140 dB it measures
@@ -204,6 +205,11 @@ def _texts(
     ]
     if labels:
         measurements.append(measure("label_accuracy", labels, "1", _LEAKS))
+    if len(reference.pool):
+        ranks, counts = text_ranks(ours, theirs, reference, padding)
+        notes = [f"of {count} candidates" for count in counts.tolist()]
+        values = [float(rank) for rank in ranks.tolist()]
+        measurements.append(measure("identification_rank", values, "1", _SAFER, notes))
     if "tokens" in reconstruction.stats:
         named = set(reconstruction.stats["tokens"])
         own = [set(text.tolist()) - {padding} for text in ids]

@@ -1,5 +1,6 @@
 """What is known of a sample without its update, and whether a reconstruction tells it apart."""
 
+from collections import Counter
 from dataclasses import dataclass
 
 import torch
@@ -22,12 +23,14 @@ class Reference:
         class_names: one a class, or empty.
         meaning: what the blind guess is, in words for a reader, such as ``the mean of …``; or
             empty.
+        words: of texts, what each token id stands for, or empty.
     """
 
     guess: Tensor
     pool: Tensor
     class_names: tuple[str, ...] = ()
     meaning: str = ""
+    words: tuple[str, ...] = ()
 
     @staticmethod
     def of(spec: InputSpec) -> "Reference":
@@ -42,16 +45,26 @@ class Reference:
         return Reference(guess, torch.empty(0, *spec.shape), meaning=MEAN_COLOUR)
 
     @staticmethod
-    def of_texts(spec: InputSpec, pool: Int[Tensor, "N T"]) -> "Reference":
+    def of_texts(
+        spec: InputSpec,
+        public: Int[Tensor, "M T"],
+        pool: Int[Tensor, "N T"] | None = None,
+        class_names: tuple[str, ...] = (),
+        words: tuple[str, ...] = (),
+    ) -> "Reference":
         """The most frequent token of public texts, at all positions.
 
         Args:
             spec: of the texts.
-            pool: the public texts; padding does not count.
+            public: texts that the guess is made of; padding does not count.
+            pool: texts among which the original is hidden; the public ones if ``None``.
+            class_names: one a class, or empty.
+            words: what each id stands for, or empty.
         """
-        tokens = pool.flatten() if spec.padding is None else pool[pool != spec.padding]
+        tokens = public.flatten() if spec.padding is None else public[public != spec.padding]
         guess = tokens.mode().values.expand(spec.shape)
-        return Reference(guess, pool, meaning="the most frequent token of other texts, repeated")
+        told = "the most frequent token of other texts, repeated"
+        return Reference(guess, public if pool is None else pool, class_names, told, words)
 
 
 def identification_ranks(
@@ -98,6 +111,48 @@ def identification_ranks(
     same[~same.any(1), -1:] = True
     nearer = ((ours @ others.T) >= own[:, None]) & ~same
     return 1 + nearer.sum(1), 1 + (~same).sum(1)
+
+
+def text_ranks(
+    found: Int[Tensor, "B T"],
+    truth: Int[Tensor, "B T"],
+    reference: Reference,
+    padding: int | None = None,
+) -> tuple[Int[Tensor, " B"], Int[Tensor, " B"]]:
+    """At which place the original text stands, when candidates are ordered by their likeness.
+
+    The likeness of two texts is the number of tokens that they share, each as often as it occurs
+    in both, as a share of their mean length (ROUGE-1 of Lin 2004). It does not depend on the order
+    of the tokens.
+
+    Args:
+        found: the recovered texts; −1 where no token was found.
+        truth: the original of each.
+        reference: holds the others; what equals the original is left out, else the last one.
+        padding: the id that does not count.
+
+    Returns:
+        As :func:`identification_ranks`.
+    """
+    ranks, counts = [], []
+    others = [_tokens(text, padding) for text in reference.pool]
+    for ours, original in zip(found, truth, strict=True):
+        own, answer = _tokens(original, padding), _tokens(ours, padding)
+        rest = [each for each, text in zip(others, reference.pool, strict=True)
+                if not torch.equal(text, original)]  # fmt: skip
+        rest = rest[:-1] if len(rest) == len(others) else rest
+        least = _likeness(answer, own)
+        ranks.append(1 + sum(_likeness(answer, each) >= least for each in rest))
+        counts.append(1 + len(rest))
+    return torch.tensor(ranks, dtype=torch.int64), torch.tensor(counts, dtype=torch.int64)
+
+
+def _tokens(text: Int[Tensor, " T"], padding: int | None) -> Counter[int]:
+    return Counter(token for token in text.tolist() if token not in (padding, -1))
+
+
+def _likeness(one: Counter[int], other: Counter[int]) -> float:
+    return 2 * (one & other).total() / max(one.total() + other.total(), 1)
 
 
 def _directions(deviations: Tensor) -> Tensor:

@@ -1,7 +1,11 @@
 """From a config to an experiment that is checked."""
 
+import inspect
 import json
 from functools import lru_cache
+from typing import Any
+
+import hydra
 
 from torch import nn
 
@@ -109,14 +113,27 @@ def _data(config: Config, settings: Settings) -> FederatedDataset:
 
 
 def _network(config: Config, spec: InputSpec, settings: Settings, weights: str | None) -> nn.Module:
-    network: nn.Module = instantiate(
-        config, "model.network", nn.Module, input_shape=spec.shape, num_classes=spec.num_classes
-    )
+    sizes: dict[str, Any] = {"input_shape": spec.shape, "num_classes": spec.num_classes}
+    if takes_texts(config) != spec.is_text:
+        kind, other = ("token ids", "images") if spec.is_text else ("images", "token ids")
+        raise ConfigError(
+            f"model must take the dataset's {kind}, got {config['choices'].get('model')}, which "
+            f"takes {other}: choose model=text_transformer for texts, and any other for images."
+        )
+    if spec.is_text:
+        sizes |= {"vocabulary": spec.vocabulary, "padding": spec.padding}
+    network: nn.Module = instantiate(config, "model.network", nn.Module, **sizes)
     generator = make_generator(settings.seed, purpose="initialization")
     checked("model.initialization", initialize)(network, settings.model.initialization, generator)
     if weights is not None:
         checked("model.weights", load_weights)(network, weights)
     return network
+
+
+def takes_texts(config: Config) -> bool:
+    """Return whether the model's constructor asks for a vocabulary, as those of token ids do."""
+    target = hydra.utils.get_object(config["model"]["network"]["_target_"])
+    return "vocabulary" in inspect.signature(target).parameters
 
 
 def _what_ifs(config: Config) -> dict[str, Defense]:

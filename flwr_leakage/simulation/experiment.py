@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from flwr.serverapp.strategy import Strategy
-from torch import nn
+from torch import Tensor, nn
 
 from flwr_leakage.attacks.base import Attack
 from flwr_leakage.audit import (
@@ -27,7 +27,7 @@ from flwr_leakage.audit.kept import KeptObservations
 from flwr_leakage.audit.later import KEPT
 from flwr_leakage.audit.self_attack import SelfAttack
 from flwr_leakage.audit.sharing import Sharing
-from flwr_leakage.data import FederatedDataset
+from flwr_leakage.data import FederatedDataset, TextDataset
 from flwr_leakage.defenses import NoDefense
 from flwr_leakage.defenses.accounting import ADJACENCIES, Adjacency
 from flwr_leakage.defenses.base import Defense, LocalRound
@@ -221,21 +221,34 @@ class Experiment:
     def reference(self) -> Reference:
         """The blind guess: the mean of the server's test images; the pool: 101 clients' images.
 
+        Of texts the guess is the test texts' most frequent token, repeated.
+
         The pool has one more than the 100 others that an original hides among, as it may hold the
         original itself, which is then left out.
         """
         tests = self.data.test_batches(500, self.settings.server.test_samples)
+        if isinstance(self.data.train, TextDataset):
+            return Reference.of_texts(
+                self.spec,
+                torch.cat([batch.inputs for batch in tests]),
+                self.data.train.batch(self._pool()).inputs,
+                self.data.train.class_names,
+                self.data.train.words,
+            )
         guess = torch.cat([self.spec.denormalize(batch.inputs) for batch in tests]).mean(0)
-        indices = torch.cat(list(self.data.partitions))
-        generator = make_generator(self.settings.seed, purpose="identification")
-        chosen = indices[torch.randperm(len(indices), generator=generator)[:101]]
-        pool = self.spec.denormalize(self.data.train.batch(chosen).inputs)
+        pool = self.spec.denormalize(self.data.train.batch(self._pool()).inputs)
         return Reference(
             guess.clamp(0, 1),
             pool.clamp(0, 1),
             self.data.train.class_names,
             "the mean of the server’s own test images",
         )
+
+    def _pool(self) -> Tensor:
+        """Indices of the clients' samples among which originals are hidden."""
+        indices = torch.cat(list(self.data.partitions))
+        generator = make_generator(self.settings.seed, purpose="identification")
+        return indices[torch.randperm(len(indices), generator=generator)[:101]]
 
     def what_if(self, name: str, seen: Observation) -> WhatIf:
         """What a client's update would have been under a defense of ``config.what_if``.

@@ -7,15 +7,17 @@ extras.
 from flwr_leakage.tracking.guarded import GuardedTracker
 from flwr_leakage.tracking.jsonl import JsonlTracker
 from flwr_leakage.tracking.metadata import write_metadata
-from flwr_leakage.tracking.run_data import ImageRecord, RunData, read_run
-from flwr_leakage.tracking.tracker import CompositeTracker, Tracker
+from flwr_leakage.tracking.run_data import ImageRecord, RunData, TextRecord, read_run
+from flwr_leakage.tracking.tracker import CompositeTracker, KeepsTexts, Tracker
 
 __all__ = [
     "CompositeTracker",
     "GuardedTracker",
     "ImageRecord",
     "JsonlTracker",
+    "KeepsTexts",
     "RunData",
+    "TextRecord",
     "Tracker",
     "read_run",
     "write_metadata",

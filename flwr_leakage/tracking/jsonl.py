@@ -10,6 +10,7 @@ import json
 import math
 import os
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,12 @@ from flwr_leakage.untrusted import inside
 RECORDS_FILE = "records.jsonl"
 METADATA_FILE = "run.json"
 MAX_VALUE = 1e100
+MAX_TOKENS = 1024
+"""Tokens of a text that are kept."""
+
+MAX_WORD = 60
+"""Characters of a word that are kept."""
+
 SYNC_SECONDS = 5.0
 """As often as common file systems do so by themselves; it takes longer than a round's lines."""
 
@@ -138,6 +145,35 @@ class JsonlTracker:
                 "sample": int(sample),
                 "role": role,
                 "path": f"images/{path.name}",
+            }
+        )
+
+    def text(
+        self,
+        server_round: int,
+        client_id: int,
+        sample: int,
+        role: str,
+        ids: Sequence[int],
+        words: Sequence[str],
+    ) -> None:
+        """Append a line with one text; of a long one, the first ``MAX_TOKENS`` tokens.
+
+        Raises:
+            ValueError: if the role is unknown.
+        """
+        check_role(role)
+        self._enter(server_round)
+        self._append(
+            {
+                "type": "text",
+                "server_round": int(server_round),
+                "client_id": int(client_id),
+                "sample": int(sample),
+                "role": role,
+                "length": len(ids),
+                "ids": [int(each) for each in ids[:MAX_TOKENS]],
+                "words": [plain_text(each, MAX_WORD) for each in words[:MAX_TOKENS]],
             }
         )
 

@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from flwr_leakage.records import LeakageRecord, RunEvent, State
 from flwr_leakage.tracking.jsonl import (
+    MAX_TOKENS,
     MAX_VALUE,
+    MAX_WORD,
     METADATA_FILE,
     RECORDS_FILE,
     image_path,
     is_plottable,
 )
 from flwr_leakage.tracking.text import plain_text, plain_tree
+from flwr_leakage.tracking.tracker import check_role
 from flwr_leakage.untrusted import (
     MAX_JSON_BYTES,
     MAX_LINE_BYTES,
@@ -65,6 +68,30 @@ class ImageRecord:
 
 
 @dataclass(frozen=True)
+class TextRecord:
+    """One text of a run.
+
+    Attributes:
+        server_round: counted from 1.
+        client_id: the partition id.
+        sample: index in the client's batch; reconstructions are numbered as their match. −1 for
+            the tokens of a whole batch.
+        role: ``original``, ``reconstruction``, ``named``, ``what_if_NAME``, or ``blind_guess``.
+        length: the number of tokens, of which the first ones were kept.
+        ids: token ids; −1 where no token was found.
+        words: what they stand for, or empty.
+    """
+
+    server_round: int
+    client_id: int
+    sample: int
+    role: str
+    length: int
+    ids: tuple[int, ...]
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class RunData:
     """Everything that a run folder holds.
 
@@ -74,6 +101,7 @@ class RunData:
         records: every number, in the order of writing.
         events: every event, in the order of writing.
         images: every image whose file exists. Where one was written twice, the last is listed.
+        texts: every text; where one was written twice, the last.
         closed: whether the run ended in order. If not, it was killed or still goes on.
         last_write: the time of the last change of ``records.jsonl``, ISO 8601, or empty.
         problems: what could not be read, in words.
@@ -87,6 +115,7 @@ class RunData:
     closed: bool
     last_write: str
     problems: tuple[str, ...]
+    texts: tuple[TextRecord, ...] = ()
 
     def to_pandas(self) -> "pd.DataFrame":
         """All records as a table: a row a record, a column a field of ``LeakageRecord``."""
@@ -116,6 +145,7 @@ def read_run(folder: str | Path) -> RunData:
     records: list[LeakageRecord] = []
     events: list[RunEvent] = []
     images: dict[Path, ImageRecord] = {}
+    texts: dict[tuple[int, int, int, str], TextRecord] = {}
     names: dict[str, set[str]] = {}
     closed = False
     for number, line in _lines(folder, problems):
@@ -140,6 +170,10 @@ def read_run(folder: str | Path) -> RunData:
             elif kind == "image":
                 image = _image(folder, row)
                 images[image.path] = image
+            elif kind == "text":
+                text = _text(row)
+                key = text.server_round, text.client_id, text.sample, text.role
+                texts[key] = text
             elif kind == "run":
                 closed = row["status"] == "closed"
             else:
@@ -165,6 +199,7 @@ def read_run(folder: str | Path) -> RunData:
         closed=closed,
         last_write=_modified(path) if os.path.lexists(path) else "",
         problems=tuple(problems),
+        texts=tuple(texts.values()),
     )
 
 
@@ -245,6 +280,20 @@ def _image(folder: Path, row: Mapping[str, Any]) -> ImageRecord:
     if not inside(folder, f"images/{path.name}").is_file():
         raise ValueError(f"images/{path.name} does not exist")
     return ImageRecord(*numbers, row["role"], path)
+
+
+def _text(row: Mapping[str, Any]) -> TextRecord:
+    numbers = (row["server_round"], row["client_id"], row["sample"])
+    ids, words, length = row["ids"], row["words"], row["length"]
+    if any(type(number) is not int for number in (*numbers, length, *ids)):
+        raise TypeError("round, client, sample, length and ids must be integers")
+    if any(type(word) is not str for word in words) or len(words) not in (0, len(ids)):
+        raise TypeError(f"words must be one text for each of {len(ids)} ids, or none")
+    if len(ids) > MAX_TOKENS:
+        raise ValueError(f"a text must hold at most {MAX_TOKENS} tokens, got {len(ids)}")
+    check_role(row["role"])
+    told = tuple(plain_text(word, MAX_WORD) for word in words)
+    return TextRecord(*numbers, row["role"], length, tuple(ids), told)
 
 
 def _read_metadata(folder: Path, problems: list[str]) -> dict[str, Any]:

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from flwr_leakage.records import LeakageRecord, RunEvent
 
-ROLES = ("original", "reconstruction", "defended", "decoded", "blind_guess")
-"""What an image can be; beside these ``what_if_NAME``, a reconstruction under another defense.
+ROLES = ("original", "reconstruction", "defended", "decoded", "blind_guess", "named")
+"""What an image or a text can be; beside these ``what_if_NAME``, a reconstruction under another defense.
 
-``decoded`` is made of the encodings of all rounds so far. A blind guess is that of all samples of a
+``named`` are tokens that are known to occur. ``decoded`` is made of the encodings of all rounds so far. A blind guess is that of all samples of a
 round; its client and sample are −1.
 """
 
@@ -23,7 +23,7 @@ _WHAT_IF = re.compile(r"what_if_[a-z0-9_]{1,40}")
 
 
 def check_role(role: str) -> None:
-    """Check what an image is said to be, as it becomes a part of a file's name.
+    """Check what an image or text is said to be, as it becomes a part of a file's name.
 
     Raises:
         ValueError: the role is unknown.
@@ -49,6 +49,22 @@ class Tracker(Protocol):
 
     def close(self) -> None:
         """Write what is still held back; nothing may be given to the tracker afterwards."""
+
+
+@runtime_checkable
+class KeepsTexts(Protocol):
+    """A tracker that takes texts, too; live views take none."""
+
+    def text(
+        self,
+        server_round: int,
+        client_id: int,
+        sample: int,
+        role: str,
+        ids: Sequence[int],
+        words: Sequence[str],
+    ) -> None:
+        """Keep one text, by its token ids and the words that they stand for (or none)."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +93,20 @@ class CompositeTracker:
     ) -> None:
         """Pass the image to each tracker."""
         self._each(lambda tracker: tracker.image(server_round, client_id, sample, role, pixels))
+
+    def text(
+        self,
+        server_round: int,
+        client_id: int,
+        sample: int,
+        role: str,
+        ids: Sequence[int],
+        words: Sequence[str],
+    ) -> None:
+        """Pass the text to each tracker that takes texts."""
+        for tracker in self.trackers:
+            if isinstance(tracker, KeepsTexts):
+                tracker.text(server_round, client_id, sample, role, ids, words)
 
     def close(self) -> None:
         """Close each tracker."""

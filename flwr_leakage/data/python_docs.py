@@ -1,0 +1,93 @@
+"""Texts of the documentation of Python, which every CPython installs: nothing is downloaded."""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+
+from flwr_leakage.data.splitting import stratified_split
+from flwr_leakage.data.text_dataset import PADDING, TextDataset
+from flwr_leakage.randomness import make_generator
+
+TOPICS = (
+    "specialnames", "compound", "types", "formatstrings", "string-methods", "typesseq", "debugger",
+    "typesmapping", "comparisons", "assignment",
+)  # fmt: skip
+"""Long topics that repeat little of each other, as Python's ``help`` names them."""
+
+FEWEST = 6
+"""Tokens of the shortest text: shorter rests of a paragraph are left out."""
+
+RARE = "…"
+"""The word of all tokens that the vocabulary has no room for."""
+
+_TEST_FRACTION = 0.2
+_TOKEN = re.compile(r"[a-z_]+|\d+|[^\sa-z_\d*=\-#]")
+
+
+def python_docs(
+    length: int = 16,
+    vocabulary: int = 2000,
+    topics: Sequence[str] = TOPICS,
+    split_seed: int = 0,
+) -> tuple[TextDataset, TextDataset]:
+    """Cut the topics of Python's own ``help`` into texts, labelled by their topic.
+
+    The topics are read from ``pydoc_data`` of the running interpreter, under its licence
+    (PSF-2.0), and no text is copied into this package. Another minor version of Python has
+    slightly other texts. Each paragraph is cut into texts of ``length`` tokens (words in lower
+    case, numbers and signs); its rest is a shorter one. No text occurs twice. The ids go by
+    frequency, from 2 on; 1 stands for all rarer words.
+
+    Args:
+        length: T, the largest number of tokens of a text.
+        vocabulary: V, the number of ids.
+        topics: of ``help``; each is a class.
+        split_seed: the split and the order of the texts are a pure function of it.
+
+    Returns:
+        The train and the test set, of 80 % and 20 % of each topic's texts.
+
+    Raises:
+        ValueError: a topic is unknown or has too few texts, or a size is too small.
+        ImportError: the interpreter was installed without ``pydoc_data``.
+    """
+    if length < FEWEST:
+        raise ValueError(f"length must be at least {FEWEST} tokens, got {length}.")
+    if vocabulary < 3:
+        raise ValueError(f"vocabulary must be at least 3 ids, got {vocabulary}.")
+    try:
+        from pydoc_data.topics import topics as pages
+    except ImportError as error:
+        raise ImportError(
+            "python_docs reads the topics of Python's own help, and this interpreter was "
+            "installed without pydoc_data: install Python's full standard library."
+        ) from error
+    unknown = [topic for topic in topics if topic not in pages]
+    if unknown or not topics:
+        raise ValueError(
+            f"topics must be names of Python's help, such as {TOPICS[:3]}, got "
+            f"{unknown or list(topics)}."
+        )
+    found: dict[tuple[str, ...], int] = {}
+    for label, topic in enumerate(topics):
+        for paragraph in re.split(r"\n\s*\n", pages[topic]):
+            tokens = _TOKEN.findall(paragraph.lower())
+            for start in range(0, len(tokens), length):
+                text = tuple(tokens[start : start + length])
+                if len(text) >= FEWEST:
+                    found.setdefault(text, label)
+    counts = Counter(word for text in found for word in text)
+    words = ("", RARE, *(word for word, _ in counts.most_common(vocabulary - 2)))
+    numbers = {word: number for number, word in enumerate(words)}
+    ids = torch.full((len(found), length), PADDING)
+    for row, text in zip(ids, found, strict=True):
+        row[: len(text)] = torch.tensor([numbers.get(word, 1) for word in text])
+    labels = torch.tensor(list(found.values()))
+    generator = make_generator(split_seed, purpose="python_docs")
+    sides = stratified_split(labels, _TEST_FRACTION, generator)
+    train, test = (
+        TextDataset("python_docs", ids[side], labels[side], tuple(topics), words) for side in sides
+    )
+    return train, test
