@@ -8,7 +8,7 @@ from typing import Any
 
 from scipy.stats import binom
 
-from flwr_leakage.report.grades import GRADES, Grade, decided_by, grade
+from flwr_leakage.report.grades import GRADES, Grade, decided_by, grade, text_grade
 from flwr_leakage.report.index import Index, Key, count, grouped, median, section, several
 
 
@@ -42,6 +42,8 @@ class Attempt:
             the rounds; ``None`` where the truth does not tell images apart.
         grade: ``None`` where it cannot be told.
         decided: by what other than PSNR the grade was decided, in words; empty where by PSNR.
+        tokens: of a text, the share of its tokens in place; 0 if no text was found for it. ``None``
+            of an image.
     """
 
     key: Key
@@ -53,6 +55,7 @@ class Attempt:
     image: int | None
     grade: Grade | None
     decided: str = ""
+    tokens: float | None = None
 
     @property
     def place(self) -> str:
@@ -65,7 +68,8 @@ class Attempt:
     def leak(self) -> tuple[int, float]:
         """Larger for a worse leak: by grade, then by PSNR."""
         place = GRADES.index(self.grade) if self.grade else len(GRADES)
-        return -place, self.psnr if self.psnr is not None else float("-inf")
+        near = self.psnr if self.tokens is None else self.tokens
+        return -place, near if near is not None else float("-inf")
 
 
 def attempts(index: Index, what_if: str = "") -> list[Attempt]:
@@ -81,6 +85,7 @@ def attempts(index: Index, what_if: str = "") -> list[Attempt]:
     named = [n for n in index.names(kind) if n.startswith(before) and n not in blind_names]
     keys = {key for name in named for key in index.series(kind, name) if key[2] >= 0}
     ranks = index.series(kind, f"{before}identification_rank")
+    placed = index.series(kind, f"{before}token_accuracy")
     classes, images = index.series("client", "class"), index.series("client", "image")
     found = []
     for key in sorted(keys):
@@ -88,6 +93,12 @@ def attempts(index: Index, what_if: str = "") -> list[Attempt]:
         seen = (psnr, blind, value(f"{before}ssim", key), value(f"{before}blind_ssim", key),
                 value(lpips, key), value(f"{before}affine_psnr", key),
                 value(f"{before}blind_affine_psnr", key))  # fmt: skip
+        tokens, text = None, placed.get(key)
+        graded_as, how = grade(*seen), decided_by(*seen)
+        if text is not None:
+            told = None if text.value is None else text.note
+            tokens, how = text.value or 0.0, "by the tokens in place"
+            graded_as = text_grade(told, value(f"{before}named_tokens", key))
         rank, label, image = ranks.get(key), classes.get(key), images.get(key)
         found.append(
             Attempt(
@@ -98,8 +109,9 @@ def attempts(index: Index, what_if: str = "") -> list[Attempt]:
                 rank.note if rank else "",
                 label.note if label else "",
                 int(image.value) if image and image.value is not None else None,
-                grade(*seen),
-                decided_by(*seen),
+                graded_as,
+                how,
+                tokens,
             )
         )
     return found

@@ -104,6 +104,34 @@ def grade(
     return "nothing"
 
 
+NAMED = 0.5
+"""From this share of a text's distinct tokens on it is ``partly`` seen if they are named alone."""
+
+_OF_TEXTS: dict[str, Grade] = {
+    "all tokens": "exact", "most tokens": "recognisable", "some tokens": "partly",
+    "no more than a guess": "nothing",
+}  # fmt: skip
+"""The grade of a text, by what its token accuracy shows (``flwr_leakage.metrics.TextGrade``)."""
+
+
+def text_grade(told: str | None, named: float | None) -> Grade | None:
+    """Return the grade of a text; unlike those of images, its limits are not measured.
+
+    Args:
+        told: what its tokens in place show; ``None`` where no text was found for it.
+        named: the share of its distinct tokens that the attack knows to occur in the batch.
+
+    Example:
+        >>> text_grade("all tokens", 1.0), text_grade(None, 0.8), text_grade(None, 0.1)
+        ('exact', 'partly', 'nothing')
+    """
+    given = None if told is None else _OF_TEXTS.get(told)
+    if named is None:
+        return given
+    least: Grade = "partly" if named >= NAMED else "nothing"
+    return min(given or least, least, key=GRADES.index)
+
+
 def decided_by(
     psnr: float | None,
     blind_psnr: float | None,

@@ -55,6 +55,7 @@ from flwr_leakage.report.tables import (
     scores_table,
     unattacked_table,
 )
+from flwr_leakage.report.texts import in_words_of_texts, with_texts
 from flwr_leakage.report.verdict import LABELS, NOT_COVERED, judge, limits_told
 from flwr_leakage.tracking import RunData, read_run
 from flwr_leakage.tracking.jsonl import write_private
@@ -122,7 +123,7 @@ def render_report(run: RunData, max_gallery: int = 1000) -> str:
     names = [run.metadata.get("run"), *(record.run for record in run.records[:1])]
     members, large = membership_section(index), large_clients_section(index)
     named = [name for name in names if isinstance(name, str) and name]
-    return environment.get_template("report.html").render(
+    page = environment.get_template("report.html").render(
         name=[*named, plain_text(run.folder.name)][0],
         run=run,
         metadata={key: run.metadata.get(key) for key in PROVENANCE},
@@ -176,6 +177,7 @@ def render_report(run: RunData, max_gallery: int = 1000) -> str:
         any_grade=any(attempt.grade for attempt in found),
         any_score=bool(index.names("score")),
     )
+    return with_texts(page, environment, run.texts, found, index, max_gallery)
 
 
 def conclusion(run_folder: str | Path) -> str:
@@ -195,6 +197,9 @@ def conclusion(run_folder: str | Path) -> str:
     told = f"{verdict.sentence}\nMay training go on? {advice.answer}"
     if verdict.sentence.startswith(advice.answer):
         told = f"May training go on? {verdict.sentence}"
+    if run.texts:
+        told, advised = in_words_of_texts(told), tuple(map(in_words_of_texts, advice.do))
+        return "\n".join((told, *advised, f"Report: {report}"))
     return "\n".join((told, *advice.do, f"Report: {report}"))
 
 

@@ -186,6 +186,8 @@ def _most_at_risk(found: Sequence[Attempt]) -> str:
 
 def _reached(worst: Attempt) -> str:
     """Return the worst case in words, where decibels are first met."""
+    if worst.tokens is not None:
+        return f"{worst.grade}, with {100 * worst.tokens:.0f} % of its tokens in place"
     if worst.grade == "exact":
         return "an exact copy (on average off by less than one of 255 grey levels)"
     guess = f"; a blind guess had {decibel(worst.blind)}" if worst.blind is not None else ""
