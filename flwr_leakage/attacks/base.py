@@ -82,7 +82,7 @@ def require_kind(attack: object, spec: InputSpec) -> None:
     """
     reads_text = getattr(attack, "reads_text", False)
     if spec.is_text and not reads_text:
-        raise ValueError("it moves continuous inputs, such as images, and these are token ids.")
+        raise ValueError("it moves continuous inputs, such as pixels, and these are token ids.")
     if reads_text and not spec.is_text:
         raise ValueError("it reads texts, and these inputs are no token ids (InputSpec.text).")
 

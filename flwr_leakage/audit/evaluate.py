@@ -96,7 +96,8 @@ def _texts(
 ) -> Outcome:
     """Measure recovered texts, and write them in words."""
     write = partial(_written, padding=spec.padding, words=reference.words)
-    texts, measurements = [], ()
+    texts: list[Text] = []
+    measurements: tuple[Measurement, ...] = ()
     if truth is not None and evaluator is not None:
         evaluation = evaluator.evaluate(answer, truth.private, spec, reference)
         measurements = tuple(evaluation.measurements)

@@ -304,9 +304,7 @@ class Recorder:
 
     def _text(self, server_round: int, client_id: int, text: Text) -> None:
         if isinstance(self.tracker, KeepsTexts):
-            self.tracker.text(
-                server_round, client_id, text.sample, text.role, text.ids, text.words
-            )
+            self.tracker.text(server_round, client_id, text.sample, text.role, text.ids, text.words)
 
     def _measurement(
         self,

@@ -1,6 +1,7 @@
 """The interface of defenses: they change the samples to train on, the update, or both."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from jaxtyping import Float
 from torch import Tensor
@@ -77,7 +78,13 @@ class Defense:
 
     A defense overrides ``on_batch``, ``on_update`` or both. It holds its settings only and is
     frozen: all of its draws come from the randomness that it is given.
+
+    Attributes:
+        takes_texts: whether it works for inputs that are token ids, which can be neither mixed nor
+            differentiated.
     """
+
+    takes_texts: ClassVar[bool] = True
 
     @property
     def replaces_update(self) -> bool:
@@ -118,6 +125,11 @@ class Defense:
             ValueError: the defense cannot work there; the message says why.
         """
         _check_floating("the model's parameters", gradient_map.params)
+        if spec.is_text and not self.takes_texts:
+            raise ValueError(
+                f"{type(self).__name__} mixes or differentiates continuous inputs, and these are "
+                f"token ids: take a defense of updates, such as noise, pruning, clipping or DP-SGD."
+            )
 
     def epsilon(
         self,

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -66,6 +66,8 @@ class InfluenceNoise(Defense):
         max_samples: samples that are protected, from the first on, ≥ 1.
         num_steps: Lanczos steps, of two products each, ≥ 1.
     """
+
+    takes_texts: ClassVar[bool] = False
 
     noise_std: float = 0.01
     relative_to: NoiseUnit = "gradient"

@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import numpy as np
 import torch
@@ -118,6 +118,8 @@ class InstaHide(Defense):
         random_signs: whether every entry's sign is drawn anew.
         public: (M, C, H, W) public images in the model's input space, for ``inter``.
     """
+
+    takes_texts: ClassVar[bool] = False
 
     k: int = 4
     partners: Partners = "intra"

@@ -1,6 +1,7 @@
 """MixUp: train on weighted means of k samples and of their labels."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from jaxtyping import Float
 from torch import Tensor
@@ -37,6 +38,8 @@ class MixUp(Defense):
         k: samples in each encoding, ≥ 1.
         max_coefficient: bound of every coefficient, in (1 / k, 1].
     """
+
+    takes_texts: ClassVar[bool] = False
 
     k: int = 4
     max_coefficient: float = 0.65

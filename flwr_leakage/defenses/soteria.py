@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -95,6 +96,8 @@ class Soteria(Defense):
         layer: name of the linear layer; the last one where it is ``None``.
         max_samples: samples whose sensitivities are summed, from the first on, ≥ 1.
     """
+
+    takes_texts: ClassVar[bool] = False
 
     prune_ratio: float = 0.5
     layer: str | None = None

@@ -3,7 +3,7 @@
 import math
 import warnings
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -97,6 +97,8 @@ class TargetRisk(Defense):
         max_samples: samples that count, from the first on, ≥ 1.
         num_steps: Lanczos steps, of two products each, ≥ 1.
     """
+
+    takes_texts: ClassVar[bool] = False
 
     target_rmse: float = 0.5
     mechanism: Mechanism = "influence"

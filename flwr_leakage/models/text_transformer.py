@@ -1,6 +1,6 @@
 """A small transformer of token ids, as an encoder with classes or a decoder of the next token."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -66,13 +66,28 @@ class TextTransformer(nn.Module):
             self.head.weight = self.tokens.weight
         self.drop = nn.Dropout(dropout)
 
+    def embed(self, params: Mapping[str, Tensor], ids: Tensor) -> Tensor:
+        """Return the token embeddings (B, t, d), zero at padding, that ``forward`` takes, too.
+
+        Args:
+            params: the model's parameters by name, which need not be its own.
+            ids: (B, t) token ids.
+        """
+        states = params["tokens.weight"][ids]
+        return states if self.padding is None else states * (ids != self.padding)[..., None]
+
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits (B, K) of token ids (B, t) with t ≤ T, or (B, t, V) of a decoder."""
+        """Logits (B, K) of token ids (B, t) with t ≤ T, or (B, t, V) of a decoder.
+
+        Floating-point inputs (B, t, d) are token embeddings, see ``embed``; zeros are padding.
+        """
         places = torch.arange(inputs.shape[1], device=inputs.device)
-        states = self.drop(self.tokens(inputs) + self.positions(places))
-        seen = torch.ones_like(inputs, dtype=torch.bool)
+        given = inputs.is_floating_point()
+        states = inputs if given else self.tokens(inputs)
+        states = self.drop(states + self.positions(places))
+        seen = torch.ones_like(inputs[..., 0] if given else inputs, dtype=torch.bool)
         if self.padding is not None:
-            seen = inputs != self.padding
+            seen = (inputs != 0).any(-1) if given else inputs != self.padding
         for block in self.blocks:
             states = block(states, seen)
         states = self.norm(states) * self.scale

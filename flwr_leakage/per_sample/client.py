@@ -10,6 +10,7 @@ from torch import Tensor
 
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.operators import BudgetExhausted, Meter
+from flwr_leakage.per_sample.embedded import on_embeddings
 from flwr_leakage.per_sample.loss_factors import loss_weights
 from flwr_leakage.per_sample.perturbation import Point, scale_note, update_perturbation
 from flwr_leakage.per_sample.problem import SampleProblem
@@ -40,6 +41,8 @@ _GRAPH_COPIES = 12
 class ClientSamples:
     """The samples of a client's round, and the problems that its scores share.
 
+    Texts are looked at as the embeddings of their tokens, where the model takes these.
+
     A problem is kept for the next score that asks for the same samples at the same point and
     precision, and so is the check of second derivatives. Everything in them depends on these and on
     the arguments here only.
@@ -60,7 +63,10 @@ class ClientSamples:
     ) -> None:
         self._gradient_map = gradient_map
         self._routed = False
-        self.exposure = exposure
+        try:
+            self.exposure = on_embeddings(gradient_map, exposure)
+        except ValueError:
+            self.exposure = exposure  # each score tells of it, see ``_validate``
         self.seed = seed
         self.meter = Meter() if meter is None else meter
         self._kept: dict[tuple[Point, Precision], tuple[SampleProblem, ...]] = {}
@@ -320,10 +326,7 @@ def _validate(gradient_map: GradientMap, exposure: Exposure, batch: Batch) -> No
     """Raise ``ValueError`` where the batch is none that the model can be scored on."""
     inputs, targets = batch.inputs, batch.targets
     if not inputs.is_floating_point():
-        raise ValueError(
-            f"inputs must be floating-point to be differentiated, got {inputs.dtype}; convert "
-            f"images to floats, and score the embeddings of tokens."
-        )
+        on_embeddings(gradient_map, exposure)  # raises the reason
     if not len(batch):
         raise ValueError("a client must have at least one sample to be scored, got none.")
     logits = gradient_map.logits(exposure.params, inputs[:2], exposure.buffers)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from flwr_leakage.report.attempts import fates, graded
-from flwr_leakage.report.grades import GRADES, Grade, grade
+from flwr_leakage.report.grades import GRADES, Grade, grade, text_grade
 from flwr_leakage.report.index import (
     MAX_ROWS,
     Index,
@@ -253,12 +253,18 @@ def _probe(index: Index, sizes: list[int]) -> tuple[Table, str]:
 
 def _grades(index: Index, size: int) -> Counter[Grade]:
     names = ("psnr", "blind_psnr", "ssim", "blind_ssim", "", "affine_psnr", "blind_affine_psnr")
+    placed = index.series("probe", f"{size}/token_accuracy")
+    named = index.series("probe", f"{size}/named_tokens")
     series = [index.series("probe", f"{size}/{name}") for name in names]
-    keys: set[Key] = {key for each in series for key in each if key[2] >= 0}
+    keys: set[Key] = {key for each in (*series, placed) for key in each if key[2] >= 0}
     found: Counter[Grade] = Counter()
     for key in keys:
         row = [each[key].value if key in each else None for each in series]
-        if given := grade(*row):
+        given = grade(*row)
+        if text := placed.get(key):
+            occur = named[key].value if key in named else None
+            given = text_grade(None if text.value is None else text.note, occur)
+        if given:
             found[given] += 1
     assert set(found) <= set(GRADES)
     return found

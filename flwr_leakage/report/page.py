@@ -174,7 +174,7 @@ def render_report(run: RunData, max_gallery: int = 1000) -> str:
         troubles=events_table([e for e in run.events if e.level != "info"], MAX_EVENTS),
         remarks=events_table([e for e in run.events if e.level == "info"], MAX_EVENTS),
         costs=costs,
-        any_grade=any(attempt.grade for attempt in found),
+        any_grade=any(attempt.grade for attempt in found) and not run.texts,
         any_score=bool(index.names("score")),
     )
     return with_texts(page, environment, run.texts, found, index, max_gallery)

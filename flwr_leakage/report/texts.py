@@ -25,7 +25,7 @@ _NOUNS = {
     "image": "text", "images": "texts", "Image": "Text", "Images": "Texts", "picture": "text",
     "pictures": "texts", "Pictures": "Texts",
 }  # fmt: skip
-_NOUN = re.compile(rf"\b({'|'.join(_NOUNS)})\b")
+_NOUN = re.compile(rf"\b(an |An |)({'|'.join(_NOUNS)})\b")
 _TAG = re.compile(r"(<[^>]*>)")
 _SHOWN = re.compile(r'((?:data-column|aria-label|alt)="[^"]*")')
 _VERBATIM = ("code", "style", "script")
@@ -100,10 +100,10 @@ def in_words_of_texts(sentence: str) -> str:
     """Return a sentence about images as one about texts.
 
     Example:
-        >>> in_words_of_texts("Private images leak: 1 image of 2 (imagenette).")
-        'Private texts leak: 1 text of 2 (imagenette).'
+        >>> in_words_of_texts("Private images leak: an image of 2 (imagenette).")
+        'Private texts leak: a text of 2 (imagenette).'
     """
-    return _NOUN.sub(lambda match: _NOUNS[match[0]], sentence)
+    return _NOUN.sub(lambda match: match[1].replace("n ", " ") + _NOUNS[match[2]], sentence)
 
 
 def in_words_of_texts_page(page: str) -> str:

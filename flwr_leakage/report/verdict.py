@@ -208,12 +208,16 @@ def _identified(found: Sequence[Attempt], grades: Counter[Grade]) -> str:
     hidden = sum(attempt.rank == 1 and attempt.grade == "nothing" for attempt in ranked)
     is_ = "is" if hidden == 1 else "are"
     unseen = f" {hidden:,} of the {first:,} {is_} graded “nothing”." if hidden else ""
+    measure = (
+        "correlation of pixels, once what all images have in common (the blind guess) is subtracted"
+    )
+    if found[0].tokens is not None:
+        measure = "the share of words in common, in any order (ROUGE-1)"
     text = (
         f"Identification: {first:,} of {count(len(ranked), 'attempt')} {point} to the original "
         f"among it and {size - 1} others, drawn from the images of all clients; blind guessing "
         f"does so once in {size}, so {len(ranked) / size:.2g} times in {len(ranked):,}.{unseen} "
-        f"The measure: correlation of pixels, once what all images have in common (the blind "
-        f"guess) is subtracted. How many it misses is not known."
+        f"The measure: {measure}. How many it misses is not known."
     )
     leaks = grades["exact"] + grades["recognisable"] + grades["partly"]
     if not leaks and beyond_chance(found):

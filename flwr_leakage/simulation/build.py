@@ -6,7 +6,6 @@ from functools import lru_cache
 from typing import Any
 
 import hydra
-
 from torch import nn
 
 import flwr_leakage._torchvision  # noqa: F401

@@ -9,6 +9,7 @@ from operator import attrgetter
 from flwr_leakage.comparison import MEASURES
 from flwr_leakage.flower.client_audit import check_limits
 from flwr_leakage.randomness import Reproducible
+from flwr_leakage.scores import PSNRBound
 from flwr_leakage.simulation.config import ConfigError
 from flwr_leakage.simulation.experiment import Experiment
 from flwr_leakage.simulation.nodes import checked
@@ -62,12 +63,32 @@ def check_experiment(experiment: Experiment) -> None:
     Raises:
         ConfigError: naming the key.
     """
+    check_texts(experiment)
     checked("gate.scores", check_limits)(experiment.gate, experiment.scores)
     check_clients(experiment)
     check_threat(experiment)
     check_defense(experiment)
     check_strategy(experiment.strategy(), experiment.settings.num_clients)
     checked("client", experiment.client_audit)()
+
+
+def check_texts(experiment: Experiment) -> None:
+    """What is made for images is not asked of texts; of defenses, ``check_defense`` tells."""
+    if not experiment.spec.is_text:
+        return
+    for name, score in experiment.scores.items():
+        if isinstance(score, PSNRBound):
+            raise ConfigError(
+                f"score.{name} must be no score of pixels: {type(score).__name__} bounds PSNR, and "
+                "the embeddings of tokens have none. All other scores take embeddings."
+            )
+    if experiment.membership is not None:
+        raise ConfigError("membership must be none: membership tests take images, got texts.")
+    if experiment.gate is not None and experiment.gate.needs_attack:
+        raise ConfigError(
+            "gate must limit scores only: PSNR and the grades of a self-attack are those of "
+            "images, got texts."
+        )
 
 
 def check_clients(experiment: Experiment) -> None:

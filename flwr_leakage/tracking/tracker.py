@@ -13,10 +13,11 @@ from torch import Tensor
 from flwr_leakage.records import LeakageRecord, RunEvent
 
 ROLES = ("original", "reconstruction", "defended", "decoded", "blind_guess", "named")
-"""What an image or a text can be; beside these ``what_if_NAME``, a reconstruction under another defense.
+"""What an image or a text can be; beside these ``what_if_NAME``, what was made of the same update
+under another defense.
 
-``named`` are tokens that are known to occur. ``decoded`` is made of the encodings of all rounds so far. A blind guess is that of all samples of a
-round; its client and sample are −1.
+``named`` are tokens that are known to occur in a batch. ``decoded`` is made of the encodings of all
+rounds so far. A blind guess is that of all samples of a round; its client and sample are −1.
 """
 
 _WHAT_IF = re.compile(r"what_if_[a-z0-9_]{1,40}")

@@ -1,0 +1,58 @@
+"""Texts as the embeddings of their tokens, in which a score can differentiate."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.params import Params
+from flwr_leakage.records import Batch, Exposure
+
+
+@runtime_checkable
+class TakesEmbeddings(Protocol):
+    """A model of token ids that takes their embeddings in place of them."""
+
+    def embed(self, params: Mapping[str, Tensor], ids: Tensor) -> Tensor:
+        """Return the embeddings (B, T, d) that the model takes as continuous inputs."""
+        ...
+
+
+def on_embeddings(gradient_map: GradientMap, exposure: Exposure) -> Exposure:
+    """Return the same round with the embeddings of its texts as inputs; other rounds as they are.
+
+    The table of embeddings then has no part in a sample's gradient, as in TAG (Deng et al. 2021):
+    scores tell what all other parameters tell of the embeddings.
+
+    Raises:
+        ValueError: the inputs are whole numbers, and the model takes no embeddings.
+    """
+    whole = exposure.whole
+    if whole.private.inputs.is_floating_point():
+        return exposure
+    model = gradient_map.model
+    if not isinstance(model, TakesEmbeddings):
+        raise ValueError(
+            f"inputs must be floating-point to be differentiated, got "
+            f"{whole.private.inputs.dtype}; convert images to floats, and score the embeddings of "
+            f"tokens: a model does that itself if it has a method embed(params, ids), see "
+            f"flwr_leakage.models.TextTransformer."
+        )
+    params = exposure.params
+    private = _embedded(model, params, whole.private)
+    defended = private
+    if whole.defended is not whole.private:
+        defended = _embedded(model, params, whole.defended)
+    seen = replace(whole, private=private, defended=defended)
+    if exposure.part_of is None:
+        return seen
+    places = [whole.indices.index(index) for index in exposure.indices]
+    return seen.select(places)
+
+
+def _embedded(model: TakesEmbeddings, params: Params, batch: Batch) -> Batch:
+    if batch.inputs.is_floating_point():
+        return batch
+    return Batch(model.embed(params, batch.inputs), batch.targets)
