@@ -140,7 +140,8 @@ class TrainingFacts:
         if len(self.shape) != 3 or not self.num_classes:
             raise ValueError(
                 UNTOLD if self.unscheduled == UNTOLD
-                else "the inputs are no images of one shape with a class each"
+                else "the inputs are no images of one shape with a class each; for token ids give "
+                "observe a spec, InputSpec.text(…)"
             )  # fmt: skip
         channels, height, width = self.shape
         mean, std = self.mean, self.std
@@ -212,7 +213,7 @@ def facts_of(
     entries = training.steps[0].backwards[0].entries
     dtypes = {str(e.autocast.dtype).removeprefix("torch.") for e in entries if e.autocast.enabled}
     inputs = _inputs(training)
-    if spec is not None:
+    if spec is not None and not spec.is_text:  # that of texts is for the owner's own scores
         given = replace(inputs, shape=spec.shape, num_classes=spec.num_classes, normalization="")
         inputs = replace(given, mean=spec.mean, std=spec.std, box=spec.box) if spec.known else given
     try:

@@ -129,7 +129,9 @@ def test_what_is_attacked_together_fits_together():
     assert list(Trials().together(gradient_map, InputSpec((3, 32, 32), 10), cases)) == [cases]
 
 
-def test_texts_are_refused_in_words():
+def test_texts_take_what_their_tokens_take():
     model = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, 2))
-    with pytest.raises(ValueError, match="audits take no texts yet"):
-        measure(GradientMap(model), InputSpec.text(9, 3, 2))
+    found = measure(GradientMap(model), InputSpec.text(9, 3, 2))
+    assert found.operations == 2 * 12 * 2 and found.num_classes == 2
+    with pytest.raises(ValueError, match="one row of logits at each position of a text"):
+        measure(GradientMap(model), InputSpec.text(9, 3))

@@ -66,3 +66,19 @@ def test_a_text_that_was_not_found_has_a_reason():
     assert told["named_tokens"].values == (0.0, 1.0) and evaluation.assignment.tolist() == [-1, -1]
     evaluation, told = measured(TRUTH[:1])
     assert told["exact_text"].values == (1.0, None)
+
+
+def test_the_original_is_found_among_others_by_its_words_in_any_order():
+    pool = torch.tensor([[7, 7, 7, 0, 0, 0], [6, 5, 9, 9, 9, 9], [1, 2, 9, 9, 9, 9]])
+    reference = Reference.of_texts(SPEC, pool)
+    shuffled = Batch(torch.tensor([[6, 5, 4, 3, 2, 1], [7, 7, 7, 0, 0, 0]]), TRUTH.targets)
+    _, told = measured(shuffled, reference)
+    # Of the second text, one of the others is nearer to the answer than the original.
+    assert told["identification_rank"].values == (1.0, 2.0)
+    assert told["identification_rank"].notes == ("of 3 candidates",) * 2
+
+
+def test_a_text_that_the_pool_holds_is_no_candidate_twice():
+    _, told = measured(TRUTH, Reference.of_texts(SPEC, torch.cat([TRUTH.inputs, TRUTH.inputs[:1]])))
+    assert told["identification_rank"].values == (1.0, 1.0)
+    assert told["identification_rank"].notes == ("of 2 candidates", "of 3 candidates")

@@ -1,0 +1,80 @@
+"""Private texts on a page, whatever they hold."""
+
+import json
+
+import pytest
+
+from flwr_leakage.records import LeakageRecord
+from flwr_leakage.report import write_report
+from flwr_leakage.report.attempts import attempts
+from flwr_leakage.report.index import Index
+from flwr_leakage.report.texts import in_words_of_texts_page, text_exhibits
+from flwr_leakage.tracking import CompositeTracker, GuardedTracker, JsonlTracker, read_run
+
+HOSTILE = ["<b>", "\u202eevil", "image", "</style>", "\x1b[2J", "a&b"]
+
+
+def write(folder, words=HOSTILE, answer=(5, 6, 7, 8, 1, 10)):
+    tracker = GuardedTracker(CompositeTracker((JsonlTracker(folder),)))
+    ids = range(5, 5 + len(words))
+    tracker.text(1, 0, 0, "original", ids, words)
+    if answer:
+        tracker.text(1, 0, 0, "reconstruction", answer, words)
+    tracker.text(1, 0, -1, "named", [9], [words[4]])
+    for name, value, note in (
+        ("token_accuracy", 5 / 6 if answer else None, "most tokens" if answer else "no text"),
+        ("named_tokens", 1 / 6, "1 token named"),
+    ):
+        tracker.log(LeakageRecord("r", 1, 0, 0, "metric", name, value, "1", note=note))
+    tracker.close()
+    return read_run(folder)
+
+
+def test_texts_are_read_back_in_plain_words(tmp_path):
+    run = write(tmp_path / "run")
+    assert [text.role for text in run.texts] == ["original", "reconstruction", "named"]
+    assert run.texts[0].ids == (5, 6, 7, 8, 9, 10)
+    assert run.texts[0].words[1] == "\\u202eevil" and run.texts[0].words[4] == "\\u001b[2J"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"ids": ["x"]}, {"words": ["one"]}, {"role": "../x"}, {"ids": [1] * 2000, "words": []}],
+)
+def test_a_text_of_another_form_is_left_out(tmp_path, changed):
+    write(tmp_path / "run")
+    path = tmp_path / "run" / "records.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    place = next(i for i, row in enumerate(lines) if row["type"] == "text")
+    lines[place] |= changed
+    path.write_text("".join(json.dumps(row) + "\n" for row in lines))
+    with pytest.warns(UserWarning, match="cannot be read"):
+        run = read_run(tmp_path / "run")
+    assert len(run.texts) == 2 and len(run.problems) == 1
+
+
+def test_words_are_escaped_isolated_and_marked(tmp_path):
+    folder = tmp_path / "run"
+    write(folder)
+    page = write_report(folder).read_text()
+    assert '<bdi class="placed">&lt;b&gt;</bdi>' in page and "\u202e" not in page
+    assert '<bdi class="placed">image</bdi>' in page  # a private word is not the page's own
+    assert '<bdi class="named">\\u001b[2J</bdi>' in page
+    assert '<bdi class="wrong">\\u001b[2J</bdi>' in page
+    assert "a&amp;b" in page and "private training texts" in page
+
+
+def test_tokens_that_are_named_alone_are_no_full_leak(tmp_path):
+    run = write(tmp_path / "run", answer=())
+    (attempt,) = attempts(Index(run.records))
+    assert attempt.grade == "nothing" and attempt.tokens == 0.0
+    (exhibit,) = text_exhibits(run.texts, [attempt])
+    marks = [token.mark for token in exhibit.rows[0][1]]
+    assert marks == ["missed"] * 4 + ["named", "missed"]
+
+
+def test_commands_and_code_keep_their_words():
+    page = '<p title="image">An image</p><code>image_folder image</code><td data-column="images">'
+    assert in_words_of_texts_page(page) == (
+        '<p title="image">A text</p><code>image_folder image</code><td data-column="texts">'
+    )

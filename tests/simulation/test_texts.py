@@ -1,0 +1,100 @@
+"""A federation of clients whose samples are texts."""
+
+import json
+import re
+
+import pytest
+from audits import run, values
+
+from flwr_leakage.report.page import conclusion
+from flwr_leakage.simulation.build import build
+from flwr_leakage.simulation.config import ConfigError, compose
+
+TEXTS = [
+    "dataset=python_docs",
+    "dataset.length=8",
+    "dataset.vocabulary=200",
+    "model.network.width=32",
+    "partition.sizes=[1,2]",
+    "num_clients=2",
+    "num_rounds=1",
+    "server.test_samples=10",
+    "server.attack_max_seconds=null",
+    "selection.every=1",
+    "score=gradient_norm",
+]
+
+
+def config(folder, *overrides):
+    return compose([*TEXTS, *overrides], str(folder / "run"))
+
+
+@pytest.fixture(scope="module")
+def audited(tmp_path_factory):
+    return run(config(tmp_path_factory.mktemp("texts")), page=True)
+
+
+def test_the_default_attack_recovers_the_texts_of_small_clients(audited):
+    assert values(audited, "token_accuracy") == dict.fromkeys(values(audited, "exact_text"), 1.0)
+    assert len(values(audited, "exact_text")) == 3
+    assert set(values(audited, "identification_rank").values()) == {1.0}
+    assert not [event for event in audited.events if event.level != "info"]
+    scored = [value for value in values(audited, "gradient_norm").values() if value is not None]
+    assert scored and min(scored) > 0
+
+
+def test_records_hold_ids_and_words(audited):
+    texts = {(text.client_id, text.sample, text.role): text for text in audited.texts}
+    assert {role for _, _, role in texts} == {"original", "reconstruction", "named"}
+    data = build(audited_config(audited)).data
+    batch = data.client_batch(1, 1, 2)
+    for sample, ids in enumerate(batch.inputs.tolist()):
+        own = tuple(token for token in ids if token)
+        for role in ("original", "reconstruction"):
+            assert texts[1, sample, role].ids == own
+            assert texts[1, sample, role].words == tuple(data.train.words[i] for i in own)
+    assert set(texts[1, -1, "named"].ids) == set(batch.inputs.unique().tolist()) - {0}
+
+
+def audited_config(data):
+    return json.loads((data.folder / "run.json").read_text())["config"]
+
+
+def test_the_page_speaks_of_texts_and_shows_them(audited):
+    page = (audited.folder / "report.html").read_text()
+    assert '<h2 id="texts">' in page and page.count("<mark>") > 2 * 3
+    shown = re.sub(r"<(style|script|code|svg)\b.*?</\1>", "", page, flags=re.S)
+    visible = re.sub(r"<[^>]*>", " ", shown)
+    assert "This file contains private training texts" in visible
+    assert not re.search(r"\b(images?|pictures?)\b", visible.split("What was tested")[0])
+    assert "see 3 of the 3 attacked texts" in conclusion(audited.folder)
+
+
+@pytest.mark.parametrize(
+    ("override", "match"),
+    [
+        ("model=linear", "model must take the dataset's token ids, got linear"),
+        ("defense=mixup", "MixUp mixes or differentiates continuous inputs"),
+        ("defense=instahide", "InstaHide mixes or differentiates continuous inputs"),
+        ("defense=soteria", "Soteria mixes or differentiates continuous inputs"),
+        ("+defense@what_if.mixed=mixup", "what_if.mixed: MixUp mixes"),
+        ("score=psnr_bound", "score.psnr_bound must be no score of pixels"),
+        ("membership=drawn", "membership must be none"),
+    ],
+)
+def test_what_is_made_for_images_is_refused_before_work_starts(tmp_path, override, match):
+    given = [each for each in TEXTS if not (override.startswith("model") and "model" in each)]
+    given = [each for each in given if not (override.startswith("score") and "score" in each)]
+    with pytest.raises(ConfigError, match=match):
+        build(compose([*given, override], str(tmp_path / "run")))
+
+
+def test_a_model_of_texts_takes_no_images(tmp_path):
+    with pytest.raises(ConfigError, match="model must take the dataset's images"):
+        build(compose(["dataset=embedded_mnist", "model=text_transformer"], str(tmp_path / "run")))
+
+
+@pytest.mark.parametrize("defense", ["pruning", "gaussian", "clipping", "dp_sgd"])
+def test_defenses_of_updates_take_texts(tmp_path, defense):
+    data = run(config(tmp_path, f"defense={defense}", "what_if=null"))
+    assert len([r for r in data.records if r.name == "train_cpu_seconds"]) == 2
