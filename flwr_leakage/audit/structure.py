@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from flwr_leakage.attacks import Analytic, ExactBatch, FeatureMatching, FeatureRecursion
+from flwr_leakage.attacks import Analytic, ExactBatch, FeatureMatching, FeatureRecursion, Patches
 from flwr_leakage.attacks.exact.applicability import ExactAttack
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.attacks.loss_check import check_loss
@@ -43,6 +43,7 @@ def exact_attacks() -> dict[str, ExactAttack]:
         "feature_matching": FeatureMatching(),
         "feature_recursion": FeatureRecursion(),
         "exact_batch": ExactBatch(),
+        "patches": Patches(),
     }
 
 

@@ -62,7 +62,7 @@ def test_unknown_names_and_settings_fail():
         ("gradinversion", ["count=2", "attack.dtype=float64"], "attack.dtype", "float64"),
         ("fedavg", ["attacks.euclidean.order.starts=2"], "attacks[cosine].order.starts", 2),
         ("strongest", ["~attacks.ordered"], "attacks",
-         ["text", "analytic", "exact_batch", "feature_matching", "feature_recursion",
+         ["text", "patches", "analytic", "exact_batch", "feature_matching", "feature_recursion",
           "dense_gauss_newton", "batch_images", "gauss_newton", "posterior", "least_absolute",
           "gauss_newton_multistart", "gauss_newton_smooth", "pruning_aware",
           "inverting_gradients"]),
@@ -170,6 +170,21 @@ def pooled(spec):
     )
 
 
+class Patched(nn.Module):
+    """Four patches with trained positions, as in a vision transformer."""
+
+    def __init__(self, spec):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Conv2d(1, 16, 4, 4)
+        self.positions = nn.Parameter(torch.randn(1, 4, 16))
+        self.head = nn.Sequential(nn.Linear(16, 16), nn.Sigmoid(), nn.Linear(16, spec.num_classes))
+
+    def forward(self, images):
+        tokens = self.embed(images).flatten(2).transpose(1, 2) + self.positions
+        return self.head(tokens).mean(1)
+
+
 CASES = {
     "undefended": (lambda spec: tiny_network(), Defense()),
     "linear network": (
@@ -180,6 +195,7 @@ CASES = {
     "max pooling": (pooled, Defense()),
     "pruned": (lambda spec: tiny_network(), GradientPruning(0.5)),
     "noisy": (lambda spec: tiny_network(), GaussianNoise(0.1)),
+    "patches": (Patched, Defense()),
 }
 """What an attack may be made for: a network, and a defense that it adapts to."""
 

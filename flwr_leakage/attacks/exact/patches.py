@@ -1,0 +1,265 @@
+"""Exact recovery of one image through the patches of a vision transformer."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from flwr_leakage.attacks.budget import Budget
+from flwr_leakage.attacks.exact.applicability import Applicability, ExactAttack
+from flwr_leakage.attacks.exact.pixel_box import in_box
+from flwr_leakage.attacks.labels.assumed import answer, assume_targets
+from flwr_leakage.attacks.labels.automatic import AutomaticLabels
+from flwr_leakage.attacks.labels.nearest import NearestGradient
+from flwr_leakage.attacks.network.calls import Affine
+from flwr_leakage.attacks.network.linear import traced
+from flwr_leakage.attacks.problem import Problem
+from flwr_leakage.attacks.rounding import FLOAT32_RELATIVE_ERROR
+from flwr_leakage.params import Params
+from flwr_leakage.records import Batch, Reconstruction
+
+SAME = 1e-6
+"""Relative distance below which the identity holds for a dummy image in float64; other tables of
+positions and other offsets were 0.5 or more off on development networks; no table."""
+
+PROVEN_ERROR = 1e-3
+"""Largest estimated error, as a share of the patches' size, of pixels that count as proven."""
+
+
+@dataclass(frozen=True)
+class Patches(ExactAttack):
+    """The gradients of a table of positions and of the layer of patches give the image.
+
+    A vision transformer adds a trained row Q_t of positions to ``z_t = W x_t + b``, the embedding
+    of patch t. So the errors of all patches stand in the table's gradient, ``∂L/∂Q_t = δ_t``, and
+
+        ∂L/∂W = Σ_t δ_t x_tᵀ = Δᵀ X,
+
+    with rows δ_t of Δ (T, d) and x_t of X (T, n). X follows by least squares, if there are no more
+    patches than the width d and Δ has full rank (after Lu et al. 2022, APRIL). It holds for any
+    number of local steps and any dropout behind the sum, as both sides are sums over steps.
+
+    The layer, the table and its offset, such as one row for a class token, are found by a dummy
+    image, for which the identity has to hold. The attack takes one image, and no weight decay.
+    """
+
+    purpose: ClassVar[str] = "patches"
+
+    def check(self, problem: Problem, generator: torch.Generator) -> Applicability:
+        """See ``ExactAttack``."""
+        found = _find(problem, generator)
+        return Applicability(
+            True,
+            f"{found.layer.removesuffix('.weight')!r} takes {found.count} patches of "
+            f"{found.size} values, and {found.table!r} holds the error of each: x is exact.",
+        )
+
+    def solve(
+        self, problem: Problem, generator: torch.Generator, restart: int, budget: Budget
+    ) -> Reconstruction:
+        """Return the image that explains the update of one problem.
+
+        Raises:
+            ValueError: the update has several images or weight decay, or the model has no trained
+                layer of patches with trained positions.
+        """
+        found = _find(problem, generator)
+        errors, weight = found.errors(problem.gradient), found.weight(problem.gradient)
+        left, values, right = torch.linalg.svd(errors.T, full_matrices=False)
+        kept = values > FLOAT32_RELATIVE_ERROR / 100 * values[0]
+        patches = right[kept].T @ ((left[:, kept].T @ weight) / values[kept, None])
+        misfit = float((errors.T @ patches - weight).square().sum() / weight.square().sum())
+        # Rounding of both sides, as a share of their size, divided by the singular values.
+        rounding = FLOAT32_RELATIVE_ERROR / 10 * weight.norm() / weight.numel() ** 0.5
+        deviation = rounding * values[kept].square().reciprocal().sum().div(found.count).sqrt()
+        error = float(deviation / patches.square().mean().sqrt().clamp_min(1e-30))
+        rank = int(kept.sum())
+        stage = f"{found.count} patches by the gradient of {found.table}, of rank {rank}"
+        stats: dict[str, Any] = {"stage": stage}
+        is_whole = rank == found.count and error <= PROVEN_ERROR
+        if is_whole and misfit <= FLOAT32_RELATIVE_ERROR**2:
+            stats |= {"verdicts": ("proven",), "relative_errors": [error]}
+        images = found.image(patches)
+        labels = AutomaticLabels(otherwise=NearestGradient(problem.spec.clamp(images)))
+        targets = assume_targets(problem, labels, generator).values
+        boxed = in_box(problem.spec, Reconstruction(Batch(images, targets), misfit, stats))
+        assert boxed.batch is not None
+        return Reconstruction(
+            answer(boxed.batch.inputs, targets), boxed.objective, boxed.stats, spec=boxed.spec
+        )
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Where a network keeps its patches and the positions that are added to them.
+
+    Attributes:
+        layer: the name of the weight of the layer of patches.
+        table: the name of the table of positions.
+        offset: the row of the first patch in it.
+        count: T, the number of patches.
+        size: n, the values of a patch.
+        image: maps patches (T, n) to the image (1, C, H, W).
+    """
+
+    layer: str
+    table: str
+    offset: int
+    count: int
+    size: int
+    image: Callable[[Tensor], Tensor]
+
+    def weight(self, gradient: Params) -> Float[Tensor, "d n"]:
+        """Return the gradient of the layer's weight."""
+        return gradient[self.layer].flatten(1)
+
+    def errors(self, gradient: Params) -> Float[Tensor, "T d"]:
+        """Return the errors of the patches, by the gradient of the table."""
+        return _rows(gradient[self.table])[self.offset : self.offset + self.count]
+
+
+def _rows(table: Tensor) -> Tensor:
+    return table.reshape(-1, table.shape[-1])
+
+
+def _find(problem: Problem, generator: torch.Generator) -> _Layout:
+    """Return the layout of a problem's network.
+
+    Raises:
+        ValueError: the network or the update does not allow the attack.
+    """
+    if problem.num_samples != 1 or problem.members or problem.schedule.weight_decay:
+        decay = " and weight decay" if problem.schedule.weight_decay else ""
+        raise ValueError(f"it takes 1 sample without decay, got {problem.num_samples}{decay}.")
+    like = next(iter(problem.params.values()))
+    dummy = torch.randn(1, *problem.spec.shape, generator=generator, dtype=torch.float64).to(like)
+    with torch.no_grad():
+        layer, patches, image = _patches(problem, dummy)
+    count, size = patches.shape
+    trained = problem.gradient_map.trained
+    width = problem.params[layer].shape[0]
+    tables = [
+        name
+        for name, value in problem.params.items()
+        if name in trained and name != layer and value.ndim > 1
+        and value.shape[-1] == width and value.numel() >= count * width
+    ]  # fmt: skip
+    if not tables:
+        raise ValueError(
+            f"no trained table of positions has a row of {width} for each of {count} patches."
+        )
+    targets = torch.zeros(1, dtype=torch.int64, device=like.device)
+    zero = _zero(problem)
+    # Layers that start at zero let no gradient through, and where the patches are does not depend
+    # on them.
+    drawn = {
+        name: torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value)
+        for name, value in problem.params.items()
+        if name in zero
+    }
+    params = {**problem.params, **drawn}
+    wanted = {name: params[name] for name in (layer, *tables)}
+    gradient = problem.gradient_map.gradient_of(
+        wanted, params, Batch(dummy, targets), problem.buffers
+    )
+    weight = gradient[layer].flatten(1)
+    if not bool(weight.any()):
+        raise ValueError("no gradient reaches the patches.")
+    if not bool(problem.gradient[layer].any()):
+        raise ValueError(
+            f"{zero[-1]!r} is all zero, as torchvision starts the head of its vision transformers: "
+            f"no gradient reaches the patches yet, and the update tells the label and the last "
+            f"features alone. From the second step on that is over, and the image can be read off."
+            if zero
+            else f"the gradient of {layer!r} is zero: all of it was pruned."
+        )
+    if count > width:
+        raise ValueError(
+            f"{count} patches are more than the width {width}, so that their errors do not tell "
+            f"them apart."
+        )
+    for table in tables:
+        rows = _rows(gradient[table])
+        for offset in range(len(rows) - count + 1):
+            off = rows[offset : offset + count].T @ patches - weight
+            if float(off.norm() / weight.norm()) < SAME:
+                return _Layout(layer, table, offset, count, size, image)
+    raise ValueError("no trained table is added to the patches, position by position.")
+
+
+def _zero(problem: Problem) -> list[str]:
+    """Return the trained matrices that are all zero."""
+    return [
+        name
+        for name, value in problem.params.items()
+        if name in problem.gradient_map.trained and value.ndim > 1 and not bool(value.any())
+    ]
+
+
+def _patches(
+    problem: Problem, dummy: Float[Tensor, "1 C H W"]
+) -> tuple[str, Float[Tensor, "T n"], Callable[[Tensor], Tensor]]:
+    """Return the layer that takes the patches of an image, these, and the way back to an image.
+
+    Raises:
+        ValueError: no trained layer takes patches.
+    """
+    for step in traced(problem, dummy).steps:
+        op = step.op
+        if not isinstance(op, Affine) or op.name not in problem.gradient_map.trained:
+            continue
+        if op.is_convolution:
+            if op.inputs.shape != dummy.shape or not torch.equal(op.inputs, dummy):
+                break
+            geometry = op.geometry
+            assert geometry is not None and op.settings is not None
+            stride, padding, dilation, _ = op.settings
+            if isinstance(padding, str) or any(op.zeros):
+                break
+            settings = {
+                "kernel_size": op.weight.shape[2:], "dilation": dilation, "padding": padding,
+                "stride": stride,
+            }  # fmt: skip
+            patches = F.unfold(dummy, **settings)[0].T
+            return op.name, patches, _Fold(tuple(dummy.shape), settings)
+        if op.inputs.numel() != dummy.numel() or op.inputs.shape[-1] == dummy.numel():
+            break
+        patches = op.inputs.reshape(-1, op.inputs.shape[-1])
+        given, order = dummy.flatten().sort()
+        taken, places = patches.flatten().sort()
+        if not torch.equal(given, taken):
+            break
+        # Entry order[i] of the image is entry places[i] of the patches.
+        back = torch.empty_like(order)
+        back[order] = places
+        return op.name, patches, _Pick(tuple(dummy.shape), back)
+    raise ValueError("no trained layer takes the image in patches of its pixels.")
+
+
+@dataclass(frozen=True)
+class _Fold:
+    """Puts the patches of a convolution back; where they overlap, their mean counts."""
+
+    shape: tuple[int, ...]
+    settings: dict[str, Any]
+
+    def __call__(self, patches: Float[Tensor, "T n"]) -> Float[Tensor, "1 C H W"]:
+        size = self.shape[2:]
+        columns = patches.T[None]
+        covered = F.fold(torch.ones_like(columns), size, **self.settings)
+        return F.fold(columns, size, **self.settings) / covered.clamp_min(1)
+
+
+@dataclass(frozen=True)
+class _Pick:
+    """Puts the patches of a linear layer back by the place of each pixel in them."""
+
+    shape: tuple[int, ...]
+    places: Int[Tensor, " N"]
+
+    def __call__(self, patches: Float[Tensor, "T n"]) -> Float[Tensor, "1 C H W"]:
+        return patches.flatten()[self.places].reshape(self.shape)
