@@ -116,6 +116,8 @@ def told_of_time(ended: Mapping[tuple[int, int], bool]) -> str:
 
 def _told(found: Sequence[Attempt]) -> str:
     grades: Counter[Grade] = tally(found)
+    if any(attempt.tokens is not None for attempt in found):  # of texts, which have no PSNR
+        return graded(grades) or "no result"
     middle = median([a.psnr for a in found if a.psnr is not None])
     return f"{graded(grades) or 'no result'} (median PSNR {decibel(middle)} dB)"
 
@@ -135,8 +137,10 @@ def remedies_table(asked: Sequence[Remedy]) -> Table:
                 rows.append((name, f"under {remedy.name}", *_cells(under)))
     columns = ("client", "its updates", "attempts", "grades of attempts", "median PSNR, dB",
                "highest PSNR, dB", "attempts that identify")  # fmt: skip
-    texts = ("its updates", "grades of attempts")
-    return Table(columns, tuple(rows), (*ceiling_told(rows), BLAND), MAX_ROWS, texts)
+    words = ("its updates", "grades of attempts")
+    texts = any(a.tokens is not None for remedy in asked for a in remedy.before)
+    notes = () if texts else (*ceiling_told(rows), BLAND)
+    return Table(columns, tuple(rows), notes, MAX_ROWS, words)
 
 
 def _cells(found: Sequence[Attempt]) -> tuple[str, ...]:

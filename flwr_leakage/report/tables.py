@@ -49,6 +49,8 @@ def rounds_table(index: Index, found: Sequence[Attempt]) -> Table:
     hidden: tuple[str, ...] = (
         "psnr", "blind_psnr", "blind_ssim", "identification_rank",
         "affine_psnr", "blind_affine_psnr", "affine_identification_rank",
+        # Of texts: these stand in a table of their own, where one that was not found counts as 0.
+        "token_accuracy", "exact_text", "rouge_l", "blind_token_accuracy", "named_tokens",
     )  # fmt: skip
     known_metrics = [name for name in index.names("metric") if values(index.series("metric", name))]
     psnr_known = "psnr" in known_metrics

@@ -7,12 +7,14 @@ writing direction, escaped, without control characters (``tracking.run_data`` to
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Literal
 
 from jinja2 import Environment
 
+from flwr_leakage.records import LeakageRecord
 from flwr_leakage.report.attempts import Attempt
-from flwr_leakage.report.index import Index, Table, by_round, count, grouped, median, who
+from flwr_leakage.report.index import Index, Table, by_round, count, grouped, who
 from flwr_leakage.tracking import TextRecord
 
 Mark = Literal["placed", "named", "missed", "wrong"]
@@ -219,14 +221,17 @@ def named_alone(
 
 
 def texts_table(index: Index, found: Sequence[Attempt]) -> Table | None:
-    """Return what each round's attacks reached on texts, or None if nothing was measured."""
-    placed = by_round(index.series("metric", "token_accuracy"))
+    """Return what each round's attacks reached on texts, or None if nothing was measured.
+
+    Shares are means over the texts; one that was not found counts as 0.
+    """
     if not any(attempt.tokens is not None for attempt in found):
         return None
-    blind, exact, rouge, named = (
+    blind, exact, named = (
         by_round(index.series("metric", name))
-        for name in ("blind_token_accuracy", "exact_text", "rouge_l", "named_tokens")
+        for name in ("blind_token_accuracy", "exact_text", "named_tokens")
     )
+    alike = index.series("metric", "rouge_l")
     certified = grouped(
         (key[0], "not certified" not in record.note and "certified" in record.note)
         for key, record in index.series("attack", "objective").items()
@@ -238,19 +243,28 @@ def texts_table(index: Index, found: Sequence[Attempt]) -> Table | None:
                 str(server_round),
                 str(len(tried)),
                 str(int(sum(exact.get(server_round, [])))),
-                _percent(median(placed.get(server_round, []))),
-                _percent(median(blind.get(server_round, []))),
-                f"{median(rouge.get(server_round, [])) or 0:.2f}",
-                _percent(median(named.get(server_round, []))),
+                _percent(fmean(each.tokens or 0.0 for each in tried)),
+                _percent(_mean(blind.get(server_round))),
+                f"{fmean(_or_zero(alike.get(each.key)) for each in tried):.2f}",
+                _percent(_mean(named.get(server_round))),
                 f"{sum(certified.get(server_round, []))} of "
                 f"{count(len(certified.get(server_round, [])), 'update')}",
             )
         )
     return Table(
-        ("round", "texts", "exact", "in place, median", "blind guess", "ROUGE-L, median",
-         "named, median", "replay-certified"),
+        ("round", "texts", "exact", "in place", "blind guess", "ROUGE-L",
+         "named", "replay-certified"),
         tuple(rows),
     )  # fmt: skip
+
+
+def _or_zero(record: LeakageRecord | None) -> float:
+    """Return a record's value; 0 where nothing was found."""
+    return record.value or 0.0 if record else 0.0
+
+
+def _mean(shares: Sequence[float] | None) -> float | None:
+    return fmean(shares) if shares else None
 
 
 def _percent(share: float | None) -> str:

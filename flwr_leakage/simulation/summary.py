@@ -15,6 +15,7 @@ from flwr_leakage.report.advice import advise
 from flwr_leakage.report.attempts import attempts, tally
 from flwr_leakage.report.grades import GRADES
 from flwr_leakage.report.index import Index
+from flwr_leakage.report.texts import in_words_of_texts
 from flwr_leakage.report.verdict import judge
 from flwr_leakage.simulation.config import Config
 from flwr_leakage.simulation.experiment import Experiment
@@ -106,9 +107,9 @@ def finish(run_dir: Path, console: Console) -> None:
 
 def print_summary(run: RunData, console: Console) -> None:
     """Print leakage, utility and cost, a line a round."""
-    console.print(
-        f"\nLeakage by round (PSNR in dB; {run.metadata.get('threat', '')})", markup=False
-    )
+    measure = "tokens in place" if run.texts else "PSNR in dB"
+    console.print(f"\nLeakage by round ({measure}; {run.metadata.get('threat', '')})", markup=False)
+    name, style = ("token_accuracy", "{:.0%}") if run.texts else ("psnr", "{:.1f}")
     table = Table(box=None, padding=(0, 1, 0, 0))
     grades_written = ("exact", "recogn.", "partly", "nothing")
     columns = ("round", "acc.", "tries", *grades_written, "median", "best", "blind")
@@ -117,7 +118,9 @@ def print_summary(run: RunData, console: Console) -> None:
     found = attempts(Index(run.records))
     rounds = sorted({record.server_round for record in run.records if record.server_round > 0})
     for server_round in rounds:
-        psnr = _values(run, server_round, "psnr")
+        near = _values(run, server_round, name)
+        if run.texts:  # one that was not found is none of its tokens in place
+            near = [record.value or 0.0 for record in _records(run, server_round, name)]
         here = [attempt for attempt in found if attempt.key[0] == server_round]
         grades = tally(here)
         table.add_row(
@@ -125,19 +128,20 @@ def print_summary(run: RunData, console: Console) -> None:
             _mean(run, server_round, "test_accuracy", "{:.1%}"),
             str(len(here)) if here else "–",
             *(str(grades[name]) if grades else "–" for name in GRADES),
-            _format(statistics.median(psnr) if psnr else None, "{:.1f}"),
-            _format(max(psnr, default=None), "{:.1f}"),
-            _median(run, server_round, "blind_psnr", "{:.1f}"),
+            _format(statistics.median(near) if near else None, style),
+            _format(max(near, default=None), style),
+            _median(run, server_round, f"blind_{name}", style),
             _mean(run, server_round, "label_accuracy", "{:.0%}"),
             _mean(run, server_round, "attack_wall_seconds", "{:.1f}"),
         )
     console.print(table)
     index = Index(run.records)
     verdict = judge(index, run.events, run.metadata)
+    word = in_words_of_texts if run.texts else str
     for sentence in (verdict.sentence, *verdict.details[:3]):
-        console.print(sentence, markup=False, highlight=False)
+        console.print(word(sentence), markup=False, highlight=False)
     for line in advise(index, run.metadata, [], run.events).do:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print(word(line), markup=False, highlight=False, soft_wrap=True)
     failures = [event for event in run.events if event.level != "info"]
     if failures:
         console.print(f"{len(failures)} warnings and errors; the report lists them.")
