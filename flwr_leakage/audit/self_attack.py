@@ -211,8 +211,9 @@ class SelfAttack:
         """Return why the answer does not tell how safe the update is; empty if nothing does."""
         if answer.batch is None:
             return answer.error or "no reconstruction"
-        psnr = next((found.values for found in outcome.measurements if found.name == "psnr"), ())
-        measured = sum(value is not None for value in psnr)
+        near = ("psnr", "token_accuracy")  # of images and of texts
+        reached = next((m.values for m in outcome.measurements if m.name in near), ())
+        measured = sum(value is not None for value in reached)
         if measured < count:
             return f"{measured} of {count} samples have a number"
         if answer.stats.get("stopped") == "budget":

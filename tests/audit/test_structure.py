@@ -92,6 +92,11 @@ def test_what_does_not_apply_is_what_the_attack_refuses(name):
             assert result.error == found[key].reason
 
 
+def test_texts_are_refused_in_words():
+    with pytest.raises(ValueError, match="structure draws images, and these inputs are token ids"):
+        structure(mlp(), InputSpec.text(9, 4, 4))
+
+
 def test_reasons_name_what_is_in_the_way():
     assert "max_pool2d" in structure(pooled(), SPEC, max_products=9)["feature_matching"].reason
     found = structure(lenet(), SPEC, 8, max_products=9)
