@@ -19,10 +19,12 @@ from flwr_leakage.tracking import TextRecord
 
 Mark = Literal["placed", "named", "missed", "wrong"]
 
-_BEFORE = '<section aria-labelledby="tested">'
-"""The section in front of which the texts stand."""
+_BEFORE = re.compile(
+    r'<section[^>]*"tested"[^>]*>|<details[^>]*>\s*<summary><h2 id="tested">|</main>'
+)
+"""The part in front of which the texts stand, or the end of the page."""
 
-_LINK = '<li><a href="#tested">'
+_LINK = re.compile(r'(<li>)?<a href="#tested">')
 _NOUNS = {
     "image": "text", "images": "texts", "Image": "Text", "Images": "Texts", "picture": "text",
     "pictures": "texts", "Pictures": "Texts",
@@ -94,8 +96,14 @@ def with_texts(
         table=texts_table(index, found),
     )
     page = in_words_of_texts_page(page)
-    page = page.replace(_LINK, f'<li><a href="#texts">Texts</a></li>\n{_LINK}', 1)
-    return page.replace(_BEFORE, f"{section}\n{_BEFORE}", 1)
+    page = _LINK.sub(_with_link, page, count=1)
+    return _BEFORE.sub(lambda match: f"{section}\n{match[0]}", page, count=1)
+
+
+def _with_link(match: re.Match[str]) -> str:
+    """Return a link to the texts in front of another one, in a list or in a line."""
+    own = '<a href="#texts">Texts</a>'
+    return f"<li>{own}</li>\n{match[0]}" if match[1] else f"{own} ·\n{match[0]}"
 
 
 def in_words_of_texts(sentence: str) -> str:
