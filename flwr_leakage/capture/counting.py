@@ -138,3 +138,12 @@ def tensors_of(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):  # the usual case, and walking a tree costs more than a layer
         return [value]
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def requires_gradient(value: Any) -> bool:
+    """Whether a tensor among nested arguments requires a gradient."""
+    if isinstance(value, Tensor):
+        return value.requires_grad
+    if isinstance(value, tuple | list):
+        return any(map(requires_gradient, value))
+    return isinstance(value, dict) and any(map(requires_gradient, value.values()))

@@ -8,9 +8,12 @@ from typing import Any
 from torch.nn import functional as F
 
 from flwr_leakage.capture.samples import (
+    CPU,
     captured_batches,
     captured_schedule,
     drops_out,
+    has_parameter_term,
+    see_inputs,
     takes_in_order,
 )
 from flwr_leakage.capture.training import CapturedTraining
@@ -20,6 +23,9 @@ from flwr_leakage.records import InputSpec, LocalSchedule
 from flwr_leakage.schedules import MAX_STEPS
 
 CROSS_ENTROPY, OWN_LOSS = "cross_entropy", "a loss of the app's own"
+
+OWN_TERM = "a loss with a term in the parameters, as FedProx's and FedDyn's"
+"""That term is zero at the first step of FedProx, and small where the steps stay near."""
 
 UNCOUNTED = "the app reports no number of samples from which its mini-batches would follow"
 """Why a client does not tell its steps and its batch size."""
@@ -55,7 +61,7 @@ class TrainingFacts:
         batch_norm: the mode of the BatchNorm layers; empty where there are none.
         randomness: whether the model drew random numbers, as dropout does.
         precision: the type of mixed precision, or empty.
-        loss: ``CROSS_ENTROPY``, ``OWN_LOSS``, or why it is none that is known here.
+        loss: ``CROSS_ENTROPY``, ``OWN_LOSS``, ``OWN_TERM``, or why it is none that is known here.
         shape: (C, H, W), where all inputs have the same; else empty.
         num_classes: K, or 0.
         normalization: the name of the public normalisation of the inputs, a key of
@@ -101,7 +107,7 @@ class TrainingFacts:
         Args:
             as_trained: whether the update is sent as the training made it.
         """
-        loss = self.loss if self.loss in (CROSS_ENTROPY, OWN_LOSS) else ""
+        loss = self.loss if self.loss in (CROSS_ENTROPY, OWN_LOSS, OWN_TERM) else ""
         told = replace(self, loss=loss, rewritten=0)
         if not as_trained:
             told = replace(told, loss="", unscheduled=UNTOLD, counted=False, normalization="")
@@ -264,17 +270,26 @@ class _Inputs:
 
 
 def _inputs(training: CapturedTraining) -> _Inputs:
+    backwards = [backward for step in training.steps for backward in step.backwards]
     try:
-        calls = captured_batches(training)
+        seen = [see_inputs(training, backward) for backward in backwards]
     except ValueError as error:
         return _Inputs(str(error))
-    first, inputs = calls[0], calls[0].batch.inputs
-    loss = CROSS_ENTROPY if first.loss is F.cross_entropy else OWN_LOSS
+    try:
+        calls = captured_batches(training)
+        loss = CROSS_ENTROPY if calls[0].loss is F.cross_entropy else OWN_LOSS
+        classes = calls[0].num_outputs
+    except ValueError as error:
+        has_term = any(has_parameter_term(training, backward) for backward in backwards)
+        loss, classes = OWN_TERM if has_term else str(error), seen[0].num_outputs
+        if not classes:
+            return _Inputs(loss)
+    inputs = seen[0].inputs
     shape = tuple(inputs.shape[1:])
-    alike = all(tuple(call.batch.inputs.shape[1:]) == shape for call in calls)
+    alike = all(tuple(each.inputs.shape[1:]) == shape for each in seen)
     if len(shape) != 3 or not inputs.is_floating_point() or not alike:
         return _Inputs(loss)
-    return _Inputs(loss, shape, first.num_outputs, public_normalization(inputs))
+    return _Inputs(loss, shape, classes, public_normalization(inputs.to(CPU)))
 
 
 def differences(
@@ -299,6 +314,8 @@ def differences(
             found.append(f"{name} {told:g}, assumed {assumed:g}")
     if facts.batch_norm and facts.batch_norm != batch_norm:
         found.append(f"BatchNorm in mode {facts.batch_norm}, assumed {batch_norm}")
+    if facts.loss == OWN_TERM:
+        found.append(f"{facts.loss}, assumed none")
     if facts.randomness:
         found.append("dropout or another random layer, assumed none")
     if facts.precision:

@@ -1,15 +1,15 @@
 """Capture one training of unmodified code, by hooks that are removed whatever happens.
 
 The hooks only look. They see the outermost calls of modules (``Calls``), the torch functions
-between a model's call and ``backward`` (a ``TorchFunctionMode`` that is active there only) and the
-optimizers' steps. Hooks of torch are global: those of other threads are passed by.
+outside of them and of the optimizers' steps (a ``TorchFunctionMode`` that is active there only) and
+those steps. Hooks of torch are global: those of other threads are passed by.
 """
 
 import copy
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any
 
@@ -30,13 +30,15 @@ from flwr_leakage.capture.counting import (
     batch_size,
     has_closure,
     parameters_of,
+    requires_gradient,
     settings_of,
     tensors_of,
     versions_of,
     writes_of,
 )
 from flwr_leakage.capture.tape import Autocast, Backward, Tape
-from flwr_leakage.capture.training import CapturedTraining, Root, Step, copy_root
+from flwr_leakage.capture.outside import Outside
+from flwr_leakage.capture.training import CapturedTraining, Root, Step, copy_root, rate_of
 from flwr_leakage.function_mode import FunctionMode
 
 
@@ -56,6 +58,9 @@ class Limits:
         for name in ("max_samples", "max_bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+
+
+_IN_A_MODE = "the model was called inside a torch function mode, such as a device"
 
 
 @contextmanager
@@ -112,7 +117,7 @@ class Recorder:
         self._inside = False
         self._in_backward = False
         self._tape = Tape()
-        self._tape_is_used = False
+        self._used = 0  # entries that came before the latest backward
         self._rng_state: Tensor | None = None
         self._memo: dict[Any, Any] = {}
         self._roots: dict[int, Root] = {}
@@ -129,7 +134,7 @@ class Recorder:
         self._steps: list[Step] = []
         self._options: tuple[dict[str, Any], ...] = ()
         self._num_steps = 0
-        self._batch_sizes: list[int] = []
+        self._batch_sizes: list[tuple[int, int]] = []  # the model's id, and samples
         self._samples = 0
         self._constants: dict[int, Tensor] = {}
         self._bytes = 0
@@ -137,6 +142,7 @@ class Recorder:
         self._after_kept: dict[int, Tensor] = {}
         self._versions: dict[int, int] = {}
         self._changed_outside = False
+        self._outside = Outside()
         self._problem = ""
 
     def give_up(self, reason: str) -> None:
@@ -167,16 +173,19 @@ class Recorder:
             register_optimizer_step_post_hook(self.after_step),
         ]
         self._calls.look()
+        self._open_window()
 
     @_looking
     def before_forward(self, module: nn.Module) -> None:
         """The outermost call of a module begins."""
         self._inside = True
+        self._close_window()
         if not torch.is_grad_enabled() or not self._keeps:
             return
-        self._close_window()
-        if self._tape_is_used:
-            self._tape, self._tape_is_used = Tape(), False
+        self._outside.look()
+        if self._used:
+            self._tape.forget(self._used)
+            self._used = 0
         self._copy_root(module)
         self._rng_state = torch.get_rng_state()
 
@@ -184,20 +193,29 @@ class Recorder:
     def after_forward(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """The outermost call of a module ends."""
         self._inside = False
-        if not torch.is_grad_enabled():
+        if not self._keeps:
+            self._count_call(module, args, kwargs, output)
             return
+        if torch.is_grad_enabled():
+            self._record_call(module, args, kwargs, output)
+        self._open_window()
+
+    def _record_call(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         leaves = tensors_of(output)
         if not any(leaf.requires_grad for leaf in leaves):
-            return
-        if id(module) in self._models:
-            self._batch_sizes.append(batch_size(args, kwargs))
-        if not self._keeps:
             return
         before = self._rng_state
         if before is not None and torch.equal(before, torch.get_rng_state()):
             before = None
-        self._tape.record(module, args, kwargs, output, before, _autocast(leaves))
-        self._open_window()
+        samples = batch_size(args, kwargs) if id(module) in self._models else 0
+        self._tape.record(module, args, kwargs, output, before, _autocast(leaves), samples)
+
+    def _count_call(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        """Count the samples of a call beyond the steps that are kept."""
+        if id(module) not in self._models or not torch.is_grad_enabled():
+            return
+        if any(leaf.requires_grad for leaf in tensors_of(output)):
+            self._batch_sizes.append((id(module), batch_size(args, kwargs)))
 
     def _copy_root(self, module: nn.Module) -> None:
         if id(module) in self._roots:
@@ -220,10 +238,14 @@ class Recorder:
     # --- the loss ------------------------------------------------------------------------------
 
     def _open_window(self) -> None:
-        if self._window is not None:
+        if self._window is not None or not self._keeps:
+            if self._window is not None and _get_current_function_mode_stack()[-1] is not (
+                self._window
+            ):
+                raise ValueError(_IN_A_MODE)
             return
         if len(_get_current_function_mode_stack()) != self._modes:
-            raise ValueError("the model was called inside a torch function mode, such as a device")
+            raise ValueError(_IN_A_MODE)
         self._window = _Window(self)
         self._window.__enter__()
 
@@ -238,6 +260,8 @@ class Recorder:
             return function(*args, **kwargs)
         if function is Tensor.backward:
             return self._backward(function, args, kwargs)
+        if function is Tensor.__deepcopy__ or not requires_gradient((args, kwargs)):
+            return function(*args, **kwargs)
         before = torch.get_rng_state()
         result = function(*args, **kwargs)
         try:
@@ -255,6 +279,8 @@ class Recorder:
         try:
             gradient = args[1] if len(args) > 1 else kwargs.get("gradient")
             found = self._tape.cut(args[0], gradient)
+            frozen = frozenset(id(p) for p in self._trained if not p.requires_grad)
+            found = replace(found, frozen=frozen)
             self._pending.append(found)
             self._count(found)
         except Exception as error:
@@ -264,7 +290,7 @@ class Recorder:
             return function(*args, **kwargs)
         finally:
             self._in_backward = False
-            self._tape_is_used = True
+            self._used = len(self._tape)
             self._gradients = {
                 id(p): (p.grad, p.grad._version)
                 for p in self._trained if p.grad is not None
@@ -272,6 +298,8 @@ class Recorder:
 
     def _count(self, found: Backward) -> None:
         for entry in found.entries:
+            if entry.samples:
+                self._batch_sizes.append((id(entry.function), entry.samples))
             for leaf in entry.inputs():
                 tensor = getattr(leaf, "tensor", None)
                 if isinstance(tensor, Tensor) and tensor.data_ptr() not in self._constants:
@@ -297,7 +325,8 @@ class Recorder:
     @_looking
     def _begin_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """A closure that trains may run inside of it."""
-        self._close_window()
+        if not has_closure(args, kwargs):
+            self._close_window()
         if not self._roots and not has_closure(args, kwargs):
             return
         if self._problem:
@@ -308,30 +337,46 @@ class Recorder:
             self._optimizer = optimizer
             self._copied_optimizer = copy.deepcopy(optimizer, self._memo)
             self._writes = writes_of(parameters_of(optimizer), args, kwargs)
+            self._outside = Outside(parameters_of(optimizer))
         elif optimizer is not self._optimizer:
             raise ValueError("two optimizers take steps")
         self._options = tuple(settings_of(optimizer))
+        self._outside.look()
         self._changed_outside |= self._versions_differ()
         self._begin_versions = versions_of(self._trained)
 
     @_looking
     def _end_step(self, optimizer: Optimizer) -> None:
         self._close_window()
-        if optimizer is not self._optimizer:
-            return
+        if optimizer is self._optimizer:
+            self._keep_step(optimizer)
+        self._open_window()
+
+    def _keep_step(self, optimizer: Optimizer) -> None:
         self._num_steps += 1
         self._versions = {id(p): p._version for p in self._trained}
         if not self._keeps:
             return
+        self._tape, self._used = Tape(), 0
+        self._outside.step(rate_of(self._options))
         self._steps.append(Step(tuple(self._pending), self._options, self._rescaled_to()))
         self._pending, self._gradients = [], {}
-        self._samples = sum(self._batch_sizes)
+        self._samples = sum(self._sizes())
         if self._samples >= self._limits.max_samples or self._bytes >= self._limits.max_bytes:
             self._count_the_rest(optimizer)
 
     def _versions_differ(self) -> bool:
         then = self._versions
         return bool(then) and any(then.get(id(p), p._version) != p._version for p in self._trained)
+
+    def _sizes(self) -> tuple[int, ...]:
+        """Samples of each call of a model that the optimizer trains."""
+        held = {id(p) for p in parameters_of(self._optimizer)} if self._optimizer else set()
+        trains = {
+            key for key in self._models
+            if any(id(p) in held for p in self._roots[key].live.parameters())
+        }  # fmt: skip
+        return tuple(size for key, size in self._batch_sizes if key in trains)
 
     def _rescaled_to(self) -> float | None:
         """The gradient's norm where it is not what ``backward`` left."""
@@ -362,7 +407,10 @@ class Recorder:
     def training(self) -> CapturedTraining:
         """What was seen."""
         rest = self._rest
-        changed_at_end = bool(self._num_steps) and self._versions_differ()
+        if rest is None:
+            self._outside.look(at_end=True)
+        correction, outside = self._outside.correction(), self._outside
+        changed_at_end = outside.changed_at_end or (self._num_steps > 0 and self._versions_differ())
         return CapturedTraining(
             roots=tuple(self._roots.values()),
             optimizer=self._copied_optimizer,
@@ -370,12 +418,17 @@ class Recorder:
             batch_norm="batch" if True in self._norms else "running" if self._norms else "",
             steps=tuple(self._steps),
             num_steps=self._num_steps + (rest.num_steps if rest else 0),
-            batch_sizes=tuple(self._batch_sizes),
+            batch_sizes=self._sizes(),
             after_kept=self._after_kept,
-            changed_outside=self._changed_outside or (rest is not None and rest.changed_outside),
-            changed_at_end=rest.changed_at_end if rest else changed_at_end,
+            changed_outside=(
+                (correction is None and (self._changed_outside or outside.changed))
+                or (rest is not None and rest.changed_outside)
+            ),
+            changed_at_end=rest.changed_at_end if rest else changed_at_end and correction is None,
             settings_changed=rest is not None and rest.settings_changed,
             writes=self._writes,
+            held=frozenset(map(id, parameters_of(self._optimizer) if self._optimizer else ())),
+            correction=correction,
             problem=self._problem or (rest.problem if rest else "") or self._missing(),
         )
 

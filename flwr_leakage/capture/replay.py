@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from flwr_leakage.capture.names import NamedTensor
 from flwr_leakage.capture.tape import Backward, play
-from flwr_leakage.capture.training import CapturedTraining, copy_root
+from flwr_leakage.capture.training import CapturedTraining, copy_root, rate_of
 from flwr_leakage.params import Params
 
 
@@ -50,7 +50,9 @@ def replay(
 
     def translate(thing: Any) -> Any:
         if isinstance(thing, Tensor) and id(thing) not in translated:
-            raise ValueError("the loss has a parameter that is in no module that was called")
+            if id(thing) in training.held:
+                raise ValueError("the loss has a parameter that is in no module that was called")
+            return thing.detach()  # a copy of the server's parameters, in a proximal term
         return translated.get(id(thing), thing)
 
     states = [module.state_dict(keep_vars=True) for module in modules]
@@ -60,15 +62,24 @@ def replay(
             for name, value in start.items():
                 if name in ours:
                     ours[name].copy_(value)
-        for step in training.steps:
+        parameters = [p for module in modules for p in module.parameters()]
+        names_of = {id(ours): key for key, ours in translated.items()}
+        for number, step in enumerate(training.steps):
+            if number:
+                _correct(training, translated, rate)
+            rate = rate_of(step.options)
             for group, options in zip(optimizer.param_groups, step.options, strict=True):
                 group.update(options)
             optimizer.zero_grad()
             for backward in step.backwards:
+                for parameter in parameters:
+                    parameter.requires_grad_(names_of[id(parameter)] not in backward.frozen)
                 _backward(backward, translate)
             if step.rescaled_to is not None:
-                _rescale([p for module in modules for p in module.parameters()], step.rescaled_to)
+                _rescale(parameters, step.rescaled_to)
             optimizer.step()
+        if training.complete and training.steps:
+            _correct(training, translated, rate)
     return {name: value.detach() for name, value in ours.items()}
 
 
@@ -76,6 +87,15 @@ def _backward(backward: Backward, translate: Any) -> None:
     results = play(backward.entries, translate)
     loss = results[backward.loss.entry][backward.loss.leaf]
     loss.backward(None if backward.gradient is None else backward.gradient.get())
+
+
+def _correct(training: CapturedTraining, translated: Mapping[int, Any], rate: float) -> None:
+    """Change the parameters as the training did after each of its steps."""
+    if training.correction is not None:
+        with torch.no_grad():
+            for key, change in training.correction.per_rate.items():
+                if key in translated:
+                    translated[key].add_(change, alpha=rate)
 
 
 def _rescale(parameters: list[nn.Parameter], norm: float) -> None:

@@ -65,24 +65,28 @@ def read_loss_call(training: CapturedTraining, backward: Backward) -> LossCall:
     calls = [
         (number, entry)
         for number, entry in enumerate(backward.entries)
-        if id(entry.function) in roots and _is_trained(entry)
+        if id(entry.function) in roots and _is_trained(training, entry)
     ]
     if len(calls) != 1:
         raise ValueError(f"a loss needs {len(calls)} calls of modules, expected one of a model")
     number, call = calls[0]
     tensors = [leaf.tensor for leaf in call.inputs() if isinstance(leaf, Constant)]
-    if len(tensors) != 1 or number != 0:
+    if len(tensors) != 1:
         raise ValueError(f"the model was called with {len(tensors)} tensors, expected one input")
+    if has_parameter_term(training, backward):
+        raise ValueError("the loss has a term in the parameters, such as FedProx's")
+    if number != 0:
+        raise ValueError("the model was called with what another module returned")
+    (inputs,) = tensors
     tail = backward.entries[1:]
     if not tail:
         raise ValueError("the model computes its loss itself")
     leaves = [leaf for entry in tail for leaf in entry.inputs()]
-    if any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves):
-        raise ValueError("the loss has a term in the parameters, such as FedProx's")
+    if any(isinstance(leaf, Constant) and leaf.tensor is inputs for leaf in leaves):
+        raise ValueError("the loss takes the inputs beside the model's output, as MOON's does")
     outputs = {leaf for leaf in leaves if isinstance(leaf, Value) and leaf.entry == 0}
     if len(outputs) != 1:
         raise ValueError("the loss uses several outputs of the model")
-    (inputs,) = tensors
     found = {
         id(leaf.tensor): leaf
         for leaf in leaves
@@ -92,14 +96,68 @@ def read_loss_call(training: CapturedTraining, backward: Backward) -> LossCall:
         raise ValueError(f"the loss uses {len(found)} tensors of the batch's size as targets")
     (targets,) = found.values()
     batch = Batch(inputs, targets.get()).to(CPU)
-    num_outputs = call.shape[1] if len(call.shape) == 2 else 0
+    shape = call.shapes.get(next(iter(outputs)).leaf, ())
+    num_outputs = shape[1] if len(shape) == 2 else 0
     loss = _plain(tail) or _taped(tail, outputs.pop(), targets, backward.loss)
     return LossCall(roots[id(call.function)], batch, num_outputs, loss)
 
 
-def _is_trained(entry: Entry) -> bool:
+def _is_trained(training: CapturedTraining, entry: Entry) -> bool:
     model = entry.function
-    return isinstance(model, nn.Module) and any(p.requires_grad for p in model.parameters())
+    return isinstance(model, nn.Module) and any(id(p) in training.held for p in model.parameters())
+
+
+def has_parameter_term(training: CapturedTraining, backward: Backward) -> bool:
+    """Whether trained parameters enter the loss beside the model, as in FedProx and FedDyn."""
+    leaves = (leaf for entry in backward.entries for leaf in entry.inputs())
+    return any(isinstance(leaf, Tensor) and id(leaf) in training.held for leaf in leaves)
+
+
+@dataclass(frozen=True)
+class SeenInputs:
+    """What the model was called with, whatever the loss made of its output.
+
+    Attributes:
+        inputs: of the trained model's one call.
+        num_outputs: K, where one of its outputs has the shape (B, K) and meets B class ids in the
+            loss; 0 otherwise.
+    """
+
+    inputs: Tensor
+    num_outputs: int
+
+
+def see_inputs(training: CapturedTraining, backward: Backward) -> SeenInputs:
+    """Read the inputs of the trained model.
+
+    Raises:
+        ValueError: it was not called once, with one tensor.
+    """
+    calls = [
+        (number, entry) for number, entry in enumerate(backward.entries)
+        if _is_trained(training, entry)
+    ]  # fmt: skip
+    if len(calls) != 1:
+        raise ValueError(f"a loss needs {len(calls)} calls of modules, expected one of a model")
+    number, call = calls[0]
+    tensors = [leaf.tensor for leaf in call.inputs() if isinstance(leaf, Constant)]
+    if len(tensors) != 1:
+        raise ValueError(f"the model was called with {len(tensors)} tensors, expected one input")
+    (inputs,) = tensors
+    classes = 0
+    for entry in backward.entries[number + 1 :]:
+        leaves = entry.inputs()
+        meets_ids = any(
+            isinstance(leaf, Constant)
+            and leaf.tensor.shape == inputs.shape[:1]
+            and not leaf.tensor.is_floating_point()
+            for leaf in leaves
+        )
+        for leaf in leaves:
+            if isinstance(leaf, Value) and leaf.entry == number and meets_ids:
+                shape = call.shapes.get(leaf.leaf, ())
+                classes = shape[1] if len(shape) == 2 else classes
+    return SeenInputs(inputs, classes)
 
 
 _MEAN_CROSS_ENTROPY = {
@@ -215,6 +273,14 @@ def captured_schedule(training: CapturedTraining, num_examples: int) -> LocalSch
         raise ValueError(training.problem)
     if training.optimizer_class is None:
         raise ValueError("no optimizer was captured")
+    frozen = {backward.frozen for step in training.steps for backward in step.backwards}
+    if len(frozen) > 1:
+        raise ValueError("parts of the model were trained in turns, as FedRep's head and body")
+    if training.correction is not None:
+        raise ValueError(
+            "each step was followed by the same change of the parameters (control variates, as "
+            "SCAFFOLD's), which no attack here takes into account"
+        )
     options = [group for step in training.steps for group in step.options]
     check_settings(training.optimizer_class, options, training.settings_changed)
     if any(len(step.backwards) != 1 for step in training.steps):

@@ -1,7 +1,8 @@
-"""A tape of what happens between a model's call and ``backward``, that can be played again.
+"""A tape of what leads to ``backward`` since the last step, that can be played again.
 
-Entries are calls of modules and of torch functions whose results depend on trained parameters.
-Everything else (the samples, the targets, a server's parameters in a proximal term) is a constant.
+Entries are calls of modules and of torch functions whose results depend on trained parameters, also
+those before the model is called, such as FedProx's term in the parameters. Everything else (the
+samples, the targets, a server's parameters in that term) is a constant.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -12,6 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+
+
+class UnseenError(ValueError):
+    """A tensor that trained parameters enter comes from a call that is not on the tape."""
 
 
 class ChangedConstantError(ValueError):
@@ -85,14 +90,16 @@ class Entry:
             place of each tensor.
         rng_state: of the CPU's generator before the call, where the call drew from it.
         autocast: the mixed precision it ran under.
-        shape: of the first tensor that it returned.
+        shapes: of the tensors that it returned, by their place among the leaves.
+        samples: in a call of a model; 0 for other calls.
     """
 
     function: Callable[..., Any]
     arguments: Any
     rng_state: Tensor | None
     autocast: Autocast
-    shape: tuple[int, ...] = ()
+    shapes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    samples: int = 0
 
     def inputs(self) -> list[Any]:
         """The arguments' leaves."""
@@ -114,20 +121,32 @@ class Backward:
         entries: in the order of calling; those only that the loss depends on.
         loss: what ``backward`` was called on.
         gradient: the argument of ``backward``, mostly ``None``.
+        frozen: ids of the live parameters that required no gradient then.
     """
 
     entries: tuple[Entry, ...]
     loss: Value
     gradient: Constant | None
+    frozen: frozenset[int] = frozenset()
 
 
 class Tape:
     """Collects entries as they happen; the results are kept so that their ids stay theirs."""
 
     def __init__(self) -> None:
-        self._entries: list[Entry] = []
+        self._entries: list[Entry | None] = []
         self._place: dict[int, Value] = {}
-        self._alive: list[Tensor] = []
+        self._alive: list[tuple[int, Tensor]] = []
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def forget(self, count: int) -> None:
+        """Forget the first ``count`` calls, whose results are not used any more."""
+        self._entries[:count] = [None] * count
+        self._alive = [(number, tensor) for number, tensor in self._alive if number >= count]
+        kept = {id(tensor) for _, tensor in self._alive}
+        self._place = {key: value for key, value in self._place.items() if key in kept}
 
     def record(
         self,
@@ -137,27 +156,32 @@ class Tape:
         result: Any,
         rng_state: Tensor | None,
         autocast: Autocast,
+        samples: int = 0,
     ) -> None:
         """Add a call whose result depends on trained parameters.
 
-        Raises:
-            ValueError: it uses something that does so too, and that is not on the tape.
+        Where it uses something that does so too and was not seen, the result is known not to be.
         """
-        arguments = map_leaves(self._refer, (tuple(args), dict(kwargs)))
         number = len(self._entries)
         leaves = [result] if isinstance(result, Tensor) else pytree.tree_leaves(result)
-        shape = next(tuple(leaf.shape) for leaf in leaves if isinstance(leaf, Tensor))
-        self._entries.append(Entry(function, arguments, rng_state, autocast, shape))
-        for leaf, tensor in enumerate(leaves):
-            if isinstance(tensor, Tensor) and tensor.requires_grad:
+        tensors = {leaf: each for leaf, each in enumerate(leaves) if isinstance(each, Tensor)}
+        try:
+            arguments = map_leaves(self._refer, (tuple(args), dict(kwargs)))
+            shapes = {leaf: tuple(tensor.shape) for leaf, tensor in tensors.items()}
+            entry = Entry(function, arguments, rng_state, autocast, shapes, samples)
+            self._entries.append(entry)
+        except UnseenError:
+            self._entries.append(None)
+        for leaf, tensor in tensors.items():
+            if tensor.requires_grad:
                 self._place[id(tensor)] = Value(number, leaf)
-                self._alive.append(tensor)
+                self._alive.append((number, tensor))
 
     def cut(self, loss: Tensor, gradient: Tensor | None) -> Backward:
         """What leads to ``loss``.
 
         Raises:
-            ValueError: the loss is not on the tape.
+            ValueError: the loss is not on the tape, or a part of it is not.
         """
         place = self._place.get(id(loss))
         if place is None:
@@ -167,7 +191,7 @@ class Tape:
             number = waiting.pop()
             if number not in needed:
                 needed.add(number)
-                inputs = self._entries[number].inputs()
+                inputs = self._seen(number).inputs()
                 waiting += [value.entry for value in inputs if isinstance(value, Value)]
         kept = sorted(needed)
         renumbered = {number: position for position, number in enumerate(kept)}
@@ -175,11 +199,20 @@ class Tape:
         def renumber(leaf: Any) -> Any:
             return Value(renumbered[leaf.entry], leaf.leaf) if isinstance(leaf, Value) else leaf
 
-        found = [self._entries[number] for number in kept]
+        found = [self._seen(number) for number in kept]
         if len(kept) < 1 + max(kept):  # calls were left out
             found = [entry.map(renumber) for entry in found]
         given = None if gradient is None else _constant(gradient)
         return Backward(tuple(found), renumber(place), given)
+
+    def _seen(self, number: int) -> Entry:
+        entry = self._entries[number]
+        if entry is None:
+            raise UnseenError(
+                "a part of the loss was computed before the last step, or within a module that "
+                "does not return it"
+            )
+        return entry
 
     def _refer(self, leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
@@ -188,7 +221,7 @@ class Tape:
         if place is not None:
             return place
         if leaf.requires_grad and leaf.grad_fn is not None:
-            raise ValueError("a part of the loss was computed before the model was called")
+            raise UnseenError("it was computed where nobody looked")
         return leaf if leaf.requires_grad else _constant(leaf)
 
 

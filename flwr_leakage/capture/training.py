@@ -1,7 +1,7 @@
 """What was captured of one training: its steps, its model and its optimizer."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -41,6 +41,22 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Correction:
+    """The same change of the parameters after every step, as SCAFFOLD's control variates make it.
+
+    Attributes:
+        per_rate: by the live parameter's id, the change divided by the step's learning rate.
+    """
+
+    per_rate: Mapping[int, Tensor] = field(repr=False)
+
+
+def rate_of(options: Sequence[Mapping[str, Any]]) -> float:
+    """Return the learning rate of a step; 1 for an optimizer that has none."""
+    return float(options[0].get("lr") or 1.0)
+
+
+@dataclass(frozen=True)
 class CapturedTraining:
     """One training, as it was seen from outside.
 
@@ -56,10 +72,13 @@ class CapturedTraining:
         batch_sizes: samples of each call of the model that a gradient was taken of.
         after_kept: the parameters after the last kept step by the live parameter's id, where not
             all steps were kept.
-        changed_outside: whether parameters changed between the optimizer's steps.
+        changed_outside: whether parameters changed between the optimizer's steps, and otherwise
+            than by ``correction``.
         changed_at_end: whether parameters changed after the last step.
         settings_changed: whether the optimizer's settings changed after the steps that were kept.
         writes: to the gradients before the first step, see ``writes_of``.
+        held: ids of the live parameters that the optimizer holds.
+        correction: of the parameters after each step that was kept; ``None`` where there was none.
         problem: why the training was not captured, in words; empty where it was.
     """
 
@@ -75,6 +94,8 @@ class CapturedTraining:
     changed_at_end: bool
     settings_changed: bool
     writes: int = -1
+    held: frozenset[int] = frozenset()
+    correction: Correction | None = None
     problem: str = ""
 
     @property

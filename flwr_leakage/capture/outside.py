@@ -1,0 +1,67 @@
+"""What changes the parameters between an optimizer's steps, as SCAFFOLD's control variates do."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from flwr_leakage.capture.training import Correction
+
+_ROUNDING = 16 * torch.finfo(torch.float32).eps
+"""What a difference of parameters in single precision is off by, relative to the parameters."""
+_ALIKE = 1e-3
+"""Changes of two steps that differ by less than this share of their norm are the same."""
+
+
+class Outside:
+    """Compares the parameters after each step with those that the next one begins with.
+
+    Writes through ``.data``, which raise no version, are seen, too. Of all changes one is kept.
+
+    Args:
+        parameters: that the optimizer holds.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor] = ()) -> None:
+        self._parameters = list(parameters)
+        self._after: list[Tensor] = []
+        self._rate = 0.0
+        self._first: list[Tensor] | None = None
+        self._steps = self._alike = 0
+        self.changed = self.changed_at_end = False
+
+    def step(self, rate: float) -> None:
+        """A step has ended, which was taken with this learning rate."""
+        self._after = [parameter.detach().clone() for parameter in self._parameters]
+        self._rate = rate
+
+    def look(self, *, at_end: bool = False) -> None:
+        """Compare, once after each step; ``at_end`` after the last one."""
+        after, self._after = self._after, []
+        if not after:
+            return
+        self._steps += 1
+        now = [p.detach().to(old.device) for p, old in zip(self._parameters, after, strict=True)]
+        if all(map(torch.equal, now, after)):
+            return
+        self.changed |= not at_end
+        self.changed_at_end = at_end
+        change = [new - old for new, old in zip(now, after, strict=True)]
+        if self._first is None and self._steps == 1 and self._rate:
+            self._first = [each / self._rate for each in change]
+            self._alike = 1
+        elif self._first is not None:
+            expected = [self._rate * each for each in self._first]
+            gap = _norm([one - other for one, other in zip(change, expected, strict=True)])
+            self._alike += gap <= _ALIKE * _norm(expected) + _ROUNDING * _norm(now)
+
+    def correction(self) -> Correction | None:
+        """The change per learning rate, where each of several steps was followed by the same."""
+        if self._first is None or self._steps < 2 or self._alike < self._steps:
+            return None
+        pairs = zip(self._parameters, self._first, strict=True)
+        return Correction({id(parameter): change for parameter, change in pairs})
+
+
+def _norm(tensors: Sequence[Tensor]) -> float:
+    return float(torch.stack([each.double().norm() for each in tensors]).norm())
