@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.capture.glance import some
-from flwr_leakage.capture.names import NamedTensor, name_tensors
+from flwr_leakage.capture.names import NamedTensor, as_received, name_tensors
 from flwr_leakage.capture.replay import replay
+from flwr_leakage.capture.sent import PARAMETERS, multiple_sent, name_of
 from flwr_leakage.capture.training import CapturedTraining
 from flwr_leakage.params import Params
 
@@ -28,6 +29,8 @@ class ReplayCheck:
         steps: how many were replayed.
         num_steps: how many the training took.
         causes: what explains a residual, in words.
+        sends: what is sent: ``PARAMETERS``, or a name of a multiple of the update.
+        remarks: what else is known of an update that is explained, in words.
         problem: why there is no residual, in words.
     """
 
@@ -36,6 +39,8 @@ class ReplayCheck:
     steps: int = 0
     num_steps: int = 0
     causes: tuple[str, ...] = ()
+    sends: str = PARAMETERS
+    remarks: tuple[str, ...] = ()
     problem: str = ""
 
     @property
@@ -57,7 +62,8 @@ class ReplayCheck:
             what = f"its first {self.steps} of {self.num_steps} steps (the rest was not kept)"
         if self.explains:
             how_well = f"to {self.residual:.1g}" if self.residual else "exactly"
-            return f"the captured training explains {what} {how_well}"
+            said = "".join(f"; {remark}" for remark in self.remarks)
+            return f"the captured training explains {what} {how_well}{said}"
         worst = max(self.by_entry, key=lambda name: self.by_entry[name], default="")
         why = "; ".join(self.causes) or f"the cause is not known, {worst} differs most"
         return (
@@ -79,6 +85,7 @@ def check_replay(
     if training.problem:
         return ReplayCheck(None, problem=training.problem)
     names = name_tensors(received, training.roots)
+    own, sent = len(names), as_received(sent, received, training.roots)
     names = {name: named for name, named in names.items() if name in sent}
     parameters = [name for name, named in names.items() if named.is_parameter]
     if not parameters:
@@ -92,6 +99,13 @@ def check_replay(
     except (ValueError, RuntimeError) as error:
         return ReplayCheck(None, num_steps=training.num_steps, problem=str(error))
     end = {name: names[name].live.detach() for name in names}
+    shown = {name: sent[name] for name in parameters}
+    multiple = multiple_sent(shown, received, end) if _gap(shown, end, received) else 0.0
+    if multiple:
+        sent = {**sent, **{
+            name: (_double(received[name]) + _double(value) / multiple).to(end[name].dtype)
+            for name, value in shown.items()
+        }}  # fmt: skip
     target = dict(sent)
     if not training.complete:
         # What followed the kept steps is taken as it was seen.
@@ -106,9 +120,47 @@ def check_replay(
     if not residual <= TOLERANCE:
         causes = tuple(_causes(training, names, received, sent, end))
     missing = [name for name in received if name not in names and received[name].ndim]
-    if missing and causes:
+    if missing and causes and not all(map(str.isdigit, missing)):
         causes = (*causes, f"{some(missing)} in no module that was called")
-    return ReplayCheck(residual, by_entry, len(training.steps), training.num_steps, tuple(causes))
+    sends = name_of(multiple, training)
+    return ReplayCheck(
+        residual, by_entry, len(training.steps), training.num_steps, tuple(causes), sends,
+        tuple(_remarks(training, names, received, own, sends)),
+    )  # fmt: skip
+
+
+def _gap(
+    sent: Mapping[str, Tensor], end: Mapping[str, Tensor], received: Mapping[str, Tensor]
+) -> bool:
+    """Whether what is sent is other than what was trained, by more than a replay explains."""
+    trained = {name: _double(end[name]) - _double(received[name]) for name in sent}
+    gap = {name: _double(sent[name]) - _double(end[name]) for name in sent}
+    return _ratio(_norm(gap.values()), _norm(trained.values())) > TOLERANCE
+
+
+def _remarks(
+    training: CapturedTraining,
+    names: Mapping[str, NamedTensor],
+    received: Mapping[str, Tensor],
+    own: int,
+    sends: str,
+) -> Iterable[str]:
+    """What is particular to a method, in words: what is exchanged, and how it trains."""
+    if sends != PARAMETERS:
+        yield f"the client sends {sends} and not its parameters"
+    model = training.roots[next(iter(names.values())).root]
+    exchanged = {id(named.live) for named in names.values()}
+    kept = [
+        name for name, parameter in model.live.named_parameters()
+        if id(parameter) in training.held and id(parameter) not in exchanged
+    ]  # fmt: skip
+    if kept:
+        yield f"{some(kept)} {'stays' if len(kept) == 1 else 'stay'} with the client"
+    if len(received) > own:
+        others = len(received) - own
+        yield f"{others} of {len(received)} received arrays are none of the model's"
+    if training.correction is not None:
+        yield "each step was followed by the same change of the parameters (control variates)"
 
 
 def is_rounded(

@@ -16,6 +16,7 @@ from flwr_leakage.capture.samples import (
     see_inputs,
     takes_in_order,
 )
+from flwr_leakage.capture.sent import ANOTHER_MULTIPLE, PARAMETERS, SENDS
 from flwr_leakage.capture.training import CapturedTraining
 from flwr_leakage.conventions import public_normalization, public_statistics
 from flwr_leakage.normalization import BatchNormMode
@@ -75,6 +76,7 @@ class TrainingFacts:
         repeated: whether all but the optimizer, its settings and steps is of an earlier training.
         counted: whether ``num_steps`` and ``batch_size`` follow from the number of samples that the
             app reports.
+        sends: its parameters, or which multiple of its update; see ``flwr_leakage.capture.sent``.
     """
 
     optimizer: str
@@ -97,6 +99,7 @@ class TrainingFacts:
     rewritten: int = 0
     repeated: bool = False
     counted: bool = False
+    sends: str = PARAMETERS
 
     def travelling(self, as_trained: bool) -> "TrainingFacts":
         """Return the facts that a server may be told; see docs/threat-model.md, "What travels".
@@ -118,6 +121,13 @@ class TrainingFacts:
             why = told.unscheduled or UNCOUNTED
             told = replace(told, num_steps=0, batch_size=0, unscheduled=why)
         return told
+
+    def sending(self, sends: str) -> "TrainingFacts":
+        """Return the facts of a client that sends its parameters, or a multiple of its update."""
+        if sends == ANOTHER_MULTIPLE and not self.unscheduled:
+            why = f"what it sends is {ANOTHER_MULTIPLE}, and no method that is known here"
+            return replace(self, sends=sends, unscheduled=why)
+        return replace(self, sends=sends)
 
     def schedule(self) -> LocalSchedule:
         """The schedule, for attacks.
@@ -190,6 +200,7 @@ class TrainingFacts:
             rewritten=_count(content.get("rewritten", 0)),
             repeated=_flag(content.get("repeated", False)),
             counted=_flag(content.get("counted", False)),
+            sends=_sends(content.get("sends", PARAMETERS)),
         )
         _check_told(facts)
         return facts
@@ -381,6 +392,12 @@ def _flag(value: object) -> bool:
     if not isinstance(value, bool):
         raise ValueError(f"expected true or false, got {type(value).__name__}.")
     return value
+
+
+def _sends(value: object) -> str:
+    if value not in (PARAMETERS, ANOTHER_MULTIPLE, *SENDS):
+        raise ValueError("expected one of the names of what methods send.")
+    return str(value)
 
 
 def _text(value: object) -> str:

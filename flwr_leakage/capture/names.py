@@ -1,10 +1,12 @@
 """Which tensor of the captured modules is which entry of the arrays that a server sends."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
+from flwr_leakage.capture.order import in_order
 from flwr_leakage.capture.training import Root
 
 _WRAPPERS = ("", "_module.", "module.", "_orig_mod.")
@@ -39,36 +41,101 @@ def name_tensors(received: Mapping[str, Tensor], roots: tuple[Root, ...]) -> dic
     The names of a module that was called are those received, those behind a wrapper's name, or
     those of a part of the model that is called on its own (``encoder.``), or those within a part
     where no more than that is sent. Arrays named 0, 1, … are taken in the order of the module's
-    ``state_dict``.
+    ``state_dict``, see ``in_order``.
     """
     before = [root.copy.state_dict(keep_vars=True) for root in roots]
+    found = name_live(received, [root.live for root in roots], before)
     return {
         name: NamedTensor(index, own, live, before[index][own])
-        for name, (index, own, live) in name_live(received, [root.live for root in roots]).items()
+        for name, (index, own, live) in found.items()
     }
 
 
+def as_received(
+    sent: Mapping[str, Tensor], received: Mapping[str, Tensor], roots: tuple[Root, ...]
+) -> dict[str, Tensor]:
+    """Return what a client sends under the names by which it received the same tensors.
+
+    Without names a client may send a part of what it received, or what it did not receive.
+    """
+    if not sent or not all(name.isdigit() for name in sent):
+        return dict(sent)
+    ours = {id(each.live): name for name, each in name_tensors(received, roots).items()}
+    found = name_live(sent, [root.live for root in roots])
+    return {ours[id(t)]: sent[name] for name, (_, _, t) in found.items() if id(t) in ours}
+
+
 def name_live(
-    received: Mapping[str, Tensor], models: Sequence[nn.Module]
+    received: Mapping[str, Tensor],
+    models: Sequence[nn.Module],
+    values: Sequence[Mapping[str, Tensor]] | None = None,
 ) -> dict[str, tuple[int, str, Tensor]]:
-    """As ``name_tensors``, of modules that need not be copied: index, own name, live tensor."""
+    """As ``name_tensors``, of modules that need not be copied: index, own name, live tensor.
+
+    Args:
+        received: the arrays.
+        models: the modules.
+        values: of their tensors, to which those of arrays without names are compared; the present
+            ones by default.
+    """
     found: dict[str, tuple[int, str, Tensor]] = {}
     for index, model in enumerate(models):
         live = model.state_dict(keep_vars=True)
-        for own, name in _own_names(received, live, found).items():
+        own_values = live if values is None else values[index]
+        for own, name in _own_names(received, live, found, own_values).items():
             found[name] = (index, own, live[own])
     return {name: found[name] for name in received if name in found}
 
 
+def match(
+    shapes: Mapping[str, tuple[int, ...]], state: Mapping[str, Tensor], parameters: Collection[str]
+) -> dict[str, str]:
+    """Return which entry of a model's ``state_dict`` each array is, by names and shapes alone.
+
+    Args:
+        shapes: of the arrays.
+        state: the model's ``state_dict``.
+        parameters: the names in it that are no buffers.
+
+    Returns:
+        Names of entries by the arrays' names; without those that are none of the model's.
+    """
+    like = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+    if like and all(name.isdigit() for name in like):
+        own = _by_order(like, state, parameters, None)
+    else:
+        own = _own_names(like, state, (), {})
+    return {name: each for each, name in own.items()}
+
+
+def _by_order(
+    received: Mapping[str, Tensor],
+    live: Mapping[str, Tensor],
+    parameters: Collection[str],
+    same: Callable[[int, str], bool] | None,
+) -> dict[str, str]:
+    order = sorted(received, key=int)
+    shapes = {own: tuple(value.shape) for own, value in live.items()}
+    found = in_order([tuple(received[name].shape) for name in order], shapes, parameters, same)
+    return dict(zip(found, order, strict=False))
+
+
 def _own_names(
-    received: Mapping[str, Tensor], live: Mapping[str, Tensor], taken: Collection[str]
+    received: Mapping[str, Tensor],
+    live: Mapping[str, Tensor],
+    taken: Collection[str],
+    values: Mapping[str, Tensor],
 ) -> dict[str, str]:
     """From names in the module to received names."""
     if received and all(name.isdigit() for name in received):
-        in_order = sorted(received, key=int)
-        shapes = [tuple(received[name].shape) for name in in_order]
-        same = shapes == [tuple(value.shape) for value in live.values()] and not taken
-        return dict(zip(live, in_order, strict=True)) if same else {}
+        order = sorted(received, key=int)
+
+        def same(place: int, own: str) -> bool:
+            theirs = received[order[place]].detach().cpu()
+            return torch.equal(values[own].detach().cpu().to(theirs.dtype), theirs)
+
+        parameters = [own for own, value in live.items() if isinstance(value, nn.Parameter)]
+        return {} if taken else _by_order(received, live, parameters, same)
     if _all_fit(received, live) and not taken:
         return {own: own for own in live}
     best: dict[str, str] = {}

@@ -411,8 +411,12 @@ class Recorder:
             self._outside.look(at_end=True)
         correction, outside = self._outside.correction(), self._outside
         changed_at_end = outside.changed_at_end or (self._num_steps > 0 and self._versions_differ())
+        held = frozenset(map(id, parameters_of(self._optimizer) if self._optimizer else ()))
+        roots = sorted(  # the trained ones first: theirs are the arrays that are exchanged
+            self._roots.values(), key=lambda r: not any(id(p) in held for p in r.live.parameters())
+        )
         return CapturedTraining(
-            roots=tuple(self._roots.values()),
+            roots=tuple(roots),
             optimizer=self._copied_optimizer,
             optimizer_class=None if self._optimizer is None else type(self._optimizer),
             batch_norm="batch" if True in self._norms else "running" if self._norms else "",
@@ -427,7 +431,7 @@ class Recorder:
             changed_at_end=rest.changed_at_end if rest else changed_at_end and correction is None,
             settings_changed=rest is not None and rest.settings_changed,
             writes=self._writes,
-            held=frozenset(map(id, parameters_of(self._optimizer) if self._optimizer else ())),
+            held=held,
             correction=correction,
             problem=self._problem or (rest.problem if rest else "") or self._missing(),
         )

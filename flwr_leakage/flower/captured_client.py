@@ -17,6 +17,7 @@ from flwr_leakage.audit.sharing import UNREAD, Shared, Sharing
 from flwr_leakage.capture import Glance, Limits, capture
 from flwr_leakage.capture.exposure import CapturedRound, read_round
 from flwr_leakage.capture.samples import private_samples
+from flwr_leakage.capture.sent import PARAMETERS
 from flwr_leakage.defenses.base import Defense
 from flwr_leakage.flower.arrays import differing, write_arrays
 from flwr_leakage.flower.client import client_id_of, server_round_of
@@ -104,9 +105,9 @@ class CapturePlan:
         scores = bool(self.scores) and self.score_plan.includes(server_round)
         return bool(scores or self.withholds or self.truth or self.attack is not None)
 
-    def replays(self, server_round: int, kept: Replayed | None) -> bool:
+    def replays(self, server_round: int, kept: Replayed | None, num_arrays: int) -> bool:
         """Whether the training of a round, counted from 1, is replayed: a gate asks for each."""
-        return self.gate is not None or is_due(self.replay_every, server_round, kept)
+        return self.gate is not None or is_due(self.replay_every, server_round, kept, num_arrays)
 
     def kept_of(self, server_round: int, kept: Replayed | None) -> Limits:
         """What is kept of a training that is captured: all, or what a later replay is of."""
@@ -144,7 +145,7 @@ def train_and_report(
         if len(given) > 1 and plan.withholds:
             return withhold(message, f"expected one ArrayRecord, got {len(given)}", plan.sharing)
         return guard(plan, message, app(message, ctx))
-    todo = _todo(plan, message, ctx)
+    todo = _todo(plan, message, ctx, len(given[0]))
     if isinstance(todo.server_round, ValueError) and plan.withholds:
         return refuse(message, str(todo.server_round))
     with (
@@ -169,10 +170,11 @@ def train_and_report(
         if glance is not None and todo.kept is not None:
             check = look(glance, seen, facts, todo.kept, ctx)
         else:
-            check = replay_now(
+            check, facts = replay_now(
                 seen, facts, todo.kept, server_round, ctx, lambda: (seen.received, seen.sent)
             )
-        work = _Work(server_round, client_id, ctx, train_seconds, check)
+        sends = facts.sends if facts else PARAMETERS
+        work = _Work(server_round, client_id, ctx, train_seconds, check, sends)
         done = _work(plan, seen, work)
         if plan.withholds and (problem := unseen(reply, released=key)):
             raise ValueError(problem)
@@ -243,13 +245,13 @@ class _Todo:
         return Glance(self.kept.names, partial(differing, received))
 
 
-def _todo(plan: CapturePlan, message: Message, context: Context) -> _Todo:
+def _todo(plan: CapturePlan, message: Message, context: Context, num_arrays: int) -> _Todo:
     try:
         server_round = _round_of(message)
     except ValueError as error:  # the reply will be handed on as it is
         return _Todo(None, False, None, error)
     kept = Replayed.kept(context)
-    replays = plan.replays(server_round, kept)
+    replays = plan.replays(server_round, kept, num_arrays)
     captures = replays or plan.measures(server_round)
     limits = plan.kept_of(server_round, kept) if captures else None
     return _Todo(limits, replays, kept, server_round)
@@ -281,6 +283,7 @@ class _Work:
     context: Context
     train_seconds: float
     check: ReplayResult
+    sends: str = PARAMETERS
 
     def explained(self) -> Explained:
         """The replay's result, for the scores' notes."""
@@ -311,6 +314,8 @@ def _work(plan: CapturePlan, seen: _Round, work: _Work) -> _Done:
             left_truth = True
             if not measures:
                 return _Done(None, None, _NOTHING, left_truth=True)
+        if work.sends != PARAMETERS:
+            raise ValueError(f"it sends {work.sends} and not its parameters")
         read = read_round(seen.training, seen.received, seen.num_examples, plan.spec)
     except ValueError as error:
         if plan.withholds:

@@ -24,7 +24,8 @@ from flwr_leakage.capture import (
 from flwr_leakage.capture.check import is_rounded
 from flwr_leakage.capture.counting import parameters_of
 from flwr_leakage.capture.glance import some
-from flwr_leakage.capture.names import name_live, name_tensors
+from flwr_leakage.capture.names import as_received, name_live, name_tensors
+from flwr_leakage.capture.sent import PARAMETERS
 from flwr_leakage.flower.arrays import differing, unequal
 from flwr_leakage.records import InputSpec
 
@@ -63,6 +64,8 @@ class Replayed:
         untrained: of the received parameters that the optimizer did not hold.
         writes: to the gradients before the first step, see ``writes_of``.
         num_examples: what the client said it used.
+        num_arrays: that were received, where as many parameters were sent, so that a glance can
+            compare them; 0 otherwise.
     """
 
     server_round: int
@@ -75,6 +78,7 @@ class Replayed:
     untrained: tuple[str, ...] = ()
     writes: int = -1
     num_examples: int = 0
+    num_arrays: int = 0
 
     def keep(self, context: Context) -> None:
         """Write it into the client's state."""
@@ -104,15 +108,18 @@ def _read(text: str) -> Replayed:
     return Replayed(**content, facts=TrainingFacts.from_dict(facts) if facts else None)
 
 
-def is_due(every: int | None, server_round: int, kept: Replayed | None) -> bool:
+def is_due(
+    every: int | None, server_round: int, kept: Replayed | None, num_arrays: int | None = None
+) -> bool:
     """Whether a client's training is replayed.
 
     Args:
         every: rounds from one replay to the next; ``None`` for the first training alone.
         server_round: of the training, from 1; 0 where nobody named it.
         kept: of the client's latest replay.
+        num_arrays: that were received now; ``None`` where it does not matter.
     """
-    if kept is None:
+    if kept is None or num_arrays not in (None, kept.num_arrays):
         return True
     if every is None:
         return False
@@ -206,17 +213,24 @@ def replay_now(
     server_round: int,
     context: Context,
     state: Callable[[], tuple[Mapping[str, Tensor], Mapping[str, Tensor]]],
-) -> ReplayResult:
-    """Replay a training, and keep what came of it; ``state`` reads what was received and sent."""
+) -> tuple[ReplayResult, TrainingFacts | None]:
+    """Replay a training, and keep what came of it; ``state`` reads what was received and sent.
+
+    Returns:
+        The result, and the facts with what the client was found to send.
+    """
     names: tuple[str, ...] = ()
     untrained: tuple[str, ...] = ()
     try:
         received, sent = state()
         check = check_replay(seen.training, received, sent or seen.trained(received))
         if check.explains:
-            names, untrained = _names(seen.training, received, sent or received)
+            ours = as_received(sent, received, seen.training.roots) if sent else received
+            names, untrained = _names(seen.training, received, ours)
     except Exception as error:
         check = ReplayCheck(None, problem=str(error) or type(error).__name__)
+    facts = facts and facts.sending(check.sends)
+    plain = check.sends == PARAMETERS and len(seen.answer or seen.arrays) == len(seen.arrays)
     sentence, kind = check.sentence(), _kind(check, seen)
     if not seen.answer and check.residual is not None:
         sentence += f"; {MASKED}"
@@ -231,9 +245,10 @@ def replay_now(
         untrained=untrained,
         writes=seen.training.writes,
         num_examples=seen.num_examples,
+        num_arrays=len(seen.arrays) if plain else 0,
     )
     found.keep(context)
-    return ReplayResult(kind, check.residual, sentence)
+    return ReplayResult(kind, check.residual, sentence), facts
 
 
 def _kind(check: ReplayCheck, seen: SeenRound) -> ReplayKind:

@@ -1,0 +1,73 @@
+"""Whether a client sends its parameters, or its update in the place of them."""
+
+import math
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
+
+from flwr_leakage.capture.training import CapturedTraining, rate_of
+
+PARAMETERS, ANOTHER_MULTIPLE = "parameters", "another multiple of its update"
+SENDS: dict[str, Callable[[float, float, int], float]] = {
+    "its update": lambda rate, momentum, steps: 1.0,
+    "minus its update": lambda rate, momentum, steps: -1.0,
+    "its mean gradient": lambda rate, momentum, steps: -1.0 / (rate * steps),
+    "minus its update by step": lambda rate, momentum, steps: -1.0 / steps,
+    "FedNova's normalised update": lambda rate, momentum, steps: -1.0 / _fednova(momentum, steps),
+}
+"""What methods send, by name, as a multiple of θ_local − θ_t. The multiples follow from the app's
+settings, and from nothing that the samples decide: SCAFFOLD (Karimireddy et al., 2020) sends the
+update, FedNova (Wang et al., 2020) the update divided by Σ of its normalising vector."""
+
+_CLOSE = 1e-3
+"""Multiples and updates that differ by less, relatively, are the same."""
+
+
+def multiple_of(name: str, rate: float, momentum: float, steps: int) -> float:
+    """Return the multiple of the update that a method sends under a name of ``SENDS``.
+
+    Raises:
+        ValueError: no such name, or no step.
+    """
+    if name not in SENDS or steps < 1:
+        raise ValueError(f"expected one of {list(SENDS)} and a step, got {name!r} and {steps}.")
+    return SENDS[name](rate, momentum, steps)
+
+
+def multiple_sent(
+    sent: Mapping[str, Tensor], received: Mapping[str, Tensor], end: Mapping[str, Tensor]
+) -> float:
+    """Return which multiple of its update a client sends; 0 where it sends its parameters.
+
+    Args:
+        sent: what it sends of the parameters.
+        received: the same before training.
+        end: the same after training.
+    """
+    names = [name for name in sent if name in end]
+    trained = {name: end[name].double().cpu() - received[name].double() for name in names}
+    square = sum(float(each.square().sum()) for each in trained.values())
+    if not square or not any(bool(received[name].any()) for name in names):
+        return 0.0
+    inner = sum(float((sent[name].double() * trained[name]).sum()) for name in names)
+    factor = inner / square
+    rest = sum(float((sent[n].double() - factor * trained[n]).square().sum()) for n in names)
+    whole = sum(float(sent[name].double().square().sum()) for name in names)
+    return factor if rest <= _CLOSE**2 * whole else 0.0
+
+
+def name_of(multiple: float, training: CapturedTraining) -> str:
+    """Return the name of what is sent: a key of ``SENDS``, or one of the two beside them."""
+    if not multiple:
+        return PARAMETERS
+    options = training.steps[0].options
+    rate, momentum = rate_of(options), float(options[0].get("momentum", 0.0))
+    for name, of in SENDS.items():
+        if math.isclose(multiple, of(rate, momentum, training.num_steps), rel_tol=_CLOSE):
+            return name
+    return ANOTHER_MULTIPLE
+
+
+def _fednova(momentum: float, steps: int) -> float:
+    """‖a‖₁ of SGD with momentum ρ: (τ − ρ(1 − ρ^τ)/(1 − ρ))/(1 − ρ) for τ steps."""
+    return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
