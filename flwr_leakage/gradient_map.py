@@ -1,7 +1,7 @@
 """The gradient map x ↦ ∇_θ L(x, y; θ), and local training as a differentiable function."""
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -176,6 +176,15 @@ class GradientMap:
         """Return the same map as a function of the transposes of some matrices."""
         other = copy.copy(self)
         other.transposed = names
+        return other
+
+    def with_trained(self, names: Collection[str]) -> "GradientMap":
+        """Return the same map of which only some of the trained parameters count as trained.
+
+        An attack then uses their updates alone, as where a client sends a part of its model.
+        """
+        other = copy.copy(self)
+        other.trained = type(self.trained)(name for name in self.trained if name in names)
         return other
 
     def with_loss(self, loss: Loss) -> "GradientMap":

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Collection, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -170,6 +170,20 @@ class ServerAudit:
         """Record a warning of a client in the first of its rounds only, and not without end."""
         if said := self._once.says(client_id, message):
             self.warn(server_round, client_id, said)
+
+    def inform_once(self, server_round: int, client_id: int, message: str) -> None:
+        """Record what is worth knowing in the first of its rounds only."""
+        if said := self._once.says(client_id, message):
+            self.inform(server_round, client_id, said)
+
+    def learn_from(self, names: Collection[str]) -> None:
+        """Attack what comes next by the updates of these parameters alone, as no others are sent.
+
+        Attacks take the given model's values for those that no observation holds.
+        """
+        trained = self.gradient_map.with_trained(names)
+        if trained.trained != self.gradient_map.trained:
+            self.gradient_map = trained
 
     def spare(self, server_round: int, client_id: int, num_examples: int) -> None:
         """Record that ``wants`` leaves a client out, whose update was then not kept, and why."""

@@ -5,13 +5,14 @@ shows the strategy that sum in the place of each client's model.
 """
 
 import weakref
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from flwr.app import Array, ArrayRecord
+import torch
+from flwr.app import Array
 from flwr.common import FitIns, FitRes, Parameters, parameters_to_ndarrays
 from flwr.server.client_manager import ClientManager
 from flwr.server.client_proxy import ClientProxy
@@ -21,15 +22,16 @@ from torch import nn
 from flwr_leakage._conf import DEFAULT_ATTACK
 from flwr_leakage.attacks.base import Attack
 from flwr_leakage.audit import ClientNote, ServerAudit
-from flwr_leakage.flower.arrays import read_arrays
+from flwr_leakage.capture import TrainingFacts
 from flwr_leakage.flower.guarded import guarded
 from flwr_leakage.flower.heard import Heard
 from flwr_leakage.flower.names import ClientNames
 from flwr_leakage.flower.observed import MAX_BYTES, MAX_ROUND_SECONDS, MAX_SECONDS, told_audit
+from flwr_leakage.flower.part import Part, change_made
 from flwr_leakage.flower.replies import MAX_EXAMPLES
 from flwr_leakage.flower.undisturbed import random_states_kept
 from flwr_leakage.gradient_map import GradientMap
-from flwr_leakage.params import Params, subtract
+from flwr_leakage.params import Params
 from flwr_leakage.records import InputSpec, LocalSchedule, Observation, ThreatModel, Update
 from flwr_leakage.report import write_report
 
@@ -128,9 +130,12 @@ class LegacyHonestButCurious(Strategy):
         unknown = self._learn_names(server_round, results, told)
         self.heard.end_round({int(proxy.node_id) for proxy, _ in results}, failures)
         notes = [replace(note, client_id=self._names.of(node)) for node, note in told.items()]
-        return self._observe(server_round, results), notes, unknown
+        facts = {node: note.training for node, note in told.items()}
+        return self._observe(server_round, results, facts), notes, unknown
 
-    def _observe(self, server_round: int, results: Results) -> list[Observation]:
+    def _observe(
+        self, server_round: int, results: Results, facts: Mapping[int, TrainingFacts | None]
+    ) -> list[Observation]:
         """What can be attacked: of a sum all of its clients, or nothing."""
         is_sum = len(results) > 1 and len({id(fit.parameters) for _, fit in results}) == 1
         if is_sum and self.audit.threat.view != "aggregate":
@@ -149,8 +154,16 @@ class LegacyHonestButCurious(Strategy):
                 f"{len(models)} different ones.",
             )  # fmt: skip
             return []
-        sent = [(model, self._read(model)) for model in models]
-        shared = self._read(results[0][1].parameters) if is_sum else None
+        try:
+            sent = [(model, self._whole(server_round, model)) for model in models]
+        except Exception as error:  # an app of its own: nothing of its clients' notes is lost
+            self.audit.warn_once(
+                server_round, -1,
+                f"nothing is observed: what the strategy sends is not the model that "
+                f"observe_legacy was given ({error})",
+            )  # fmt: skip
+            return []
+        shared = self._read(server_round, results[0][1].parameters) if is_sum else None
         observations = []
         for proxy, fit in results:
             client, count = self._names.of(int(proxy.node_id)), fit.num_examples
@@ -161,7 +174,10 @@ class LegacyHonestButCurious(Strategy):
                     raise ValueError("it answers, and was sent nothing")
                 mine = self._sent[proxy.cid]
                 params, buffers = next(arrays for model, arrays in sent if model == mine)
-                local_params, local_buffers = shared or self._read(fit.parameters)
+                local = shared or self._read(server_round, fit.parameters)
+                local_params, local_buffers = local
+                told = facts.get(int(proxy.node_id))
+                delta = change_made(told, local_params, params)
                 schedule = self.audit.schedule.for_client(count)
             except Exception as error:  # foreign bytes fail in many ways
                 reason = str(error) or type(error).__name__
@@ -170,7 +186,11 @@ class LegacyHonestButCurious(Strategy):
             if not self.audit.wants(server_round, client):
                 self.audit.spare(server_round, client, count)
                 continue
-            update = Update(subtract(local_params, params), local_buffers, schedule, count)
+            if len(delta) < len(params):
+                self.audit.learn_from(delta)
+                unsent = {k: torch.zeros_like(v) for k, v in params.items() if k not in delta}
+                delta = {name: {**delta, **unsent}[name] for name in params}
+            update = Update(delta, local_buffers, schedule, count)
             observations.append(Observation(server_round, client, params, buffers, update))
         if is_sum and 0 < len(observations) < len(results):
             self.audit.warn(
@@ -196,17 +216,25 @@ class LegacyHonestButCurious(Strategy):
             self.audit.warn_once(server_round, self._names.of(node), message)
         return claims.keys() - self._names.known
 
-    def _read(self, parameters: Parameters) -> tuple[Params, Params]:
-        """Parameters and buffers of arrays in the order of the model's ``state_dict``."""
+    def _whole(self, server_round: int, parameters: Parameters) -> tuple[Params, Params]:
+        """What was sent; what was not is as in the model that the server was given."""
+        params, buffers = self._read(server_round, parameters)
+        gradient_map = self.audit.gradient_map
+        return {**gradient_map.params, **params}, {**gradient_map.buffers, **buffers}
+
+    def _read(self, server_round: int, parameters: Parameters) -> tuple[Params, Params]:
+        """Parameters and buffers of arrays in the order of the model's ``state_dict``.
+
+        They may be a part of it, and others may follow; what they are taken for is told once.
+        """
         arrays = parameters_to_ndarrays(parameters)
-        names = list(self.audit.gradient_map.model.state_dict())
-        if len(arrays) != len(names):
-            raise ValueError(
-                f"expected the {len(names)} arrays of the model's state_dict, got {len(arrays)}"
-            )
-        pairs = zip(names, arrays, strict=True)
-        record = ArrayRecord({name: Array(value) for name, value in pairs})
-        return read_arrays(record, self.audit.gradient_map)
+        named = {str(place): Array(value) for place, value in enumerate(arrays)}
+        shapes = {name: tuple(array.shape) for name, array in named.items()}
+        part = Part.of(shapes, self.audit.gradient_map)
+        if said := part.sentence():
+            self.audit.inform_once(server_round, -1, f"{said}.")
+        params, buffers, _ = part.read(named, self.audit.gradient_map)
+        return params, buffers
 
     def _claim(self, fit: FitRes) -> int | None:
         claim = fit.metrics.get(self.client_id_key)

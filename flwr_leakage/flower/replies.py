@@ -5,7 +5,7 @@ Nothing here changes a reply. Whether a bad one is handed on is the caller's cho
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,13 +108,20 @@ def check_metrics(reply: Message, needs: Needs, *, is_train: bool = True) -> Non
                     raise ValueError(f"the metric {name[:100]!r} must be finite, got {number:.3g}.")
 
 
-def layout(reply: Message) -> Layout:
-    """What has to be the same in all replies, or Flower aggregates none of them."""
+def layout(reply: Message, sent: Collection[str] | None = None) -> Layout:
+    """What has to be the same in all replies, or Flower aggregates none of them.
+
+    Names of arrays are among it where they are others than those that were ``sent``.
+    """
     metrics = [
         (key, tuple(sorted((name, _length(value)) for name, value in record.items())))
         for key, record in records_of(reply.content, MetricRecord).items()
     ]
-    return tuple(records_of(reply.content, ArrayRecord)), tuple(sorted(metrics))
+    arrays = tuple(
+        key if sent is None or set(record) == set(sent) else f"{key}: {', '.join(sorted(record))}"
+        for key, record in records_of(reply.content, ArrayRecord).items()
+    )
+    return arrays, tuple(sorted(metrics))
 
 
 def usual_layout(layouts: Sequence[Layout], before: Layout | None) -> Layout:
@@ -175,11 +182,11 @@ class Sent:
             raise ValueError(f"expected that one ArrayRecord was sent, got {len(records)}.")
         return records[0]
 
-    def names(self) -> list[str]:
-        """The names of the arrays that the first node was sent; none where that sent no model."""
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The arrays that the first node was sent; none where that sent no model."""
         for records in self._arrays.values():
-            return [name for record in records[0] for name in record]
-        return []
+            return {name: tuple(a.shape) for record in records[0] for name, a in record.items()}
+        return {}
 
     def silent(self, replies: Sequence[Message]) -> list[int]:
         """The nodes that did not answer, in order."""

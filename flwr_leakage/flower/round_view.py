@@ -1,15 +1,19 @@
 """What the server sees of one phase of a round: who was asked, who answered, and what."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message
 
 from flwr_leakage.audit import ClientNote, ServerAudit
-from flwr_leakage.flower.arrays import Expected, check_like
+from flwr_leakage.capture import TrainingFacts
+from flwr_leakage.flower.arrays import Expected, MalformedArraysError, check_like
 from flwr_leakage.flower.contents import records_of
 from flwr_leakage.flower.names import ClientNames
+from flwr_leakage.flower.part import Part, change_made
 from flwr_leakage.flower.replies import (
     MAX_REASON,
     Layout,
@@ -22,7 +26,7 @@ from flwr_leakage.flower.replies import (
     usual_layout,
 )
 from flwr_leakage.flower.wire import RECORD_KEY, unpack_note
-from flwr_leakage.params import Params, subtract
+from flwr_leakage.params import Params
 from flwr_leakage.records import Observation, Update
 from flwr_leakage.tracking.text import plain_text
 
@@ -80,12 +84,13 @@ class RoundView:
             if reply.has_error() or place in faults:  # no strategy aggregates errors
                 continue
             try:
-                observation, narrow = self._observe(reply)
+                note = told.get(reply.metadata.src_node_id)
+                observation, narrow = self._observe(reply, note.training if note else None)
                 if observation is not None:
                     observations.append((place, observation))
                 self._check_precision(reply, narrow)
                 check_metrics(reply, self.needs)
-                layouts[place] = layout(reply)  # nobody else has a say in what is usual
+                layouts[place] = layout(reply, self._names_to(reply))  # nobody else has a say in what is usual
             except Exception as error:  # whatever a client wrote
                 faults[place] = str(error) or type(error).__name__
         faults |= self._unusual(layouts)
@@ -144,7 +149,9 @@ class RoundView:
             self.audit.inform(self.server_round, client, message)
         return notes
 
-    def _observe(self, reply: Message) -> tuple[Observation | None, tuple[str, ...]]:
+    def _observe(
+        self, reply: Message, told: TrainingFacts | None
+    ) -> tuple[Observation | None, tuple[str, ...]]:
         records = list(records_of(reply.content, ArrayRecord).values())
         if len(records) != 1:
             raise ValueError(f"expected one ArrayRecord, got {len(records)}.")
@@ -154,19 +161,44 @@ class RoundView:
             return None, check_like(records[0], self.sent.arrays(node))
         client = self.names.of(node)
         schedule = self.audit.schedule.for_client(count)
+        whole = self._part is None and (self.drop or set(records[0]) == self._names_to(reply))
         if not self.audit.wants(self.server_round, client):
-            narrow = self.expected.check(records[0])
+            narrow = self.expected.check(records[0]) if whole else self._read_part(reply)[2]
             self.audit.spare(self.server_round, client, count)
             return None, narrow
-        local_params, local_buffers, narrow = self.expected.read(records[0])
+        read = self.expected.read if whole else lambda _: self._read_part(reply)
+        local_params, local_buffers, narrow = read(records[0])
         params, buffers, _ = self._state_sent_to(node)
+        if len(local_params) < len(params):
+            self.audit.learn_from(local_params)
+        delta = change_made(told, local_params, params)
         update = Update(
-            delta=subtract(local_params, params),
+            delta={k: delta[k] if k in delta else torch.zeros_like(v) for k, v in params.items()},
             buffers=local_buffers,
             schedule=schedule,
             num_examples=count,
         )
         return Observation(self.server_round, client, params, buffers, update), narrow
+
+    def _names_to(self, reply: Message) -> set[str]:
+        """The names of the arrays that the node was sent."""
+        return set(self.sent.arrays(reply.metadata.src_node_id))
+
+    def _read_part(self, reply: Message) -> tuple[Params, Params, tuple[str, ...]]:
+        """Read a reply that holds a part of the model, or other arrays besides.
+
+        Raises:
+            MalformedArraysError: it holds nothing of the model that was sent, or, where bad replies
+                are left out, other names than were sent.
+        """
+        (arrays,) = records_of(reply.content, ArrayRecord).values()
+        sent = self._names_to(reply)
+        if (self.drop and set(arrays) != sent) or not sent & set(arrays):
+            raise MalformedArraysError("its arrays have other names than those that were sent.")
+        part = Part.of({n: tuple(a.shape) for n, a in arrays.items()}, self.audit.gradient_map)
+        if part.sentence():
+            self.audit.inform_once(self.server_round, -1, f"{part.sentence()}.")
+        return part.read(arrays, self.audit.gradient_map)
 
     def _check_precision(self, reply: Message, narrow: tuple[str, ...]) -> None:
         """Refuse arrays that are less precise than the model's, unless they were sent so.
@@ -188,8 +220,21 @@ class RoundView:
     @cached_property
     def _misfit(self) -> str:
         """Why the server itself sends something else than the model, for which no client can."""
-        names = self.sent.names()
-        return self.expected.misfit(names) if names else ""
+        shapes = self.sent.shapes()
+        reason = self.expected.misfit(list(shapes)) if shapes else ""
+        if reason:
+            with suppress(MalformedArraysError):
+                Part.of(shapes, self.audit.gradient_map)
+                return ""
+        return reason
+
+    @cached_property
+    def _part(self) -> Part | None:
+        """How what is sent fits the model; ``None`` where it is the model's own ``state_dict``."""
+        shapes = self.sent.shapes()
+        if self._misfit or not shapes or not self.expected.misfit(list(shapes)):
+            return None
+        return Part.of(shapes, self.audit.gradient_map)
 
     def _tell_of_another_model(self) -> None:
         if self._misfit:
@@ -199,15 +244,24 @@ class RoundView:
                 f"given ({self._misfit}) Give it the model whose state_dict is sent, such as the "
                 f"part that is trained.",
             )  # fmt: skip
+        elif self._part is not None and self._part.sentence():
+            self.audit.inform_once(self.server_round, -1, f"{self._part.sentence()}.")
 
     def _state_sent_to(self, node: int) -> tuple[Params, Params, tuple[str, ...]]:
         """Return what the node was sent, and the names of arrays less precise than the model's.
 
-        Most strategies send one record to all: it is read once.
+        Most strategies send one record to all: it is read once. What is not sent is as in the model
+        that the server was given.
         """
         arrays = self.sent.arrays(node)
         if id(arrays) not in self._states:
-            self._states[id(arrays)] = self.expected.read(arrays)
+            if self._part is None:
+                self._states[id(arrays)] = self.expected.read(arrays)
+            else:
+                gradient_map = self.audit.gradient_map
+                params, buffers, narrow = self._part.read(arrays, gradient_map)
+                whole = {**gradient_map.params, **params}, {**gradient_map.buffers, **buffers}
+                self._states[id(arrays)] = *whole, narrow
         return self._states[id(arrays)]
 
     def _unusual(self, layouts: Mapping[int, Layout]) -> dict[int, str]:

@@ -69,13 +69,24 @@ def test_a_part_that_is_sent_is_replayed_as_a_part(tmp_path):
 
 
 def test_no_client_is_blamed_for_a_model_that_the_server_does_not_send(tmp_path):
-    result, data = run(tmp_path / "run", audited(app()), network(), bad_replies="drop")
+    another = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+    result, data = run(tmp_path / "run", audited(app()), another, bad_replies="drop")
     (event,) = data.events  # once, and not in each round
     assert (event.server_round, event.client_id) == (1, -1)
     assert "what the strategy sends is not the model that observe was given" in event.message
-    assert "missing: ['body.weight', 'body.bias', 'heads.0.weight']" in event.message
+    assert "missing: none, unknown: ['0.weight', '0.bias']" in event.message
     assert not torch.equal(
         result.arrays.to_torch_state_dict()["0.weight"], network().heads.state_dict()["0.weight"]
+    )
+
+
+def test_the_part_that_is_sent_of_the_model_that_the_server_knows_is_told(tmp_path):
+    _, data = run(tmp_path / "run", audited(app()), network())
+    (event,) = data.events
+    assert event.level == "info"
+    assert event.message.startswith(
+        "4 of the model's 6 arrays are exchanged, and body.weight, body.bias are not known to the "
+        "server. Attacks take the given model's values"
     )
 
 

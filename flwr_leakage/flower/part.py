@@ -1,0 +1,121 @@
+"""Which of a model's tensors are exchanged: all, a part, or others besides."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from flwr.app import Array
+
+from flwr_leakage.capture import TrainingFacts
+from flwr_leakage.capture.glance import some
+from flwr_leakage.capture.names import match
+from flwr_leakage.capture.sent import ANOTHER_MULTIPLE, PARAMETERS, multiple_of
+from flwr_leakage.flower.arrays import MalformedArraysError, read_reply
+from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.params import Params, scale, subtract
+
+
+@dataclass(frozen=True)
+class Part:
+    """How arrays are matched to a model, by names and shapes; those without names by their order.
+
+    Attributes:
+        names: of the model's entries, by the arrays' names.
+        extra: names of arrays that are none of the model's, such as control variates.
+        missing: the model's parameters that are not exchanged: personal or frozen ones.
+        num_entries: of the model.
+    """
+
+    names: Mapping[str, str]
+    extra: tuple[str, ...]
+    missing: tuple[str, ...]
+    num_entries: int
+
+    @staticmethod
+    def of(shapes: Mapping[str, tuple[int, ...]], gradient_map: GradientMap) -> "Part":
+        """Match arrays of these names and shapes.
+
+        Raises:
+            MalformedArraysError: none of them is a parameter of the model, or one has its name and
+                another shape.
+        """
+        params = gradient_map.params
+        state = {name: value.detach() for name, value in gradient_map.model.state_dict().items()}
+        for name, shape in shapes.items():
+            if name in state and tuple(shape) != tuple(state[name].shape):
+                raise MalformedArraysError(
+                    f"{name!r} must have shape {tuple(state[name].shape)}, got {tuple(shape)}."
+                )
+        names = match(shapes, state, params.keys())
+        if not set(names.values()) & params.keys():
+            raise MalformedArraysError(
+                f"expected the {len(state)} arrays of the model's state_dict or a part of them, "
+                f"got {len(shapes)} that no part fits."
+            )
+        extra = tuple(name for name in shapes if name not in names)
+        missing = tuple(name for name in params if name not in names.values())
+        return Part(names, extra, missing, len(state))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the arrays are the model's, by the model's own names."""
+        own = all(name == own for name, own in self.names.items())
+        return own and not self.extra and len(self.names) == self.num_entries
+
+    def read(
+        self, arrays: Mapping[str, Array], gradient_map: GradientMap
+    ) -> tuple[Params, Params, tuple[str, ...]]:
+        """Read the parameters and buffers that are exchanged; the names of narrower arrays.
+
+        Raises:
+            MalformedArraysError: as in :func:`flwr_leakage.flower.arrays.read_arrays`.
+        """
+        own = set(self.names.values())
+        params = {name: value for name, value in gradient_map.params.items() if name in own}
+        buffers = {name: value for name, value in gradient_map.buffers.items() if name in own}
+        held = {each: arrays[name] for name, each in self.names.items()}
+        for name in self.extra:
+            values = torch.tensor(arrays[name].numpy())
+            if not bool(torch.isfinite(values).all()):
+                raise MalformedArraysError(f"{name!r} holds entries that are NaN or infinite.")
+        return read_reply(held, params, buffers)
+
+    def sentence(self) -> str:
+        """What is exchanged, in words; empty where it is the whole model and nothing else."""
+        said = []
+        if self.missing:
+            verb = "is" if len(self.missing) == 1 else "are"
+            said.append(
+                f"{len(self.names)} of the model's {self.num_entries} arrays are exchanged, and "
+                f"{some(list(self.missing))} {verb} not known to the server. Attacks take the "
+                f"given model's values for what is not known; where a client's own differ, an "
+                f"attack that fails is no evidence of safety"
+            )
+        if self.extra:
+            verb = "is" if len(self.extra) == 1 else "are"
+            shown = "" if all(map(str.isdigit, self.extra)) else f" ({some(list(self.extra))})"
+            said.append(
+                f"{len(self.extra)} exchanged arrays{shown} {verb} none of the model's, such as "
+                f"control variates, and no attack looks at them"
+            )
+        return ". ".join(said)
+
+
+def change_made(facts: TrainingFacts | None, local: Params, params: Params) -> Params:
+    """Return θ_local − θ_t of the parameters that a client sends.
+
+    Args:
+        facts: what the client told; one that sends a multiple of its update says so.
+        local: what it sent.
+        params: what it was sent, of at least those parameters.
+
+    Raises:
+        ValueError: the multiple follows from steps that the client did not tell.
+    """
+    sends = PARAMETERS if facts is None else facts.sends
+    if facts is None or sends == PARAMETERS:
+        return subtract(local, {name: params[name] for name in local})
+    if sends == ANOTHER_MULTIPLE:
+        return dict(local)
+    steps = facts.num_steps or (1 if sends.endswith("its update") else 0)
+    return scale(local, 1 / multiple_of(sends, facts.learning_rate, facts.momentum, steps))
