@@ -159,6 +159,8 @@ def _remarks(
     if len(received) > own:
         others = len(received) - own
         yield f"{others} of {len(received)} received arrays are none of the model's"
+    if training.trains_another:
+        yield "another model was trained besides, with an optimizer of its own, and not looked at"
     if training.correction is not None:
         yield "each step was followed by the same change of the parameters (control variates)"
 

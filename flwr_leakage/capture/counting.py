@@ -50,6 +50,9 @@ class Counting:
         if threading.get_ident() != self._thread:
             return
         if optimizer is not self._optimizer:
+            own = set(map(id, self._parameters))
+            if own.isdisjoint(map(id, parameters_of(optimizer))):
+                return  # of another model
             self.problem = "two optimizers take steps"
         if list(map(_version, self._parameters)) != self._versions:
             self.changed_outside = True

@@ -143,6 +143,7 @@ class Recorder:
         self._versions: dict[int, int] = {}
         self._changed_outside = False
         self._outside = Outside()
+        self._ignored: set[int] = set()  # models that are trained apart, after the first step
         self._problem = ""
 
     def give_up(self, reason: str) -> None:
@@ -202,7 +203,7 @@ class Recorder:
 
     def _record_call(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         leaves = tensors_of(output)
-        if not any(leaf.requires_grad for leaf in leaves):
+        if id(module) in self._ignored or not any(leaf.requires_grad for leaf in leaves):
             return
         before = self._rng_state
         if before is not None and torch.equal(before, torch.get_rng_state()):
@@ -227,6 +228,9 @@ class Recorder:
         if not own and next(module.buffers(), None) is None:
             return
         if self._num_steps and any(p.requires_grad for p in own):
+            if not {id(p) for p in own} & self._held():
+                self._ignored.add(id(module))
+                return
             raise ValueError(f"{type(module).__name__} was first called after the first step")
         self._roots[id(module)] = Root(module, copy_root(module, self._memo))
         self._trained += own
@@ -260,13 +264,13 @@ class Recorder:
             return function(*args, **kwargs)
         if function is Tensor.backward:
             return self._backward(function, args, kwargs)
-        if function is Tensor.__deepcopy__ or not requires_gradient((args, kwargs)):
+        if not requires_gradient((args, kwargs)):
             return function(*args, **kwargs)
         before = torch.get_rng_state()
         result = function(*args, **kwargs)
         try:
             leaves = tensors_of(result)
-            if any(leaf.requires_grad for leaf in leaves):
+            if any(leaf.grad_fn is not None for leaf in leaves):  # no parameter that is drawn anew
                 drew = not torch.equal(before, torch.get_rng_state())
                 self._tape.record(
                     function, args, kwargs, result, before if drew else None, _autocast(leaves)
@@ -284,7 +288,8 @@ class Recorder:
             self._pending.append(found)
             self._count(found)
         except Exception as error:
-            self.give_up(str(error) or type(error).__name__)
+            if not self._ignored:  # else it is of a model that is trained apart
+                self.give_up(str(error) or type(error).__name__)
         self._in_backward = True
         try:
             return function(*args, **kwargs)
@@ -339,7 +344,10 @@ class Recorder:
             self._writes = writes_of(parameters_of(optimizer), args, kwargs)
             self._outside = Outside(parameters_of(optimizer))
         elif optimizer is not self._optimizer:
-            raise ValueError("two optimizers take steps")
+            known = {id(p) for p in (*self._trained, *parameters_of(self._optimizer))}
+            if any(id(p) in known for p in parameters_of(optimizer)):
+                raise ValueError("two optimizers take steps")
+            return
         self._options = tuple(settings_of(optimizer))
         self._outside.look()
         self._changed_outside |= self._versions_differ()
@@ -369,9 +377,13 @@ class Recorder:
         then = self._versions
         return bool(then) and any(then.get(id(p), p._version) != p._version for p in self._trained)
 
+    def _held(self) -> frozenset[int]:
+        """Ids of the parameters that the optimizer holds."""
+        return frozenset(map(id, parameters_of(self._optimizer) if self._optimizer else ()))
+
     def _sizes(self) -> tuple[int, ...]:
         """Samples of each call of a model that the optimizer trains."""
-        held = {id(p) for p in parameters_of(self._optimizer)} if self._optimizer else set()
+        held = self._held()
         trains = {
             key for key in self._models
             if any(id(p) in held for p in self._roots[key].live.parameters())
@@ -411,7 +423,7 @@ class Recorder:
             self._outside.look(at_end=True)
         correction, outside = self._outside.correction(), self._outside
         changed_at_end = outside.changed_at_end or (self._num_steps > 0 and self._versions_differ())
-        held = frozenset(map(id, parameters_of(self._optimizer) if self._optimizer else ()))
+        held = self._held()
         roots = sorted(  # the trained ones first: theirs are the arrays that are exchanged
             self._roots.values(), key=lambda r: not any(id(p) in held for p in r.live.parameters())
         )
@@ -433,6 +445,7 @@ class Recorder:
             writes=self._writes,
             held=held,
             correction=correction,
+            trains_another=bool(self._ignored),
             problem=self._problem or (rest.problem if rest else "") or self._missing(),
         )
 

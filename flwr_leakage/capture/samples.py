@@ -119,11 +119,13 @@ class SeenInputs:
 
     Attributes:
         inputs: of the trained model's one call.
+        targets: B class ids that meet its output in the loss; ``None`` where there are none.
         num_outputs: K, where one of its outputs has the shape (B, K) and meets B class ids in the
             loss; 0 otherwise.
     """
 
     inputs: Tensor
+    targets: Tensor | None
     num_outputs: int
 
 
@@ -144,20 +146,21 @@ def see_inputs(training: CapturedTraining, backward: Backward) -> SeenInputs:
     if len(tensors) != 1:
         raise ValueError(f"the model was called with {len(tensors)} tensors, expected one input")
     (inputs,) = tensors
-    classes = 0
     for entry in backward.entries[number + 1 :]:
         leaves = entry.inputs()
-        meets_ids = any(
-            isinstance(leaf, Constant)
+        ids = [
+            leaf for leaf in leaves
+            if isinstance(leaf, Constant)
             and leaf.tensor.shape == inputs.shape[:1]
             and not leaf.tensor.is_floating_point()
-            for leaf in leaves
-        )
-        for leaf in leaves:
-            if isinstance(leaf, Value) and leaf.entry == number and meets_ids:
-                shape = call.shapes.get(leaf.leaf, ())
-                classes = shape[1] if len(shape) == 2 else classes
-    return SeenInputs(inputs, classes)
+        ]  # fmt: skip
+        shapes = [
+            call.shapes.get(leaf.leaf, ()) for leaf in leaves
+            if isinstance(leaf, Value) and leaf.entry == number
+        ]  # fmt: skip
+        if len(ids) == 1 and len(shapes) == 1 and len(shapes[0]) == 2:
+            return SeenInputs(inputs, ids[0].get(), shapes[0][1])
+    return SeenInputs(inputs, None, 0)
 
 
 _MEAN_CROSS_ENTROPY = {
@@ -339,7 +342,16 @@ def private_samples(training: CapturedTraining, num_examples: int) -> Batch:
     Raises:
         ValueError: a later epoch took them in another order, which no schedule says.
     """
-    joined = Batch.concatenate([call.batch for call in captured_batches(training)])
+    try:
+        batches = [call.batch for call in captured_batches(training)]
+    except ValueError:  # a loss with further terms or models
+        backwards = [backward for step in training.steps for backward in step.backwards]
+        seen = [see_inputs(training, backward) for backward in backwards]
+        pairs = [(each.inputs, each.targets) for each in seen if each.targets is not None]
+        if training.problem or not seen or len(pairs) < len(seen):
+            raise
+        batches = [Batch(inputs, targets).to(CPU) for inputs, targets in pairs]
+    joined = Batch.concatenate(batches)
     count = min(num_examples, sum(training.batch_sizes))
     if len(joined) < count and not training.complete:
         return joined

@@ -173,7 +173,7 @@ class Tape:
         except UnseenError:
             self._entries.append(None)
         for leaf, tensor in tensors.items():
-            if tensor.requires_grad:
+            if tensor.grad_fn is not None:
                 self._place[id(tensor)] = Value(number, leaf)
                 self._alive.append((number, tensor))
 

@@ -79,6 +79,7 @@ class CapturedTraining:
         writes: to the gradients before the first step, see ``writes_of``.
         held: ids of the live parameters that the optimizer holds.
         correction: of the parameters after each step that was kept; ``None`` where there was none.
+        trains_another: whether a model of its own was trained besides, with another optimizer.
         problem: why the training was not captured, in words; empty where it was.
     """
 
@@ -96,6 +97,7 @@ class CapturedTraining:
     writes: int = -1
     held: frozenset[int] = frozenset()
     correction: Correction | None = None
+    trains_another: bool = False
     problem: str = ""
 
     @property
