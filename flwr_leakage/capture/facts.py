@@ -28,6 +28,12 @@ CROSS_ENTROPY, OWN_LOSS = "cross_entropy", "a loss of the app's own"
 OWN_TERM = "a loss with a term in the parameters, as FedProx's and FedDyn's"
 """That term is zero at the first step of FedProx, and small where the steps stay near."""
 
+SEVERAL_LABELS = "a loss of several labels for each input, as MixUp's"
+"""What an attack finds are then mixtures, as they were trained on."""
+
+_LOSSES = (CROSS_ENTROPY, OWN_LOSS, OWN_TERM, SEVERAL_LABELS)
+"""What travels of a loss."""
+
 UNCOUNTED = "the app reports no number of samples from which its mini-batches would follow"
 """Why a client does not tell its steps and its batch size."""
 
@@ -62,7 +68,8 @@ class TrainingFacts:
         batch_norm: the mode of the BatchNorm layers; empty where there are none.
         randomness: whether the model drew random numbers, as dropout does.
         precision: the type of mixed precision, or empty.
-        loss: ``CROSS_ENTROPY``, ``OWN_LOSS``, ``OWN_TERM``, or why it is none that is known here.
+        loss: ``CROSS_ENTROPY``, ``OWN_LOSS``, ``OWN_TERM``, ``SEVERAL_LABELS``, or why it is
+            none that is known here.
         shape: (C, H, W), where all inputs have the same; else empty.
         num_classes: K, or 0.
         normalization: the name of the public normalisation of the inputs, a key of
@@ -110,7 +117,7 @@ class TrainingFacts:
         Args:
             as_trained: whether the update is sent as the training made it.
         """
-        loss = self.loss if self.loss in (CROSS_ENTROPY, OWN_LOSS, OWN_TERM) else ""
+        loss = self.loss if self.loss in _LOSSES else ""
         told = replace(self, loss=loss, rewritten=0)
         if not as_trained:
             told = replace(told, loss="", unscheduled=UNTOLD, counted=False, normalization="")
@@ -292,7 +299,9 @@ def _inputs(training: CapturedTraining) -> _Inputs:
         classes = calls[0].num_outputs
     except ValueError as error:
         has_term = any(has_parameter_term(training, backward) for backward in backwards)
-        loss, classes = OWN_TERM if has_term else str(error), seen[0].num_outputs
+        mixes = any(each.num_targets > 1 for each in seen)
+        loss = OWN_TERM if has_term else SEVERAL_LABELS if mixes else str(error)
+        classes = seen[0].num_outputs
         if not classes:
             return _Inputs(loss)
     inputs = seen[0].inputs
@@ -327,6 +336,8 @@ def differences(
         found.append(f"BatchNorm in mode {facts.batch_norm}, assumed {batch_norm}")
     if facts.loss == OWN_TERM:
         found.append(f"{facts.loss}, assumed none")
+    if facts.loss == SEVERAL_LABELS:
+        found.append(f"{facts.loss}, assumed one; what is found are then mixtures")
     if facts.randomness:
         found.append("dropout or another random layer, assumed none")
     if facts.precision:

@@ -367,7 +367,7 @@ class Recorder:
             return
         self._tape, self._used = Tape(), 0
         self._outside.step(rate_of(self._options))
-        self._steps.append(Step(tuple(self._pending), self._options, self._rescaled_to()))
+        self._steps.append(Step(tuple(self._pending), self._options, *self._rewritten()))
         self._pending, self._gradients = [], {}
         self._samples = sum(self._sizes())
         if self._samples >= self._limits.max_samples or self._bytes >= self._limits.max_bytes:
@@ -390,18 +390,24 @@ class Recorder:
         }  # fmt: skip
         return tuple(size for key, size in self._batch_sizes if key in trains)
 
-    def _rescaled_to(self) -> float | None:
-        """The gradient's norm where it is not what ``backward`` left."""
+    def _rewritten(self) -> tuple[float | None, float | None]:
+        """The gradient's norm and largest entry where it is not what ``backward`` left."""
         now = {id(p): p.grad for p in self._trained if p.grad is not None}
         same = now.keys() == self._gradients.keys() and all(
             gradient is self._gradients[key][0] and gradient._version == self._gradients[key][1]
             for key, gradient in now.items()
         )
         if same:
-            return None
+            return None, None
+        if not now:
+            return 0.0, None
         with torch.no_grad():
-            norms = [torch.linalg.vector_norm(gradient.detach()) for gradient in now.values()]
-            return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
+            gradients = [gradient.detach() for gradient in now.values()]
+            norms = [torch.linalg.vector_norm(gradient) for gradient in gradients]
+            norm = float(torch.linalg.vector_norm(torch.stack(norms)))
+            largest = float(torch.stack([gradient.abs().max() for gradient in gradients]).max())
+            count = sum(int((gradient.abs() == largest).sum()) for gradient in gradients)
+            return norm, largest if count > 1 else None
 
     # --- the end -------------------------------------------------------------------------------
 

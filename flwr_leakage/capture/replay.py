@@ -76,7 +76,7 @@ def replay(
                     parameter.requires_grad_(names_of[id(parameter)] not in backward.frozen)
                 _backward(backward, translate)
             if step.rescaled_to is not None:
-                _rescale(parameters, step.rescaled_to)
+                _rewrite(parameters, step.rescaled_to, step.clipped_to)
             optimizer.step()
         if training.complete and training.steps:
             _correct(training, translated, rate)
@@ -98,11 +98,24 @@ def _correct(training: CapturedTraining, translated: Mapping[int, Any], rate: fl
                     translated[key].add_(change, alpha=rate)
 
 
-def _rescale(parameters: list[nn.Parameter], norm: float) -> None:
+_CLOSE = 1e-3
+"""Norms of a clipped gradient that differ by less, relatively, are the same."""
+
+
+def _rewrite(parameters: list[nn.Parameter], norm: float, largest: float | None) -> None:
+    """Clip the gradients by value where that gives the norm that they had, or scale them to it."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     with torch.no_grad():
-        own = torch.linalg.vector_norm(
-            torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients])
-        )
+        if largest is not None:
+            clipped = [gradient.clamp(-largest, largest) for gradient in gradients]
+            if abs(float(_norm(clipped)) - norm) <= _CLOSE * norm:
+                for gradient, value in zip(gradients, clipped, strict=True):
+                    gradient.copy_(value)
+                return
+        own = _norm(gradients)
         for gradient in gradients:
             gradient.mul_(norm / own)
+
+
+def _norm(gradients: list[Tensor]) -> Tensor:
+    return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in gradients]))

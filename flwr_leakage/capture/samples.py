@@ -122,11 +122,13 @@ class SeenInputs:
         targets: B class ids that meet its output in the loss; ``None`` where there are none.
         num_outputs: K, where one of its outputs has the shape (B, K) and meets B class ids in the
             loss; 0 otherwise.
+        num_targets: how many tensors of class ids do so; MixUp has two.
     """
 
     inputs: Tensor
     targets: Tensor | None
     num_outputs: int
+    num_targets: int = 1
 
 
 def see_inputs(training: CapturedTraining, backward: Backward) -> SeenInputs:
@@ -146,6 +148,7 @@ def see_inputs(training: CapturedTraining, backward: Backward) -> SeenInputs:
     if len(tensors) != 1:
         raise ValueError(f"the model was called with {len(tensors)} tensors, expected one input")
     (inputs,) = tensors
+    found: list[tuple[Constant, int]] = []
     for entry in backward.entries[number + 1 :]:
         leaves = entry.inputs()
         ids = [
@@ -159,8 +162,12 @@ def see_inputs(training: CapturedTraining, backward: Backward) -> SeenInputs:
             if isinstance(leaf, Value) and leaf.entry == number
         ]  # fmt: skip
         if len(ids) == 1 and len(shapes) == 1 and len(shapes[0]) == 2:
-            return SeenInputs(inputs, ids[0].get(), shapes[0][1])
-    return SeenInputs(inputs, None, 0)
+            found.append((ids[0], shapes[0][1]))
+    if not found:
+        return SeenInputs(inputs, None, 0, 0)
+    different = {id(ids.tensor) for ids, _ in found}
+    targets = found[0][0].get() if len(different) == 1 else None
+    return SeenInputs(inputs, targets, found[0][1], len(different))
 
 
 _MEAN_CROSS_ENTROPY = {
@@ -288,7 +295,10 @@ def captured_schedule(training: CapturedTraining, num_examples: int) -> LocalSch
     check_settings(training.optimizer_class, options, training.settings_changed)
     if any(len(step.backwards) != 1 for step in training.steps):
         raise ValueError("gradients were accumulated over several mini-batches")
-    if any(step.rescaled_to is not None for step in training.steps):
+    rewritten = [step for step in training.steps if step.rescaled_to is not None]
+    if rewritten and all(step.clipped_to is not None for step in rewritten):
+        raise ValueError("gradients were clipped by value between backward and a step")
+    if rewritten:
         raise ValueError("gradients were changed between backward and a step (clipping or noise)")
     first = options[0]
     schedule = LocalSchedule(

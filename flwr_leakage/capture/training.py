@@ -33,11 +33,14 @@ class Step:
         options: of each parameter group: learning rate, momentum, …
         rescaled_to: the norm of the gradient at the step, where something changed the gradient
             between ``backward`` and the step (clipping, unscaling, noise); ``None`` otherwise.
+        clipped_to: the largest absolute entry of such a gradient, where several entries have it, as
+            after clipping by value; ``None`` otherwise.
     """
 
     backwards: tuple[Backward, ...]
     options: tuple[Mapping[str, Any], ...]
     rescaled_to: float | None = None
+    clipped_to: float | None = None
 
 
 @dataclass(frozen=True)

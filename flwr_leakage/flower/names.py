@@ -47,7 +47,10 @@ class ClientNames:
             if known is not None and known != claim:
                 disputed[node] = f"it is client {known}, and now says it is client {claim}"
             elif holder is not None and holder != node:
-                disputed[node] = f"it says it is client {claim}, as node {holder} did before"
+                is_gone = holder not in claims
+                why = ", which is silent now: a SuperNode that is restarted has another node id"
+                said = f"it says it is client {claim}, as node {holder} did before"
+                disputed[node] = said + why * is_gone
             elif claim > MAX_CLIENT and claim != node:
                 disputed[node] = f"it says it is client {claim}, which may be another node's id"
             elif known is None and firsts[claim] > 1:

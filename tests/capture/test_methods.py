@@ -1,0 +1,263 @@
+"""Losses, turns and exchanges of methods of their own are replayed, and named."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from trained import Loop, network, pixels, sgd
+
+from flwr_leakage.capture import Limits, capture, check_replay, facts_of
+from flwr_leakage.capture.facts import OWN_TERM, SEVERAL_LABELS
+from flwr_leakage.capture.order import in_order
+from flwr_leakage.capture.sent import SENDS, multiple_of
+
+IMAGES, LABELS = (pixels() - 0.5) / 0.5, torch.arange(12) % 3
+
+
+def steps(model, optimizer, loss, count=3):
+    """Steps of four images each; ``loss`` is called before the model is."""
+    for images, labels in list(zip(IMAGES.split(4), LABELS.split(4), strict=True))[:count]:
+        optimizer.zero_grad()
+        loss(model, images, labels).backward()
+        optimizer.step()
+
+
+def trained(train, model=None, limits=None):
+    model = model or network()
+    received = {name: value.clone() for name, value in model.state_dict().items()}
+    with capture(limits) as recorder:
+        train(model)
+    return recorder.training(), received, dict(model.state_dict())
+
+
+def proximal(model):
+    center = [p.detach().clone() for p in model.parameters()]
+
+    def loss(model, images, labels):
+        term = 0.0
+        for own, other in zip(model.parameters(), center, strict=True):
+            term += torch.square((own - other).norm(2))
+        return F.cross_entropy(model(images), labels) + 0.5 * term
+
+    steps(model, sgd(model.parameters()), loss)
+
+
+def proximal_to_a_copy(model):
+    center = copy.deepcopy(list(model.parameters()))
+
+    def loss(model, images, labels):
+        pairs = zip(model.parameters(), center, strict=True)
+        term = sum(((own - other) ** 2).sum() for own, other in pairs)
+        return term + F.cross_entropy(model(images), labels)
+
+    steps(model, sgd(model.parameters()), loss)
+
+
+def accumulated(model):
+    """The term of the second half is computed after the first half's backward."""
+    optimizer = sgd(model.parameters())
+    for images, labels in zip(IMAGES.split(6), LABELS.split(6), strict=True):
+        term = sum((p**2).sum() for p in model.parameters())
+        (F.cross_entropy(model(images), labels) + term).backward()
+    optimizer.step()
+
+
+def in_a_closure(model):
+    optimizer = sgd(model.parameters())
+
+    def closure():
+        optimizer.zero_grad()
+        term = sum((p**2).sum() for p in model.parameters())
+        loss = F.cross_entropy(model(IMAGES), LABELS) + term
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+
+
+def built_within(model):
+    """Another network is drawn while the tape runs, and losses are added up."""
+    network()
+    total = torch.zeros(())
+    optimizer = sgd(model.parameters())
+    for images, labels in zip(IMAGES.split(4), LABELS.split(4), strict=True):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+        total = total + loss
+
+
+def in_turns(model):
+    optimizer = sgd(model.parameters(), momentum=0.5)
+    for head in (True, False):
+        model[:-1].requires_grad_(not head)
+        model[-1].requires_grad_(head)
+        steps(model, optimizer, lambda m, x, y: F.cross_entropy(m(x), y))
+
+
+def another_model_after(model):
+    steps(model, sgd(model.parameters()), lambda m, x, y: F.cross_entropy(m(x), y))
+    own = copy.deepcopy(model)
+    steps(own, sgd(own.parameters()), lambda m, x, y: F.cross_entropy(m(x), y))
+
+
+def clipped_by_value(model):
+    Loop(
+        model=model, on_gradients=lambda m: nn.utils.clip_grad_value_(m.parameters(), 0.01)
+    ).run()
+
+
+EXPLAINED = (
+    proximal, proximal_to_a_copy, accumulated, in_a_closure, built_within, in_turns,
+    another_model_after, clipped_by_value,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("train", EXPLAINED, ids=lambda train: train.__name__)
+def test_a_method_is_explained(train):
+    found = check_replay(*trained(train))
+    assert found.explains, found.sentence()
+    assert found.residual < 1e-6
+
+
+@pytest.mark.parametrize("train", EXPLAINED, ids=lambda train: train.__name__)
+def test_a_method_is_trained_the_same_to_the_last_bit(train):
+    model = network()
+    train(model)
+    _, _, seen = trained(train)
+    assert all(torch.equal(value, seen[name]) for name, value in model.state_dict().items())
+
+
+def test_a_term_in_the_parameters_is_told_and_the_inputs_are_seen():
+    training, _, _ = trained(proximal)
+    facts = facts_of(training, 12, reported=12)
+    assert (facts.loss, facts.shape, facts.num_classes) == (OWN_TERM, (1, 6, 6), 3)
+    assert facts.travelling(as_trained=True).loss == OWN_TERM
+
+
+def test_turns_are_the_reason_that_no_schedule_says_them():
+    training, _, _ = trained(in_turns)
+    assert "trained in turns" in facts_of(training, 12).unscheduled
+
+
+def test_mixed_labels_are_told_and_not_blamed_on_the_inputs():
+    def train(model):
+        def loss(model, images, labels):
+            mixed = 0.7 * images + 0.3 * images.flip(0)
+            logits = model(mixed)
+            mixture = 0.7 * F.cross_entropy(logits, labels)
+            return mixture + 0.3 * F.cross_entropy(logits, labels.flip(0))
+
+        steps(model, sgd(model.parameters()), loss)
+
+    facts = facts_of(trained(train)[0], 12)
+    assert (facts.loss, facts.shape, facts.unscheduled) == (SEVERAL_LABELS, (1, 6, 6), "")
+
+
+def test_class_weights_are_a_loss_of_the_apps_own_and_leave_the_schedule():
+    def train(model):
+        weighted = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]))
+        steps(model, sgd(model.parameters()), lambda m, x, y: weighted(m(x), y))
+
+    training, _, _ = trained(train)
+    facts = facts_of(training, 12)
+    assert (facts.loss, facts.unscheduled) == ("a loss of the app's own", "")
+
+
+def test_clipping_by_value_is_named():
+    training, _, _ = trained(clipped_by_value)
+    assert "clipped by value" in facts_of(training, 12).unscheduled
+
+
+def test_the_same_change_after_every_step_is_a_control_variate_and_other_changes_are_none():
+    def corrected(model, change, count=3):
+        optimizer = sgd(model.parameters())
+        for images, labels in [*zip(IMAGES.split(2), LABELS.split(2), strict=True)][:count]:
+            optimizer.zero_grad()
+            F.cross_entropy(model(images), labels).backward()
+            optimizer.step()
+            for place, parameter in enumerate(model.parameters()):
+                parameter.data.add_(change(place, parameter), alpha=-0.1)
+
+    draws = torch.Generator().manual_seed(0)
+    fixed = [torch.randn(p.shape, generator=draws) for p in network().parameters()]
+    training, received, end = trained(lambda m: corrected(m, lambda place, p: fixed[place]))
+    found = check_replay(training, received, end)
+    assert found.explains and "control variates" in found.sentence()
+    assert "control variates" in facts_of(training, 6).unscheduled
+    for change, count in ((lambda place, p: torch.randn_like(p), 3), (lambda i, p: fixed[i], 1)):
+        found = check_replay(*trained(lambda m, c=change, n=count: corrected(m, c, n)))
+        assert not found.explains and found.residual > 0.1
+        assert "something else than the optimizer" in found.sentence() or (
+            "after the last step of the optimizer" in found.sentence()
+        )
+    few = trained(lambda m: corrected(m, lambda place, p: fixed[place], 6), limits=Limits(5))
+    assert check_replay(*few).residual < 1e-5  # of the steps that were kept
+
+
+def by_place(state):
+    return {str(place): value for place, value in enumerate(state)}
+
+
+@pytest.mark.parametrize("name", SENDS)
+def test_a_multiple_of_the_update_is_named(name):
+    training, received, end = trained(
+        lambda m: Loop(model=m, optimizer=lambda p: sgd(p, momentum=0.9)).run()
+    )
+    factor = multiple_of(name, 0.1, 0.9, 3)
+    update = by_place([factor * (end[key] - received[key]) for key in end])
+    found = check_replay(training, by_place(received.values()), update)
+    assert found.explains and found.sends == name
+    assert f"the client sends {name} and not its parameters" in found.sentence()
+
+
+def test_another_multiple_is_no_method():
+    training, received, end = trained(lambda m: Loop(model=m).run())
+    found = check_replay(training, received, {k: 5.5 * (end[k] - received[k]) for k in end})
+    assert found.explains and found.sends == "another multiple of its update"
+    facts = facts_of(training, 12).sending(found.sends)
+    assert "no method that is known here" in facts.unscheduled
+
+
+def test_arrays_without_names_are_those_of_their_values():
+    training, received, end = trained(lambda m: Loop(model=m).run(), network(batch_norm=True))
+    keep = [name for name in end if not name.startswith("1.")]
+    sent, arrays = by_place(end[name] for name in keep), by_place(received[name] for name in keep)
+    found = check_replay(training, arrays, sent)
+    assert found.explains and set(found.by_entry) == {str(place) for place in range(6)}
+    assert "1.weight, 1.bias stay with the client" in found.sentence()
+    body = by_place(list(end.values())[:2])  # a part of what was received is sent
+    found = check_replay(training, by_place(received.values()), body)
+    assert found.explains and set(found.by_entry) == {"0", "1"}
+    extra = {**by_place(received.values()), "11": torch.zeros(3), "12": torch.zeros(4)}
+    found = check_replay(training, extra, by_place(end.values()))
+    assert found.explains and "2 of 13 received arrays are none of the model's" in found.sentence()
+
+
+OWN = {
+    "conv.weight": (4, 1, 3, 3), "conv.bias": (4,), "bn.weight": (4,), "bn.bias": (4,),
+    "bn.running_mean": (4,), "bn.running_var": (4,), "bn.num_batches_tracked": (),
+    "fc.weight": (3, 4), "fc.bias": (3,),
+}  # fmt: skip
+TRAINED = [name for name in OWN if "running" not in name and "num" not in name]
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (list(OWN), list(OWN)),
+        (TRAINED, TRAINED),
+        ([*TRAINED, "fc.bias", "fc.bias"], TRAINED),
+        ([name for name in OWN if "bn" not in name],) * 2,
+        (["conv.weight", "conv.bias"],) * 2,
+        (["fc.weight", "fc.bias"],) * 2,
+        (["conv.weight", "fc.weight"],) * 2,
+        (["bn.bias", "fc.weight"], []),  # several tensors have its shape
+        ([], []),
+    ],
+)
+def test_a_part_is_told_from_order_and_shapes_or_not_at_all(names, found):
+    assert in_order([OWN[name] for name in names], OWN, TRAINED) == found
