@@ -80,6 +80,18 @@ class Projecting(nn.Module):
         return features, projected, self.last(projected)
 
 
+class Logits(nn.Module):
+    """The logits of a model that returns more, as a server has to give it to an attack."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Projecting()
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits (B, 4)."""
+        return self.net(images)[2]
+
+
 class Adapted(nn.Module):
     """A frozen linear layer with a low-rank adapter of its own (LoRA, Hu et al., 2021)."""
 
@@ -578,7 +590,7 @@ METHODS: dict[str, Method] = {
     "FedRep": Method(list_app(FedRep), Split),
     "SCAFFOLD": Method(list_app(Scaffold), strategy=ScaffoldStrategy),
     "FedNova": Method(list_app(FedNova), strategy=NovaStrategy),
-    "MOON": Method(list_app(Moon), Projecting),
+    "MOON": Method(list_app(Moon), Logits),
     "FedDyn": named(Net, feddyn),
     "FedAvgM": named(Net, plain, records.FedAvgM),
     "LoRA adapters": Method(

@@ -1,0 +1,100 @@
+"""Methods of federated learning as their authors write them, with one line on each side."""
+
+from contextlib import nullcontext
+
+import pytest
+from flwr.app import ArrayRecord
+from flwr.serverapp.exception import InconsistentMessageReplies
+from flwr.serverapp.strategy import FedAvg
+
+from flwr_leakage.flower import InlineGrid, observe
+from flwr_leakage.tracking import read_run
+from simulations.benchmarks.baselines import run
+from simulations.benchmarks.methods import METHODS, Net, plain, record_app
+
+REFUSED = {
+    "a fastai loop": "no step of a torch.optim.Optimizer was seen",
+    "DASHA-like compression": "got 1 that no part fits",
+    "scikit-learn": "got 2 that no part fits",
+}
+TOLD = {
+    "FedProx": "a loss with a term in the parameters",
+    "FedDyn": "a loss with a term in the parameters",
+    "FedBN": "6 of the model's 11 arrays are exchanged, and bn1.weight, bn1.bias are not known",
+    "FedBN, named": "6 of the model's 11 arrays are exchanged",
+    "FedPer": "2 of the model's 4 arrays are exchanged, and head.weight, head.bias are not known",
+    "FedPer, named": "head.weight, head.bias are not known to the server",
+    "FedRep": "head.weight, head.bias are not known to the server",
+    "SCAFFOLD": "6 exchanged arrays are none of the model's, such as control variates",
+    "LoRA adapters": "4 of the model's 8 arrays are exchanged",
+}
+
+
+def residuals(data):
+    return [r.value for r in data.records if r.name == "replay_residual"]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_trains_as_without_the_audit_and_is_explained_or_refused_in_words(name, tmp_path):
+    plainly = run(METHODS[name])
+    seen = run(METHODS[name], tmp_path / "run", share="everything", replay_every=1)
+    assert seen.models == plainly.models and len(seen.models) == 2
+    said = " ".join(event.message for event in seen.data.events)
+    assert TOLD.get(name, "") in said
+    if name in REFUSED:
+        assert REFUSED[name] in said
+        return
+    assert "does not explain" not in said
+    found = residuals(seen.data)
+    assert len(found) == 4 and max(found) < 1e-5
+    assert (tmp_path / "run" / "report.html").exists()
+
+
+def test_between_replays_a_glance_compares_what_it_can_and_the_rest_is_replayed(tmp_path):
+    for name, count in {"FedBN": 2, "FedPer": 2, "FedRep": 4, "SCAFFOLD": 6, "FedNova": 6}.items():
+        data = run(METHODS[name], tmp_path / name, num_rounds=3, share="everything").data
+        found = residuals(data)
+        assert (name, len(found)) == (name, count)
+        assert max(found) < 1e-5
+        assert not [e for e in data.events if "not replayed" in e.message]
+
+
+@pytest.mark.parametrize(
+    ("name", "attack", "least"),
+    [
+        ("FedPer", "analytic", 90),
+        ("FedNova", "feature_matching", 30),
+        ("SCAFFOLD", "feature_matching", 30),
+        ("MOON", "analytic", 90),
+    ],
+)
+def test_what_is_sent_of_one_image_is_attacked(name, attack, least, tmp_path):
+    """In the first round, where the personal parts are the given model's."""
+    seen = run(
+        METHODS[name], tmp_path / "run", attack, num_rounds=1, images=1, truth=tmp_path / "truth"
+    )
+    found = [r.value for r in seen.data.records if r.name == "psnr"]
+    assert len(found) == 2 and min(found) > least
+
+
+def test_a_model_that_differs_between_turns_is_not_attacked_and_it_is_said_why(tmp_path):
+    data = run(METHODS["FedRep"], tmp_path / "run", "analytic").data
+    reasons = {r.note for r in data.records if r.name == "not_attacked"}
+    assert reasons == {"parts of the model were trained in turns, as FedRep's head and body"}
+
+
+@pytest.mark.parametrize("bad_replies", ["pass", "drop"])
+def test_a_client_that_sends_another_part_than_most_is_named(bad_replies, tmp_path):
+    whole, part = record_app(Net, plain)(), record_app(Net, plain, lambda n: n[0] == "c")()
+
+    def client(message, context):
+        app = part if context.node_config["partition-id"] == 0 else whole
+        return app(message, context)
+
+    strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=3, min_available_nodes=3)
+    observed = observe(strategy, Net(), tmp_path / "run", attack=None, bad_replies=bad_replies)
+    with pytest.raises(InconsistentMessageReplies) if bad_replies == "pass" else nullcontext():
+        observed.start(InlineGrid(client, 3), ArrayRecord(Net().state_dict()), num_rounds=1)
+    (said,) = [e.message for e in read_run(tmp_path / "run").events if "the reply of" in e.message]
+    assert ("arrays ['arrays: conv1.bias, conv1.weight']" in said) == (bad_replies == "pass")
+    assert ("was left out" in said) == (bad_replies == "drop")
