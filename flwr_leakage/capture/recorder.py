@@ -36,8 +36,8 @@ from flwr_leakage.capture.counting import (
     versions_of,
     writes_of,
 )
-from flwr_leakage.capture.tape import Autocast, Backward, Tape
 from flwr_leakage.capture.outside import Outside
+from flwr_leakage.capture.tape import Autocast, Backward, Tape
 from flwr_leakage.capture.training import CapturedTraining, Root, Step, copy_root, rate_of
 from flwr_leakage.function_mode import FunctionMode
 

@@ -64,8 +64,9 @@ def replay(
                     ours[name].copy_(value)
         parameters = [p for module in modules for p in module.parameters()]
         names_of = {id(ours): key for key, ours in translated.items()}
-        for number, step in enumerate(training.steps):
-            if number:
+        rate: float | None = None
+        for step in training.steps:
+            if rate is not None:
                 _correct(training, translated, rate)
             rate = rate_of(step.options)
             for group, options in zip(optimizer.param_groups, step.options, strict=True):
@@ -78,7 +79,7 @@ def replay(
             if step.rescaled_to is not None:
                 _rewrite(parameters, step.rescaled_to, step.clipped_to)
             optimizer.step()
-        if training.complete and training.steps:
+        if training.complete and rate is not None:
             _correct(training, translated, rate)
     return {name: value.detach() for name, value in ours.items()}
 

@@ -90,7 +90,9 @@ class RoundView:
                     observations.append((place, observation))
                 self._check_precision(reply, narrow)
                 check_metrics(reply, self.needs)
-                layouts[place] = layout(reply, self._names_to(reply))  # nobody else has a say in what is usual
+                layouts[place] = layout(
+                    reply, self._names_to(reply)
+                )  # nobody else has a say in what is usual
             except Exception as error:  # whatever a client wrote
                 faults[place] = str(error) or type(error).__name__
         faults |= self._unusual(layouts)

@@ -154,8 +154,11 @@ def row(name: str, attack: str | None, images: int) -> list[str]:
         )  # fmt: skip
     data = seen.data
     assert data is not None
-    residuals = [r.value for r in data.records if r.name == "replay_residual" and r.value is not None]
-    psnr = [r.value for r in data.records if r.name == "psnr" and r.value is not None]
+    values = {
+        name: [r.value for r in data.records if r.name == name and r.value is not None]
+        for name in ("replay_residual", "psnr")
+    }
+    residuals, psnr = values["replay_residual"], values["psnr"]
     reasons = {r.note for r in data.records if r.name == "not_attacked"}
     said = {event.message for event in data.events}
     return [

@@ -247,7 +247,7 @@ class CorrectedSGD(torch.optim.SGD):
     """SGD with control variates."""
 
     def step_custom(self, server_cv: list[Tensor], client_cv: list[Tensor]) -> None:
-        """y − η g − η (c − c_i)."""
+        """Take a step, and move by −η (c − c_i)."""
         self.step()
         for group in self.param_groups:
             for par, s_cv, c_cv in zip(group["params"], server_cv, client_cv, strict=True):
@@ -441,9 +441,7 @@ def feddyn(model: nn.Module, images: Tensor, labels: Tensor, context: Context) -
     for inputs, targets in zip(images.split(2), labels.split(2), strict=True):
         optimizer.zero_grad()
         linear = sum((h * p).sum() for h, p in zip(kept, model.parameters(), strict=True))
-        near = sum(
-            ((p - s) ** 2).sum() for p, s in zip(model.parameters(), start, strict=True)
-        )
+        near = sum(((p - s) ** 2).sum() for p, s in zip(model.parameters(), start, strict=True))
         loss = F.cross_entropy(model(inputs), targets) - linear + 0.05 * near
         loss.backward()
         optimizer.step()
@@ -498,7 +496,7 @@ class ScaffoldStrategy(lists.FedAvg):
         return super().configure_fit(server_round, both, client_manager)
 
     def aggregate_fit(self, server_round: int, results: Any, failures: Any) -> Any:
-        """x + the mean update, c + the mean change."""
+        """Add the mean update to x, and the mean change to c."""
         found, metrics = super().aggregate_fit(server_round, results, failures)
         mean = parameters_to_ndarrays(found)
         half = len(self.model)
@@ -508,7 +506,7 @@ class ScaffoldStrategy(lists.FedAvg):
 
 
 class NovaStrategy(lists.FedAvg):
-    """x − τ · the mean normalised update."""
+    """Subtracts τ times the mean normalised update."""
 
     def configure_fit(self, server_round: int, parameters: Any, client_manager: Any) -> Any:
         """Remember x."""
@@ -525,7 +523,7 @@ class NovaStrategy(lists.FedAvg):
 
 
 class UpdateStrategy(NovaStrategy):
-    """x + the mean update."""
+    """Adds the mean update."""
 
     def aggregate_fit(self, server_round: int, results: Any, failures: Any) -> Any:
         """Add."""

@@ -105,9 +105,7 @@ def another_model_after(model):
 
 
 def clipped_by_value(model):
-    Loop(
-        model=model, on_gradients=lambda m: nn.utils.clip_grad_value_(m.parameters(), 0.01)
-    ).run()
+    Loop(model=model, on_gradients=lambda m: nn.utils.clip_grad_value_(m.parameters(), 0.01)).run()
 
 
 EXPLAINED = (
