@@ -78,8 +78,36 @@ def run(
 @app.command(context_settings=PASS_ON)
 def attack(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="An attack; see `flwr-leakage list attack`.")],
+    name: Annotated[
+        str,
+        typer.Argument(help="An attack, see `flwr-leakage list attack`; or a FILE with an update."),
+    ],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[OVERRIDES]…")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="FILE: MODULE:NAME of what makes the model.")
+    ] = None,
+    shape: Annotated[str | None, typer.Option(help="FILE: C,H,W of an input.")] = None,
+    before: Annotated[
+        Path | None, typer.Option(help="FILE: the parameters before training, in a file.")
+    ] = None,
+    holds: Annotated[
+        str | None, typer.Option(help="FILE: difference, gradient or parameters.")
+    ] = None,
+    examples: Annotated[int, typer.Option(min=1, help="FILE: samples behind the update.")] = 1,
+    learning_rate: Annotated[float | None, typer.Option(help="FILE: of local training.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="FILE: local steps.")] = 1,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="FILE: of local training; all samples by default.")
+    ] = None,
+    momentum: Annotated[float, typer.Option(help="FILE: of SGD.")] = 0.0,
+    weight_decay: Annotated[float, typer.Option(help="FILE: of SGD.")] = 0.0,
+    mean: Annotated[str | None, typer.Option(help="FILE: of the normalisation, by channel.")] = None,
+    std: Annotated[str | None, typer.Option(help="FILE: the same.")] = None,
+    preset: Annotated[str, typer.Option(help="FILE: the attack.")] = DEFAULT_ATTACK,
+    max_seconds: Annotated[float | None, typer.Option(help="FILE: CPU seconds.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="FILE: the folder of record and report.")
+    ] = None,
 ) -> None:
     """Attack the update of one client in one round, without scores.
 
@@ -87,18 +115,51 @@ def attack(
         flwr-leakage attack strongest
 
         flwr-leakage attack exact_batch model=mlp client.num_examples=8
+
+    An update in a file (safetensors, npz, torch.save) is attacked without a training, whatever
+    framework wrote it, and its report is written. It is a difference of parameters, such as
+    NVFlare's WEIGHT_DIFF, a gradient, or the parameters after training with those `--before`:
+        flwr-leakage attack diff.npz --model my_app:Net --shape 3,32,32 --learning-rate 0.1
+
+        flwr-leakage attack after.pt --before before.pt --model my_app:Net --shape 1,28,28
+        --learning-rate 0.1 --examples 4
     """
     from flwr_leakage.report.attempts import fates
     from flwr_leakage.report.index import Index
     from flwr_leakage.tracking import read_run
 
-    given = [*(overrides or []), *context.args]
-    chosen = _one_round([f"attack={name}", "score=none"], given)
-    if {"-m", "--multirun"} & set(given):
-        _simulate(chosen)
-        return
-    folder = _run_folder(chosen)
-    _simulate([*chosen, f"run_dir={folder}"])
+    if model is not None or _is_update_file(name):
+        from flwr_leakage.cli.update_file import UpdateFile, attack_file
+        from flwr_leakage.records import LocalSchedule
+        from flwr_leakage.untrusted import memory_limit
+
+        folder = output or Path(f"leakage-{Path(name).stem}")
+        try:
+            if model is None or shape is None:
+                raise ValueError(
+                    f"an attack on the file {name} takes --model MODULE:NAME and --shape C,H,W."
+                )
+            if unknown := [*(overrides or []), *context.args]:
+                raise ValueError(f"an attack on a file takes options only, got {unknown}.")
+            schedule = None if learning_rate is None else LocalSchedule(
+                learning_rate, steps, batch_size or examples, momentum, weight_decay
+            )  # fmt: skip
+            given = UpdateFile(
+                Path(name), model, _shape(shape), before, holds,  # type: ignore[arg-type]
+                examples, schedule, _floats(mean, "--mean"), _floats(std, "--std"),
+            )  # fmt: skip
+            with memory_limit(None):
+                _say(attack_file(given, folder, preset, max_seconds))
+        except (OSError, ValueError, ImportError) as error:
+            _fail(error)
+    else:
+        settings = [*(overrides or []), *context.args]
+        chosen = _one_round([f"attack={name}", "score=none"], settings)
+        if {"-m", "--multirun"} & set(settings):
+            _simulate(chosen)
+            return
+        folder = _run_folder(chosen)
+        _simulate([*chosen, f"run_dir={folder}"])
     if fates(Index(read_run(folder).records)).is_refused:
         raise typer.Exit(1)
 
@@ -368,6 +429,25 @@ def _price(overrides: list[str], multirun: bool) -> None:
         dry_run(overrides, multirun, Console())
     except ConfigError as error:
         _fail(error)
+
+
+def _is_update_file(name: str) -> bool:
+    return name.lower().endswith((".safetensors", ".npz", ".pt", ".pth", ".bin"))
+
+
+def _shape(text: str) -> tuple[int, int, int]:
+    parts = text.split(",")
+    if len(parts) != 3 or not all(part.strip().isdigit() for part in parts):
+        raise ValueError(f"--shape must be C,H,W, such as 3,32,32, got {text!r}.")
+    channels, height, width = map(int, parts)
+    return channels, height, width
+
+
+def _floats(text: str | None, option: str) -> tuple[float, ...]:
+    try:
+        return tuple(map(float, text.split(","))) if text else ()
+    except ValueError as error:
+        raise ValueError(f"{option} must be numbers such as 0.5,0.5,0.5, got {text!r}.") from error
 
 
 def _one_round(fixed: list[str], given: list[str]) -> list[str]:

@@ -45,7 +45,12 @@ def attack_kept_folder(
         return attack_kept_of_run(folder, workers, max_seconds, allowed)
     if model is None:
         raise ValueError(f"{folder} tells no model: give it by --model MODULE:NAME.")
-    gradient_map, preset = GradientMap(_make(model, folder)), load_preset(attack)
+    if (here := Path.cwd()).is_relative_to(folder.resolve()):
+        raise ValueError(
+            f"--model must be called from the folder of your own code, got {here}, which is part "
+            f"of the run folder: its files would be imported."
+        )
+    gradient_map, preset = GradientMap(make_model(model)), load_preset(attack)
 
     def audit_of(tracker: Tracker) -> ServerAudit:
         # Inputs and schedules are those that were kept.
@@ -57,16 +62,19 @@ def attack_kept_folder(
     return attack_kept(folder, audit_of, workers)
 
 
-def _make(model: str, folder: Path) -> nn.Module:
+def make_model(model: str) -> nn.Module:
+    """Return the model that ``module:name`` makes without arguments; the name is ``Net`` by default.
+
+    Raises:
+        ImportError: there is no such module.
+        ValueError: it has no such name, or that makes no module of torch.
+    """
     module, _, name = model.partition(":")
-    here = Path.cwd()
-    if here.is_relative_to(folder.resolve()):
-        raise ValueError(
-            f"--model must be called from the folder of your own code, got {here}, which is part "
-            f"of the run folder: its files would be imported."
-        )
-    sys.path.append(str(here))  # last, so that a file here stands for no package
-    made = getattr(importlib.import_module(module), name or "Net")()
+    sys.path.append(str(Path.cwd()))  # last, so that a file here stands for no package
+    make = getattr(importlib.import_module(module), name or "Net", None)
+    if not callable(make):
+        raise ValueError(f"{module} must have {name or 'Net'!r}, which makes the model.")
+    made = make()
     if not isinstance(made, nn.Module):
         raise ValueError(f"{model} must make a torch.nn.Module, got {type(made).__name__}.")
     return made
