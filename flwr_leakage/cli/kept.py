@@ -63,7 +63,7 @@ def attack_kept_folder(
 
 
 def make_model(model: str) -> nn.Module:
-    """Return the model that ``module:name`` makes without arguments; the name is ``Net`` by default.
+    """Return what ``module:name`` makes without arguments; the name is ``Net`` by default.
 
     Raises:
         ImportError: there is no such module.
