@@ -94,7 +94,8 @@ class Heard:
         self._asked = frozenset()
         message = (
             "the strategy was shown nothing of this round: it ended early, as secure aggregation "
-            "does where too few clients are left"
+            "does where too few clients are left, or the server calls another method than "
+            "aggregate_fit"
         )
         self.audit.warn(self._round, -1, message)
 

@@ -160,7 +160,8 @@ class LegacyHonestButCurious(Strategy):
             self.audit.warn_once(
                 server_round, -1,
                 f"nothing is observed: what the strategy sends is not the model that "
-                f"observe_legacy was given ({error})",
+                f"observe_legacy was given ({error}) Give it the torch module whose state_dict is "
+                f"sent; models of other libraries are not observed.",
             )  # fmt: skip
             return []
         shared = self._read(server_round, results[0][1].parameters) if is_sum else None

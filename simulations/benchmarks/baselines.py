@@ -1,6 +1,7 @@
 """Which methods of federated learning the audit explains, attacks, or refuses, and in which words.
 
     python -m simulations.benchmarks.baselines
+    python -m simulations.benchmarks.baselines --fetched baselines  # of a copy of Flower's repository
 
 Every method of ``simulations.benchmarks.methods`` runs twice, with and without one line on each
 side, in one process. The table tells whether the models of all rounds are equal to the bit, the
@@ -27,6 +28,7 @@ from flwr_leakage.flower import InlineGrid, audit, observe, observe_legacy
 from flwr_leakage.records import ThreatModel
 from flwr_leakage.tracking import read_run
 from flwr_leakage.tracking.run_data import RunData
+from simulations.benchmarks.fetched import fetched_methods
 from simulations.benchmarks.methods import METHODS, Method
 
 
@@ -142,9 +144,8 @@ def _run_records(
     around(strategy).start(grid, first, num_rounds=rounds)
 
 
-def row(name: str, attack: str | None, images: int) -> list[str]:
+def row(name: str, method: Method, attack: str | None, images: int) -> list[str]:
     """A line of the table: name, equality, residuals, attacks, what was said."""
-    method = METHODS[name]
     plain = run(method, images=images)
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
@@ -174,13 +175,16 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--attack", default=None, help="a preset; none by default")
-    parser.add_argument("--only", nargs="*", default=list(METHODS), help="names of methods")
+    parser.add_argument("--only", nargs="*", help="names of methods")
+    parser.add_argument("--fetched", type=Path, help="the folder of Flower's baselines")
     parser.add_argument("--images", type=int, default=4, help="of a client")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     print("| method | equal | residual | images | said |\n|---|---|---|---|---|")
-    for name in arguments.only:
-        print(f"| {' | '.join(row(name, arguments.attack, arguments.images))} |", flush=True)
+    methods = fetched_methods(arguments.fetched) if arguments.fetched else METHODS
+    for name in arguments.only or methods:
+        line = row(name, methods[name], arguments.attack, arguments.images)
+        print(f"| {' | '.join(line)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -206,7 +206,9 @@ def test_silent_and_failing_nodes_are_named_in_training_and_evaluation():
 def test_names_are_claims_that_the_first_keeps_and_ties_lose():
     names = ClientNames()
     assert not names.learn({100: 0})
-    assert "as node 100 did before" in names.learn({100: 0, 101: 0})[101]
+    assert names.learn({100: 0, 101: 0})[101].endswith("as node 100 did before")
+    restarted = names.learn({101: 0})[101]
+    assert restarted.endswith("a SuperNode that is restarted has another node id")
     assert (names.of(100), names.of(101)) == (0, 101)
     assert set(names.learn({102: 5, 103: 5})) == {102, 103}
     assert not names.learn({102: 5})
