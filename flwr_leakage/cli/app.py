@@ -101,9 +101,7 @@ def attack(
     ] = None,
     momentum: Annotated[float, typer.Option(help="FILE: of SGD.")] = 0.0,
     weight_decay: Annotated[float, typer.Option(help="FILE: of SGD.")] = 0.0,
-    mean: Annotated[
-        str | None, typer.Option(help="FILE: of normalised inputs.")
-    ] = None,
+    mean: Annotated[str | None, typer.Option(help="FILE: of normalised inputs.")] = None,
     std: Annotated[str | None, typer.Option(help="FILE: the same.")] = None,
     preset: Annotated[str, typer.Option(help="FILE: the attack.")] = DEFAULT_ATTACK,
     max_seconds: Annotated[float | None, typer.Option(help="FILE: CPU seconds.")] = None,

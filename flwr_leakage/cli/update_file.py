@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from flwr_leakage.attacks.presets import load_preset
+from flwr_leakage import load_preset
 from flwr_leakage.audit import ConsoleProgress, ServerAudit
 from flwr_leakage.capture.glance import some
 from flwr_leakage.capture.names import match

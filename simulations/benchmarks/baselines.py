@@ -1,7 +1,9 @@
 """Which methods of federated learning the audit explains, attacks, or refuses, and in which words.
 
     python -m simulations.benchmarks.baselines
-    python -m simulations.benchmarks.baselines --fetched baselines  # of a copy of Flower's repository
+    python -m simulations.benchmarks.baselines --fetched baselines
+
+The folder ``baselines`` is of a copy of Flower's repository.
 
 Every method of ``simulations.benchmarks.methods`` runs twice, with and without one line on each
 side, in one process. The table tells whether the models of all rounds are equal to the bit, the
