@@ -6,6 +6,7 @@ those steps. Hooks of torch are global: those of other threads are passed by.
 """
 
 import copy
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -73,9 +74,36 @@ def capture(limits: Limits | None = None) -> Iterator["Recorder"]:
     recorder = Recorder(limits or Limits())
     recorder.look()
     try:
-        yield recorder
+        with _told_of_compiling(recorder.see_less):
+            yield recorder
     finally:
         recorder.close()
+
+
+@contextmanager
+def _told_of_compiling(tell: Callable[[], None]) -> Iterator[None]:
+    """Call ``tell`` before ``torch.compile`` is called within; a function is compiled with modes."""
+    original, told = torch.compile, [tell]
+
+    @wraps(original)
+    def compile_and_tell(*args: Any, **kwargs: Any) -> Any:
+        for each in told:
+            each()
+        return original(*args, **kwargs)
+
+    torch.compile = compile_and_tell
+    try:
+        yield
+    finally:
+        told.clear()
+        if torch.compile is compile_and_tell:  # another thread may have put its own around it
+            torch.compile = original
+
+
+def _has_compiled() -> bool:
+    """Whether this process has run a function or model that ``torch.compile`` made."""
+    dynamo: Any = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and bool(dynamo.counters["frames"]["total"])
 
 
 def _looking(method: Callable[..., None]) -> Callable[..., None]:
@@ -112,6 +140,7 @@ class Recorder:
         self._thread = threading.get_ident()
         self._modes = len(_get_current_function_mode_stack())
         self._window: _Window | None = None
+        self._sees_less = _has_compiled()
         self._calls = Calls(self.before_forward, self.after_forward)
         self._step_hooks: list[RemovableHandle] = []
         self._inside = False
@@ -174,7 +203,17 @@ class Recorder:
             register_optimizer_step_post_hook(self.after_step),
         ]
         self._calls.look()
-        self._open_window()
+        self._open_window(early=True)
+
+    def see_less(self) -> None:
+        """Look at torch functions after a model's call alone.
+
+        A function that is compiled before it would be compiled with the window, and its results
+        differ in the last bits.
+        """
+        if threading.get_ident() == self._thread and not self._sees_less:
+            self._sees_less = True
+            self._close_window()
 
     @_looking
     def before_forward(self, module: nn.Module) -> None:
@@ -199,7 +238,7 @@ class Recorder:
             return
         if torch.is_grad_enabled():
             self._record_call(module, args, kwargs, output)
-        self._open_window()
+        self._open_window(early=not torch.is_grad_enabled())
 
     def _record_call(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         leaves = tensors_of(output)
@@ -241,14 +280,16 @@ class Recorder:
 
     # --- the loss ------------------------------------------------------------------------------
 
-    def _open_window(self) -> None:
-        if self._window is not None or not self._keeps:
-            if self._window is not None and _get_current_function_mode_stack()[-1] is not (
-                self._window
-            ):
+    def _open_window(self, *, early: bool) -> None:
+        """Look at torch functions from now on; ``early`` where no call of a model came before."""
+        stack = _get_current_function_mode_stack()
+        if self._window is not None:
+            if self._keeps and stack[-1] is not self._window:
                 raise ValueError(_IN_A_MODE)
             return
-        if len(_get_current_function_mode_stack()) != self._modes:
+        if not self._keeps or (early and self._sees_less):
+            return
+        if len(stack) != self._modes:
             raise ValueError(_IN_A_MODE)
         self._window = _Window(self)
         self._window.__enter__()
@@ -260,12 +301,17 @@ class Recorder:
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a torch function, and record it where trained parameters enter its result."""
-        if self._inside or self._in_backward or not self._keeps or not torch.is_grad_enabled():
+        if (
+            self._inside
+            or self._in_backward
+            or not self._keeps
+            or not torch.is_grad_enabled()
+            or torch.jit.is_tracing()  # a trace names the lines that it passes
+            or not requires_gradient((args, kwargs))
+        ):
             return function(*args, **kwargs)
         if function is Tensor.backward:
             return self._backward(function, args, kwargs)
-        if not requires_gradient((args, kwargs)):
-            return function(*args, **kwargs)
         before = torch.get_rng_state()
         result = function(*args, **kwargs)
         try:
@@ -358,7 +404,7 @@ class Recorder:
         self._close_window()
         if optimizer is self._optimizer:
             self._keep_step(optimizer)
-        self._open_window()
+        self._open_window(early=True)
 
     def _keep_step(self, optimizer: Optimizer) -> None:
         self._num_steps += 1

@@ -145,7 +145,7 @@ def attack(
                 learning_rate, steps, batch_size or examples, momentum, weight_decay
             )  # fmt: skip
             given = UpdateFile(
-                Path(name), model, _shape(shape), before, holds,  # type: ignore[arg-type]
+                Path(name), model, _shape(shape), before, holds,
                 examples, schedule, _floats(mean, "--mean"), _floats(std, "--std"),
             )  # fmt: skip
             with memory_limit(None):

@@ -63,7 +63,7 @@ class UpdateFile:
     model: str
     shape: tuple[int, int, int]
     before: Path | None = None
-    holds: Holds | None = None
+    holds: str | None = None
     num_examples: int = 1
     schedule: LocalSchedule | None = None
     mean: tuple[float, ...] = ()

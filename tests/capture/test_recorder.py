@@ -251,3 +251,23 @@ def test_only_the_outermost_call_of_a_model_that_calls_itself_counts():
         Loop(model=model).run()
     assert recorder.training().batch_sizes == (4, 4, 4)
     assert check_replay(recorder.training(), received, model.state_dict()).residual == 0.0
+
+
+def test_a_function_may_be_traced_while_it_looks():
+    with capture() as recorder:
+        traced = torch.jit.trace(lambda values: values * 2, torch.ones(2))
+        assert torch.equal(traced(torch.ones(2)), torch.full((2,), 2.0))
+        Loop().run()
+    assert not recorder.training().problem
+
+
+def test_before_a_compiled_function_no_window_is_open():
+    original, open_windows = torch.compile, len(_get_current_function_mode_stack())
+    with capture() as recorder:
+        assert len(_get_current_function_mode_stack()) == open_windows + 1
+        torch.compile(lambda values: values, backend="eager")
+        assert len(_get_current_function_mode_stack()) == open_windows
+        Loop().run()
+        assert len(_get_current_function_mode_stack()) == open_windows
+    assert torch.compile is original
+    assert recorder.training().num_steps == 3 and not recorder.training().problem

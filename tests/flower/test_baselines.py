@@ -4,6 +4,7 @@ from contextlib import nullcontext
 
 import pytest
 from flwr.app import ArrayRecord
+from flwr.clientapp import ClientApp
 from flwr.serverapp.exception import InconsistentMessageReplies
 from flwr.serverapp.strategy import FedAvg
 
@@ -87,7 +88,10 @@ def test_a_model_that_differs_between_turns_is_not_attacked_and_it_is_said_why(t
 def test_a_client_that_sends_another_part_than_most_is_named(bad_replies, tmp_path):
     whole, part = record_app(Net, plain)(), record_app(Net, plain, lambda n: n[0] == "c")()
 
-    def client(message, context):
+    client = ClientApp()
+
+    @client.train()
+    def train(message, context):
         app = part if context.node_config["partition-id"] == 0 else whole
         return app(message, context)
 
