@@ -82,7 +82,7 @@ def capture(limits: Limits | None = None) -> Iterator["Recorder"]:
 
 @contextmanager
 def _told_of_compiling(tell: Callable[[], None]) -> Iterator[None]:
-    """Call ``tell`` before ``torch.compile`` is called within; a function is compiled with modes."""
+    """Call ``tell`` before ``torch.compile`` is; a function is compiled with the modes around it."""
     original, told = torch.compile, [tell]
 
     @wraps(original)

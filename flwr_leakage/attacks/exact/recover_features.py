@@ -23,7 +23,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from flwr_leakage.attacks.exact.feature_equations import Solved, solve_features
 from flwr_leakage.attacks.exact.known import Mask
@@ -35,6 +36,9 @@ from flwr_leakage.attacks.labels.counts import mean_feature
 from flwr_leakage.attacks.labels.last_layer import find_last_layer
 from flwr_leakage.attacks.network.geometry import Pair
 from flwr_leakage.attacks.problem import Problem
+
+_BY_SAMPLE = (nn.GroupNorm, nn.LayerNorm, _InstanceNorm)
+"""Layers that normalise by the sample's own statistics, through which no mask is walked back."""
 
 
 @dataclass(frozen=True)
@@ -202,11 +206,22 @@ def recover_features(
     if not count:
         raise ValueError("features are read from ReLUs, the network has none.")
     if not probe.uses:
-        raise ValueError("features are read from convolutions, the network has none.")
+        raise ValueError(
+            "features are read from two-dimensional convolutions, the network has none."
+        )
     masks = {number: _all(z, True) for number, z in enumerate(probe.preactivations)}
     pooled = mean_feature(problem.gradient[layer.weight], logit_error)
     active = pooled > margin * (-pooled).max().clamp_min(0)
-    masks[count - 1] = _last_mask(backward, masks, windows.get(count - 1), active)
+    try:
+        masks[count - 1] = _last_mask(backward, masks, windows.get(count - 1), active)
+    except ValueError as error:
+        normal = [m for m in problem.gradient_map.model.modules() if isinstance(m, _BY_SAMPLE)]
+        if not normal:
+            raise
+        raise ValueError(
+            f"the network has {type(normal[0]).__name__}, whose statistics are the sample's own: "
+            f"no mask of a ReLU behind it was found ({error})"
+        ) from error
     solver = partial(
         solve_features, rank_tolerance=rank_tolerance, trims=trims, contradiction=contradiction
     )

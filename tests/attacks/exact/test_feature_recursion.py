@@ -6,8 +6,9 @@ from attacked import observe, tiny_network
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn import functional as F
 
-from flwr_leakage.attacks import AttackJob
+from flwr_leakage.attacks import AttackJob, one_call
 from flwr_leakage.attacks.exact.binary_columns import arrange, binary_columns, disjoint_columns
 from flwr_leakage.attacks.exact.feature_equations import solve_features
 from flwr_leakage.attacks.exact.feature_fit import equation_distance, feature_distance
@@ -366,3 +367,24 @@ def test_a_start_is_read_from_features_that_tell_the_input_linearly():
 def test_settings_out_of_range_are_refused(name, value, message):
     with pytest.raises(ValueError, match=message):
         FeatureRecursion(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("layers", "shape", "words"),
+    [
+        (
+            [nn.Conv2d(1, 8, 3, padding=1), nn.GroupNorm(4, 8), nn.ReLU()],
+            (1, 8, 8),
+            "the network has GroupNorm, whose statistics are the sample's own",
+        ),
+        ([nn.Flatten(1, 2), nn.Conv1d(8, 4, 3), nn.ReLU()], (1, 8, 8), "two-dimensional"),
+    ],
+)
+def test_a_layer_that_it_does_not_take_is_named(layers, shape, words):
+    torch.manual_seed(0)
+    model = nn.Sequential(*layers, nn.Flatten(), nn.LazyLinear(3))
+    images = torch.rand(1, *shape)
+    F.cross_entropy(model(images), torch.tensor([1])).backward()
+    update = tuple(parameter.grad for parameter in model.parameters())
+    found = one_call.attack(model, update, spec=InputSpec(shape, 3), preset="feature_recursion")
+    assert words in found.error
