@@ -82,7 +82,7 @@ def capture(limits: Limits | None = None) -> Iterator["Recorder"]:
 
 @contextmanager
 def _told_of_compiling(tell: Callable[[], None]) -> Iterator[None]:
-    """Call ``tell`` before ``torch.compile`` is; a function is compiled with the modes around it."""
+    """Call ``tell`` before ``torch.compile`` is, as it compiles with the modes that are active."""
     original, told = torch.compile, [tell]
 
     @wraps(original)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn, TextIO
 
+import click
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -77,7 +78,7 @@ def run(
 
 @app.command(context_settings=PASS_ON)
 def attack(
-    context: typer.Context,
+    context: click.Context,
     name: Annotated[
         str,
         typer.Argument(help="An attack, see `flwr-leakage list attack`; or a FILE with an update."),
