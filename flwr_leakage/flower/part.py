@@ -1,6 +1,8 @@
 """Which of a model's tensors are exchanged: all, a part, or others besides."""
 
+import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +11,7 @@ from flwr.app import Array
 from flwr_leakage.capture import TrainingFacts
 from flwr_leakage.capture.glance import some
 from flwr_leakage.capture.names import match
-from flwr_leakage.capture.sent import ANOTHER_MULTIPLE, PARAMETERS, multiple_of
+from flwr_leakage.capture.sent import PARAMETERS, multiple_of
 from flwr_leakage.flower.arrays import MalformedArraysError, read_reply
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.params import Params, scale, subtract
@@ -95,7 +97,7 @@ class Part:
             verb = "is" if len(self.extra) == 1 else "are"
             shown = "" if all(map(str.isdigit, self.extra)) else f" ({some(list(self.extra))})"
             said.append(
-                f"{len(self.extra)} exchanged arrays{shown} {verb} none of the model's, such as "
+                f"{len(self.extra)} exchanged array{'s' * (len(self.extra) > 1)}{shown} {verb} none of the model's, such as "
                 f"control variates, and no attack looks at them"
             )
         return ". ".join(said)
@@ -104,18 +106,20 @@ class Part:
 def change_made(facts: TrainingFacts | None, local: Params, params: Params) -> Params:
     """Return θ_local − θ_t of the parameters that a client sends.
 
+    A client is free to tell anything: what it says decides the attack on itself alone, and is no
+    error here.
+
     Args:
-        facts: what the client told; one that sends a multiple of its update says so.
+        facts: what the client told; one that sends a multiple of its update says which. Where the
+            multiple follows from steps that it did not tell, it is taken to be 1.
         local: what it sent.
         params: what it was sent, of at least those parameters.
-
-    Raises:
-        ValueError: the multiple follows from steps that the client did not tell.
     """
-    sends = PARAMETERS if facts is None else facts.sends
-    if facts is None or sends == PARAMETERS:
+    if facts is None or facts.sends == PARAMETERS:
         return subtract(local, {name: params[name] for name in local})
-    if sends == ANOTHER_MULTIPLE:
-        return dict(local)
-    steps = facts.num_steps or (1 if sends.endswith("its update") else 0)
-    return scale(local, 1 / multiple_of(sends, facts.learning_rate, facts.momentum, steps))
+    steps = facts.num_steps or (1 if facts.sends.endswith("its update") else 0)
+    with suppress(ArithmeticError, ValueError):
+        multiple = multiple_of(facts.sends, facts.learning_rate, facts.momentum, steps)
+        if multiple and math.isfinite(multiple):
+            return scale(local, 1 / multiple)
+    return dict(local)

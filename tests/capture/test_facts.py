@@ -147,7 +147,12 @@ def test_facts_travel_as_text():
 def test_facts_of_a_hostile_client_are_refused():
     training, _, count = captured()
     content = facts_of(training, count).to_dict()
-    for name, value in [("learning_rate", "0.1"), ("num_steps", -1), ("shape", [1] * 1000)]:
+    for name, value in [
+        ("learning_rate", "0.1"),
+        ("num_steps", -1),
+        ("shape", [1] * 1000),
+        ("sends", "x"),
+    ]:
         with pytest.raises(ValueError):
             TrainingFacts.from_dict({**content, name: value})
 
