@@ -94,11 +94,12 @@ class Part:
                 f"attack that fails is no evidence of safety"
             )
         if self.extra:
-            verb = "is" if len(self.extra) == 1 else "are"
+            several = len(self.extra) > 1
             shown = "" if all(map(str.isdigit, self.extra)) else f" ({some(list(self.extra))})"
             said.append(
-                f"{len(self.extra)} exchanged array{'s' * (len(self.extra) > 1)}{shown} {verb} none of the model's, such as "
-                f"control variates, and no attack looks at them"
+                f"{len(self.extra)} exchanged array{'s' * several}{shown} "
+                f"{'are' if several else 'is'} none of the model's, such as control variates, and "
+                f"no attack looks at them"
             )
         return ". ".join(said)
 
