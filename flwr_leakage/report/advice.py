@@ -3,6 +3,7 @@
 It is derived from what was measured, and promises nothing beyond that.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -31,12 +32,22 @@ from flwr_leakage.report.remedies import Remedy, told_of_time, what_it_costs
 from flwr_leakage.report.replays import real_update_told, replays
 from flwr_leakage.report.story import defense_of, is_defended
 from flwr_leakage.report.tried import more_time, worth
+from flwr_leakage.tracking.text import plain_text
 
 
 class Advice(NamedTuple):
-    """Whether training may go on as it is: the answer in a sentence or two, and what to do."""
+    """Whether training may go on as it is, and what to do.
 
+    Attributes:
+        headline: the answer in a sentence of at most 20 words.
+        answer: the same with all that it rests on.
+        lines: what to do, in at most five short lines.
+        steps: the same at length, with what was measured.
+    """
+
+    headline: str
     answer: str
+    lines: tuple[str, ...]
     steps: tuple[Step, ...]
 
     @property
@@ -60,14 +71,17 @@ def advise(
     unsure = {client for _, client in replayed.other}
     nothing_seen = worth(index, events, metadata, found, fate)
     if leaking:
+        headline = f"Not as it is: the server can see {_what(found)}, from {_briefly(leaking)}."
         answer = f"Not as it is. {_seen(found, leaking)}, without breaking the protocol."
     elif partly:
+        whose = _briefly(partly)
+        headline = f"Not without a decision: parts of private images of {whose} can be seen."
         answer = (
             f"Not without a decision. Parts of private images of {named(partly)} can be seen "
             f"from what the server receives, and a stronger attack may show more."
         )
     else:
-        answer = nothing_seen.answer
+        headline, answer = nothing_seen.headline, nothing_seen.answer
     at_risk = leaking | partly
     defended, more = is_defended(metadata), "The command that does it"
     steps = [
@@ -86,7 +100,66 @@ def advise(
     if not leaking:
         do, commands = nothing_seen.do, nothing_seen.commands
         steps.insert(-1, Step("Do", do, commands=commands, fold=more))
-    return Advice(answer, tuple(step for step in steps if step.text))
+    lines = _in_short(index, found, asked, unsure, nothing_seen.do)
+    return Advice(headline, answer, lines, tuple(step for step in steps if step.text))
+
+
+MAX_LINES, MAX_LINE = 5, 150
+"""Lines of what to do, and the characters that one has at most."""
+
+
+def _in_short(
+    index: Index, found: Sequence[Attempt], asked: Sequence[Remedy], unsure: set[int], do: str
+) -> tuple[str, ...]:
+    """Return what to do in short lines; the steps hold the reasons."""
+    at_risk = with_grade(found, SEEN)
+    lines = []
+    if unsure:
+        lines.append(f"Mend first: {_briefly(unsure)} trained something else than was sent.")
+    if not at_risk:
+        sentences = re.split(r"(?<=[.:]) (?=[A-Z])", do) if do else []
+        lines += [plain_text(sentence, MAX_LINE) for sentence in sentences]
+        decide = "Whoever answers for the data decides: no run tests all (What is not covered)."
+        return (*lines[: MAX_LINES - 1], decide)
+    if with_grade(found, LEAKED):
+        lines.append("Stop, or leave out who is seen, until one of these changes was tested.")
+    else:
+        lines.append("Decide whether such parts may be seen, and test a change.")
+    sizes = {key[1]: int(r.value) for key, r in index.series("client", "images").items() if r.value}
+    whose = [sizes[client] for client in at_risk if client in sizes]
+    those = f" (those seen had {_span(whose)})" if whose else ""
+    lines += [
+        _defense_in_short(asked),
+        f"More images per client{those}, or secure aggregation, which shows the server sums only.",
+        "Go on only if a new run sees no image, in part or whole, and no time limit ends an attack.",
+    ]
+    return tuple(lines)
+
+
+def _defense_in_short(asked: Sequence[Remedy]) -> str:
+    """Return what the defenses that were measured ask for."""
+    if not asked:
+        return "A defense on each update: this run measured none beside its own."
+    told = {remedy.name: _result(remedy) for remedy in asked}
+    hid = [name for name, result in told.items() if result == HID]
+    if hid:
+        return f"A defense on each update: {' and '.join(hid)} hid it here; measure its price."
+    return "A defense on each update: " + "; ".join(
+        f"{name} {result}" for name, result in list(told.items())[:2]
+    ) + "."
+
+
+HID = "hid them from this attack"
+
+
+def _what(found: Sequence[Attempt]) -> str:
+    return seen_of(each) if (each := worst_by_image(found)) else "private images"
+
+
+def _briefly(clients: set[int]) -> str:
+    """Return words for clients: at most five of them."""
+    told = named(clients, 3)
+    return told if len(told.split()) <= 5 else count(len(clients), "client")
 
 
 def _seen(found: Sequence[Attempt], leaking: set[int]) -> str:
@@ -386,7 +459,7 @@ def _result(remedy: Remedy) -> str:
     if not any(a.grade for a in remedy.under):
         return "gave no result"
     cut_off = _is_cut_off(remedy, {a.key[1] for a in remedy.under})
-    return f"hid them from {'an attack that was cut off' if cut_off else 'this attack'}"
+    return "hid them from an attack that was cut off" if cut_off else HID
 
 
 def _more_images(index: Index, found: Sequence[Attempt], at_risk: set[int], fate: Fates) -> str:

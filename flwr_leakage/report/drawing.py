@@ -106,7 +106,11 @@ class Panel:
 
 
 def story_chart(
-    accuracy: Mapping[int, Sequence[float]], panels: Sequence[Panel], name: str, description: str
+    accuracy: Mapping[int, Sequence[float]],
+    panels: Sequence[Panel],
+    name: str,
+    description: str,
+    is_wide: bool = False,
 ) -> Markup:
     """Draw accuracy above the leakage of each client.
 
@@ -115,13 +119,15 @@ def story_chart(
 
     Args:
         accuracy: test accuracy in [0, 1] by round, or empty.
-        panels: at least one, each with at least one dot.
+        panels: each with at least one dot; at least one where there is no accuracy.
         name: makes the ids of this chart unique on the page.
         description: what the chart shows, for a reader who does not see it.
+        is_wide: for the full width of a screen, and not for that of a phone.
     """
     with matplotlib.rc_context({**STYLE, "font.size": 9, "svg.hashsalt": name}):
         heights = [1.3] * bool(accuracy) + [2.0 if len(panels) < 3 else 1.5] * len(panels)
-        figure = Figure(figsize=(4.4, sum(heights) + 0.8), layout="constrained")
+        width = 12.0 if is_wide else 4.4
+        figure = Figure(figsize=(width, sum(heights) + 0.8), layout="constrained")
         figure.patch.set_alpha(0)
         grid = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights, squeeze=False)
         axes = [row[0] for row in grid]
@@ -140,7 +146,7 @@ def story_chart(
         axes[-1].set_xlim(rounds[0] - 0.5, rounds[-1] + 0.5)
         whole_rounds(axes[-1], rounds)
         figure.legend(
-            handles=_legend(panels), loc="outside upper left", ncols=2, frameon=False,
+            handles=_legend(panels), loc="outside upper left", ncols=8 if is_wide else 2, frameon=False,
             handlelength=2.2, columnspacing=1.2, borderaxespad=0.2,
         )  # fmt: skip
         return inline(figure, name, description)
@@ -230,7 +236,8 @@ def _legend(panels: Sequence[Panel]) -> list[Line2D]:
     ]  # fmt: skip
     if any(dot.ended and dot.grade for dot in dots):
         found.append(line("hollow: cut off by time", mec=LEAK, mfc="none", marker="o", ms=5, lw=0))
-    found.append(line("median", color=LEAK, lw=1.4))
+    if panels:
+        found.append(line("median", color=LEAK, lw=1.4))
     names = list(dict.fromkeys(name for panel in panels for name in panel.under))
     for style, marker, name in zip(_DASHES, "svP", names, strict=False):
         found.append(line(f"median if {plain(name)}", color=ACCENT, lw=1.4, ls=style,

@@ -62,12 +62,14 @@ class Chart:
         caption: how to read it.
         svg: the drawing, as inline SVG.
         more: what else to know for reading it; folded.
+        narrow: the same drawing for a phone, if ``svg`` is too wide for one.
     """
 
     title: str
     caption: str
     svg: Markup
     more: str = ""
+    narrow: Markup | None = None
 
 
 @dataclass(frozen=True)
@@ -114,27 +116,46 @@ class Agreement:
     holds: bool | None
 
 
-def story_figure(index: Index, found: Sequence[Attempt], asked: Sequence[Remedy]) -> Chart | None:
-    """Return the chart of accuracy and leakage by round and client; ``None`` without PSNR."""
+def story_figures(
+    index: Index, found: Sequence[Attempt], asked: Sequence[Remedy]
+) -> tuple[Chart | None, Chart | None]:
+    """Return the charts of accuracy and leakage by round: of all clients, and of each.
+
+    The first is ``None`` without any number, the second where it would show nothing more, or more
+    clients than it can hold.
+    """
     known = [attempt for attempt in found if attempt.psnr is not None]
-    if not known:
-        return None
-    told = [remedy for remedy in asked if remedy.under][:MAX_LINES]
-    by_client = grouped_by_client(known)
-    clients: list[int | None] = [*most_at_risk_first(by_client)]
-    if len(clients) > MAX_PANELS:
-        clients = [None]
-    panels = [_panel(client, known, told, ended(index, found)) for client in clients]
     accuracy = by_round(index.series("utility", "test_accuracy"))
-    description = " ".join(
-        ["PSNR of the reconstructions by round."]
-        + [f"{panel.title.capitalize()}: {_tell(_psnr_by_round(panel))}" for panel in panels]
-    )
-    svg = story_chart(accuracy, panels, "story", description)
-    title = "Accuracy and leakage" if accuracy else "Leakage"
-    caption = _story_caption(panels, told, bool(accuracy))
+    if not known and not accuracy:
+        return None, None
+    told = [remedy for remedy in asked if remedy.under][:MAX_LINES]
+    stopped = ended(index, found)
+    pooled = [_panel(None, known, told, stopped)] if known else []
+    names = ["Accuracy"] * bool(accuracy) + ["leakage"] * bool(known)
+    title = f"{' and '.join(names).capitalize()} over the rounds"
+    caption = _story_caption(pooled, told, bool(accuracy)) if known else ""
+    text = _description(pooled, accuracy)
+    chart = Chart(
+        title, caption, story_chart(accuracy, pooled, "story", text, is_wide=True),
+        _story_details(pooled, told, len(asked)) if known else "",
+        story_chart(accuracy, pooled, "narrow", text),
+    )  # fmt: skip
+    clients = most_at_risk_first(grouped_by_client(known))
+    if not 1 < len(clients) <= MAX_PANELS:
+        return chart, None
+    panels = [_panel(client, known, told, stopped) for client in clients]
+    svg = story_chart(accuracy, panels, "clients", _description(panels, accuracy))
     more = _story_details(panels, told, len(asked))
-    return Chart(f"{title}, round by round", caption, svg, more)
+    return chart, Chart("Each client by itself, most at risk first", caption, svg, more)
+
+
+def _description(panels: Sequence[Panel], accuracy: Mapping[int, Sequence[float]]) -> str:
+    shares = {r: [100 * value for value in held] for r, held in accuracy.items()}
+    told = [f"Test accuracy in %: {_tell(shares)}"] if accuracy else []
+    if panels:
+        told.append("PSNR of the reconstructions by round.")
+    told += [f"{panel.title.capitalize()}: {_tell(_psnr_by_round(panel))}" for panel in panels]
+    return " ".join(told)
 
 
 def _panel(
@@ -213,7 +234,6 @@ def _story_details(panels: Sequence[Panel], told: Sequence[Remedy], asked: int) 
 def round_figures(index: Index, kind: str) -> list[Chart]:
     """Return a chart over the rounds of every quantity of a kind that changes."""
     found = []
-    told = bool(values(index.series("metric", "psnr")))  # by the story chart
     for i, name in enumerate(index.names(kind)):
         series = index.series(kind, name)
         groups, unit = by_round(series), unit_of(series)
@@ -222,7 +242,7 @@ def round_figures(index: Index, kind: str) -> list[Chart]:
         if (
             not groups
             or (kind == "score" and is_constant(series))
-            or (name == "test_accuracy" and told)
+            or name == "test_accuracy"  # the first chart of the page shows it
         ):
             continue
         description = f"{label(name)} by round: {_tell(groups)}"
@@ -247,7 +267,7 @@ def _claim(direction: str) -> str:
     return f"Its paper claims: {direction}."
 
 
-def _tell(groups: dict[int, list[float]]) -> str:
+def _tell(groups: Mapping[int, Sequence[float]]) -> str:
     """Return the first and last median, for readers who do not see the chart."""
     first, last = min(groups), max(groups)
     ends = [f"median {number(median(groups[r]))} in round {r}" for r in (first, last)]

@@ -42,7 +42,7 @@ class Exhibit:
 
     Attributes:
         title: what it is an example of; empty for most.
-        server_round: counted from 1.
+        key: round, client and place in the batch.
         client: in words.
         image: which image of the client it is, in words.
         others: the grades of the same image in the other rounds in which it was attacked; empty
@@ -57,7 +57,7 @@ class Exhibit:
     """
 
     title: str
-    server_round: int
+    key: Key
     client: str
     image: str
     others: tuple[tuple[int, str], ...]
@@ -65,6 +65,11 @@ class Exhibit:
     grade: str
     psnr: str
     pictures: tuple[Picture, ...]
+
+    @property
+    def server_round(self) -> int:
+        """Counted from 1."""
+        return self.key[0]
 
     @property
     def has_defended(self) -> bool:
@@ -100,7 +105,8 @@ class Gallery:
     """What is shown of all images.
 
     Attributes:
-        highlights: worst leak, median and least, where there are three or more.
+        highlights: worst leak, median and least, where there are three images or more. Each image
+            is ranked and shown by the worst attempt on it, so that none leaks more elsewhere.
         exhibits: all of them, worst leak first.
         is_graded: whether any image has a grade, so that leaks can be ranked.
         left_out: samples with a reconstruction that are not shown.
@@ -116,6 +122,12 @@ class Gallery:
     without_reconstruction: int
     what_ifs: tuple[str, ...]
     blind: Picture | None = None
+
+    @property
+    def is_private(self) -> bool:
+        """Whether a private image, or what was made of one, is shown."""
+        shown = [picture for exhibit in self.exhibits for picture in exhibit.pictures]
+        return any(picture.uri for picture in shown)
 
     def choices(self, name: str) -> list[str]:
         """Return the distinct values of a field of all exhibits, for the filter."""
@@ -168,17 +180,30 @@ def make_gallery(images: Sequence[ImageRecord], found: Sequence[Attempt], limit:
         if taken <= MAX_PAGE_BYTES
     ]
     exhibits = tuple(show(key) for key in kept)
-    places = (0, len(shown) // 2, len(shown) - 1) if len(shown) >= 3 and limit >= 3 else ()
+    each = _first_of_each_image(shown, attempt_of)
+    places = (0, len(each) // 2, len(each) - 1) if len(each) >= 3 and limit >= 3 else ()
     is_graded = any(key in attempt_of and attempt_of[key].grade for key in shown)
     titles = HIGHLIGHTS if is_graded else UNGRADED
     highlights = tuple(
-        show(shown[place], title) for place, title in zip(places, titles, strict=False)
+        show(each[place], title) for place, title in zip(places, titles, strict=False)
     )
     roles = {role for key in kept for role in by_key[key] if role.startswith("what_if_")}
     names = tuple(sorted(role.removeprefix("what_if_") for role in roles))
     left_out, failed = len(shown) - len(kept), len(by_key) - len(shown)
     blind = _picture("blind guess", guesses[-1], "of every image") if guesses else None
     return Gallery(highlights, exhibits, is_graded, left_out, failed, names, blind)
+
+
+def _first_of_each_image(
+    ranked: Sequence[Key], attempt_of: Mapping[Key, Attempt]
+) -> list[Key]:
+    """Return of each image the first key; a key whose image is not known is its own image."""
+    first: dict[tuple[int, ...], Key] = {}
+    for key in ranked:
+        attempt = attempt_of.get(key)
+        known = attempt is not None and attempt.image is not None
+        first.setdefault((key[1], attempt.image) if attempt and known else key, key)
+    return list(first.values())
 
 
 def _exhibit(
@@ -188,13 +213,13 @@ def _exhibit(
     others: tuple[tuple[int, str], ...],
     title: str,
 ) -> Exhibit:
-    server_round, client_id, sample = key
+    _, client_id, sample = key
     client = who(client_id) if client_id >= 0 else "aggregate"
     label = attempt.label if attempt else ""
     graded = attempt.grade if attempt and attempt.grade else "no grade"
     psnr = _written(attempt)
     image = attempt.place if attempt else f"place {sample} of the batch"
-    exhibit = Exhibit(title, server_round, client, image, others, label, graded, psnr, ())
+    exhibit = Exhibit(title, key, client, image, others, label, graded, psnr, ())
     place = exhibit.place
     pictures = [_picture("original", roles.get("original"), place)]
     if "defended" in roles:

@@ -66,13 +66,17 @@ class LargeClientsSection:
     """What the page shows of clients of many images.
 
     Attributes:
-        head: what nobody may miss.
+        right: the share of labels that were inferred rightly, or are expected to be; ``None`` where
+            nothing was inferred.
+        blind: the share by a blind guess.
         why: why no image of them was attacked; empty if all were.
         labels: one row an update whose class counts were inferred, or the reason why not.
         probe: one row a number of images; without rows where nothing was probed.
         scores: what a client can compute of such an update itself, and what that costs.
     """
 
+    right: str | None
+    blind: str
     head: str
     why: str
     labels: Table
@@ -90,9 +94,10 @@ def large_clients_section(index: Index) -> LargeClientsSection | None:
     true = _counts(index, "true")
     labels, right = _labels(index, known, true)
     probe, seen = _probe(index, sizes)
-    told = []
+    told, share, guess = [], None, "not known"
     if right:
         mean, blind = (100 * sum(part) / len(part) for part in zip(*right, strict=True))
+        share, guess = f"{mean:.0f} %", f"{blind:.0f} %"
         if mean > blind:
             told.append(
                 f"What leaks all the same is how many images of each class a client has: "
@@ -106,11 +111,15 @@ def large_clients_section(index: Index) -> LargeClientsSection | None:
     elif known:
         shares = values(expected)
         mean = 100 * sum(shares) / len(shares)
+        share = f"{mean:.0f} % expected"
+        equal = values(index.series("labels", "uniform_right"))
+        guess = f"{100 * sum(equal) / len(equal):.0f} %" if equal else guess
         told.append(
             f"What leaks all the same is how many images of each class a client has: about "
             f"{mean:.0f} % of the inferred labels are expected to be right."
         )
-    return LargeClientsSection(" ".join([*told, seen]).strip(), _why(index), labels, probe, SCORES)
+    head = " ".join([*told, seen]).strip()
+    return LargeClientsSection(share, guess, head, _why(index), labels, probe, SCORES)
 
 
 def _why(index: Index) -> str:

@@ -20,10 +20,12 @@ class MembershipSection:
     """What the page shows of membership.
 
     Attributes:
+        called: how many candidates were found used.
         sentences: the answer, and what it rests on.
         table: one row a candidate, the most likely members first.
     """
 
+    called: int
     sentences: tuple[str, ...]
     table: Table
 
@@ -97,7 +99,7 @@ def membership_section(index: Index) -> MembershipSection | None:
         for each in sorted(found, key=lambda c: (2.0 if c.p_value is None else c.p_value, c.sample))
     )
     texts = ("verdict", "most likely in")
-    return MembershipSection(tuple(sentences), Table(columns, rows, notes, MAX_ROWS, texts))
+    return MembershipSection(len(called), tuple(sentences), Table(columns, rows, notes, MAX_ROWS, texts))
 
 
 def _candidates(index: Index, updates: int) -> list[_Candidate]:

@@ -17,7 +17,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from flwr_leakage.report.advice import advise
+from flwr_leakage.report.advice import MAX_LINE, advise
 from flwr_leakage.report.attempts import attempts, fates, tally
 from flwr_leakage.report.figures import (
     agreement_told,
@@ -25,8 +25,9 @@ from flwr_leakage.report.figures import (
     corridors,
     round_figures,
     score_figure,
-    story_figure,
+    story_figures,
 )
+from flwr_leakage.report.first_screen import heat_map, tiles, worst
 from flwr_leakage.report.gallery import Gallery, make_gallery
 from flwr_leakage.report.grades import SURENESS, grades_table, measures_table
 from flwr_leakage.report.index import RANKED, Index, Table, count, median, values
@@ -55,13 +56,13 @@ from flwr_leakage.report.tables import (
     scores_table,
     unattacked_table,
 )
-from flwr_leakage.report.texts import in_words_of_texts, with_texts
 from flwr_leakage.report.verdict import LABELS, NOT_COVERED, judge, limits_told
 from flwr_leakage.tracking import RunData, read_run
 from flwr_leakage.tracking.jsonl import write_private
 from flwr_leakage.tracking.text import plain_text
 
 MAX_CLIENTS = 100
+MAX_ALERTS = 3
 MAX_EVENTS = 200
 PROVENANCE = ("start_time", "command", "commit", "dirty", "platform", "versions")
 
@@ -100,7 +101,115 @@ def write_report(
 def render_report(run: RunData, max_gallery: int = 1000) -> str:
     """Return the page's HTML; the same run gives the same text."""
     run = without_home(run)
-    index = Index(run.records)
+    index, metadata = Index(run.records), run.metadata
+    found, fate, asked = attempts(index), fates(index), remedies(index, metadata)
+    done = max(index.rounds("metric", "score", "attack", "utility", "cost"), default=0)
+    verdict, advice = judge(index, run.events, metadata), advise(index, metadata, asked, run.events)
+    alerts = verdict.head[:MAX_ALERTS]
+    clients = clients_table(index, run.events, found, MAX_CLIENTS)
+    others = unattacked_table(index, run.events, found, MAX_CLIENTS)
+    rounds, costs = rounds_table(index, found), costs_table(index)
+    gallery, any_grade = make_gallery(run.images, found, max_gallery), bool(tally(found))
+    members, large = membership_section(index), large_clients_section(index)
+    agreed, blind = agreements(index), median(values(index.series("metric", "blind_psnr")))
+    story_chart, clients_chart = story_figures(index, found, asked)
+    script = (resources.files("flwr_leakage.report") / "templates" / "script.js").read_text("utf-8")
+    names = [metadata.get("run"), *(record.run for record in run.records[:1])]
+    named = [name for name in names if isinstance(name, str) and name]
+    return _environment().get_template("report.html").render(
+        # The first screen.
+        name=plain_text([*named, run.folder.name][0], MAX_LINE),
+        run=run,
+        ended=_ended(run, done),
+        level=verdict.level,
+        advice=advice,
+        commands=[step for step in advice.steps if step.commands],
+        alerts=[_halved(text) for text in alerts],
+        worst=worst(gallery, asked),
+        tiles=tiles(index, metadata, found, members, large),
+        map=heat_map(index, found, fate, done),
+        limits=limits_told(index, fate, found, metadata),
+        story_chart=story_chart,
+        # What is folded.
+        contents=_contents(
+            gallery=bool(gallery.exhibits or gallery.without_reconstruction),
+            large=large is not None,
+            members=members is not None,
+            rounds=bool(rounds.rows),
+            grades=any_grade,
+            clients=bool(clients.rows or others.rows),
+            scores=bool(index.names("score")),
+            costs=len(costs.rows) > 1,
+        ),
+        remedies=asked,
+        remedied=remedies_table(asked),
+        gallery=gallery,
+        psnr_told=psnr_told(index),
+        ranked=RANKED,
+        blind_guess=blind_guess(index),
+        story=sentences(index, metadata, fate, done),
+        came_of_it=(verdict.sentence, *(t for t in verdict.details if t not in alerts)),
+        large=large,
+        members=members,
+        not_covered=(
+            *(each for each in NOT_COVERED if not (large and large.labels.rows and each == LABELS)),
+            *([] if members else [UNTESTED]),
+            *_absent(index, [*clients.rows, *others.rows], costs, gallery),
+        ),
+        clients_chart=clients_chart,
+        utility_charts=round_figures(index, "utility"),
+        rounds=rounds,
+        any_grade=any_grade,
+        sureness=SURENESS,
+        grades=grades_table(tally(found)),
+        measures=measures_table(),
+        clients=clients,
+        unattacked=others,
+        classes=classes_table(found),
+        agreements=[score_figure(i, entry, blind) for i, entry in enumerate(agreed)],
+        agreement=agreement_told(agreed) if agreed else "",
+        score_charts=[*corridors(index, metadata), *round_figures(index, "score")],
+        client_scores=client_scores_table(index, MAX_CLIENTS),
+        error_bars=scores_table(index),
+        score_notes=(*left_out_by_plan(index), *missing(index, "score"), *constants(index)),
+        troubles=events_table([e for e in run.events if e.level != "info"], MAX_EVENTS),
+        remarks=events_table([e for e in run.events if e.level == "info"], MAX_EVENTS),
+        costs=costs,
+        attacks=attacks_table(index, found),
+        facts=facts(metadata),
+        rounds_done=done,
+        rounds_planned=planned_rounds(metadata),
+        metadata={key: metadata.get(key) for key in PROVENANCE},
+        config=flatten(metadata["config"]) if metadata.get("config") else [],
+        script=Markup(script),
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    )
+
+
+CONTENTS = {
+    "advice": "What to do, in full",
+    "gallery": "Images",
+    "tested": "What was tested",
+    "large": "Clients of many images",
+    "members": "Was this record used?",
+    "uncovered": "What is not covered",
+    "rounds": "Round by round",
+    "grades": "The grades",
+    "clients": "Clients and classes",
+    "scores": "Risk scores",
+    "events": "Events",
+    "costs": "Costs",
+    "reproduce": "Appendix",
+}
+"""The folded parts of the page: their anchors and titles, in order."""
+
+
+def _contents(**has: bool) -> dict[str, str]:
+    """Return the parts that a page has; those that are not named are on every page."""
+    return {anchor: title for anchor, title in CONTENTS.items() if has.get(anchor, True)}
+
+
+def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("flwr_leakage.report"),
         autoescape=True,
@@ -111,73 +220,28 @@ def render_report(run: RunData, max_gallery: int = 1000) -> str:
     environment.filters["count"] = count
     environment.filters["moment"] = _moment
     environment.filters["capitalize_first"] = lambda text: text[:1].upper() + text[1:]
-    script = (resources.files("flwr_leakage.report") / "templates" / "filter.js").read_text("utf-8")
-    found, fate = attempts(index), fates(index)
-    asked = remedies(index, run.metadata)
-    done = max(index.rounds("metric", "score", "attack", "utility", "cost"), default=0)
-    clients = clients_table(index, run.events, found, MAX_CLIENTS)
-    others = unattacked_table(index, run.events, found, MAX_CLIENTS)
-    costs, gallery = costs_table(index), make_gallery(run.images, found, max_gallery)
-    blind = median(values(index.series("metric", "blind_psnr")))
-    agreed = agreements(index)
-    names = [run.metadata.get("run"), *(record.run for record in run.records[:1])]
-    members, large = membership_section(index), large_clients_section(index)
-    named = [name for name in names if isinstance(name, str) and name]
-    page = environment.get_template("report.html").render(
-        name=[*named, plain_text(run.folder.name)][0],
-        run=run,
-        metadata={key: run.metadata.get(key) for key in PROVENANCE},
-        config=flatten(run.metadata["config"]) if run.metadata.get("config") else [],
-        facts=facts(run.metadata),
-        story=sentences(index, run.metadata, fate, done),
-        verdict=judge(index, run.events, run.metadata),
-        advice=advise(index, run.metadata, asked, run.events),
-        remedies=asked,
-        remedied=remedies_table(asked),
-        grades=grades_table(tally(found)),
-        measures=measures_table(),
-        sureness=SURENESS,
-        limits=limits_told(index, fate, found, run.metadata),
-        psnr_told=psnr_told(index),
-        ranked=RANKED,
-        blind_guess=blind_guess(index),
-        members=members,
-        large=large,
-        not_covered=(
-            *(each for each in NOT_COVERED if not (large and large.labels.rows and each == LABELS)),
-            *([] if members else [UNTESTED]),
-            *_absent(index, [*clients.rows, *others.rows], costs, gallery),
-        ),
-        script=Markup(script),
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        rounds_done=done,
-        rounds_planned=planned_rounds(run.metadata),
-        story_chart=story_figure(index, found, asked),
-        score_charts=[*corridors(index, run.metadata), *round_figures(index, "score")],
-        utility_charts=round_figures(index, "utility"),
-        score_notes=(
-            *left_out_by_plan(index),
-            *missing(index, "score"),
-            *constants(index),
-        ),
-        rounds=rounds_table(index, found),
-        attacks=attacks_table(index, found),
-        error_bars=scores_table(index),
-        gallery=gallery,
-        agreements=[score_figure(i, entry, blind) for i, entry in enumerate(agreed)],
-        agreement=agreement_told(agreed) if agreed else "",
-        any_agrees=any(entry.holds for entry in agreed),
-        clients=clients,
-        unattacked=others,
-        client_scores=client_scores_table(index, MAX_CLIENTS),
-        classes=classes_table(found),
-        troubles=events_table([e for e in run.events if e.level != "info"], MAX_EVENTS),
-        remarks=events_table([e for e in run.events if e.level == "info"], MAX_EVENTS),
-        costs=costs,
-        any_grade=any(attempt.grade for attempt in found) and not run.texts,
-        any_score=bool(index.names("score")),
-    )
-    return with_texts(page, environment, run.texts, found, index, max_gallery)
+    return environment
+
+
+def _ended(run: RunData, done: int) -> str:
+    """Return in a sentence whether the run is over."""
+    planned = planned_rounds(run.metadata)
+    of = f" of {planned}" if planned else ""
+    last = f" Last written {_moment(run.last_write)}." if run.last_write else ""
+    if not run.closed:
+        where = f" in or after round {done}{of}" if planned else ""
+        return f"Unfinished run. It still goes on, or it was stopped{where}.{last}"
+    if planned and done < planned:
+        return f"Unfinished run. It ended after round {done}{of}.{last}"
+    return f"The run ended after {count(done, 'round')}."
+
+
+def _halved(text: str) -> tuple[str, str]:
+    """Return the first sentence of a text, up to its colon, and the rest; a long one is cut."""
+    first, end, rest = re.split(r"([:.](?= )|$)", text, maxsplit=1)
+    if len(first) > MAX_LINE:
+        return plain_text(first, MAX_LINE), text
+    return first + end.replace(":", "."), rest.strip()
 
 
 def conclusion(run_folder: str | Path) -> str:
@@ -197,9 +261,6 @@ def conclusion(run_folder: str | Path) -> str:
     told = f"{verdict.sentence}\nMay training go on? {advice.answer}"
     if verdict.sentence.startswith(advice.answer):
         told = f"May training go on? {verdict.sentence}"
-    if run.texts:
-        told, advised = in_words_of_texts(told), tuple(map(in_words_of_texts, advice.do))
-        return "\n".join((told, *advised, f"Report: {report}"))
     return "\n".join((told, *advice.do, f"Report: {report}"))
 
 

@@ -67,6 +67,11 @@ class Remedy:
     before: tuple[Attempt, ...]
     ended: Mapping[tuple[int, int], bool]
 
+    @property
+    def role(self) -> str:
+        """What its pictures are called in the gallery."""
+        return f"under {self.name.replace('_', ' ')}"
+
 
 def remedies(index: Index, metadata: Mapping[str, Any]) -> list[Remedy]:
     """Return every what-if of the run."""

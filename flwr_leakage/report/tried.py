@@ -46,6 +46,7 @@ class Worth:
 
     Attributes:
         answer: whether training may go on, in a sentence or two.
+        headline: the same in a sentence of at most 20 words.
         level: ``quiet`` where the strongest attack ended by itself on some update and found
             nothing, ``partly`` where originals are identified more often than by chance,
             ``unknown`` where nothing can be said.
@@ -54,6 +55,7 @@ class Worth:
     """
 
     answer: str
+    headline: str
     level: Literal["partly", "quiet", "unknown"]
     do: str
     commands: tuple[str, ...]
@@ -96,7 +98,10 @@ def worth(
         answer = f"This run cannot say: no update was attacked. {told} That is no sign of safety."
         more, commands = _all(doubts, metadata)
         by_labels = [BY_LABELS] if index.names("labels") else []
-        return Worth(answer, "unknown", " ".join([*by_labels, more]).strip(), commands)
+        why = "updates were kept, and are not attacked yet" if kept else "no update was attacked"
+        headline = f"This run cannot say: {why}."
+        do = " ".join([*by_labels, more]).strip()
+        return Worth(answer, headline, "unknown", do, commands)
     of = partial(_of, attacked=len(attacked))
     single, replayed = single_attack(index, metadata), replays(index, events)
     others = graded & replayed.other.keys()
@@ -121,17 +126,24 @@ def worth(
             "Not without a decision. No image shows, yet the reconstructions point to their "
             "originals more often than chance does: something leaks."
         )
-        return Worth(answer, "partly", *do)
+        headline = (
+            "Not without a decision: no image shows, yet originals are identified more often than "
+            "by chance."
+        )
+        return Worth(answer, headline, "partly", *do)
     if not sure:
         but = "nothing was recovered, but " * bool(graded)
         answer = f"This run cannot say: {but}{told}. That is no sign of safety."
-        return Worth(answer, "unknown", *do)
+        headline = f"This run cannot say: {doubts[0].told.partition(' (')[0]}."
+        return Worth(answer, headline, "unknown", *do)
     tried = f"{len(sure)} of {len(attacked)} attacked updates" if told else "the updates it tried"
     answer = (
         f"This run found no reason to stop, and gives no clearance: this attack recovered nothing "
         f"from {tried}. Others may."
     )
-    return Worth(answer + f" Of the rest it cannot say: {told}." * bool(told), "quiet", *do)
+    headline = f"No reason to stop was found, and no clearance: this attack saw nothing in {tried}."
+    answer += f" Of the rest it cannot say: {told}." * bool(told)
+    return Worth(answer, headline, "quiet", *do)
 
 
 def _all(doubts: Sequence[_Doubt], metadata: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:

@@ -30,7 +30,6 @@ from flwr_leakage.report.attempts import (
 from flwr_leakage.report.grades import Grade
 from flwr_leakage.report.index import (
     Index,
-    by_round,
     count,
     decibel,
     median,
@@ -55,7 +54,7 @@ class Verdict:
             where nothing can be said.
         details: what the reader must know besides: who is most at risk, whether originals are
             identified, who was not attacked and why, what failed.
-        head: those of the details that nobody may miss: who is most at risk, a failed replay
+        head: those of the details that nobody may miss and no picture shows: a failed replay
             check, updates that are not explained, and what the numbers of this run do not say.
     """
 
@@ -84,7 +83,7 @@ def judge(
     )
     members = members_told(index)
     besides = (*filter(None, [members]), *besides)
-    head = (*filter(None, [members]), *(t for t in replayed if t.startswith(FAILED)), *caveats)
+    head = (*(t for t in replayed if t.startswith(FAILED)), *caveats)
     grades, nothing_seen = tally(found), worth(index, events, metadata, found, fate)
     if not grades:
         return Verdict(nothing_seen.answer, "unknown", besides, head)
@@ -102,7 +101,6 @@ def judge(
     risky, identified = _most_at_risk(found), _identified(found, grades)
     told = (rest, risky, identified, labels_told(index, metadata), *besides)
     details = tuple(text for text in told if text)
-    head = (risky, *head) if risky else head
     if grades["exact"] + grades["recognisable"]:
         return Verdict(f"Private images leak. {summary}", "leak", details, head)
     if grades["partly"]:
@@ -129,7 +127,6 @@ def limits_told(
 ) -> str:
     """Return what bounds the answer, for the head of the page: a sentence for each limit."""
     told = (
-        _accuracy(index),
         _attacked(index, fate, found),
         _given(index, metadata),
         _cut_off(index, fate, found, metadata),
@@ -302,15 +299,6 @@ def labels_told(index: Index, metadata: Mapping[str, Any]) -> str:
         f"{leak}: the attack got the label right in {right:,} of "
         f"{count(len(told), 'attempt')}{source}.{wrong * (right < len(told))}"
     )
-
-
-def _accuracy(index: Index) -> str:
-    accuracy = by_round(index.series("utility", "test_accuracy"))
-    if not accuracy:
-        return ""
-    last = max(accuracy)
-    when = f"after round {last}" if last else "before training"
-    return f"The model reached {100 * (median(accuracy[last]) or 0.0):.1f} % on test data {when}."
 
 
 def _attacked(index: Index, fate: Fates, found: Sequence[Attempt]) -> str:

@@ -1,11 +1,16 @@
 """Images of a page: what a tile tells, and which are shown."""
 
+import re
+
 import pytest
 import torch
 from report_page import report
 
 from flwr_leakage.records import LeakageRecord
-from flwr_leakage.tracking import JsonlTracker
+from flwr_leakage.report.attempts import attempts
+from flwr_leakage.report.gallery import make_gallery
+from flwr_leakage.report.index import Index
+from flwr_leakage.tracking import JsonlTracker, read_run
 
 
 @pytest.mark.parametrize(
@@ -24,7 +29,8 @@ def test_what_a_defense_made_of_an_image_stands_in_its_row(tmp_path, roles, word
         tracker.image(1, 0, 0, role, torch.zeros(3, 4, 4))
     tracker.close()
     _, page = report(tmp_path)
-    assert [image["alt"].split(",")[0].lower() for image in page.all("img")] == roles
+    shown = [image["alt"].split(",")[0].lower() for image in page.all("img")]
+    assert shown == ["original", "reconstruction", *roles]  # first of all the worst leak
     assert words in page.text
 
 
@@ -32,11 +38,58 @@ def test_the_gallery_shows_worst_median_and_least_then_folds_the_rest(run_folder
     _, page = report(run_folder, max_gallery=3)
     shown = [i["alt"] for i in page.all("img") if i["alt"].startswith("Reconstruction")]
     decibels = [alt.split(" dB")[0].rsplit(" ", 1)[1] for alt in shown]
-    assert decibels == ["31.0", "20.0", "10.0", "31.0", "30.0", "21.0"]
+    assert decibels == ["31.0", "31.0", "20.0", "10.0", "31.0", "30.0", "21.0"]
     for words in ("Worst leak", "Middle of the ranking", "Least leak", "3 of 10 shown, 7 left out"):
         assert words in page.text
     [folded] = [attrs for tag, attrs in page.tags if attrs.get("id") == "all"]
     assert "open" not in folded
+
+
+def test_the_least_leak_is_no_image_that_leaked_in_another_round(tmp_path):
+    tracker = JsonlTracker(tmp_path)
+    psnr = {(1, 1): 60.0, (2, 1): 5.0, (1, 2): 14.0, (2, 2): 6.0, (1, 3): 9.0, (2, 3): 8.0}
+    for (server_round, image), value in psnr.items():
+        for kind, name, told in (
+            ("metric", "psnr", value), ("metric", "blind_psnr", 12.0), ("client", "image", image),
+        ):  # fmt: skip
+            tracker.log(LeakageRecord("r", server_round, 0, image, kind, name, float(told)))
+        tracker.image(server_round, 0, image, "reconstruction", torch.zeros(3, 4, 4))
+    tracker.close()
+    found = read_run(tmp_path)
+    highlights = make_gallery(found.images, attempts(Index(found.records)), 100).highlights
+    assert [(each.title, each.key) for each in highlights] == [
+        ("worst leak", (1, 0, 1)), ("middle of the ranking", (1, 0, 2)), ("least leak", (1, 0, 3)),
+    ]  # fmt: skip
+
+
+def test_the_worst_leak_stands_beside_what_the_best_defense_makes_of_it(tmp_path):
+    tracker = JsonlTracker(tmp_path)
+    under = {"weak/psnr": 30.0, "strong_one/psnr": 11.0}
+    for kind, told in (("metric", {"psnr": 60.0, "blind_psnr": 12.0}), ("what_if", under)):
+        for name, value in told.items():
+            tracker.log(LeakageRecord("r", 1, 0, 0, kind, name, value))
+    for name in ("weak", "strong_one"):
+        tracker.log(LeakageRecord("r", 1, 0, 0, "what_if", f"{name}/blind_psnr", 12.0))
+    for role in ("original", "reconstruction", "what_if_weak", "what_if_strong_one"):
+        tracker.image(1, 0, 0, role, torch.zeros(3, 4, 4))
+    tracker.close()
+    _, page = report(tmp_path)
+    told = (
+        "private original round 1, client 0, place 0 of the batch what the server made of it "
+        "exact, 60.0 dB (blind 12.0) under strong one nothing, 11.0 dB"
+    )
+    assert told in page.visible
+    assert [image["alt"].split(",")[0] for image in page.all("img")][:3] == [
+        "Original", "Reconstruction", "Under strong one",
+    ]  # fmt: skip
+
+
+def test_only_a_page_with_private_images_asks_for_care(tmp_path, run_folder):
+    JsonlTracker(tmp_path / "none").close()
+    for folder, is_private in ((run_folder, True), (tmp_path / "none", False)):
+        html, page = report(folder)
+        assert ("Contains private training images" in page.visible) == is_private
+        assert bool(re.search(r"@top-center \{[^}]*private training", html)) == is_private
 
 
 def test_a_tile_says_where_structure_and_not_psnr_decided(tmp_path):
@@ -78,9 +131,8 @@ def test_the_filter_offers_what_there_is_and_marks_every_figure(run_folder):
     marked = [attrs for attrs in page.all("figure") if "data-client" in attrs]
     assert {attrs["data-round"] for attrs in marked} == {"1", "2"}
     assert all(attrs["data-client"] in options for attrs in marked)
-    assert [attrs for tag, attrs in page.tags if tag == "form"] == [
-        {"id": "filter", "hidden": None}
-    ]
+    hidden = [attrs["id"] for attrs in page.all("form") if "hidden" in attrs]
+    assert hidden == ["search", "filter"]
 
 
 def test_a_file_that_is_no_png_is_not_inlined(run_folder):
@@ -88,4 +140,4 @@ def test_a_file_that_is_no_png_is_not_inlined(run_folder):
     victim.write_bytes(b"<svg onload=alert(1)>")
     _, page = report(run_folder)
     assert "no reconstruction" in page.text
-    assert len(page.all("img")) == 19 + 6
+    assert len(page.all("img")) == 2 + 19 + 6

@@ -155,6 +155,36 @@ def test_a_phone_is_given_the_narrow_frontier(page, pages):
     assert page.evaluate(drawn) == 4 * 144
 
 
+@pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
+def test_verdict_pictures_numbers_and_map_are_one_screen(page, pages, width, height):
+    page.show(pages["report"], width, height)
+    bottom = "document.querySelector('.first').getBoundingClientRect().bottom"
+    assert page.evaluate(bottom) <= height
+    for part in ("h1", ".worst img", ".tiles", ".map svg"):
+        assert page.evaluate(f"document.querySelector('{part}').getBoundingClientRect().height") > 8
+    assert page.evaluate("document.querySelectorAll('.section[open]').length") == 0
+
+
+def test_a_link_unfolds_its_part_and_the_search_finds_what_is_folded(page, pages):
+    opened = "[...document.querySelectorAll('details.section[open] h2')].map((h) => h.id)"
+    page.show(pages["empty"])  # a fragment of the page that is there would load nothing
+    page.show(pages["report"] + "#grades")
+    assert page.evaluate(opened) == ["grades"]
+    page.evaluate("location.hash = '#costs'; 0")
+    page.evaluate("new Promise((done) => setTimeout(done, 50))")
+    assert page.evaluate(opened) == ["grades", "costs"]
+    look = """
+    (() => {
+      const input = document.querySelector("#search input");
+      input.value = "%s"; input.dispatchEvent(new Event("input", {bubbles: true}));
+      return document.querySelector("#search output").textContent;
+    })()
+    """
+    assert page.evaluate(look % "train cpu") == "1 of 12 parts"
+    assert page.evaluate(opened) == ["costs"]
+    assert page.evaluate(look % "") == "" and page.evaluate(opened) == []
+
+
 def test_the_filters_filter(page, pages):
     page.show(pages["report"])
     choose = """

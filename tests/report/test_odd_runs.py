@@ -68,7 +68,7 @@ def test_scores_that_are_one_number_throughout_get_a_sentence_and_no_chart(tmp_p
     _, page = report(tmp_path)
     assert "a, b: 0 for every sample, hence with neither chart nor column." in page.text
     assert "c: 2.00 for every sample" in page.text
-    assert len(page.all("svg")) == 3  # PSNR, d by round, d against PSNR
+    assert len(page.all("svg")) == 5  # the map, PSNR wide and narrow, d by round, d against PSNR
 
 
 def test_a_chart_that_leaves_out_dots_says_so(tmp_path):

@@ -7,7 +7,8 @@ import torch
 from flwr_leakage.records import LeakageRecord, RunEvent
 from flwr_leakage.report import write_report
 
-VOID = {"meta", "img", "br"}
+VOID = {"meta", "img", "br", "input"}
+UNSEEN = {"head", "script", "style"}
 
 
 class Page(HTMLParser):
@@ -15,7 +16,8 @@ class Page(HTMLParser):
 
     def __init__(self, html):
         super().__init__()
-        self.open, self.tags, self.texts = [], [], []
+        self._hidden = []
+        self.open, self.tags, self.texts, self.seen = [], [], [], []
         self.feed(html)
         self.close()
         assert self.open == []
@@ -24,18 +26,37 @@ class Page(HTMLParser):
         self.tags.append((tag, dict(attrs)))
         if tag not in VOID:
             self.open.append(tag)
+            self._hidden.append(self._hides(tag, dict(attrs)))
 
     def handle_startendtag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
+        self._hidden.pop()
 
     def handle_data(self, data):
         self.texts.append(data)
+        # What is folded hides all but its own summary.
+        folds = [i for i, how in enumerate(self._hidden) if how == "fold"]
+        shown = all("summary" in self.open[i + 1 : i + 2] for i in folds)
+        if shown and "all" not in self._hidden:
+            self.seen.append(data)
+
+    @staticmethod
+    def _hides(tag, attrs):
+        if tag == "details" and "open" not in attrs:
+            return "fold"
+        unseen = tag in UNSEEN or "hidden" in attrs or attrs.get("class") == "narrow-only"
+        return "all" if unseen else ""
 
     def all(self, name):
         return [attrs for tag, attrs in self.tags if tag == name]
+
+    @property
+    def visible(self):
+        """What a reader sees before anything is unfolded, on a wide screen."""
+        return " ".join(" ".join(self.seen).split())
 
     @property
     def text(self):

@@ -1,0 +1,219 @@
+"""What stands on the first screen: the worst image, four numbers, and a map of what was tried."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup, escape
+
+from flwr_leakage.report.attempts import LEAKED, Attempt, Fates, worst_by_image
+from flwr_leakage.report.gallery import Exhibit, Gallery, Picture
+from flwr_leakage.report.grades import GRADES
+from flwr_leakage.report.index import Index, by_round, count, decibel, median, values, who
+from flwr_leakage.report.large_clients import LargeClientsSection
+from flwr_leakage.report.membership import MembershipSection
+from flwr_leakage.report.remedies import Remedy
+
+UNTRIED = "not tested"
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One number of the first screen.
+
+    Attributes:
+        term: what it counts.
+        value: the number, or that it was not tested.
+        guess: what a blind guess reaches, or why there is no number.
+        is_leak: whether it shows a leak.
+    """
+
+    term: str
+    value: str
+    guess: str = ""
+    is_leak: bool = False
+
+
+def tiles(
+    index: Index,
+    metadata: Mapping[str, Any],
+    found: Sequence[Attempt],
+    members: MembershipSection | None,
+    large: LargeClientsSection | None,
+) -> tuple[Tile, ...]:
+    """Return images seen, labels, members and accuracy, each with its blind guess."""
+    return (
+        _images(found),
+        _labels(index, metadata, found, large),
+        _members(members),
+        _accuracy(index),
+    )
+
+
+def _images(found: Sequence[Attempt]) -> Tile:
+    each = worst_by_image(found) or [attempt for attempt in found if attempt.grade]
+    noun = "images" if worst_by_image(found) else "attempts"
+    if not any(attempt.grade for attempt in each):
+        return Tile("images seen", UNTRIED, "no result that can be graded" if found else "")
+    seen = sum(attempt.grade in LEAKED for attempt in each)
+    parts = sum(attempt.grade == "partly" for attempt in each)
+    more = f", {parts} more in part" if parts else ""
+    return Tile(f"{noun} seen{more}", f"{seen:,} of {len(each):,}", "blind guess: 0", seen > 0)
+
+
+def _labels(
+    index: Index,
+    metadata: Mapping[str, Any],
+    found: Sequence[Attempt],
+    large: LargeClientsSection | None,
+) -> Tile:
+    """Return how many labels were right; the blind guess always names the commonest class."""
+    told = values(index.series("metric", "label_accuracy"))
+    if told and "labels inferred" in str(metadata.get("threat", "")):
+        classes = [attempt.label for attempt in found if attempt.label]
+        guess = "blind guess not known"
+        if classes:
+            most = max(map(classes.count, set(classes)))
+            guess = f"naming the commonest class: {most:,} of {len(classes):,}"
+        if large and large.right is not None:
+            guess += f"; large clients {large.right}, blind {large.blind}"
+        return Tile("labels inferred", f"{round(sum(told)):,} of {len(told):,}", guess)
+    if large and large.right is not None:
+        return Tile("labels inferred", large.right, f"blind guess: {large.blind}")
+    return Tile("labels inferred", UNTRIED, "the attacker was given them" if told else "")
+
+
+def _members(members: MembershipSection | None) -> Tile:
+    term = "members found"
+    if members is None:
+        return Tile(term, UNTRIED)
+    value = f"{members.called} of {len(members.table.rows)}"
+    return Tile(term, value, "by chance: 0, in 99 of 100 runs", members.called > 0)
+
+
+def _accuracy(index: Index) -> Tile:
+    accuracy = by_round(index.series("utility", "test_accuracy"))
+    if not accuracy:
+        return Tile("test accuracy", UNTRIED)
+    last = max(accuracy)
+    term = f"test accuracy after round {last}" if last else "test accuracy before training"
+    guess = "blind guess not known"
+    if last and 0 in accuracy:
+        guess = f"before training: {_percent(accuracy[0])}"
+    return Tile(term, _percent(accuracy[last]), guess)
+
+
+def _percent(shares: Sequence[float]) -> str:
+    return f"{100 * (median(shares) or 0.0):.1f} %"
+
+
+@dataclass(frozen=True)
+class Worst:
+    """The worst leak beside what a defense makes of it.
+
+    Attributes:
+        place: which image it is, in words.
+        pictures: each with its heading and what came of it.
+    """
+
+    place: str
+    pictures: tuple[tuple[Picture, str, str], ...]
+
+
+def worst(gallery: Gallery, asked: Sequence[Remedy]) -> Worst | None:
+    """Return the worst original, what the server made of it, and that under the best defense."""
+    if not gallery.exhibits:
+        return None
+    exhibit = gallery.exhibits[0]
+    roles = {picture.role: picture for picture in exhibit.pictures}
+    made = f"{exhibit.grade}, {exhibit.psnr}"
+    shown = [
+        (roles["original"], "private original", exhibit.place),
+        (roles["reconstruction"], "what the server made of it", made),
+    ]
+    best = min((remedy for remedy in asked if remedy.under), key=_left, default=None)
+    if best is not None and (under := roles.get(best.role)):
+        shown.append((under, best.role, _result(exhibit, best)))
+    return Worst(exhibit.place, tuple(shown))
+
+
+def _left(remedy: Remedy) -> tuple[float, float, float]:
+    """Return a smaller tuple for a defense under which less is seen."""
+    held = [attempt.grade for attempt in remedy.under]
+    psnr = median([attempt.psnr for attempt in remedy.under if attempt.psnr is not None])
+    leaked = sum(grade in LEAKED for grade in held) / len(held)
+    return leaked, held.count("partly") / len(held), psnr or 0.0
+
+
+def _result(exhibit: Exhibit, remedy: Remedy) -> str:
+    for attempt in remedy.under:
+        if attempt.key == exhibit.key:
+            cut = ", cut off by time" if remedy.ended.get(exhibit.key[:2]) else ""
+            return f"{attempt.grade or 'no grade'}, {decibel(attempt.psnr)} dB{cut}"
+    return "no result"
+
+
+@dataclass(frozen=True)
+class Map:
+    """Clients by rounds, each with the worst grade that an attack on its update had.
+
+    Attributes:
+        svg: a unit square for each attacked update; what was not attacked stays free.
+        rows: clients, in words, with the number of rows that each label stands for.
+        columns: rounds, likewise.
+        legend: the states that occur: a style and words.
+    """
+
+    svg: Markup
+    rows: tuple[tuple[str, int], ...]
+    columns: tuple[tuple[str, int], ...]
+    legend: tuple[tuple[str, str], ...]
+
+
+MAX_LABELS = 12
+"""Clients or rounds that have a label of their own; of more, each second, third, … has one."""
+
+STATES = {**{grade: grade for grade in GRADES}, "tried": "tried, without a grade"}
+
+
+def heat_map(index: Index, found: Sequence[Attempt], fate: Fates, rounds_done: int) -> Map | None:
+    """Return the map; ``None`` for a run that tells of no client."""
+    state = {place: "tried" for place in fate.attacked}
+    worst_in: dict[tuple[int, int], Attempt] = {}
+    for attempt in found:
+        place = attempt.key[:2]
+        if place not in worst_in or attempt.leak > worst_in[place].leak:
+            worst_in[place] = attempt
+    state |= {place: attempt.grade or "tried" for place, attempt in worst_in.items()}
+    took_part = {key[:2] for key in index.series("client", "images")}
+    known = state.keys() | fate.spared.keys() | took_part
+    clients = sorted({client for _, client in known})
+    rounds = range(1, max([rounds_done, *(server_round for server_round, _ in known)]) + 1)
+    if not clients:
+        return None
+    drawn: dict[str, list[str]] = {}
+    row_of = {client: row for row, client in enumerate(clients)}
+    for (server_round, client), name in sorted(state.items()):
+        drawn.setdefault(name, []).append(f"M{server_round - 1} {row_of[client]}h1v1h-1z")
+    paths = "".join(
+        f'<path class="g-{name}" d="{"".join(drawn[name])}"/>' for name in STATES if name in drawn
+    )
+    told = ", ".join(f"{len(drawn[name])} {words}" for name, words in STATES.items() if name in drawn)
+    description = (
+        f"{count(len(clients), 'client')} in {count(len(rounds), 'round')}; updates by their worst "
+        f"grade: {told or 'none was attacked'}."
+    )
+    svg = Markup(
+        f'<svg role="img" aria-label="{escape(description)}" preserveAspectRatio="none" '
+        f'viewBox="0 0 {len(rounds)} {len(clients)}">{paths}</svg>'
+    )
+    legend = [(name, words) for name, words in STATES.items() if name in drawn]
+    if len(state) < len(clients) * len(rounds):
+        legend.append(("untried", UNTRIED))
+    names = [who(client) if client >= 0 else "aggregate" for client in clients]
+    return Map(svg, _labelled(names), _labelled([str(each) for each in rounds]), tuple(legend))
+
+
+def _labelled(names: Sequence[str]) -> tuple[tuple[str, int], ...]:
+    step = -(-len(names) // MAX_LABELS)
+    return tuple((name, min(step, len(names) - i * step)) for i, name in enumerate(names[::step]))

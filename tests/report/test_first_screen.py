@@ -1,0 +1,138 @@
+"""The first screen: the verdict in a sentence, few words, a map that hatches what was not tried."""
+
+import re
+
+import pytest
+import torch
+from report_page import report
+from told import blind, metric, objective, spared
+
+from flwr_leakage.records import LeakageRecord, RunEvent
+from flwr_leakage.report.advice import advise
+from flwr_leakage.report.attempts import attempts, fates
+from flwr_leakage.report.first_screen import MAX_LABELS, heat_map, tiles
+from flwr_leakage.report.index import Index
+from flwr_leakage.report.large_clients import large_clients_section
+from flwr_leakage.report.membership import membership_section
+from flwr_leakage.report.remedies import remedies
+from flwr_leakage.tracking import JsonlTracker, write_metadata
+
+CUT = LeakageRecord("r", 1, 0, -1, "attack", "stopped_by_budget", 1.0)
+MANY = [each for c in range(0, 24, 2) for each in (metric(1, c, 0, 60.0), blind(1, c, 0))]
+
+
+def graded(psnr, client=0, server_round=1, sample=0):
+    return [
+        metric(server_round, client, sample, psnr),
+        blind(server_round, client, sample),
+        objective(server_round, client, 0.1),
+    ]
+
+
+def ranked(rank, sample):
+    return [*graded(11.0, sample=sample),
+            metric(1, 0, sample, rank, "identification_rank", "of 101 candidates")]  # fmt: skip
+
+
+KINDS = {
+    "leak": graded(60.0),
+    "many leak": MANY,
+    "images": [*graded(60.0), LeakageRecord("r", 1, 0, 0, "client", "image", 1.0)],
+    "partly": [each for client in (0, 3, 5) for each in graded(14.0, client)],
+    "quiet": graded(11.0),
+    "identified": [each for sample in range(3) for each in ranked(1.0, sample)],
+    "cut off": [*graded(11.0), CUT],
+    "refused": [objective(1, 0, None, "the network has a layer that no attack reads. " * 20)],
+    "without truth": [objective(1, client, 0.1) for client in range(6)],
+    "not attacked": [spared(1, client, 30, "30 images, more than allowed") for client in range(9)],
+    "nothing": [],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("records", KINDS.values(), ids=KINDS)
+def test_the_verdict_is_one_sentence_and_what_to_do_five_lines(records):
+    index, metadata = Index(records), {"config": {"server": {"attack_max_seconds": 0.02}}}
+    found = advise(index, metadata, remedies(index, metadata))
+    assert 4 < len(found.headline.split()) <= 20
+    assert re.fullmatch(r"[^.]+(?:\d\.\d[^.]*)?\.", found.headline)
+    assert 1 <= len(found.lines) <= 5 and all(len(line) <= 160 for line in found.lines)
+
+
+@pytest.mark.parametrize("records", KINDS.values(), ids=KINDS)
+def test_a_page_has_600_visible_words_at_most_and_loses_none(tmp_path, records):
+    tracker = JsonlTracker(tmp_path)
+    write_metadata(tmp_path, {"num_rounds": 9}, 0, {"run": "a name " * 200})
+    for record in records:
+        tracker.log(record)
+        if record.name == "psnr":
+            where = (record.server_round, record.client_id, record.sample)
+            for role in ("original", "reconstruction"):
+                tracker.image(*where, role, torch.zeros(1, 4, 4))
+    for number in range(9):
+        caveat = f"caveat {number} " + "has words " * 50
+        tracker.event(RunEvent("r", 0, -1, "warning", caveat))
+    tracker.close()
+    _, page = report(tmp_path)
+    assert 60 < len(page.visible.split()) <= 600
+    assert all(f"caveat {number}" in page.text for number in range(9))
+    assert page.visible.count("caveat") == 3
+    index = Index(records)
+    advice = advise(index, {"config": {"num_rounds": 9}}, [])
+    for sentence in (advice.answer, *(step.text for step in advice.steps)):
+        assert " ".join(sentence.split()) in page.text
+
+
+def test_the_map_has_the_worst_grade_of_each_update_and_leaves_the_rest_free():
+    records = [*graded(11.0), *graded(60.0, sample=1), *graded(14.0, 2), objective(2, 0, None, "x")]
+    records += [spared(2, 2, 9, "too many"), spared(1, 7, 9, "too many")]
+    index = Index(records)
+    found = heat_map(index, attempts(index), fates(index), rounds_done=3)
+    assert [name for name, _ in found.rows] == ["client 0", "client 2", "client 7"]
+    assert [name for name, _ in found.columns] == ["1", "2", "3"]
+    assert [name for name, _ in found.legend] == ["exact", "partly", "tried", "untried"]
+    assert re.findall(r'class="g-(\w+)" d="([^"]*)"', found.svg) == [
+        ("exact", "M0 0h1v1h-1z"), ("partly", "M0 1h1v1h-1z"), ("tried", "M1 0h1v1h-1z"),
+    ]  # fmt: skip
+    assert 'viewBox="0 0 3 3"' in found.svg
+    assert "1 exact, 1 partly, 1 tried, without a grade." in found.svg
+    assert heat_map(Index([]), [], fates(Index([])), 2) is None
+
+
+def test_the_map_of_many_clients_has_few_labels():
+    records = [spared(r, client, 9, "x") for r in (1, 50) for client in range(100)]
+    found = heat_map(Index(records), [], fates(Index(records)), 50)
+    assert len(found.rows) <= MAX_LABELS and len(found.columns) <= MAX_LABELS
+    assert sum(span for _, span in found.rows) == 100
+    assert sum(span for _, span in found.columns) == 50
+    assert [name for name, _ in found.legend] == ["untried"]
+
+
+def shown(records, **metadata):
+    index = Index(records)
+    found, members = attempts(index), membership_section(index)
+    made = tiles(index, metadata, found, members, large_clients_section(index))
+    return [(tile.value, tile.guess) for tile in made]
+
+
+def test_each_number_has_its_blind_guess_or_was_not_tested():
+    assert [value for value, _ in shown([])] == ["not tested"] * 4
+    records = [*graded(60.0), *graded(14.0, sample=1), *graded(11.0, sample=2)]
+    records += [metric(1, 0, i, float(i > 0), "label_accuracy") for i in range(3)]
+    records += [
+        LeakageRecord("r", 1, 0, i, "client", "class", 0.0, "", "", name)
+        for i, name in enumerate(("cat", "dog", "cat"))
+    ]
+    records += [
+        LeakageRecord("r", r, -1, -1, "utility", "test_accuracy", value)
+        for r, value in ((0, 0.1), (4, 0.5))
+    ]
+    for name, value in (("evidence", 1.0), ("corrected", 1e-4), ("p_value", 1e-4)):
+        sample = -1 if name == "evidence" else 0
+        records.append(LeakageRecord("r", 1, 0, sample, "membership", f"membership_{name}", value))
+    assert shown(records, threat="labels inferred, single view") == [
+        ("1 of 3", "blind guess: 0"),
+        ("2 of 3", "naming the commonest class: 2 of 3"),
+        ("1 of 1", "by chance: 0, in 99 of 100 runs"),
+        ("50.0 %", "before training: 10.0 %"),
+    ]
+    assert shown(records, threat="labels known")[1] == ("not tested", "the attacker was given them")
