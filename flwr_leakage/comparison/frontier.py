@@ -13,7 +13,12 @@ MAX_LEGEND, MAX_LABEL = 40, 120
 """Groups that the legend names, and characters of a name: the picture's size follows from them."""
 
 
-def frontier(comparison: Comparison, leakage: str = "psnr_best", narrow: bool = False) -> Figure:
+def frontier(
+    comparison: Comparison,
+    leakage: str = "psnr_best",
+    narrow: bool = False,
+    numbered: bool = False,
+) -> Figure:
     """Return test accuracy over leakage, a point a group with the range of its runs.
 
     Groups that no other group beats in both are joined: the frontier.
@@ -22,6 +27,7 @@ def frontier(comparison: Comparison, leakage: str = "psnr_best", narrow: bool = 
         comparison: of at least one group with both numbers.
         leakage: a measure of ``MEASURES`` of which more leaks more.
         narrow: for a phone: half as wide, with the legend below.
+        numbered: whether the legend has the groups' numbers, from 1, in place of their names.
 
     Raises:
         ValueError: ``leakage`` is no such measure, or no group has both numbers.
@@ -45,6 +51,8 @@ def frontier(comparison: Comparison, leakage: str = "psnr_best", narrow: bool = 
         best = sorted(_undominated(points), key=lambda point: point[:2])
         axes.plot([p[0] for p in best], [100 * p[1] for p in best], color="0.6", zorder=1)
         for number, (leaked, accuracy, group) in enumerate(points):
+            place = comparison.groups.index(group) + 1
+            name = str(place) if numbered else " ".join(group.name.split())[:MAX_LABEL]
             axes.errorbar(
                 leaked,
                 100 * accuracy,
@@ -53,7 +61,7 @@ def frontier(comparison: Comparison, leakage: str = "psnr_best", narrow: bool = 
                 fmt="os^Dv<>ph*"[number % 10],
                 color=f"C{number % 10}",
                 capsize=3,
-                label=" ".join(group.name.split())[:MAX_LABEL] if number < MAX_LEGEND else None,
+                label=name if number < MAX_LEGEND else None,
             )
         axes.set_xlabel(f"{kinds[leakage].heading} (further left: less leaks)")
         axes.set_ylabel("test accuracy after the last round, %")

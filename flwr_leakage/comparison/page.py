@@ -1,17 +1,17 @@
 """One page over several runs: their table, the frontier, and a link to every report."""
 
-import base64
-import io
 import os
 from pathlib import Path
 
+import matplotlib
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
-from matplotlib.figure import Figure
+from markupsafe import Markup
 
 from flwr_leakage.comparison.compare import Comparison
 from flwr_leakage.comparison.frontier import frontier
 from flwr_leakage.comparison.outcome import MEASURES
 from flwr_leakage.comparison.price import prices
+from flwr_leakage.report.drawing import STYLE, inline
 from flwr_leakage.report.index import Table
 from flwr_leakage.report.page import homeless
 from flwr_leakage.tracking.jsonl import write_private
@@ -47,7 +47,7 @@ def write_comparison(comparison: Comparison, path: str | Path, link_reports: boo
     headings, rows = comparison.cells()
     shown = [measure for measure in MEASURES if measure.name in comparison.measures]
     try:
-        picture, narrow = (_png(frontier(comparison, narrow=n)) for n in (False, True))
+        picture, narrow = (_drawn(comparison, narrow=n) for n in (False, True))
         missing = ""
     except ValueError as error:
         picture, narrow, missing = "", "", str(error)
@@ -70,10 +70,15 @@ def write_comparison(comparison: Comparison, path: str | Path, link_reports: boo
     return path
 
 
-def _png(figure: Figure) -> str:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=144, facecolor="white")
-    return base64.b64encode(buffer.getvalue()).decode()
+def _drawn(comparison: Comparison, narrow: bool) -> Markup:
+    """Return the frontier in the page's colours; its legend numbers the settings of the table."""
+    with matplotlib.rc_context({**STYLE, "legend.frameon": False}):
+        figure = frontier(comparison, narrow=narrow, numbered=True)
+        figure.patch.set_alpha(0)
+        (axes,) = figure.axes
+        axes.patch.set_alpha(0)
+        described = "Test accuracy over the PSNR of the worst leak, a point for each setting."
+        return inline(figure, "narrow" if narrow else "wide", described)
 
 
 def _link(folder: Path, page: Path) -> str:

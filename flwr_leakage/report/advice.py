@@ -144,9 +144,11 @@ def _defense_in_short(asked: Sequence[Remedy]) -> str:
     hid = [name for name, result in told.items() if result == HID]
     if hid:
         return f"A defense on each update: {' and '.join(hid)} hid it here; measure its price."
-    return "A defense on each update: " + "; ".join(
-        f"{name} {result}" for name, result in list(told.items())[:2]
-    ) + "."
+    return (
+        "A defense on each update: "
+        + "; ".join(f"{name} {result}" for name, result in list(told.items())[:2])
+        + "."
+    )
 
 
 HID = "hid them from this attack"

@@ -173,12 +173,15 @@ class Map:
 MAX_LABELS = 12
 """Clients or rounds that have a label of their own; of more, each second, third, … has one."""
 
+MAX_GAPS = 40
+"""Clients or rounds of a map whose squares stand apart; of more, gaps would hide the squares."""
+
 STATES = {**{grade: grade for grade in GRADES}, "tried": "tried, without a grade"}
 
 
 def heat_map(index: Index, found: Sequence[Attempt], fate: Fates, rounds_done: int) -> Map | None:
     """Return the map; ``None`` for a run that tells of no client."""
-    state = {place: "tried" for place in fate.attacked}
+    state = dict.fromkeys(fate.attacked, "tried")
     worst_in: dict[tuple[int, int], Attempt] = {}
     for attempt in found:
         place = attempt.key[:2]
@@ -198,13 +201,16 @@ def heat_map(index: Index, found: Sequence[Attempt], fate: Fates, rounds_done: i
     paths = "".join(
         f'<path class="g-{name}" d="{"".join(drawn[name])}"/>' for name in STATES if name in drawn
     )
-    told = ", ".join(f"{len(drawn[name])} {words}" for name, words in STATES.items() if name in drawn)
+    told = ", ".join(
+        f"{len(drawn[name])} {words}" for name, words in STATES.items() if name in drawn
+    )
     description = (
         f"{count(len(clients), 'client')} in {count(len(rounds), 'round')}; updates by their worst "
         f"grade: {told or 'none was attacked'}."
     )
+    fine = ' class="fine"' if max(len(clients), len(rounds)) > MAX_GAPS else ""
     svg = Markup(
-        f'<svg role="img" aria-label="{escape(description)}" preserveAspectRatio="none" '
+        f'<svg{fine} role="img" aria-label="{escape(description)}" preserveAspectRatio="none" '
         f'viewBox="0 0 {len(rounds)} {len(clients)}">{paths}</svg>'
     )
     legend = [(name, words) for name, words in STATES.items() if name in drawn]

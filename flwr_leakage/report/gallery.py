@@ -194,9 +194,7 @@ def make_gallery(images: Sequence[ImageRecord], found: Sequence[Attempt], limit:
     return Gallery(highlights, exhibits, is_graded, left_out, failed, names, blind)
 
 
-def _first_of_each_image(
-    ranked: Sequence[Key], attempt_of: Mapping[Key, Attempt]
-) -> list[Key]:
+def _first_of_each_image(ranked: Sequence[Key], attempt_of: Mapping[Key, Attempt]) -> list[Key]:
     """Return of each image the first key; a key whose image is not known is its own image."""
     first: dict[tuple[int, ...], Key] = {}
     for key in ranked:

@@ -99,7 +99,9 @@ def membership_section(index: Index) -> MembershipSection | None:
         for each in sorted(found, key=lambda c: (2.0 if c.p_value is None else c.p_value, c.sample))
     )
     texts = ("verdict", "most likely in")
-    return MembershipSection(len(called), tuple(sentences), Table(columns, rows, notes, MAX_ROWS, texts))
+    return MembershipSection(
+        len(called), tuple(sentences), Table(columns, rows, notes, MAX_ROWS, texts)
+    )
 
 
 def _candidates(index: Index, updates: int) -> list[_Candidate]:
