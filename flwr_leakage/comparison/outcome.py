@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flwr_leakage.report.attempts import LEAKED, attempts, ended, fates, worst_by_image
-from flwr_leakage.report.found import Share, members_found
 from flwr_leakage.report.index import Index
+from flwr_leakage.report.membership import Share, members_found
 from flwr_leakage.tracking import RunData
 from flwr_leakage.tracking.text import plain_text
 

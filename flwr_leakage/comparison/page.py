@@ -50,7 +50,7 @@ def write_comparison(comparison: Comparison, path: str | Path, link_reports: boo
         picture, narrow = (_drawn(comparison, narrow=n) for n in (False, True))
         missing = ""
     except ValueError as error:
-        picture, narrow, missing = "", "", str(error)
+        picture, narrow, missing = Markup(), Markup(), str(error)
     html = environment.get_template("comparison.html").render(
         num_runs=len(comparison.runs),
         groups=comparison.groups,

@@ -14,7 +14,6 @@ from flwr_leakage.report.attempts import (
     Fates,
     attempts,
     condition_told,
-    does,
     fates,
     graded,
     grouped_by_client,
@@ -27,10 +26,10 @@ from flwr_leakage.report.attempts import (
     worst_by_image,
 )
 from flwr_leakage.report.commands import rerun
-from flwr_leakage.report.index import Index, Step, Table, count, median, several, values
+from flwr_leakage.report.index import Index, Step, count, several
 from flwr_leakage.report.remedies import Remedy, told_of_time, what_it_costs
-from flwr_leakage.report.replays import real_update_told, replays
-from flwr_leakage.report.story import defense_of, is_defended
+from flwr_leakage.report.replays import replays
+from flwr_leakage.report.story import defense_of
 from flwr_leakage.report.tried import more_time, worth
 from flwr_leakage.tracking.text import plain_text
 
@@ -67,8 +66,7 @@ def advise(
     found, fate = attempts(index), fates(index)
     leaking = with_grade(found, LEAKED)
     partly = with_grade(found, ("partly",)) - leaking
-    replayed = replays(index, events)
-    unsure = {client for _, client in replayed.other}
+    unsure = {client for _, client in replays(index, events).other}
     nothing_seen = worth(index, events, metadata, found, fate)
     if leaking:
         headline = f"Not as it is: the server can see {_what(found)}, from {_briefly(leaking)}."
@@ -83,24 +81,17 @@ def advise(
     else:
         headline, answer = nothing_seen.headline, nothing_seen.answer
     at_risk = leaking | partly
-    defended, more = is_defended(metadata), "The command that does it"
-    steps = [
-        Step("Is it the real update?", real_update_told(replayed, fate.attacked, defended)),
-        Step("Mend first", _to_mend(unsure)),
-        *what_it_costs(index, asked, metadata, bool(at_risk)),
-        Step("Not tested", _not_tested(fate, found)),
-    ]
+    steps = [Step("Mend first", _to_mend(unsure))]
     if at_risk:
-        steps[:0] = [
-            Step("Who is at risk", _at_risk(found, at_risk, index)),
-            Step("Seen, by round", _seen_by_round(found, fate)),
-        ]
-        steps.insert(4, _what_helps(index, asked, at_risk, metadata))
-        steps[-1:-1] = _what_to_ask(index, found, fate, asked, metadata)
+        steps.insert(0, Step("Who is at risk", _at_risk(found, at_risk)))
+        steps.append(_what_helps(asked, at_risk, metadata))
+    steps += what_it_costs(index, asked, metadata, bool(at_risk))
+    if at_risk:
+        steps.append(_go_on_if(found, metadata))
     if not leaking:
-        do, commands = nothing_seen.do, nothing_seen.commands
-        steps.insert(-1, Step("Do", do, commands=commands, fold=more))
-    lines = _in_short(index, found, asked, unsure, nothing_seen.do)
+        fold = "The command that does it"
+        steps.append(Step("Do", nothing_seen.do, commands=nothing_seen.commands, fold=fold))
+    lines = _in_short(index, found, fate, asked, unsure, nothing_seen.do)
     return Advice(headline, answer, lines, tuple(step for step in steps if step.text))
 
 
@@ -109,9 +100,14 @@ MAX_LINES, MAX_LINE = 5, 150
 
 
 def _in_short(
-    index: Index, found: Sequence[Attempt], asked: Sequence[Remedy], unsure: set[int], do: str
+    index: Index,
+    found: Sequence[Attempt],
+    fate: Fates,
+    asked: Sequence[Remedy],
+    unsure: set[int],
+    do: str,
 ) -> tuple[str, ...]:
-    """Return what to do in short lines; the steps hold the reasons."""
+    """Return what to do in short lines: three changes to ask for, or what says more."""
     at_risk = with_grade(found, SEEN)
     lines = []
     if unsure:
@@ -121,37 +117,25 @@ def _in_short(
         lines += [plain_text(sentence, MAX_LINE) for sentence in sentences]
         decide = "Whoever answers for the data decides: no run tests all (What is not covered)."
         return (*lines[: MAX_LINES - 1], decide)
+    stop = "Decide whether such parts may be seen, and test a change:"
     if with_grade(found, LEAKED):
-        lines.append("Stop, or leave out who is seen, until one of these changes was tested.")
-    else:
-        lines.append("Decide whether such parts may be seen, and test a change.")
-    sizes = {key[1]: int(r.value) for key, r in index.series("client", "images").items() if r.value}
-    whose = [sizes[client] for client in at_risk if client in sizes]
-    those = f" (those seen had {_span(whose)})" if whose else ""
+        stop = "Stop, or leave out who is seen, until a new run has tested one of these changes:"
+    told = "; ".join(f"{remedy.name} {_result(remedy)}" for remedy in asked[:MAX_DEFENSES])
+    summed = "measured" if any(attempt.key[1] < 0 for attempt in found) else "not measured"
     lines += [
-        _defense_in_short(asked),
-        f"More images per client{those}, or secure aggregation, which shows the server sums only.",
-        "Go on only if a new run sees no image, in part or whole, and no time limit ends an attack.",
+        stop,
+        f"A defense on each update, such as noise: {told or 'none was measured here'}.",
+        _more_images(index, found, at_risk, fate),
+        f"Secure aggregation, so that the server sees sums only: {summed} here.",
+        "Go on only if a new run sees no image, not even in part, and time cuts off no attack.",
     ]
-    return tuple(lines)
+    return tuple(lines[:MAX_LINES])
 
 
-def _defense_in_short(asked: Sequence[Remedy]) -> str:
-    """Return what the defenses that were measured ask for."""
-    if not asked:
-        return "A defense on each update: this run measured none beside its own."
-    told = {remedy.name: _result(remedy) for remedy in asked}
-    hid = [name for name, result in told.items() if result == HID]
-    if hid:
-        return f"A defense on each update: {' and '.join(hid)} hid it here; measure its price."
-    return (
-        "A defense on each update: "
-        + "; ".join(f"{name} {result}" for name, result in list(told.items())[:2])
-        + "."
-    )
+MAX_DEFENSES = 2
+"""Defenses that a short line names."""
 
-
-HID = "hid them from this attack"
+SEEN = (*LEAKED, "partly")
 
 
 def _what(found: Sequence[Attempt]) -> str:
@@ -177,7 +161,6 @@ def _seen(found: Sequence[Attempt], leaking: set[int]) -> str:
 
 
 MAX_CLIENTS = 4
-MAX_GROUPS = 6
 
 
 def with_grade(found: Sequence[Attempt], grades: Sequence[str]) -> set[int]:
@@ -195,45 +178,18 @@ def verb(clients: set[int], one: str, many: str) -> str:
     return one if len(clients) == 1 else many
 
 
-def _at_risk(found: Sequence[Attempt], at_risk: set[int], index: Index) -> str:
-    """Return words on the clients of whom something is seen, with what they do and the rounds."""
-    doing = does(index)
+def _at_risk(found: Sequence[Attempt], at_risk: set[int]) -> str:
+    """Return words on the clients of whom something is seen, and in which rounds."""
     groups = grouped_by_client(a for a in found if a.key[1] in at_risk)
     told = []
     for client in most_at_risk_first(groups)[:MAX_CLIENTS]:
         here = groups[client]
-        name = named({client})
-        what = f" ({doing[client]})" if client in doing else ""
         tried = count(len(here), "attempt")
-        told.append(f"{name}{what}: of {tried} {graded(tally(here))}; seen {_when(here)}")
+        told.append(f"{named({client})}: of {tried} {graded(tally(here))}; seen {_when(here)}")
     more = len(groups) - len(told)
     rest = f"; and {count(more, 'other client')} (see Clients)" if more else ""
     text = ". ".join(f"{each[0].upper()}{each[1:]}" for each in told) + rest
     return f"{text}. An attempt is one image in one attacked round."
-
-
-def _seen_by_round(found: Sequence[Attempt], fate: Fates) -> str:
-    """Return in which rounds whose images are seen, and which rounds were not attacked."""
-    rounds_of: dict[str, list[int]] = {}
-    rounds = sorted({a.key[0] for a in found})
-    for server_round in rounds:
-        here = [a for a in found if a.key[0] == server_round]
-        leaking = with_grade(here, LEAKED)
-        parts = with_grade(here, ("partly",)) - leaking
-        told = [_images(here, leaking, LEAKED)] if leaking else []
-        told += [f"in part {_images(here, parts, ('partly',))}"] if parts else []
-        rounds_of.setdefault(" and ".join(told) or "nothing", []).append(server_round)
-    if len(rounds) < 2:
-        return ""
-    shown = list(rounds_of.items())[:MAX_GROUPS]
-    left = sum(map(len, rounds_of.values())) - sum(len(held) for _, held in shown)
-    text = "; ".join(f"{several(held, 'round')}: {told}" for told, held in shown)
-    more = f"; and {count(left, 'other round')}" if left else ""
-    if resting := _resting(fate, rounds):
-        more += (
-            f"; {several(resting, 'round')} {'was' if len(resting) == 1 else 'were'} not attacked"
-        )
-    return f"{text[0].upper()}{text[1:]}{more} (see Round by round)."
 
 
 def _when(here: Sequence[Attempt]) -> str:
@@ -259,11 +215,6 @@ def _images(here: Sequence[Attempt], clients: set[int], grades: Sequence[str]) -
     return f"{noun} of {named(clients, MAX_CLIENTS)}"
 
 
-def _resting(fate: Fates, attacked: Sequence[int]) -> list[int]:
-    """Return the rounds in which nobody was attacked."""
-    return sorted({server_round for server_round, _ in fate.spared} - set(attacked))
-
-
 def _to_mend(unsure: set[int]) -> str:
     """Return words on clients whose update is not the one that they were seen to train."""
     if not unsure:
@@ -275,9 +226,7 @@ def _to_mend(unsure: set[int]) -> str:
     )
 
 
-def _what_helps(
-    index: Index, asked: Sequence[Remedy], at_risk: set[int], metadata: Mapping[str, Any]
-) -> Step:
+def _what_helps(asked: Sequence[Remedy], at_risk: set[int], metadata: Mapping[str, Any]) -> Step:
     """Return which defense that was measured here hides what leaks."""
     own = defense_of(metadata)
     despite = f"It leaks although the run trained under {own}. " if own else ""
@@ -287,11 +236,10 @@ def _what_helps(
     effects = " ".join(_effect(remedy, at_risk) for remedy in asked)
     notes = [_besides(remedy, at_risk) for remedy in asked]
     caveat = "The attack was the same as without the defense; one made for it may reach more."
-    table = _seen_table(index, asked, at_risk)
     note = " ".join(filter(None, (*notes, caveat)))
     cut_off = [remedy for remedy in asked if _is_cut_off(remedy, at_risk)]
     if not cut_off:
-        return Step("What helps", despite + effects, table=table, note=note)
+        return Step("What helps", despite + effects, note=note)
     do, changes = more_time(metadata)
     names = " and ".join(remedy.name for remedy in cut_off)
     ended = (
@@ -302,7 +250,7 @@ def _what_helps(
     if len(cut_off) < len(asked):
         text = f"{despite}{effects} Of {names} it is not established: {ended}"
     commands, fold = rerun(metadata, changes), "The command that establishes it"
-    return Step("What helps", text, (), table, note, commands, fold)
+    return Step("What helps", text, (), note, commands, fold)
 
 
 def _is_cut_off(remedy: Remedy, at_risk: set[int]) -> bool:
@@ -338,120 +286,43 @@ def _effect(remedy: Remedy, at_risk: set[int]) -> str:
 
 
 def _besides(remedy: Remedy, at_risk: set[int]) -> str:
-    """Return whether a defense still lets originals be told apart, and how often time ran out."""
-    under = [a for a in remedy.under if a.key[1] in at_risk]
-    if not under:
+    """Return how much a defense leaves, how much it changes, and how often time ran out."""
+    both = [[a for a in found if a.key[1] in at_risk] for found in (remedy.before, remedy.under)]
+    if not both[1]:
         return ""
-    ranked = [a for a in under if a.rank is not None]
-    first = sum(a.rank == 1 for a in ranked)
-    identified = ""
-    if first:
-        tells = "tells its" if first == 1 else "tell their"
-        whole = count(len(ranked), "attempt")
-        identified = f" {first} of {whole} still {tells} original from others."
-    ended = {place: over for place, over in remedy.ended.items() if place[1] in at_risk}
-    return f"Under {remedy.name}:{identified}{told_of_time(ended)}"
-
-
-def _seen_table(
-    index: Index, asked: Sequence[Remedy], at_risk: set[int]
-) -> tuple[str, Table] | None:
-    """Return how much is seen without each defense and with it: of images, if told apart."""
-    measured = []
-    for remedy in asked:
-        if under := [a for a in remedy.under if a.key[1] in at_risk]:
-            before = [a for a in remedy.before if a.key[1] in at_risk]
-            measured.append((remedy, (before, under)))
-    if not measured:
-        return None
-    by_image = all(worst_by_image(found) for _, both in measured for found in both)
-    rows = []
-    for remedy, both in measured:
-        each = [worst_by_image(found) if by_image else found for found in both]
-        cells = [
-            f"{sum(a.grade in grades for a in found)} of {len(found)}"
-            for grades in (LEAKED, ("partly",))
-            for found in each
-        ]
-        change = median(values(index.series("what_if", f"{remedy.name}/relative_change")))
-        rows.append((remedy.name, *cells, f"{100 * change:.0f} %" if change is not None else "–"))
+    by_image = all(map(worst_by_image, both))
     noun = "images" if by_image else "attempts"
-    columns = ("defense", f"{noun} seen without it", "seen with it", "in part without it",
-               "in part with it", "change of the update")  # fmt: skip
-    notes = (
-        "Seen: graded exact or recognisable. In part: graded partly. Change: of the update’s size "
-        "(Euclidean norm, median); it says little of accuracy.",
-    )
-    title = "What the attack shows without each defense and with it"
-    return title, Table(columns, tuple(rows), notes)
-
-
-def _not_tested(fate: Fates, found: Sequence[Attempt]) -> str:
-    """Return which clients and rounds were not attacked, and what no run of this kind tests."""
-    attacked = fate.attacked | {a.key[:2] for a in found}
-    clients = {client for _, client in attacked}
-    rounds = {server_round for server_round, _ in attacked}
-    spared = {client for _, client in fate.spared} - clients
-    resting = _resting(fate, sorted(rounds))
-    missed = [several(sorted(spared))] if spared and min(clients, default=0) >= 0 else []
-    missed += [several(resting, "round")] if resting else []
-    text = f"{' and '.join(missed)}; " if missed else ""
-    text += (
-        "longer time limits and stronger attacks; a server that breaks the protocol; "
-        "properties of the data"
-    )
-    if fate.unanswered:
-        failed = {client for _, client in fate.unanswered}
-        text += f"; {named(failed)} where the attack gave no result"
-    return f"{text[0].upper()}{text[1:]} (see What is not covered)."
-
-
-MEASURED, UNMEASURED = "measured in this run", "not measured in this run"
-
-
-SEEN = (*LEAKED, "partly")
-
-
-def _what_to_ask(
-    index: Index,
-    found: Sequence[Attempt],
-    fate: Fates,
-    asked: Sequence[Remedy],
-    metadata: Mapping[str, Any],
-) -> list[Step]:
-    """Return three changes that the engineers can be asked for, and the conditions to train on."""
-    at_risk = with_grade(found, SEEN)
-    options = (_defense(asked), _more_images(index, found, at_risk, fate), _sum(found))
-    return [
-        Step("Ask the engineers for", " ".join(options)),
-        Step(
-            "Go on only if",
-            "a new run with one of the changes above meets all of these. Even then somebody "
-            "who answers for the data has to accept what no run tests (see What is not covered).",
-            items=(
-                "The new run attacks the smallest clients too, in early and late rounds.",
-                f"Its time limit{_seconds(metadata)} ends no attack.",
-                "No image has a grade above “nothing”.",
-                condition_told(found),
-            ),
-            note=identifying_told(found),
-        ),
+    before, under = (worst_by_image(found) if by_image else found for found in both)
+    told = [
+        f"{sum(a.grade in LEAKED for a in under)} of {len(under)} {noun} are seen (without it "
+        f"{sum(a.grade in LEAKED for a in before)})",
+        f"{sum(a.grade == 'partly' for a in under)} in part",
     ]
+    if first := sum(a.rank == 1 for a in both[1]):
+        whole = count(sum(a.rank is not None for a in both[1]), "attempt")
+        told.append(f"{first} of {whole} still {'tells' if first == 1 else 'tell'} the original")
+    if remedy.change is not None:
+        size = f"{100 * remedy.change:.0f} % of its size (Euclidean norm, median)"
+        told.append(f"an update changes by {size}, which says little of accuracy")
+    ended = {place: over for place, over in remedy.ended.items() if place[1] in at_risk}
+    return f"Under {remedy.name}: {'; '.join(told)}.{told_of_time(ended)}"
 
 
-def _seconds(metadata: Mapping[str, Any]) -> str:
+def _go_on_if(found: Sequence[Attempt], metadata: Mapping[str, Any]) -> Step:
+    """Return the conditions to train on."""
     limit = time_limit(metadata)
-    return f" (here {limit:g} CPU seconds for an update)" if limit is not None else ""
-
-
-def _defense(asked: Sequence[Remedy]) -> str:
-    tried = "".join(
-        f"{remedy.name}{remedy.setting} was {MEASURED}, and {_result(remedy)}; " for remedy in asked
-    )
-    other = "other settings and defenses" if asked else "any defense"
-    return (
-        f"(1) A defense on each update: {tried}{other}, such as noise with a privacy budget: "
-        f"{UNMEASURED}."
+    seconds = f" (here {limit:g} CPU seconds for an update)" if limit is not None else ""
+    return Step(
+        "Go on only if",
+        "a new run with one of the changes above meets all of these. Even then somebody "
+        "who answers for the data has to accept what no run tests (see What is not covered).",
+        items=(
+            "The new run attacks the smallest clients too, in early and late rounds.",
+            f"Its time limit{seconds} ends no attack.",
+            "No image has a grade above “nothing”.",
+            condition_told(found),
+        ),
+        note=identifying_told(found),
     )
 
 
@@ -460,35 +331,28 @@ def _result(remedy: Remedy) -> str:
         return "left leaks"
     if not any(a.grade for a in remedy.under):
         return "gave no result"
-    cut_off = _is_cut_off(remedy, {a.key[1] for a in remedy.under})
-    return "hid them from an attack that was cut off" if cut_off else HID
+    if _is_cut_off(remedy, {a.key[1] for a in remedy.under}):
+        return "hid them from an attack that was cut off"
+    return "hid them from this attack"
 
 
 def _more_images(index: Index, found: Sequence[Attempt], at_risk: set[int], fate: Fates) -> str:
     sizes = {key[1]: int(r.value) for key, r in index.series("client", "images").items() if r.value}
     whose = [sizes[client] for client in at_risk if client in sizes]
-    text = "(2) A larger minimum number of images per client"
+    text = "More images per client"
     if not whose:
-        return f"{text}: {UNMEASURED}."
-    text += f" (those that leak had {_span(whose)})"
+        return f"{text}: not measured here."
+    text += f" (those seen had {_span(whose)})"
     graded = {attempt.key[1] for attempt in found if attempt.grade}
     quiet = [sizes[c] for c in graded - at_risk if sizes.get(c, 0) > max(whose)]
     if quiet:
-        return f"{text}: of clients with {_span(quiet)} nothing was seen, {MEASURED}."
+        return f"{text}: of clients with {_span(quiet)} nothing was seen here."
     attacked = {client for _, client in fate.attacked} | graded
-    larger = [c for c in sizes if c not in attacked and sizes[c] > max(whose)]
-    why = f", as {several(larger)} had more, but no attack" if larger else ""
-    return f"{text}: how many would do was {UNMEASURED}{why}."
+    larger = {c for c in sizes if c not in attacked and sizes[c] > max(whose)}
+    why = f", as {_briefly(larger)} had more, but no attack" if larger else ""
+    return f"{text}: how many would do was not measured here{why}."
 
 
 def _span(sizes: Sequence[int]) -> str:
     low, high = min(sizes), max(sizes)
     return f"{low:,} to {high:,} images" if low < high else count(low, "image")
-
-
-def _sum(found: Sequence[Attempt]) -> str:
-    measured = MEASURED if any(attempt.key[1] < 0 for attempt in found) else UNMEASURED
-    return (
-        f"(3) Secure aggregation, so that the server sees only the sum of many updates and no "
-        f"single one: {measured}."
-    )

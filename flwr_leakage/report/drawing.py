@@ -146,8 +146,8 @@ def story_chart(
         axes[-1].set_xlim(rounds[0] - 0.5, rounds[-1] + 0.5)
         whole_rounds(axes[-1], rounds)
         figure.legend(
-            handles=_legend(panels), loc="outside upper left", ncols=6 if is_wide else 2, frameon=False,
-            handlelength=2.2, columnspacing=1.2, borderaxespad=0.2,
+            handles=_legend(panels), loc="outside upper left", ncols=6 if is_wide else 2,
+            frameon=False, handlelength=2.2, columnspacing=1.2, borderaxespad=0.2,
         )  # fmt: skip
         return inline(figure, name, description)
 

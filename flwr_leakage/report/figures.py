@@ -51,6 +51,7 @@ from flwr_leakage.report.index import (
     values,
 )
 from flwr_leakage.report.remedies import Remedy
+from flwr_leakage.report.story import psnr_told
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ def story_figures(
     text = _description(pooled, accuracy)
     chart = Chart(
         title, caption, story_chart(accuracy, pooled, "story", text, is_wide=True),
-        _story_details(pooled, told, len(asked)) if known else "",
+        _story_details(psnr_told(index), pooled, told, len(asked)) if known else "",
         story_chart(accuracy, pooled, "narrow", text),
     )  # fmt: skip
     clients = most_at_risk_first(grouped_by_client(known))
@@ -145,7 +146,7 @@ def story_figures(
         return chart, None
     panels = [_panel(client, known, told, stopped) for client in clients]
     svg = story_chart(accuracy, panels, "clients", _description(panels, accuracy))
-    more = _story_details(panels, told, len(asked))
+    more = _story_details("Height is PSNR in decibels.", panels, told, len(asked))
     return chart, Chart("Each client by itself, most at risk first", caption, svg, more)
 
 
@@ -202,9 +203,11 @@ def _story_caption(panels: Sequence[Panel], told: Sequence[Remedy], with_accurac
     return text
 
 
-def _story_details(panels: Sequence[Panel], told: Sequence[Remedy], asked: int) -> str:
+def _story_details(
+    told_first: str, panels: Sequence[Panel], told: Sequence[Remedy], asked: int
+) -> str:
     """Return what else is to be known of the chart, for a folded text."""
-    text = "Height is PSNR in decibels."
+    text = told_first
     if len(panels) > 1:
         text += " Each client, most at risk first, has a scale of its own."
     if any(value >= EXACT_DB for panel in panels for value in panel.values):

@@ -176,7 +176,11 @@ MAX_LABELS = 12
 MAX_GAPS = 40
 """Clients or rounds of a map whose squares stand apart; of more, gaps would hide the squares."""
 
-STATES = {**{grade: grade for grade in GRADES}, "tried": "tried, without a grade"}
+STATES: dict[str, str] = {
+    **dict(zip(GRADES, GRADES, strict=True)),
+    "tried": "tried, without a grade",
+}
+"""What became of an attacked update, worst first, and in words."""
 
 
 def heat_map(index: Index, found: Sequence[Attempt], fate: Fates, rounds_done: int) -> Map | None:
@@ -201,9 +205,8 @@ def heat_map(index: Index, found: Sequence[Attempt], fate: Fates, rounds_done: i
     paths = "".join(
         f'<path class="g-{name}" d="{"".join(drawn[name])}"/>' for name in STATES if name in drawn
     )
-    told = ", ".join(
-        f"{len(drawn[name])} {words}" for name, words in STATES.items() if name in drawn
-    )
+    legend = [(name, words) for name, words in STATES.items() if name in drawn]
+    told = ", ".join(f"{len(drawn[name])} {words}" for name, words in legend)
     description = (
         f"{count(len(clients), 'client')} in {count(len(rounds), 'round')}; updates by their worst "
         f"grade: {told or 'none was attacked'}."
@@ -213,7 +216,6 @@ def heat_map(index: Index, found: Sequence[Attempt], fate: Fates, rounds_done: i
         f'<svg{fine} role="img" aria-label="{escape(description)}" preserveAspectRatio="none" '
         f'viewBox="0 0 {len(rounds)} {len(clients)}">{paths}</svg>'
     )
-    legend = [(name, words) for name, words in STATES.items() if name in drawn]
     if len(state) < len(clients) * len(rounds):
         legend.append(("untried", UNTRIED))
     names = [who(client) if client >= 0 else "aggregate" for client in clients]

@@ -200,7 +200,7 @@ def _first_of_each_image(ranked: Sequence[Key], attempt_of: Mapping[Key, Attempt
     for key in ranked:
         attempt = attempt_of.get(key)
         known = attempt is not None and attempt.image is not None
-        first.setdefault((key[1], attempt.image) if attempt and known else key, key)
+        first.setdefault((key[1], attempt.image or 0) if attempt and known else key, key)
     return list(first.values())
 
 

@@ -249,7 +249,6 @@ class Step:
         term: what it is about, in a word or two.
         text: in plain sentences.
         items: the entries of a list below the text.
-        table: numbers below it, with the title that they have; or ``None``.
         note: in small print below all.
         commands: to be typed, one a line; folded, below the sentence ``fold``.
         fold: what the commands are for.
@@ -258,7 +257,6 @@ class Step:
     term: str
     text: str
     items: tuple[str, ...] = ()
-    table: tuple[str, Table] | None = None
     note: str = ""
     commands: tuple[str, ...] = ()
     fold: str = ""

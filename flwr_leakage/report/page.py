@@ -39,7 +39,6 @@ from flwr_leakage.report.story import (
     facts,
     flatten,
     planned_rounds,
-    psnr_told,
     sentences,
 )
 from flwr_leakage.report.tables import (
@@ -147,7 +146,6 @@ def render_report(run: RunData, max_gallery: int = 1000) -> str:
             remedies=asked,
             remedied=remedies_table(asked),
             gallery=gallery,
-            psnr_told=psnr_told(index),
             ranked=RANKED,
             blind_guess=blind_guess(index),
             story=sentences(index, metadata, fate, done),

@@ -1,7 +1,6 @@
 """What each defense that this run measured would have changed, and at what price."""
 
 import shlex
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,6 @@ from flwr_leakage.report.attempts import (
     what_if_names,
 )
 from flwr_leakage.report.commands import are_plain, is_simulation, overrides, words_of
-from flwr_leakage.report.grades import Grade
 from flwr_leakage.report.index import (
     MAX_ROWS,
     Index,
@@ -48,23 +46,21 @@ class Remedy:
 
     Attributes:
         name: of the what-if.
-        defense: what it is, with its settings.
         setting: its settings in brackets; empty where not known.
         does: what it does, in its own words, in half a sentence; empty where not known.
-        sentence: what it would have changed, and at what price.
         under: every attempt under it.
         before: the attempts on the same images in the same rounds without it.
+        change: of an update, relative to its size (Euclidean norm, median); ``None`` if unknown.
         ended: of each attacked (round, client) whether the time limit ended the attack under the
             defense; empty where that was not recorded.
     """
 
     name: str
-    defense: str
     setting: str
     does: str
-    sentence: str
     under: tuple[Attempt, ...]
     before: tuple[Attempt, ...]
+    change: float | None
     ended: Mapping[tuple[int, int], bool]
 
     @property
@@ -83,27 +79,16 @@ def remedies(index: Index, metadata: Mapping[str, Any]) -> list[Remedy]:
 
 
 def _remedy(index: Index, name: str, node: Any, words: Any, raw: Mapping[Any, Attempt]) -> Remedy:
-    kind, settings = describe(node)
-    defense = f"{name} ({', '.join(filter(None, (kind, settings)))})" if kind else name
+    _, settings = describe(node)
     under = attempts(index, name)
     before = [raw[attempt.key] for attempt in under if attempt.key in raw]
     change = median(values(index.series("what_if", f"{name}/relative_change")))
-    price = ""
-    if change is not None:
-        price = (
-            f" It would have changed an update by {100 * change:.0f} % of its size "
-            f"(Euclidean norm, median)."
-        )
     stopped = index.series("what_if", f"{name}/stopped_by_budget")
     exact = all_exact(under)
     ended = {key[:2]: bool(r.value) and key[:2] not in exact for key, r in stopped.items()}
-    sentence = (
-        f"On the same {count(len(under), 'attempt')}, {_told(before)} would have become "
-        f"{_told(under)}.{price}{told_of_time(ended)}"
-    )
     does = words if isinstance(words, str) else ""
     setting = f" ({settings})" if settings else ""
-    return Remedy(name, defense, setting, does, sentence, tuple(under), tuple(before), ended)
+    return Remedy(name, setting, does, tuple(under), tuple(before), change, ended)
 
 
 def told_of_time(ended: Mapping[tuple[int, int], bool]) -> str:
@@ -117,14 +102,6 @@ def told_of_time(ended: Mapping[tuple[int, int], bool]) -> str:
         f" The time limit ended the attack on {stopped} of {count(len(ended), 'defended update')}: "
         f"with more time more may show."
     )
-
-
-def _told(found: Sequence[Attempt]) -> str:
-    grades: Counter[Grade] = tally(found)
-    if any(attempt.tokens is not None for attempt in found):  # of texts, which have no PSNR
-        return graded(grades) or "no result"
-    middle = median([a.psnr for a in found if a.psnr is not None])
-    return f"{graded(grades) or 'no result'} (median PSNR {decibel(middle)} dB)"
 
 
 def remedies_table(asked: Sequence[Remedy]) -> Table:

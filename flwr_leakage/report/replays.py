@@ -175,46 +175,6 @@ def _sorted_out(
     return places, same, other, places - same - other
 
 
-def real_update_told(found: Replays, attacked: Collection[Place], defended: bool) -> str:
-    """Return in a few words whether attacks saw what clients trained, and who was not checked."""
-    if not attacked:
-        return ""
-    places, same, other, left = _sorted_out(found, attacked)
-    told = []
-    if same:
-        off = _most(found.same[place] for place in same)
-        exactly = "as far as they tell" if off is None else "to the last digit"
-        if off:
-            exactly = f"to {number(off, 1)} of its size"
-        sent = "the update before its defense" if defended else "what was sent"
-        some = f" for {len(same)} of {count(len(places), 'attacked update')}" * bool(other or left)
-        told.append(
-            f"Yes{some}: {sent} is what each client’s training gives, {exactly}; the "
-            f"clients say so themselves."
-        )
-    if other:
-        told.append(f"No for {_named(other)}.")
-    if left or not places:
-        told.append(f"Not checked{f' for {_named(left)}' if left else ''}: nothing shows it.")
-    return " ".join((*told, *_others_told(found, {client for _, client in places})))
-
-
-def _others_told(found: Replays, attacked: Collection[int]) -> list[str]:
-    """Return which clients that were not attacked were checked, in which rounds, and who not."""
-    same, undone = (
-        {place for place in told if place[1] not in attacked} for told in (found.same, found.undone)
-    )
-    told = []
-    if same:
-        told.append(
-            f"Not attacked, but checked with the same answer: {_named(same)} (of such "
-            f"clients not every update is checked)."
-        )
-    reasons = grouped((found.undone[place], place) for place in undone)
-    told += [f"Not checked: {_named(reasons[why])}: {why}." for why in sorted(reasons)[:3]]
-    return told
-
-
 def _named(places: Collection[Place]) -> str:
     rounds_of = grouped((client, server_round) for server_round, client in sorted(places))
     clients_in = grouped((tuple(rounds), client) for client, rounds in rounds_of.items())

@@ -100,8 +100,8 @@ def worth(
         by_labels = [BY_LABELS] if index.names("labels") else []
         why = "updates were kept, and are not attacked yet" if kept else "no update was attacked"
         headline = f"This run cannot say: {why}."
-        do = " ".join([*by_labels, more]).strip()
-        return Worth(answer, headline, "unknown", do, commands)
+        more = " ".join([*by_labels, more]).strip()
+        return Worth(answer, headline, "unknown", more, commands)
     of = partial(_of, attacked=len(attacked))
     single, replayed = single_attack(index, metadata), replays(index, events)
     others = graded & replayed.other.keys()

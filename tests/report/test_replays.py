@@ -3,7 +3,7 @@
 from flwr_leakage.records import LeakageRecord, RunEvent
 from flwr_leakage.report.attempts import fates
 from flwr_leakage.report.index import Index
-from flwr_leakage.report.replays import real_update_told, replay_of_client, replay_told, replays
+from flwr_leakage.report.replays import replay_of_client, replay_told, replays
 from flwr_leakage.report.tables import clients_table, unattacked_table
 from flwr_leakage.report.verdict import judge
 
@@ -83,32 +83,12 @@ def test_rounds_between_replays_are_told_as_not_checked():
     assert replay_of_client(found, 0) == "not checked, round 2: as in round 1; yes, round 1 (equal)"
 
 
-def test_a_few_words_say_whether_it_is_the_real_update_and_who_was_not_checked():
+def test_a_client_that_could_not_check_says_why():
     why = "client 6 says: in round 1, whether the scored model explains the update was not checked"
     events = [RunEvent("run", 1, 6, "info", f"{why}: of its 9 samples 5 were kept.")]
     index = Index([attacked(0), attacked(1), replay(0, 9e-7), replay(1, 0.0), replay(3, 0.0)])
-    found, hit = replays(index, events), {(1, 0), (1, 1)}
-    answer = real_update_told(found, hit, False)
-    assert answer.startswith(
-        "Yes: what was sent is what each client’s training gives, to 9 × 10⁻⁷ of its size; the "
-        "clients say so themselves. Not attacked, but checked with the same answer: client 3 in "
-        "round 1 ("
-    )
-    assert answer.endswith("Not checked: client 6 in round 1: of its 9 samples 5 were kept.")
+    found = replays(index, events)
     assert replay_of_client(found, 6) == "not checked, round 1: of its 9 samples 5 were kept"
     # A defense changes what was trained before it is sent: that is not what a replay gives.
-    assert "Yes: the update before its defense is" in real_update_told(found, hit, True)
-    assert (
-        "each of the 2 attacked updates, before its defense, is"
-        in replay_told(found, hit, defended=True)[0]
-    )
-    assert real_update_told(found, set(), False) == ""
-
-
-def test_the_few_words_tell_what_failed_and_what_was_not_checked():
-    found = replays(Index([replay(0, 0.0), replay(1, 0.4, "does not explain")]))
-    assert real_update_told(found, {(1, 0), (1, 1), (1, 2)}, False) == (
-        "Yes for 1 of 3 attacked updates: what was sent is what each client’s training gives, to "
-        "the last digit; the clients say so themselves. No for client 1 in round 1. Not checked "
-        "for client 2 in round 1: nothing shows it."
-    )
+    told, *_ = replay_told(found, {(1, 0), (1, 1)}, defended=True)
+    assert "each of the 2 attacked updates, before its defense, is" in told

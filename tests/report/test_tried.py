@@ -291,8 +291,8 @@ def test_what_helps_is_not_established_by_attacks_that_were_cut_off(tmp_path):
         "Not established: the time limit ended the attack on every update under halving"
     )
     assert helps.endswith("Halving hid it from an attack that was cut off.")
-    asked = steps["Ask the engineers for"].text
-    assert "halving was measured in this run, and hid them from an attack that was cut off" in asked
+    advice = advise(Index(data.records), {}, remedies(Index(data.records), {}), data.events)
+    assert "halving hid them from an attack that was cut off" in " ".join(advice.lines)
     other = {(1, 0, -1): 0.0, (1, 0, 0): 11.0}
     records = [
         LeakageRecord("r", *key, "what_if", f"noise/{name}", value)
