@@ -57,7 +57,7 @@ def test_the_first_screen_is_the_answer_four_numbers_and_a_map(run_folder):
         "test accuracy after round 2 50.0 % blind guess not known",
         "Worst grade of each update recognisable nothing tried, without a grade client 0",
         "Attacked: all of 3 clients",
-        "What to do Stop, or leave out who is seen, until a new run has tested one of these changes:",
+        "What to do Stop, or leave out who is seen, until a new run has tested one of",
     ):
         assert words in seen, words
     for below in ("Replay check", "it was given", "Attack could not be applied", "98 of 100"):
