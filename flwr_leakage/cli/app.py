@@ -36,6 +36,20 @@ ONE_ROUND = (
     "scoring.relative_cost=null",
 )
 """One client in one round, of as many samples as asked for, without limits."""
+FailAbove = Annotated[
+    str | None,
+    typer.Option(
+        metavar="GRADE",
+        help="Exit with 3 if an image has a worse grade than recognisable, partly or nothing; with "
+        "4 if the run cannot say.",
+    ),
+]
+JunitFile = Annotated[Path | None, typer.Option("--junit", help="Also write JUnit XML.")]
+SarifFile = Annotated[Path | None, typer.Option("--sarif", help="Also write SARIF 2.1.0.")]
+SummaryFile = Annotated[
+    Path | None,
+    typer.Option("--summary", help="Also add Markdown to a file, such as $GITHUB_STEP_SUMMARY."),
+]
 Folders = Annotated[
     list[Path], typer.Argument(help="Run folders, or folders of them such as multirun/….")
 ]
@@ -55,6 +69,10 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what it would do and take, and stop.")
     ] = False,
+    fail_above: FailAbove = None,
+    junit: JunitFile = None,
+    sarif: SarifFile = None,
+    summary: SummaryFile = None,
 ) -> None:
     """Train a federation, attack its updates, write a report.
 
@@ -67,13 +85,25 @@ def run(
 
         flwr-leakage run --dry-run client.epochs=5 num_rounds=20
 
+        flwr-leakage run --fail-above partly --junit leakage.xml
+
     `flwr-leakage list` names the options of every group. A sweep ends with comparison.html.
     """
+    given = [*(overrides or []), *context.args]
+    is_checked = any((fail_above, junit, sarif, summary))
+    if is_checked and (multirun or show or dry_run):
+        _fail(ValueError("a sweep, --cfg and --dry-run have no run to check: leave them out."))
     if dry_run:
-        _price([*(overrides or []), *context.args], multirun)
+        _price(given, multirun)
         return
     flags = [*(["-m"] if multirun else []), *(["--cfg", "job"] if show else [])]
-    _simulate([*flags, *(overrides or []), *context.args])
+    if not is_checked:
+        _simulate([*flags, *given])
+        return
+    _grade(fail_above)  # before the training, which takes long
+    folder = _run_folder(given)
+    _simulate([*given, f"run_dir={folder}"])
+    _check(folder, fail_above, junit, sarif, summary)
 
 
 @app.command(context_settings=PASS_ON)
@@ -210,6 +240,24 @@ def report(
         _say(write_report(folder, output))
     except (OSError, ValueError) as error:
         _fail(error)
+
+
+@app.command()
+def check(
+    folder: Annotated[Path, typer.Argument(help="A run folder.")],
+    fail_above: FailAbove = None,
+    junit: JunitFile = None,
+    sarif: SarifFile = None,
+    summary: SummaryFile = None,
+) -> None:
+    """Check a run in a pipeline: 0 if it passed, 3 if it leaks, 4 if it cannot say.
+
+    Without --fail-above every grade above "nothing" fails. Examples:
+        flwr-leakage check outputs/RUN --fail-above partly
+
+        flwr-leakage check leakage --junit leakage.xml --sarif leakage.sarif
+    """
+    _check(folder, fail_above, junit, sarif, summary)
 
 
 @app.command()
@@ -420,6 +468,36 @@ def _simulate(arguments: Iterable[str]) -> None:
 
     sys.argv = [sys.argv[0], *arguments]
     simulate()
+
+
+def _grade(fail_above: str | None) -> str:
+    """Return the grade that is allowed; another one ends the process."""
+    from flwr_leakage.report.grades import GRADES
+
+    grade = "nothing" if fail_above is None else fail_above
+    if grade not in GRADES[1:]:
+        _fail(ValueError(f"--fail-above must be one of {list(GRADES[1:])}, got {grade!r}."))
+    return grade
+
+
+def _check(
+    folder: Path,
+    fail_above: str | None,
+    junit: Path | None,
+    sarif: Path | None,
+    summary: Path | None,
+) -> None:
+    """Check a run, write the files, print the outcome, and end with its exit code."""
+    from flwr_leakage import testing
+
+    grade = _grade(fail_above)
+    try:
+        found = testing.check(folder, grade)  # type: ignore[arg-type]
+        testing.write_check(found, junit, sarif, summary)
+    except (OSError, ValueError) as error:
+        _fail(error)
+    _say(f"{found.outcome}: {found.message}")
+    raise typer.Exit(found.exit_code)
 
 
 def _price(overrides: list[str], multirun: bool) -> None:

@@ -102,7 +102,7 @@ def render_report(run: RunData, max_gallery: int = 1000) -> str:
     run = without_home(run)
     index, metadata = Index(run.records), run.metadata
     found, fate, asked = attempts(index), fates(index), remedies(index, metadata)
-    done = max(index.rounds("metric", "score", "attack", "utility", "cost"), default=0)
+    done = rounds_of(index)
     verdict, advice = judge(index, run.events, metadata), advise(index, metadata, asked, run.events)
     alerts = verdict.head[:MAX_ALERTS]
     clients = clients_table(index, run.events, found, MAX_CLIENTS)
@@ -229,16 +229,28 @@ def _environment() -> Environment:
     return environment
 
 
-def _ended(run: RunData, done: int) -> str:
-    """Return in a sentence whether the run is over."""
+def rounds_of(index: Index) -> int:
+    """Return the last round of which something is told; 0 for none."""
+    return max(index.rounds("metric", "score", "attack", "utility", "cost"), default=0)
+
+
+def unfinished(run: RunData, done: int) -> str:
+    """Return in a sentence that a run is not over, or ended too early; empty for one that is."""
     planned = planned_rounds(run.metadata)
     of = f" of {planned}" if planned else ""
-    last = f" Last written {_moment(run.last_write)}." if run.last_write else ""
     if not run.closed:
         where = f" in or after round {done}{of}" if planned else ""
-        return f"Unfinished run. It still goes on, or it was stopped{where}.{last}"
+        return f"Unfinished run. It still goes on, or it was stopped{where}."
     if planned and done < planned:
-        return f"Unfinished run. It ended after round {done}{of}.{last}"
+        return f"Unfinished run. It ended after round {done}{of}."
+    return ""
+
+
+def _ended(run: RunData, done: int) -> str:
+    """Return in a sentence whether the run is over."""
+    last = f" Last written {_moment(run.last_write)}." if run.last_write else ""
+    if open_ := unfinished(run, done):
+        return open_ + last
     return f"The run ended after {count(done, 'round')}."
 
 

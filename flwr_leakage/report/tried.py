@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -52,6 +52,7 @@ class Worth:
             ``unknown`` where nothing can be said.
         do: what would say more, in sentences; empty where nothing here would.
         commands: that do it, for a simulation.
+        unsure: attacked updates of which nothing can be said, by (round, client), and why.
     """
 
     answer: str
@@ -59,6 +60,7 @@ class Worth:
     level: Literal["partly", "quiet", "unknown"]
     do: str
     commands: tuple[str, ...]
+    unsure: Mapping[Place, str] = field(default_factory=dict)
 
 
 class _Doubt(NamedTuple):
@@ -118,7 +120,8 @@ def worth(
         _ungraded(attacked - graded - fate.unanswered.keys(), found, of),
     ]
     doubts = [doubt for doubt in doubts if doubt.places]
-    sure = attacked - {place for doubt in doubts for place in doubt.places}
+    unsure = {place: doubt.told for doubt in reversed(doubts) for place in doubt.places}
+    sure = attacked - unsure.keys()
     told = "; ".join(doubt.told for doubt in doubts)
     do = _all([*kept, *doubts, *left_out], metadata)
     if beyond_chance(found):
@@ -130,12 +133,12 @@ def worth(
             "Not without a decision: no image shows, yet originals are identified more often than "
             "by chance."
         )
-        return Worth(answer, headline, "partly", *do)
+        return Worth(answer, headline, "partly", *do, unsure)
     if not sure:
         but = "nothing was recovered, but " * bool(graded)
         answer = f"This run cannot say: {but}{told}. That is no sign of safety."
         headline = f"This run cannot say: {doubts[0].told.partition(' (')[0]}."
-        return Worth(answer, headline, "unknown", *do)
+        return Worth(answer, headline, "unknown", *do, unsure)
     tried = f"{len(sure)} of {len(attacked)} attacked updates" if told else "the updates it tried"
     answer = (
         f"This run found no reason to stop, and gives no clearance: this attack recovered nothing "
@@ -143,7 +146,7 @@ def worth(
     )
     headline = f"No reason to stop was found, and no clearance: this attack saw nothing in {tried}."
     answer += f" Of the rest it cannot say: {told}." * bool(told)
-    return Worth(answer, headline, "quiet", *do)
+    return Worth(answer, headline, "quiet", *do, unsure)
 
 
 def _all(doubts: Sequence[_Doubt], metadata: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:

@@ -1,0 +1,283 @@
+"""A run as a check in a pipeline: it passes, it leaks, or it cannot say.
+
+    from flwr_leakage.testing import assert_no_leak
+
+    def test_no_image_can_be_recognised():
+        assert_no_leak("outputs/RUN", above="partly")
+
+``flwr-leakage check RUN --fail-above partly`` does the same for a pipeline, and writes what it
+found as JUnit XML, as SARIF 2.1.0 and in Markdown. None of these files holds an image.
+"""
+
+import html
+import json
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from flwr_leakage.report.advice import advise
+from flwr_leakage.report.attempts import attempts, fates
+from flwr_leakage.report.first_screen import Tile, tiles
+from flwr_leakage.report.grades import GRADES, Grade
+from flwr_leakage.report.index import Index, count, grouped, who
+from flwr_leakage.report.large_clients import large_clients_section
+from flwr_leakage.report.membership import membership_section
+from flwr_leakage.report.page import rounds_of, unfinished, without_home
+from flwr_leakage.report.remedies import remedies
+from flwr_leakage.report.tried import worth
+from flwr_leakage.tracking import RunData, read_run
+from flwr_leakage.tracking.jsonl import write_private
+
+Outcome = Literal["passed", "leaked", "unsure", "untested"]
+
+EXIT_CODES: Mapping[Outcome, int] = {"passed": 0, "leaked": 3, "unsure": 4, "untested": 4}
+"""Exit codes of a checked run. Other errors have 1 and 2."""
+
+
+@dataclass(frozen=True)
+class UpdateCheck:
+    """What came of one update.
+
+    Attributes:
+        place: round and client.
+        outcome: ``leaked`` above the allowed grade; ``unsure`` if the attack was cut off, or its
+            result says nothing; ``untested`` if it was not attacked.
+        message: in a sentence.
+    """
+
+    place: tuple[int, int]
+    outcome: Outcome
+    message: str
+
+    @property
+    def name(self) -> str:
+        """Client and round, in words."""
+        server_round, client = self.place
+        return f"{who(client) if client >= 0 else 'aggregate'}, round {server_round}"
+
+
+@dataclass(frozen=True)
+class Check:
+    """What came of a run.
+
+    Attributes:
+        run: its name.
+        above: the worst grade that is allowed.
+        outcome: ``leaked`` if some image has a worse grade, or originals are identified where
+            nothing is allowed; ``untested`` if no update was attacked; ``unsure`` if no attack can
+            say anything, as where the time limit ended all of them, or the run is unfinished; else
+            ``passed``.
+        message: the outcome in a sentence or two.
+        updates: each update of each client.
+        tiles: the numbers of the first screen of its report.
+        lines: what to do.
+    """
+
+    run: str
+    above: Grade
+    outcome: Outcome
+    message: str
+    updates: tuple[UpdateCheck, ...]
+    tiles: tuple[Tile, ...]
+    lines: tuple[str, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """0 if it passed, 3 if it leaked, 4 if it cannot say."""
+        return EXIT_CODES[self.outcome]
+
+
+def check(run: str | Path | RunData, above: Grade = "nothing") -> Check:
+    """Check that no image of a run has a worse grade than the allowed one.
+
+    Args:
+        run: a run folder, or what ``read_run`` gave of one.
+        above: the worst grade that is allowed: ``recognisable``, ``partly`` or ``nothing``.
+
+    Raises:
+        ValueError: another grade.
+        FileNotFoundError: it is no run folder.
+    """
+    if above not in GRADES[1:]:
+        raise ValueError(f"above must be one of {list(GRADES[1:])}, got {above!r}.")
+    data = without_home(run if isinstance(run, RunData) else read_run(run))
+    index, metadata = Index(data.records), data.metadata
+    found, fate = attempts(index), fates(index)
+    told = worth(index, data.events, metadata, found, fate)
+    advice = advise(index, metadata, remedies(index, metadata), data.events)
+    worst: dict[tuple[int, int], Grade] = {}
+    for attempt in found:
+        if attempt.grade and _is_worse(attempt.grade, worst.get(attempt.key[:2], "nothing")):
+            worst[attempt.key[:2]] = attempt.grade
+    attacked = fate.attacked | {attempt.key[:2] for attempt in found}
+    updates = []
+    for place in sorted(attacked | fate.spared.keys()):
+        grade = worst.get(place, "nothing")
+        if _is_worse(grade, above):
+            updates.append(UpdateCheck(place, "leaked", f"Its worst image is {grade}."))
+        elif place not in attacked:
+            updates.append(UpdateCheck(place, "untested", f"Not attacked: {fate.spared[place]}."))
+        elif place in told.unsure:
+            updates.append(UpdateCheck(place, "unsure", f"It cannot say: {told.unsure[place]}."))
+        else:
+            updates.append(UpdateCheck(place, "passed", f"Its worst image is {grade}."))
+    outcomes = {each.outcome for each in updates}
+    outcome: Outcome = "passed" if "passed" in outcomes else "unsure" if attacked else "untested"
+    if "leaked" in outcomes or (above == "nothing" and told.level == "partly"):
+        outcome = "leaked"
+    message = advice.headline
+    if outcome == "passed":
+        message = f"No image has a worse grade than “{above}”; that is no clearance."
+        silent = sum(each.outcome in ("unsure", "untested") for each in updates)
+        message += f" {count(silent, 'update')} of {len(updates)} cannot be judged." * bool(silent)
+        if is_open := unfinished(data, rounds_of(index)):
+            outcome, message = "unsure", f"This run cannot say. {is_open}"
+    elif outcome != "leaked" and worst:
+        message = f"This run cannot say: {next(iter(told.unsure.values()))}."
+    large, members = large_clients_section(index), membership_section(index)
+    name = str(metadata.get("run") or data.folder.name)
+    numbers = tiles(index, metadata, found, members, large)
+    return Check(name, above, outcome, message, tuple(updates), numbers, advice.lines)
+
+
+def _is_worse(grade: Grade, other: Grade) -> bool:
+    return GRADES.index(grade) < GRADES.index(other)
+
+
+def assert_no_leak(run: str | Path | RunData, above: Grade = "nothing") -> None:
+    """Assert that no image of a run has a worse grade than ``above``, and that this was tested.
+
+    Args:
+        run: a run folder, or what ``read_run`` gave of one.
+        above: the worst grade that is allowed: ``recognisable``, ``partly`` or ``nothing``.
+
+    Raises:
+        AssertionError: an image has a worse grade; or nothing was attacked, or no attack can say
+            anything, as where the time limit ended all of them. Its text says which.
+        ValueError: another grade.
+        FileNotFoundError: it is no run folder.
+    """
+    found = check(run, above)
+    if found.outcome != "passed":
+        leaks = [f"{e.name}: {e.message}" for e in found.updates if e.outcome == found.outcome]
+        raise AssertionError("\n".join([found.message, *leaks[:MAX_NAMED]]))
+
+
+MAX_NAMED = 20
+"""Updates that an error or a summary names."""
+
+
+def junit(found: Check) -> bytes:
+    """Return a check as JUnit XML: a case for the run, and one for each update.
+
+    A leak is a failure, a run that cannot say an error, an update that cannot be judged skipped.
+    """
+    cases = [("the run as a whole", found.outcome, found.message)]
+    cases += [(each.name, each.outcome, each.message) for each in found.updates]
+    suite = ET.Element("testsuite", name="flwr-leakage", tests=str(len(cases)))
+    tags = {"leaked": "failure", "unsure": "skipped", "untested": "skipped"}
+    counted = dict.fromkeys(("failure", "error", "skipped"), 0)
+    for name, outcome, message in cases:
+        case = ET.SubElement(suite, "testcase", classname=_xml(found.run), name=name)
+        if outcome != "passed":
+            is_run = case is suite[0] and outcome != "leaked"
+            tag = "error" if is_run else tags[outcome]
+            ET.SubElement(case, tag, message=_xml(message))
+            counted[tag] += 1
+    for tag, plural in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
+        suite.set(plural, str(counted[tag]))
+    return bytes(ET.tostring(suite, encoding="utf-8", xml_declaration=True))
+
+
+def _xml(text: str) -> str:
+    """Return a text without the characters that XML 1.0 forbids."""
+    return re.sub(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "�", text)
+
+
+RULES = {
+    "leaked": ("error", "An image has a worse grade than is allowed."),
+    "unsure": ("warning", "The attack was cut off, or its result says nothing."),
+    "untested": ("note", "The update was not attacked, so that nothing is known of it."),
+}
+
+
+def sarif(found: Check) -> bytes:
+    """Return a check as SARIF 2.1.0: a result for the run unless it passed, and for each update."""
+    from flwr_leakage import __version__
+
+    told = [(found.outcome, found.message, "the run as a whole")] * (found.outcome != "passed")
+    told += [(e.outcome, e.message, e.name) for e in found.updates if e.outcome != "passed"]
+    results = [
+        {
+            "ruleId": outcome,
+            "level": "error" if where == "the run as a whole" else RULES[outcome][0],
+            "message": {"text": f"{where[0].upper()}{where[1:]}: {_xml(message)}"},
+            "locations": [
+                {
+                    "physicalLocation": {
+                        "artifactLocation": {"uri": "report.html"},
+                        "region": {"startLine": 1},
+                    },
+                    "logicalLocations": [{"name": where}],
+                }
+            ],
+            "partialFingerprints": {"update/v1": f"{where}: {outcome}"},
+        }
+        for outcome, message, where in told
+    ]
+    rules = [
+        {"id": name, "shortDescription": {"text": text}, "defaultConfiguration": {"level": level}}
+        for name, (level, text) in RULES.items()
+    ]
+    driver = {"name": "flwr-leakage", "version": str(__version__), "rules": rules}
+    log = {
+        "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
+        "version": "2.1.0",
+        "runs": [{"tool": {"driver": driver}, "results": results}],
+    }
+    return json.dumps(log, indent=2, ensure_ascii=False).encode("utf-8", errors="replace") + b"\n"
+
+
+def markdown(found: Check) -> str:
+    """Return a check as Markdown, as GitHub shows it in the summary of a step."""
+    marks = {"passed": "✅", "leaked": "❌", "unsure": "⚠️", "untested": "⚠️"}
+    lines = [
+        f"## {marks[found.outcome]} {_md(found.message)}", "",
+        f"Run {_md(found.run)}; allowed: “{found.above}”.", "",
+        "| " + " | ".join(_md(tile.term) for tile in found.tiles) + " |",
+        "|---" * len(found.tiles) + "|",
+        "| " + " | ".join(
+            f"**{_md(tile.value)}**" + f" ({_md(tile.guess)})" * bool(tile.guess)
+            for tile in found.tiles
+        ) + " |", "",
+    ]  # fmt: skip
+    lines += [f"{place}. {_md(line)}" for place, line in enumerate(found.lines, 1)]
+    groups = grouped((each.outcome, each) for each in found.updates)
+    lines += [""] + [f"- {count(len(held), 'update')} {name}" for name, held in groups.items()]
+    worse: Sequence[UpdateCheck] = groups.get("leaked", [])
+    lines += [f"- {each.name}: {_md(each.message)}" for each in worse[:MAX_NAMED]]
+    return "\n".join(lines) + "\n"
+
+
+def _md(text: str) -> str:
+    """Return a text in which Markdown and HTML find nothing to obey."""
+    plain = html.escape(" ".join(text.split()), quote=False)
+    return re.sub(r"([\\`*_{}\[\]()#+!|~-])", r"\\\1", plain)
+
+
+def write_check(
+    found: Check,
+    junit_file: str | Path | None = None,
+    sarif_file: str | Path | None = None,
+    summary_file: str | Path | None = None,
+) -> None:
+    """Write a check into files; to the summary it is added, as GitHub wants it."""
+    for path, content in ((junit_file, junit), (sarif_file, sarif)):
+        if path is not None:
+            write_private(Path(path), content(found))
+    if summary_file is not None:
+        with Path(summary_file).open("a", encoding="utf-8", errors="replace") as file:
+            file.write(markdown(found))
