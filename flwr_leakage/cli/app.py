@@ -11,15 +11,34 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from typer.core import TyperGroup
+from typer.models import ArgumentInfo
+from typer.utils import get_params_from_function
 
 from flwr_leakage._conf import DEFAULT_ATTACK
 
 if TYPE_CHECKING:
     from flwr_leakage.comparison import Comparison
 
+
+class _Commands(TyperGroup):
+    """The commands, with the help of their arguments, which click 8.5 takes from typer 0.20."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command whose arguments have the help that their annotation gives them."""
+        command = super().get_command(ctx, cmd_name)
+        if command is not None and command.callback is not None:
+            told = get_params_from_function(command.callback)
+            for param in command.params:
+                info = told[param.name].default if param.name in told else None
+                if isinstance(param, click.Argument) and isinstance(info, ArgumentInfo):
+                    param.help = info.help  # type: ignore[attr-defined,unused-ignore]
+        return command
+
+
 app = typer.Typer(
     name="flwr-leakage",
-    help="Measure what the updates of federated training leak, and what defenses cost.",
+    cls=_Commands,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -36,6 +55,10 @@ ONE_ROUND = (
     "scoring.relative_cost=null",
 )
 """One client in one round, of as many samples as asked for, without limits."""
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(help="group=option and key=value, as of Hydra.", metavar="[OVERRIDES]…"),
+]
 FailAbove = Annotated[
     str | None,
     typer.Option(
@@ -55,13 +78,28 @@ Folders = Annotated[
 ]
 
 
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    is_asked: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Measure what the updates of federated training leak, and what defenses cost."""
+
+
 @app.command(context_settings=PASS_ON)
 def run(
     context: typer.Context,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(help="group=option and key=value, as of Hydra.", metavar="[OVERRIDES]…"),
-    ] = None,
+    overrides: Overrides = None,
     multirun: Annotated[
         bool, typer.Option("-m", "--multirun", help="One run for each combination of the lists.")
     ] = False,
@@ -108,12 +146,12 @@ def run(
 
 @app.command(context_settings=PASS_ON)
 def attack(
-    context: click.Context,
+    context: typer.Context,
     name: Annotated[
         str,
         typer.Argument(help="An attack, see `flwr-leakage list attack`; or a FILE with an update."),
     ],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[OVERRIDES]…")] = None,
+    overrides: Overrides = None,
     model: Annotated[
         str | None, typer.Option(help="FILE: MODULE:NAME of what makes the model.")
     ] = None,
@@ -201,7 +239,7 @@ def score(
     name: Annotated[
         str, typer.Argument(help="A score; see `flwr-leakage list score`.")
     ] = "default",
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[OVERRIDES]…")] = None,
+    overrides: Overrides = None,
 ) -> None:
     """Score the samples of one client in one round, without an attack, and print the scores.
 
@@ -463,11 +501,23 @@ def main() -> None:
 
 
 def _simulate(arguments: Iterable[str]) -> None:
-    """Hydra reads the arguments of the process, and they are kept in ``run.json``."""
+    """Hydra reads the arguments of the process, and they are kept in ``run.json``.
+
+    What the command asks for in vain ends the process with 2, as it does with ``--dry-run``.
+    """
     from flwr_leakage.simulation.command import main as simulate
 
     sys.argv = [sys.argv[0], *arguments]
-    simulate()
+    try:
+        simulate()
+    except SystemExit as error:
+        from flwr_leakage.simulation.config import ConfigError
+
+        asked_in_vain = error.__context__ is None or isinstance(error.__context__, ConfigError)
+        if isinstance(error.code, str) and asked_in_vain:
+            _say(error.code, sys.stderr)
+            raise typer.Exit(2) from error
+        raise
 
 
 def _grade(fail_above: str | None) -> str:

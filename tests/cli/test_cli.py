@@ -36,6 +36,15 @@ def test_every_command_has_help():
     for command in ("run", "attack", "score", "report", "compare", "export", "list", "doctor"):
         assert command in listed
         assert "Usage" in call(command, "--help")
+    assert "A run folder." in call("report", "--help")  # of an argument
+    assert "flwr-leakage 0" in call("--version")
+
+
+@pytest.mark.parametrize("arguments", [["num_clietns=2"], ["num_rounds=0"], ["attack=strongst"]])
+@pytest.mark.parametrize("command", [["run"], ["run", "--dry-run"]])
+def test_one_mistake_has_one_exit_code(tmp_path, monkeypatch, command, arguments):
+    monkeypatch.chdir(tmp_path)
+    assert "error: " in call(*command, *arguments, code=2)
 
 
 @pytest.mark.parametrize("group", groups())

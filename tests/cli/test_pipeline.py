@@ -133,3 +133,24 @@ def test_the_command_ends_with_the_outcome_and_writes_the_files(folder_of, tmp_p
     assert call(tmp_path / "nowhere")[0] == 2
     code, said = call(tmp_path / "run", "--fail-above", "exact")
     assert code == 2 and "must be one of ['recognisable', 'partly', 'nothing']" in said
+
+
+def test_a_simulation_is_checked_when_it_ends(tmp_path, monkeypatch):
+    def simulate(arguments):
+        *_, folder = [each.partition("=")[2] for each in arguments if each.startswith("run_dir=")]
+        tracker = JsonlTracker(folder)
+        for record in RUNS["leak"]:
+            tracker.log(record)
+        tracker.close()
+
+    def call(*arguments):
+        result = CliRunner().invoke(app, ["run", *arguments])
+        return result.exit_code, result.output
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("flwr_leakage.cli.app._simulate", simulate)
+    code, said = call("seed=1", "--fail-above", "recognisable", "run_dir=a")
+    assert code == 3 and "leaked: Not as it is" in said
+    assert call("run_dir=b", "--junit", "b.xml")[0] == 3 and (tmp_path / "b.xml").is_file()
+    assert call("-m", "--fail-above", "partly")[0] == 2
+    assert call("--fail-above", "party", "run_dir=c")[0] == 2 and not (tmp_path / "c").exists()
