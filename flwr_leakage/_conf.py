@@ -1,6 +1,8 @@
 """Where the Hydra configs are, beside the package or in its wheel, and the attack by default."""
 
+import importlib
 from pathlib import Path
+from typing import Any
 
 DEFAULT_ATTACK = "strongest"
 """The preset that attacks where nobody names another; ``conf/config.yaml`` names the same."""
@@ -17,3 +19,43 @@ def conf_dir() -> Path:
         if (folder / "config.yaml").is_file():
             return folder
     raise FileNotFoundError(f"expected conf/config.yaml in {package} or {package.parent}.")
+
+
+def load_part(group: str, name: str) -> Any:
+    """Return what ``conf/<group>/<name>.yaml`` describes, built with the settings that it names.
+
+    Args:
+        group: ``score`` or ``defense``, whose files need no Hydra.
+        name: of a file of the group.
+
+    Returns:
+        A part, or parts by their names.
+
+    Raises:
+        ValueError: there is no such file; it names those that there are.
+    """
+    import yaml  # Flower brings it along
+
+    folder = conf_dir() / group
+    nodes = {file.stem: yaml.safe_load(file.read_bytes()) for file in sorted(folder.glob("*.yaml"))}
+    known = [each for each, node in nodes.items() if "every" not in node.get("defaults", ())]
+    if name not in known:
+        raise ValueError(f"{group} must be one of {known}, got {name!r}.")
+    node = dict(nodes[name])
+    for other in node.pop("defaults", ()):
+        node |= nodes[other]
+    return _built(node)
+
+
+def _built(node: Any) -> Any:
+    """Build each mapping with a ``_target_`` of this package by it, from the inside out."""
+    if isinstance(node, list):
+        return [_built(entry) for entry in node]
+    if not isinstance(node, dict):
+        return node
+    settings = {key: _built(value) for key, value in node.items()}
+    target = settings.pop("_target_", None)
+    if target is None:
+        return settings
+    module, _, cls = target.rpartition(".")
+    return getattr(importlib.import_module(module), cls)(**settings)

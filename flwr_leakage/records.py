@@ -6,8 +6,8 @@ model grants by name, in ``Disclosure``.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 import torch
@@ -34,8 +34,16 @@ __all__ = [
 BatchNormKnowledge = Literal["none", "final", "running", "derived", "exact"]
 
 
-@dataclass(frozen=True)
-class Batch:
+class _Shapes:
+    """A record that shows shapes in place of tensors, whose entries would fill the screen."""
+
+    def __repr__(self) -> str:
+        told = (f"{each.name}={_shape(getattr(self, each.name))}" for each in fields(self))  # type: ignore[arg-type]
+        return f"{type(self).__name__}({', '.join(told)})"
+
+
+@dataclass(frozen=True, repr=False)
+class Batch(_Shapes):
     """Inputs and targets of B samples.
 
     Attributes:
@@ -339,8 +347,8 @@ class LocalSchedule:
         return weights
 
 
-@dataclass(frozen=True)
-class Update:
+@dataclass(frozen=True, repr=False)
+class Update(_Shapes):
     """What a client's round changed.
 
     Attributes:
@@ -360,8 +368,8 @@ class Update:
         return {name: -value / self.schedule.learning_rate for name, value in self.delta.items()}
 
 
-@dataclass(frozen=True)
-class Exposure:
+@dataclass(frozen=True, repr=False)
+class Exposure(_Shapes):
     """Everything about one client's round, known to that client only.
 
     Attributes:
@@ -486,8 +494,8 @@ class ThreatModel:
         )
 
 
-@dataclass(frozen=True)
-class Disclosure:
+@dataclass(frozen=True, repr=False)
+class Disclosure(_Shapes):
     """What the threat model grants the attacker by fiat; empty in a real deployment.
 
     Attributes:
@@ -502,8 +510,8 @@ class Disclosure:
     statistics: Params | None = None
 
 
-@dataclass(frozen=True)
-class Observation:
+@dataclass(frozen=True, repr=False)
+class Observation(_Shapes):
     """All that the server sees of one client in one round, or of the sum of several clients.
 
     Attributes:
@@ -615,20 +623,17 @@ class Reconstruction:
 
     def __repr__(self) -> str:
         """Shapes in place of tensors, whose entries would fill the screen."""
-        if self.batch is None:
-            batch = "None"
-        else:
-            inputs, targets = self.batch.inputs, self.batch.targets
-            batch = f"Batch(inputs={_shape(inputs)}, targets={_shape(targets)})"
         stats = ", ".join(f"{name!r}: {_shape(value)}" for name, value in self.stats.items())
         parts = f", parts: {self.summary}" if self.parts else ""
         parts += f", spec={self.spec!r}" if self.spec else ""
         return (
-            f"Reconstruction(batch={batch}, objective={self.objective:.6g}, stats={{{stats}}}, "
-            f"error={self.error!r}{parts})"
+            f"Reconstruction(batch={self.batch!r}, objective={self.objective:.6g}, "
+            f"stats={{{stats}}}, error={self.error!r}{parts})"
         )
 
 
 def _shape(value: object) -> str:
-    """A tensor's shape, and anything else as it is."""
+    """A tensor's shape, how many tensors and numbers parameters are, and anything else as it is."""
+    if isinstance(value, Mapping) and value and all(isinstance(v, Tensor) for v in value.values()):
+        return f"{{{len(value)} tensors of {sum(v.numel() for v in value.values()):,} numbers}}"
     return str(tuple(value.shape)) if isinstance(value, Tensor) else repr(value)

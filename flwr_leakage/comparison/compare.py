@@ -167,16 +167,18 @@ class Comparison:
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def compare(folders: Iterable[str | Path | RunData]) -> Comparison:
+def compare(folders: str | Path | RunData | Iterable[str | Path | RunData]) -> Comparison:
     """Put runs beside each other.
 
     Args:
         folders: run folders, folders of run folders such as Hydra's ``multirun/…``, or runs that
-            were read already.
+            were read already; or one of them by itself.
 
     Raises:
         ValueError: there is no run among them.
     """
+    if isinstance(folders, str | Path | RunData):
+        folders = [folders]
     problems: list[str] = []
     outcomes: list[Outcome] = []
     for entry in folders:

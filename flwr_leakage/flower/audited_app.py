@@ -7,6 +7,7 @@ from typing import Any
 from flwr.app import ArrayRecord, Context, Message
 from flwr.clientapp import ClientApp
 
+from flwr_leakage._conf import load_part
 from flwr_leakage.audit.gate import Gate
 from flwr_leakage.audit.sharing import Shared
 from flwr_leakage.capture import Limits
@@ -25,7 +26,7 @@ def audit(
     app: ClientApp,
     *,
     scores: Mapping[str, Score] | None = None,
-    defense: Defense | None = None,
+    defense: Defense | str | None = None,
     score_plan: ScorePlan | None = None,
     replay_every: int | None = 10,
     replay_samples: int | None = 64,
@@ -52,8 +53,10 @@ def audit(
     Args:
         app: the app, with its mods.
         scores: risk scores by name; none by default. They need ``loss(model(images), labels)``.
-        defense: of the update; the identity by default. What a defense of the inputs needs is
-            ``encode``, see ``LeakageMod``. Where it cannot be applied the client sends an error.
+        defense: of the update; the identity by default. A name of ``flwr-leakage list defense``,
+            such as ``"pruning"``, is that defense with the settings of its file. What a defense of
+            the inputs needs is ``encode``, see ``LeakageMod``. Where it cannot be applied the
+            client sends an error.
         score_plan: when to score, which samples, at what cost, and what to keep and send.
         replay_every: rounds from one replay to the next; 1 replays each, ``None`` a client's first
             training alone. A replay costs as much CPU time as training on the samples that are
@@ -77,9 +80,10 @@ def audit(
     Returns:
         An app to be used in the place of ``app``.
     """
+    named = load_part("defense", defense) if isinstance(defense, str) else defense
     plan = CapturePlan(
         scores=scores or {},
-        defense=defense or Defense(),
+        defense=named or Defense(),
         score_plan=score_plan or ScorePlan(),
         replay_every=replay_every,
         replay_samples=replay_samples,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from flwr_leakage._conf import load_part
 from flwr_leakage.gradient_map import GradientMap, local_update
 from flwr_leakage.losses import Loss
 from flwr_leakage.normalization import BatchNormMode, mode_of
@@ -47,7 +48,7 @@ def score(
     model: nn.Module,
     inputs: Samples,
     targets: Samples,
-    scores: Mapping[str, Score] | Sequence[Score] | None = None,
+    scores: Mapping[str, Score] | Sequence[Score | str] | None = None,
     *,
     loss: Loss = F.cross_entropy,
     batch_norm: BatchNormMode | None = None,
@@ -74,6 +75,7 @@ def score(
         inputs: (B, C, H, W), normalised as the model expects; a tensor, an array or a list.
         targets: (B,) class indices or (B, K) probabilities; likewise.
         scores: by name, or a sequence, named by their classes; ``default_scores()`` if ``None``.
+            An entry of a sequence may be a name of ``flwr-leakage list score``, such as ``"lavp"``.
         loss: (logits, targets) ↦ scalar; a mean or a sum over the samples, weighted or not.
         batch_norm: ``batch`` for a client that trains in train mode, ``running`` in eval mode;
             ``None`` is the mode that the model's BatchNorm layers are in.
@@ -102,8 +104,8 @@ def score(
     if not 0 <= noise_std < math.inf:
         raise ValueError(f"noise_std must be finite and ≥ 0, got {noise_std}.")
     chosen = default_scores() if scores is None else scores
-    if isinstance(chosen, str):
-        raise ValueError(f"scores must hold scores such as GradientNorm(), got {chosen!r}.")
+    if not isinstance(chosen, Mapping):
+        chosen = _by_name([chosen] if isinstance(chosen, str) else chosen)
     for entry in chosen.values() if isinstance(chosen, Mapping) else chosen:
         if not isinstance(entry, Score) or isinstance(entry, type):
             raise ValueError(f"scores must hold scores such as GradientNorm(), got {entry!r}.")
@@ -141,6 +143,15 @@ def score(
         Update(moved, buffers, schedule, len(batch)),
     )
     return compute_scores(chosen, gradient_map, exposure, seed, budget, warnings=warned)
+
+
+def _by_name(entries: Iterable[Score | str]) -> list[Score]:
+    """Return scores, those that a name of ``conf/score`` stands for in its place."""
+    named = (
+        load_part("score", entry).values() if isinstance(entry, str) else [entry]
+        for entry in entries
+    )  # fmt: skip
+    return [score for scores in named for score in scores]
 
 
 def _trained(gradient_map: GradientMap, batch: Batch, schedule: LocalSchedule) -> Params:

@@ -294,3 +294,7 @@ def test_markdown_and_tex_hold_no_link_and_no_command(tmp_path):
     found = compare([tmp_path])
     assert "| \\[a\\](b) &lt;i&gt; \\$x\\$ a\\|b |" in str(found)
     assert "\\textbackslash input\\{x\\}" in export(found, tmp_path / "a.tex").read_text()
+
+
+def test_one_folder_is_compared_by_its_name(sweep):
+    assert str(compare(str(sweep))) == str(compare([sweep])) == str(compare(sweep))
