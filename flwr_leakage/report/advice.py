@@ -120,11 +120,11 @@ def _in_short(
     stop = "Decide whether such parts may be seen, and test a change:"
     if with_grade(found, LEAKED):
         stop = "Stop, or leave out who is seen, until a new run has tested one of these changes:"
-    told = "; ".join(f"{remedy.name} {_result(remedy)}" for remedy in asked[:MAX_DEFENSES])
+    told = "; ".join(f"here {each.name} {_result(each)}" for each in asked[:MAX_DEFENSES])
     summed = "measured" if any(attempt.key[1] < 0 for attempt in found) else "not measured"
     lines += [
         stop,
-        f"A defense on each update, such as noise: {told or 'none was measured here'}.",
+        f"A defense on each update, such as noise; {told or 'none was measured here'}.",
         _more_images(index, found, at_risk, fate),
         f"Secure aggregation, so that the server sees sums only: {summed} here.",
         "Go on only if a new run sees no image, not even in part, and time cuts off no attack.",

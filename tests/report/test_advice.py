@@ -100,7 +100,7 @@ def test_engineers_are_told_what_was_measured_and_when_to_go_on():
     assert helps.startswith("Pruning (ratio 0.99) hides it in part at most")
     assert "The time limit ended the attack on 1 of 2 defended updates: with more" in helps
     asked = steps["In short"]
-    assert "A defense on each update, such as noise: pruning left leaks." in asked
+    assert "A defense on each update, such as noise; here pruning left leaks." in asked
     assert (
         "(those seen had 1 image): how many would do was not measured here, as client 4 had more, "
         "but no attack." in asked

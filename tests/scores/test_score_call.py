@@ -107,7 +107,7 @@ def test_wrong_calls_are_reasons_or_errors(data):
     assert "NaN" in found["GradientNorm"].notes[0]
 
 
-@pytest.mark.parametrize("scores", [["gradient_norm"], {"norm": "gradient_norm"}, [GradientNorm]])
+@pytest.mark.parametrize("scores", [{"norm": "gradient_norm"}, [GradientNorm]])
 def test_what_is_no_score_is_refused(data, scores):
     unchecked = inspect.unwrap(score)  # as users call it, without the tests' type checker
     with pytest.raises(ValueError, match=r"such as GradientNorm\(\), got .*(gradient_n|GradientN)"):
