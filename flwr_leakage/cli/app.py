@@ -299,6 +299,54 @@ def check(
 
 
 @app.command()
+def evidence(
+    folder: Annotated[Path, typer.Argument(help="A run folder.")],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="The page; its JSON stands beside it.")
+    ] = None,
+) -> None:
+    """Write a page to be filed: what a run shows, each sentence with its records. No image.
+
+    Example:
+        flwr-leakage evidence outputs/RUN -o evidence.html
+    """
+    from flwr_leakage.evidence import write_evidence
+
+    try:
+        _say(write_evidence(folder, output))
+    except (OSError, ValueError) as error:
+        _fail(error)
+
+
+@app.command()
+def verify(
+    page: Annotated[Path, typer.Argument(help="A page of evidence, or its JSON.")],
+    folder: Annotated[Path, typer.Argument(help="The run folder that it was made from.")],
+    find: Annotated[
+        list[str] | None, typer.Option(help="Print the record with this id; may be repeated.")
+    ] = None,
+) -> None:
+    """Check that a run still bears out a page of evidence; 1 where it does not.
+
+    Example:
+        flwr-leakage verify evidence.html outputs/RUN
+    """
+    from flwr_leakage import evidence
+
+    try:
+        for record in evidence.records_by_id(folder, find or ()):
+            _say(record)
+        wrong = evidence.verify(page, folder)
+    except (OSError, ValueError) as error:
+        _fail(error)
+    for sentence in wrong:
+        _say(sentence)
+    if wrong:
+        raise typer.Exit(1)
+    _say("The run bears out the page: all records and sentences are the same.")
+
+
+@app.command()
 def client(
     folder: Annotated[
         Path, typer.Argument(help="What ClientAudit(folder=…) or client.folder=… named.")

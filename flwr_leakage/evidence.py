@@ -1,0 +1,326 @@
+"""What a run shows, on one page to be filed: each sentence with the records that it rests on.
+
+A record has an id, which is made of its own content: the first 12 hexadecimal digits of the
+SHA-256 of its canonical JSON. A sentence has the ids of its records and one digest of them all; the
+page has the digests of the run's files. So whoever holds the run can find each record, and see by
+``verify`` whether one of them was changed since.
+"""
+
+import hashlib
+import html
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from flwr_leakage.records import LeakageRecord
+from flwr_leakage.report.advice import advise
+from flwr_leakage.report.attempts import (
+    LEAKED,
+    attempts,
+    fates,
+    graded,
+    tally,
+    worst_by_image,
+)
+from flwr_leakage.report.index import Index, count
+from flwr_leakage.report.membership import UNTESTED, Share, membership_section
+from flwr_leakage.report.page import rounds_of, unfinished, without_home
+from flwr_leakage.report.remedies import remedies
+from flwr_leakage.report.replays import replay_told, replays
+from flwr_leakage.report.story import is_defended, sentences
+from flwr_leakage.report.verdict import NOT_COVERED, judge, labels_told
+from flwr_leakage.tracking import RunData, read_run
+from flwr_leakage.tracking.jsonl import METADATA_FILE, RECORDS_FILE, write_private
+from flwr_leakage.tracking.text import plain_text
+
+METHOD = "method"
+"""The source of a sentence that is true of every run of this tool, and rests on no record."""
+
+INFORMATION = (
+    "As information, and no legal advice: what the images tell is “data reconstruction” in NIST AI "
+    "100-2 (Adversarial Machine Learning), what the records tell “membership inference”; “property "
+    "inference” is not tested. Whether such an attack is among the means reasonably likely to be "
+    "used (EDPB Opinion 28/2024), and what follows for an assessment under article 35 GDPR, is "
+    "decided by whoever answers for the data."
+)
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One sentence, or a few that belong together, with what they rest on.
+
+    Attributes:
+        id: S1, S2, … in the order of the page.
+        part: the heading.
+        text: of the page.
+        source: ``records``, ``run.json``, or ``method``.
+        records: the ids of the records, sorted.
+        digest: of those ids; of ``run.json`` where that is the source.
+    """
+
+    id: str
+    part: str
+    text: str
+    source: str
+    records: tuple[str, ...]
+    digest: str
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that a page of evidence holds.
+
+    Attributes:
+        run: its name.
+        version: of this package, which wrote the sentences.
+        files: SHA-256 of ``records.jsonl``, of ``run.json``, and of all images together.
+        statements: in the order of the page.
+    """
+
+    run: str
+    version: str
+    files: dict[str, str]
+    statements: tuple[Statement, ...]
+
+
+def record_id(record: LeakageRecord) -> str:
+    """Return the id of a record: the same for the same content, wherever it stands."""
+    text = json.dumps(asdict(record), sort_keys=True, ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def make_evidence(run: str | Path) -> Evidence:
+    """Return the evidence of a run folder; the same run gives the same.
+
+    Raises:
+        FileNotFoundError: it is no run folder.
+    """
+    from flwr_leakage import __version__
+
+    data = read_run(run)
+    images = "\n".join(sorted(f"{i.path.name} {_digest(i.path.read_bytes())}" for i in data.images))
+    files = {"images": _digest(images.encode())}
+    for name in (RECORDS_FILE, METADATA_FILE):
+        path = data.folder / name
+        files[name] = _digest(path.read_bytes()) if path.is_file() else "no such file"
+    statements = []
+    for place, (part, text, source, chosen) in enumerate(_sentences(without_home(data)), 1):
+        ids = sorted({record_id(r) for r in data.records if chosen(r)}) if chosen else []
+        digest = files[METADATA_FILE] if source == METADATA_FILE else ""
+        digest = _digest("\n".join(ids).encode()) if ids else digest
+        source = METHOD if source == "records" and not ids else source
+        statements.append(Statement(f"S{place}", part, text, source, tuple(ids), digest))
+    name = plain_text(str(data.metadata.get("run") or data.folder.name), 120)
+    return Evidence(name, str(__version__), files, tuple(statements))
+
+
+Chosen = Callable[[LeakageRecord], bool]
+
+
+def _of(*kinds: str, names: str = "") -> Chosen:
+    """Return what chooses the records of some kinds whose names match a pattern."""
+    return lambda record: record.kind in kinds and bool(re.search(names, record.name))
+
+
+def _sentences(data: RunData) -> list[tuple[str, str, str, Chosen | None]]:
+    """Return part, text, source and the choice of records of each sentence of the page."""
+    index, metadata = Index(data.records), data.metadata
+    found, fate, done = attempts(index), fates(index), rounds_of(index)
+    asked = remedies(index, metadata)
+    verdict = judge(index, data.events, metadata)
+    advice = advise(index, metadata, asked, data.events)
+    grades = _of("metric", names="psnr|ssim|lpips|identification")
+    told: list[tuple[str, str, str, Chosen | None]] = []
+
+    def add(part: str, text: str, chosen: Chosen | None = None, source: str = "records") -> None:
+        if text:
+            told.append((part, text, source, chosen))
+
+    shown = _of(
+        "metric", "attack", "client", names="psnr|ssim|objective|stopped|not_attacked|image"
+    )
+    add("Verdict", advice.headline, shown)
+    add("Verdict", unfinished(data, done), None, METADATA_FILE)
+    told += [
+        ("What was tested", text, "records", _of("client", "utility", "attack", names="^(?!class)"))
+        for text in sentences(index, {}, fate, done)
+    ]
+    given = "It is not known what the attacker was given."
+    if threat := metadata.get("threat"):
+        given = f"What the attacker was given: {threat}."
+    add("What the attacker knew", given, None, METADATA_FILE)
+    add("Images", verdict.sentence, grades)
+    if each := worst_by_image(found):
+        share = Share(sum(attempt.grade in LEAKED for attempt in each), len(each))
+        interval = (
+            f"Of the attacked images, {share.told()} can be seen (95 %, Clopper and Pearson; for "
+            f"images as these, each by itself)."
+        )
+        add("Images", interval, grades)
+    add("Labels", labels_told(index, metadata) or "Not tested.", _of("metric", names="label"))
+    members = membership_section(index)
+    for text in members.sentences if members else (UNTESTED,):
+        add("Membership", text, _of("membership"))
+    for remedy in asked:
+        before, under = (
+            graded(tally(held)) or "no grade" for held in (remedy.before, remedy.under)
+        )
+        text = (
+            f"{remedy.name}{remedy.setting}, on copies of the updates and not in training: "
+            f"{count(len(remedy.under), 'attempt')} had {before} without it, and {under} with it. "
+            f"The attack was the same; one made for the defense may reach more."
+        )
+        add("Defenses", text, _of("what_if", names=f"^{re.escape(remedy.name)}/"))
+    defense = str(metadata.get("defense") or "not known")
+    add("Defenses", f"The run trained with this defense: {defense}.", None, METADATA_FILE)
+    for name in (name for name in index.names("score") if "epsilon" in name or "bound" in name):
+        values = [r.value for r in index.series("score", name).values() if r.value is not None]
+        if len(set(values)) > 1 or "epsilon" in name:
+            text = f"{name}: {min(values):.4g} to {max(values):.4g} over {len(values)} samples."
+            add("Bounds and guarantees", text, _of("score", names=f"^{re.escape(name)}$"))
+    for text in replay_told(replays(index, data.events), fate.attacked, is_defended(metadata)):
+        add("Is it the real update", text, _of("check"))
+    besides = {text for _, text, _, _ in told}
+    for text in verdict.details:
+        if text not in besides and not text.startswith("Replay check"):
+            add(
+                "What else is known", text, _of("metric", "attack", "client", "check", "membership")
+            )
+    for text in NOT_COVERED:
+        add("What was not tested", text, None, METHOD)
+    add("As information", INFORMATION, None, METHOD)
+    return told
+
+
+def write_evidence(run: str | Path, output: str | Path | None = None) -> Path:
+    """Write a page of evidence, which a browser prints, and the same as JSON beside it.
+
+    Neither holds an image. Both are readable by their owner only.
+
+    Args:
+        run: a run folder.
+        output: the page; ``evidence.html`` in the folder by default.
+
+    Returns:
+        The path of the page.
+    """
+    made = make_evidence(run)
+    path = Path(output) if output is not None else Path(run) / "evidence.html"
+    content = json.dumps(asdict(made), indent=1, ensure_ascii=True)
+    write_private(path.with_suffix(".json"), content.encode() + b"\n")
+    write_private(path, _page(made, content).encode("utf-8", errors="replace"))
+    return path
+
+
+def _page(made: Evidence, content: str) -> str:
+    lines, part = [], ""
+    for each in made.statements:
+        if each.part != part:
+            part = each.part
+            lines.append(f"<h2>{html.escape(part)}</h2>")
+        rests = {METHOD: "no record", METADATA_FILE: METADATA_FILE}.get(each.source, "")
+        rests = rests or count(len(each.records), "record")
+        told = f"{rests} {each.digest[:12]}".strip()
+        lines.append(
+            f'<p id="{each.id}">{html.escape(each.text)} <small>[{each.id}: {told}]</small></p>'
+        )
+    files = "".join(f"<li>{name}: <code>{value}</code></li>" for name, value in made.files.items())
+    # In a script, “</” would end it; JSON may write it otherwise.
+    hidden = content.replace("<", "\\u003c")
+    return f"""<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Evidence: {html.escape(made.run)}</title>
+<style>
+:root {{ color-scheme: light dark; }}
+body {{ max-width: 46rem; margin: 1.5rem auto; padding: 0 1rem; font: 0.9375rem/1.45 sans-serif; }}
+h1 {{ font-size: 1.375rem; }} h2 {{ font-size: 1.0625rem; margin: 1.25rem 0 0.25rem; }}
+p {{ margin: 0.25rem 0; }} p, li, h1 {{ overflow-wrap: anywhere; }}
+small, code {{ font: 0.75rem ui-monospace, monospace; }}
+@media print {{ body {{ font-size: 9pt; margin: 0; }} p {{ break-inside: avoid; }} }}
+</style></head><body>
+<h1>Evidence of the run {html.escape(made.run)}</h1>
+<p>Made by flwr-leakage {made.version} from the records of the run. In brackets: the sentence, how
+many records it rests on, and the digest of their ids, which the file beside this page names one by
+one. <code>flwr-leakage verify PAGE RUN</code> says whether the records are still the same.</p>
+{chr(10).join(lines)}
+<h2>Digests of the files of the run (SHA-256)</h2>
+<ul>{files}</ul>
+<script type="application/json" id="evidence">{hidden}</script>
+</body></html>
+"""
+
+
+MAX_PAGE_BYTES = 100_000_000
+_EMBEDDED = re.compile(r'<script type="application/json" id="evidence">(.*?)</script>', re.DOTALL)
+
+
+def verify(page: str | Path, run: str | Path) -> tuple[str, ...]:
+    """Return what of a page of evidence, or its JSON, the run does not bear out; empty if nothing.
+
+    Where another version of this package wrote the page, its sentences may differ in their words;
+    then only the records are compared.
+
+    Raises:
+        ValueError: the file is no page of evidence.
+        FileNotFoundError: there is no such file, or no such run.
+    """
+    filed, now = _read(Path(page)), asdict(make_evidence(run))
+    wrong = [
+        f"{name} was changed." for name, digest in now["files"].items()
+        if filed["files"].get(name) != digest
+    ]  # fmt: skip
+    is_same_version = filed["version"] == now["version"]
+    before, after = ({each["id"]: each for each in one["statements"]} for one in (filed, now))
+    for place in dict.fromkeys([*before, *after]):
+        old, new = before.get(place), after.get(place)
+        if old is None or new is None:
+            wrong.append(f"{place} stands on one side only.")
+        elif sorted(old["records"]) != sorted(new["records"]):
+            both = set(old["records"]) ^ set(new["records"])
+            wrong.append(f"{place} rests on other records now: {len(both)} differ.")
+        elif is_same_version and old != json.loads(json.dumps(new)):
+            wrong.append(f"{place} has another text or digest than the run gives.")
+    shown = _shown(Path(page))
+    wrong += [
+        f"{each['id']} reads otherwise on the page than in its data." for each in before.values()
+        if shown is not None and html.escape(each["text"]) not in shown
+    ]  # fmt: skip
+    return tuple(wrong)
+
+
+def _read(page: Path) -> dict[str, Any]:
+    text = _text(page)
+    found = _EMBEDDED.search(text)
+    try:
+        filed = json.loads(found[1] if found else text)
+        assert {"files", "version", "statements"} <= filed.keys()
+        assert all({"id", "records", "text"} <= each.keys() for each in filed["statements"])
+    except (ValueError, AssertionError, AttributeError, TypeError) as error:
+        raise ValueError(f"expected a page of evidence or its JSON, got {page}.") from error
+    return dict(filed)
+
+
+def _shown(page: Path) -> str | None:
+    """Return what a page shows, without its data; ``None`` for the JSON."""
+    text = _text(page)
+    return _EMBEDDED.sub("", text) if _EMBEDDED.search(text) else None
+
+
+def _text(page: Path) -> str:
+    if page.stat().st_size > MAX_PAGE_BYTES:
+        raise ValueError(f"a page of evidence has at most {MAX_PAGE_BYTES:,} bytes, got {page}.")
+    return page.read_text(encoding="utf-8", errors="replace")
+
+
+def records_by_id(run: str | Path, ids: Sequence[str]) -> list[LeakageRecord]:
+    """Return the records of a run with the given ids, in the order of writing."""
+    return [record for record in read_run(run).records if record_id(record) in ids]
