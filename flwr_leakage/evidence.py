@@ -25,7 +25,7 @@ from flwr_leakage.report.attempts import (
     tally,
     worst_by_image,
 )
-from flwr_leakage.report.index import Index, count
+from flwr_leakage.report.index import Index, count, label, values
 from flwr_leakage.report.membership import UNTESTED, Share, membership_section
 from flwr_leakage.report.page import rounds_of, unfinished, without_home
 from flwr_leakage.report.remedies import remedies
@@ -40,12 +40,28 @@ METHOD = "method"
 """The source of a sentence that is true of every run of this tool, and rests on no record."""
 
 INFORMATION = (
-    "As information, and no legal advice: what the images tell is “data reconstruction” in NIST AI "
+    "This is no legal advice. What the images tell is “data reconstruction” in NIST AI "
     "100-2 (Adversarial Machine Learning), what the records tell “membership inference”; “property "
     "inference” is not tested. Whether such an attack is among the means reasonably likely to be "
     "used (EDPB Opinion 28/2024), and what follows for an assessment under article 35 GDPR, is "
     "decided by whoever answers for the data."
 )
+
+RELIANCE = (
+    "The digests show whether the records were changed since; they do not show who made the run, "
+    "or that it was made as it says. Whoever relies on the page relies on those who ran the audit."
+)
+
+RESTS_ON = {
+    "Over all": ("metric", "psnr|ssim|lpips"),
+    "Most at risk": ("metric", "psnr|ssim|lpips"),
+    "Identification": ("metric", "identification"),
+    "Not attacked": ("client", "not_attacked"),
+    "Attack could": ("attack", "objective"),
+    "The time limit": ("attack", "stopped_by_budget"),
+    "On ": ("attack", "objective"),
+}
+"""Kind and names of the records behind a detail of the verdict, by how it begins."""
 
 
 @dataclass(frozen=True)
@@ -180,21 +196,26 @@ def _sentences(data: RunData) -> list[tuple[str, str, str, Chosen | None]]:
         add("Defenses", text, _of("what_if", names=f"^{re.escape(remedy.name)}/"))
     defense = str(metadata.get("defense") or "not known")
     add("Defenses", f"The run trained with this defense: {defense}.", None, METADATA_FILE)
-    for name in (name for name in index.names("score") if "epsilon" in name or "bound" in name):
-        values = [r.value for r in index.series("score", name).values() if r.value is not None]
-        if len(set(values)) > 1 or "epsilon" in name:
-            text = f"{name}: {min(values):.4g} to {max(values):.4g} over {len(values)} samples."
+    for name in (name for name in index.names("utility") if name.startswith("dp_epsilon")):
+        spent = max(values(index.series("utility", name)), default=0.0)
+        text = f"The defense guarantees {label(name)} = {spent:.4g} after the last round."
+        add("Bounds and guarantees", text, _of("utility", names=f"^{re.escape(name)}$"))
+    for name in (name for name in index.names("score") if "bound" in name):
+        known = values(index.series("score", name))
+        if len(set(known)) > 1:
+            text = f"{label(name)}: {min(known):.4g} to {max(known):.4g} over {len(known)} samples."
             add("Bounds and guarantees", text, _of("score", names=f"^{re.escape(name)}$"))
     for text in replay_told(replays(index, data.events), fate.attacked, is_defended(metadata)):
         add("Is it the real update", text, _of("check"))
     besides = {text for _, text, _, _ in told}
     for text in verdict.details:
-        if text not in besides and not text.startswith("Replay check"):
-            add(
-                "What else is known", text, _of("metric", "attack", "client", "check", "membership")
-            )
+        if text in besides or "see “Was this record used?”" in text:
+            continue
+        behind = next((RESTS_ON[start] for start in RESTS_ON if text.startswith(start)), None)
+        add("What else is known", text, _of(behind[0], names=behind[1]) if behind else None)
     for text in NOT_COVERED:
         add("What was not tested", text, None, METHOD)
+    add("As information", RELIANCE, None, METHOD)
     add("As information", INFORMATION, None, METHOD)
     return told
 
