@@ -78,10 +78,11 @@ Folders = Annotated[
 ]
 
 
-def _print_version(is_asked: bool) -> None:
+def _print_version(is_asked: bool) -> bool:
     if is_asked:
         version()
         raise typer.Exit
+    return is_asked
 
 
 @app.callback()
