@@ -99,7 +99,7 @@ def root(
 
 @app.command(context_settings=PASS_ON)
 def run(
-    context: typer.Context,
+    context: click.Context,
     overrides: Overrides = None,
     multirun: Annotated[
         bool, typer.Option("-m", "--multirun", help="One run for each combination of the lists.")
@@ -147,7 +147,7 @@ def run(
 
 @app.command(context_settings=PASS_ON)
 def attack(
-    context: typer.Context,
+    context: click.Context,
     name: Annotated[
         str,
         typer.Argument(help="An attack, see `flwr-leakage list attack`; or a FILE with an update."),
@@ -236,7 +236,7 @@ def attack(
 
 @app.command(context_settings=PASS_ON)
 def score(
-    context: typer.Context,
+    context: click.Context,
     name: Annotated[
         str, typer.Argument(help="A score; see `flwr-leakage list score`.")
     ] = "default",
