@@ -12,8 +12,7 @@ from torch.nn import functional as F
 from flwr_leakage.attacks.budget import Budget
 from flwr_leakage.attacks.exact.applicability import Applicability, ExactAttack
 from flwr_leakage.attacks.exact.pixel_box import in_box
-from flwr_leakage.attacks.labels.assumed import answer, assume_targets
-from flwr_leakage.attacks.labels.automatic import AutomaticLabels
+from flwr_leakage.attacks.labels.assumed import AutomaticLabels, answer, assume_targets
 from flwr_leakage.attacks.labels.nearest import NearestGradient
 from flwr_leakage.attacks.network.calls import Affine
 from flwr_leakage.attacks.network.linear import traced
