@@ -8,7 +8,8 @@ from attacked import observe
 from torch import nn
 from torch.nn import functional as F
 
-from flwr_leakage.attacks import AttackJob, ClassCounts, ExactBatch, pose
+from flwr_leakage.attacks import AttackJob, ExactBatch, pose
+from flwr_leakage.attacks.labels.counts import ClassCounts
 from flwr_leakage.attacks.labels.head import error_targets, split_head, told_labels
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.losses import following
