@@ -40,15 +40,21 @@ def fetched_methods(folder: Path) -> dict[str, Method]:
     made = {
         "fedprox of Flower": _fedprox,
         "fedbn of Flower": _fedbn,
+        "fedbn, FedAvg": partial(_fedbn, "FlowerClient"),
         "fedrep of Flower": _fedrep,
+        "fedrep, FedAvg": partial(_fedrep, "BaseClient"),
+        "floco of Flower": _floco,
+        "floco, personal model too": partial(_floco, 1.0),
+        "niid_bench fedavg": partial(_niid, "FedAvg"),
         "niid_bench fedprox": partial(_niid, "FedProx"),
         "niid_bench scaffold": partial(_niid, "Scaffold"),
         "niid_bench fednova": partial(_niid, "FedNova"),
         "moon of Flower": _moon,
+        "moon, FedProx": partial(_moon, "fedprox"),
     }
     found = {}
     for name, make in made.items():
-        package = name.split()[0].removesuffix(" of")
+        package = name.split()[0].removesuffix(",")
         place = folder / package
         if (place / package).is_dir():
             if str(place) not in sys.path:
@@ -96,8 +102,8 @@ def _fedprox() -> Method:
     return Method(_app(client), net, strategy=_with(lists.FedAvg, rounds))
 
 
-def _fedbn() -> Method:
-    from fedbn.client_app import FedBNFlowerClient
+def _fedbn(which: str = "FedBNFlowerClient") -> Method:
+    import fedbn.client_app
     from fedbn.model import CNNModel
 
     def net() -> nn.Module:
@@ -106,19 +112,23 @@ def _fedbn() -> Method:
 
     def client(context: Context) -> Any:
         loader = _loader(context, (3, 28, 28))
-        return FedBNFlowerClient(context.state, net(), loader, loader, "none", _RATE)
+        state = (context.state,) if personal else ()
+        made = getattr(fedbn.client_app, which)
+        return made(*state, net(), loader, loader, "none", _RATE)
 
+    personal = which == "FedBNFlowerClient"
     rounds = {"on_fit_config_fn": lambda server_round: {"round": server_round}}
-    return Method(_app(client), net, without_bn, _with(lists.FedAvg, rounds))
+    first = without_bn if personal else arrays_of
+    return Method(_app(client), net, first, _with(lists.FedAvg, rounds))
 
 
-def _fedrep() -> Method:
+def _fedrep(which: str = "FedRepClient") -> Method:
     import flwr.client
 
     old = types.ModuleType("flwr.client.client")  # gone from Flower 1.41
     old.Client = flwr.client.Client  # type: ignore[attr-defined]
     sys.modules.setdefault("flwr.client.client", old)
-    from fedrep.client_app import FedRepClient
+    import fedrep.client_app
     from fedrep.constants import FEDREP_HEAD_STATE
     from fedrep.models import CNNCifar10, CNNCifar10ModelManager, CNNCifar10ModelSplit
     from flwr.app import ArrayRecord
@@ -129,12 +139,12 @@ def _fedrep() -> Method:
 
     def client(context: Context) -> Any:
         context.run_config = {"learning-rate": _RATE, "num-local-epochs": 1, "num-rep-epochs": ""}
-        if FEDREP_HEAD_STATE not in context.state.array_records:
+        if which == "FedRepClient" and FEDREP_HEAD_STATE not in context.state.array_records:
             context.state.array_records[FEDREP_HEAD_STATE] = ArrayRecord()
         torch.manual_seed(0)
         loader = _loader(context, (3, 32, 32), ("img", "label"))
         manager = CNNCifar10ModelManager(context=context, trainloader=loader, testloader=loader)
-        return FedRepClient(manager)
+        return getattr(fedrep.client_app, which)(manager)
 
     return Method(_app(client), net, lambda made: made.get_parameters())
 
@@ -159,15 +169,31 @@ def _niid(which: str) -> Method:
         if which == "Scaffold":
             number = int(context.node_config["partition-id"])
             return client_class(number, *common, _RATE, 0.0, 0.0, folder[-1])
-        mu = (0.5,) if which == "FedProx" else ()
+        mu: tuple[float, ...] = (0.5,) if which == "FedProx" else ()
         return client_class(*common, *mu, _RATE, 0.9, 0.0)
 
     def make() -> ClientApp:
         folder.append(str(next(variates)))  # a run keeps its clients' variates for itself
         return _app(client)()
 
-    strategies = {"Scaffold": ScaffoldStrategy, "FedNova": NovaStrategy, "FedProx": lists.FedAvg}
-    return Method(make, net, arrays_of, strategies[which])
+    strategies = {"Scaffold": ScaffoldStrategy, "FedNova": NovaStrategy}
+    return Method(make, net, arrays_of, strategies.get(which, lists.FedAvg))
+
+
+def _floco(weight: float = 0.0) -> Method:
+    """Of this weight of the personal model's regulariser; 0 for none."""
+    from floco.client_app import FlowerClient
+    from floco.model import SimplexModel
+
+    def net() -> nn.Module:
+        made: nn.Module = SimplexModel(endpoints=1, seed=0)
+        return made
+
+    def client(context: Context) -> Any:
+        loader, cpu = _loader(context, (3, 32, 32), ("img", "label")), torch.device("cpu")
+        return FlowerClient(0, net(), net(), weight, loader, loader, 1, cpu, context)
+
+    return Method(_app(client), net)
 
 
 class _Last(nn.Module):
@@ -182,7 +208,7 @@ class _Last(nn.Module):
         return self.net(images)[2]
 
 
-def _moon() -> Method:
+def _moon(which: str = "moon") -> Method:
     from moon.client import FlowerClient
     from moon.models import init_net
 
@@ -201,7 +227,7 @@ def _moon() -> Method:
         loader = _loader(context, (3, 32, 32))
         return FlowerClient(
             number, "cifar10", "simple-cnn", 256, loader, loader, "cpu", 1, _RATE,
-            1.0, 0.5, folder[-1], "moon",
+            1.0 if which == "moon" else 0.01, 0.5, folder[-1], which,
         )  # fmt: skip
 
     def make() -> ClientApp:
