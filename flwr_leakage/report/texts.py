@@ -7,6 +7,7 @@ writing direction, escaped, without control characters (``tracking.run_data`` to
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from statistics import fmean
 from typing import Literal
 
@@ -32,6 +33,12 @@ _NOUNS = {
 _NOUN = re.compile(rf"\b(an |An |)({'|'.join(_NOUNS)})\b")
 _TAG = re.compile(r"(<[^>]*>)")
 _SHOWN = re.compile(r'((?:data-column|aria-label|alt)="[^"]*")')
+MAX_TOKENS_SHOWN = 200_000
+"""Tokens of all texts on a page, some 15 MB."""
+
+MAX_NAMED = 200
+"""Updates whose named tokens stand on a page."""
+
 _VERBATIM = ("code", "style", "script")
 """Elements whose words are no sentences of the page."""
 
@@ -89,10 +96,12 @@ def with_texts(
     if not texts:
         return page
     exhibits = text_exhibits(texts, found)
+    sizes = accumulate(sum(len(row) for _, row in exhibit.rows) for exhibit in exhibits)
+    limit = min(limit, sum(size <= MAX_TOKENS_SHOWN for size in sizes))
     section = environment.get_template("texts.html").render(
         exhibits=exhibits[:limit],
         left_out=max(len(exhibits) - limit, 0),
-        named=named_alone(texts, found),
+        named=named_alone(texts, found)[:MAX_NAMED],
         table=texts_table(index, found),
     )
     page = in_words_of_texts_page(page)
