@@ -176,6 +176,9 @@ MAX_LABELS = 12
 MAX_GAPS = 40
 """Clients or rounds of a map whose squares stand apart; of more, gaps would hide the squares."""
 
+MAX_ROUNDS = 10_000
+"""Rounds up to which each has a column; of more, only those that the records speak of."""
+
 STATES: dict[str, str] = {
     **dict(zip(GRADES, GRADES, strict=True)),
     "tried": "tried, without a grade",
@@ -195,21 +198,24 @@ def heat_map(index: Index, found: Sequence[Attempt], fate: Fates, rounds_done: i
     took_part = {key[:2] for key in index.series("client", "images")}
     known = state.keys() | fate.spared.keys() | took_part
     clients = sorted({client for _, client in known})
-    rounds = range(1, max([rounds_done, *(server_round for server_round, _ in known)]) + 1)
     if not clients:
         return None
+    told = {server_round for server_round, _ in known}
+    last = max(rounds_done, *told)
+    rounds = sorted(told) if last > MAX_ROUNDS else range(1, last + 1)
+    column_of = {server_round: column for column, server_round in enumerate(rounds)}
     drawn: dict[str, list[str]] = {}
     row_of = {client: row for row, client in enumerate(clients)}
     for (server_round, client), name in sorted(state.items()):
-        drawn.setdefault(name, []).append(f"M{server_round - 1} {row_of[client]}h1v1h-1z")
+        drawn.setdefault(name, []).append(f"M{column_of[server_round]} {row_of[client]}h1v1h-1z")
     paths = "".join(
         f'<path class="g-{name}" d="{"".join(drawn[name])}"/>' for name in STATES if name in drawn
     )
     legend = [(name, words) for name, words in STATES.items() if name in drawn]
-    told = ", ".join(f"{len(drawn[name])} {words}" for name, words in legend)
+    marked = ", ".join(f"{len(drawn[name])} {words}" for name, words in legend)
     description = (
         f"{count(len(clients), 'client')} in {count(len(rounds), 'round')}; updates by their worst "
-        f"grade: {told or 'none was attacked'}."
+        f"grade: {marked or 'none was attacked'}."
     )
     fine = ' class="fine"' if max(len(clients), len(rounds)) > MAX_GAPS else ""
     svg = Markup(

@@ -120,6 +120,7 @@ def render_report(run: RunData, max_gallery: int = 1000) -> str:
     environment = _environment()
     page = environment.get_template("report.html").render(
         # The first screen.
+        is_private=gallery.is_private or any(text.role == "original" for text in run.texts),
         name=plain_text([*named, run.folder.name][0], MAX_LINE),
         run=run,
         ended=_ended(run, done),

@@ -63,7 +63,7 @@ def test_unknown_names_and_settings_fail():
         ("fedavg", ["attacks.euclidean.order.starts=2"], "attacks[cosine].order.starts", 2),
         ("strongest", ["~attacks.ordered"], "attacks",
          ["text", "patches", "analytic", "exact_batch", "feature_matching", "feature_recursion",
-          "dense_gauss_newton", "batch_images", "gauss_newton", "posterior", "least_absolute",
+          "batch_images", "dense_gauss_newton", "gauss_newton", "posterior", "least_absolute",
           "gauss_newton_multistart", "gauss_newton_smooth", "pruning_aware",
           "inverting_gradients"]),
         ("strongest", ["attacks.gauss_newton.products=5"], "attacks[gauss_newton].products", 5),

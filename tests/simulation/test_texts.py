@@ -65,7 +65,7 @@ def test_the_page_speaks_of_texts_and_shows_them(audited):
     assert '<h2 id="texts">' in page and page.count("<mark>") > 2 * 3
     shown = re.sub(r"<(style|script|code|svg)\b.*?</\1>", "", page, flags=re.S)
     visible = re.sub(r"<[^>]*>", " ", shown)
-    assert "This file contains private training texts" in visible
+    assert "Contains private training texts" in visible
     assert not re.search(r"\b(images?|pictures?)\b", visible.split("What was tested")[0])
     assert "see 3 of the 3 attacked texts" in conclusion(audited.folder)
 
