@@ -51,8 +51,10 @@ def run(target: Target, seconds: float) -> dict[str, Any]:
 
 def run_case(position: int, case: str, given: argparse.Namespace) -> None:
     """Attack one case under each budget that is missing, and append a row for each."""
-    first = given.first + given.apart * position
-    rows = {row["budget"]: row for row in read_rows(given.output) if row["case"] == case}
+    first, seed = given.first + given.apart * position, given.seed + position
+    about = {"case": case, "seed": seed, "image": first}
+    done = [row for row in read_rows(given.output) if about.items() <= row.items()]
+    rows = {row["budget"]: row for row in done}
     target: Target | None = None
     ended: dict[str, Any] | None = None
     for budget in given.budgets:
@@ -60,16 +62,13 @@ def run_case(position: int, case: str, given: argparse.Namespace) -> None:
             ended = ended or (None if rows[budget]["stopped"] else rows[budget])
             continue
         if ended is None:
-            target = target or make_target(
-                case, given.root, given.split, first, given.seed + position
-            )
+            target = target or make_target(case, given.root, given.split, first, seed)
             row = run(target, budget)
             ended = None if row["stopped"] else row
         else:
             row = ended
-        about = {"case": case, "seed": given.seed + position, "image": first, "budget": budget}
         with given.output.open("a") as file:
-            file.write(json.dumps({**row, **about}) + "\n")
+            file.write(json.dumps({**row, **about, "budget": budget}) + "\n")
 
 
 def print_table(rows: Sequence[dict[str, Any]], budgets: Sequence[float]) -> None:
@@ -80,8 +79,8 @@ def print_table(rows: Sequence[dict[str, Any]], budgets: Sequence[float]) -> Non
     )
     for kind in (*kinds, "all"):
         chosen = [row for row in rows if kind in ("all", kind_of(row["case"]))]
-        cases = {row["case"] for row in chosen}
-        by = {(row["case"], row["budget"]): row for row in chosen}
+        cases = {(row["case"], row["seed"]) for row in chosen}
+        by = {((row["case"], row["seed"]), row["budget"]): row for row in chosen}
         cases = {case for case in cases if all((case, budget) in by for budget in budgets)}
         if not cases:
             continue
