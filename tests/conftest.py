@@ -1,5 +1,6 @@
 import gc
 import os
+import sys
 
 # Before NumPy and torch are imported, in every process of a test: cores are shared by workers,
 # and threads of one that wait for work keep another from its own.
@@ -29,6 +30,13 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(autouse=True)
 def _one_thread_and_no_seed_from_outside():
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_was_compiled_before():
+    """A capture sees less in a process that has compiled a model, as other tests do."""
+    if "torch._dynamo.utils" in sys.modules:
+        sys.modules["torch._dynamo.utils"].counters.clear()
 
 
 @pytest.fixture
