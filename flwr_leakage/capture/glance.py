@@ -7,14 +7,11 @@ from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 
 from flwr_leakage.capture.counting import Counting, parameters_of, settings_of, writes_of
 from flwr_leakage.capture.facts import TrainingFacts
 from flwr_leakage.capture.samples import check_settings
+from flwr_leakage.capture.step_hooks import watch_steps
 
 Differing = Callable[[Mapping[str, Tensor]], list[str]]
 """The names of the tensors that have other values than some arrays."""
@@ -44,16 +41,12 @@ class Glance:
         self.writes = -1
 
     def __enter__(self) -> "Glance":
-        self._hooks = [
-            register_optimizer_step_pre_hook(self._before_step),
-            register_optimizer_step_post_hook(self._after_step),
-        ]
+        self._end_of_steps = watch_steps(self._before_step, self._after_step)
         self._thread = threading.get_ident()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for hook in self._hooks:
-            hook.remove()
+        self._end_of_steps()
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._counting is not None:

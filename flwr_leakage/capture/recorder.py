@@ -18,12 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import LBFGS, Optimizer
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 from torch.overrides import _get_current_function_mode_stack
-from torch.utils.hooks import RemovableHandle
 
 from flwr_leakage.capture.calls import Calls
 from flwr_leakage.capture.counting import (
@@ -38,6 +33,7 @@ from flwr_leakage.capture.counting import (
     writes_of,
 )
 from flwr_leakage.capture.outside import Outside
+from flwr_leakage.capture.step_hooks import watch_steps
 from flwr_leakage.capture.tape import Autocast, Backward, Tape
 from flwr_leakage.capture.training import CapturedTraining, Root, Step, copy_root, rate_of
 from flwr_leakage.function_mode import FunctionMode
@@ -142,7 +138,7 @@ class Recorder:
         self._window: _Window | None = None
         self._sees_less = _has_compiled()
         self._calls = Calls(self.before_forward, self.after_forward)
-        self._step_hooks: list[RemovableHandle] = []
+        self._end_of_steps: Callable[[], None] | None = None
         self._inside = False
         self._in_backward = False
         self._tape = Tape()
@@ -198,10 +194,7 @@ class Recorder:
 
     def look(self) -> None:
         """Begin to look at calls of modules, and at steps of optimizers."""
-        self._step_hooks = [
-            register_optimizer_step_pre_hook(self.before_step),
-            register_optimizer_step_post_hook(self.after_step),
-        ]
+        self._end_of_steps = watch_steps(self.before_step, self.after_step)
         self._calls.look()
         self._open_window(early=True)
 
@@ -459,8 +452,8 @@ class Recorder:
 
     def close(self) -> None:
         """Leave nothing behind in torch."""
-        for handle in self._step_hooks:
-            handle.remove()
+        if self._end_of_steps is not None:
+            self._end_of_steps()
         self._calls.rest()
         self._close_window()
         if (

@@ -1,0 +1,48 @@
+"""One pair of optimizer hooks for all captures of the process.
+
+Torch runs its global hooks from a dictionary that no thread may change while another one steps: the
+step would end in an error. So the pair stays, and captures come and go in a tuple of their own.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+Hook = Callable[..., None]
+
+_lock = threading.Lock()
+_watching: tuple[tuple[Hook, Hook], ...] = ()
+
+
+def watch_steps(before: Hook, after: Hook) -> Callable[[], None]:
+    """Call ``before`` and ``after`` at each optimizer's step, and return what ends that."""
+    global _watching
+    own = (before, after)
+    with _lock:
+        _watching = (*_watching, own)
+
+    def end() -> None:
+        global _watching
+        with _lock:
+            _watching = tuple(each for each in _watching if each is not own)
+
+    return end
+
+
+def _before(*args: Any) -> None:
+    for before, _ in _watching:
+        before(*args)
+
+
+def _after(*args: Any) -> None:
+    for _, after in _watching:
+        after(*args)
+
+
+register_optimizer_step_pre_hook(_before)
+register_optimizer_step_post_hook(_after)
