@@ -7,15 +7,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from flwr_leakage.attacks.budget import Stopwatch
 from flwr_leakage.attacks.inversion.objectives import Objective
 from flwr_leakage.attacks.inversion.priors import Prior, PriorContext
-from flwr_leakage.attacks.optimizers.base import Evaluate
 from flwr_leakage.attacks.problem import Problem, simulate_gradient
 from flwr_leakage.params import Params
 from flwr_leakage.records import Batch
 
-Batching = Literal["vmap", "loop", "products"]
+Batching = Literal["vmap", "loop"]
 
 Seen = tuple[Params, Params, Params, Params]
 """The parameters, buffers, observed gradient and private statistics of one round."""
@@ -60,7 +58,7 @@ class Evaluator:
         candidates: the map from rows to batches.
         objective: distance of gradients.
         priors: penalties of the inputs.
-        batching: ``vmap`` evaluates all rows in one pass, other values one by one.
+        batching: ``vmap`` evaluates all rows in one pass, ``loop`` one by one.
     """
 
     def __init__(
@@ -172,26 +170,6 @@ class Evaluator:
             return values.detach(), gradients.detach()
 
         return evaluate
-
-
-def faster(evaluator: Callable[[Batching], Evaluate], points: Tensor) -> Batching:
-    """Return the faster of ``vmap`` and ``loop``, by timing one evaluation of each.
-
-    The loop must be faster by 30 %. The results of the two ways differ in their last digits, and a
-    choice between almost equal times would change from run to run.
-    """
-    rows = torch.arange(len(points))
-    looped = evaluator("loop")
-    if len(points) == 1:
-        return "loop"
-    together = evaluator("vmap")
-    seconds = {}
-    for name, evaluate, count in (("vmap", together, len(points)), ("loop", looped, 1)):
-        evaluate(points[:count], rows[:count])  # the first call includes one-time costs
-        watch = Stopwatch()
-        evaluate(points[:count], rows[:count])
-        seconds[name] = watch.seconds / count
-    return "loop" if 1.3 * seconds["loop"] < seconds["vmap"] else "vmap"
 
 
 def _seen(problem: Problem) -> list[Seen]:

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from flwr_leakage.attacks.base import ProgressCallback, Reporter, failure, require_kind
 from flwr_leakage.attacks.budget import Budget, Stopwatch, stop_mark
-from flwr_leakage.attacks.inversion.evaluation import Batching, Candidates, Evaluator, faster
-from flwr_leakage.attacks.inversion.factored_evaluation import FactoredEvaluator, supports
+from flwr_leakage.attacks.inversion.evaluation import Batching, Candidates, Evaluator
 from flwr_leakage.attacks.inversion.group_consistency import GroupConsistency
 from flwr_leakage.attacks.inversion.objectives import Euclidean, Objective
 from flwr_leakage.attacks.inversion.order import OrderSearch, has_order, local_steps_of
@@ -60,15 +59,11 @@ class GradientInversion:
             server's buffers (BN_proxy).
         box: whether candidates stay within pixels [0, 1].
         dtype: precision of the computation.
-        batching: the evaluation of rows. ``vmap``: all in one pass. ``loop``: one by one.
-            ``products``: one pass that yields products of gradients, see
-            ``attacks/inversion/factored.py``. ``auto``: products if the parts allow them, as they
-            were always fastest on a CPU; else the faster of ``vmap`` and ``loop`` in one evaluation
-            at the start.
+        batching: the evaluation of rows. ``vmap``: all in one pass. ``loop``: one by one. ``auto``:
+            ``vmap`` unless the gradients of all rows would have more than ``max_entries`` entries.
         max_rows: largest number of candidates that are solved together, ≥ 1, which limits memory.
             The restarts of one target stay together.
-        large_network: number of parameters, ≥ 1, from which products of gradients avoid arrays of
-            that size if they can. Below it, all targets' weight gradients are taken in one pass.
+        max_entries: see ``batching``, ≥ 1. In float32, 1e8 entries take 0.4 GB.
     """
 
     objective: Objective = field(default_factory=Euclidean)
@@ -81,12 +76,12 @@ class GradientInversion:
     normalize_by: Literal["candidate", "granted", "running"] = "candidate"
     box: bool = True
     dtype: Literal["float32", "float64"] = "float32"
-    batching: Literal["vmap", "loop", "products", "auto"] = "auto"
+    batching: Literal["vmap", "loop", "auto"] = "auto"
     max_rows: int = 64
-    large_network: int = 500_000
+    max_entries: int = 100_000_000
 
     def __post_init__(self) -> None:
-        for name in ("max_rows", "large_network"):
+        for name in ("max_rows", "max_entries"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
         if not isinstance(self.priors, Mapping):
@@ -95,12 +90,8 @@ class GradientInversion:
             )
         if self.dtype not in ("float32", "float64"):
             raise ValueError(f"dtype must be 'float32' or 'float64', got {self.dtype!r}.")
-        if self.batching not in ("vmap", "loop", "products", "auto"):
-            raise ValueError(
-                f"batching must be vmap, loop, products or auto, got {self.batching!r}."
-            )
-        if self.batching == "products" and self.order is not None:
-            raise ValueError("products take one plain gradient, whose samples have no order.")
+        if self.batching not in ("vmap", "loop", "auto"):
+            raise ValueError(f"batching must be vmap, loop or auto, got {self.batching!r}.")
         if self.normalize_by not in ("candidate", "granted", "running"):
             raise ValueError(
                 f"normalize_by must be candidate, granted or running, got {self.normalize_by!r}."
@@ -231,12 +222,11 @@ class GradientInversion:
         return [results[begin : begin + count] for begin in range(0, len(results), count)]
 
     def _choose_batching(self, rows: "_Rows") -> Batching:
-        """Return the batching that is set, or products if possible, or the faster one."""
+        """Return the batching that is set, or one pass for as many rows as memory allows."""
         if self.batching != "auto":
             return self.batching
-        if self.order is None and supports(lambda: self._by_products(rows), rows.points):
-            return "products"
-        return faster(lambda way: self._evaluator(rows, way), rows.points)
+        size = sum(value.numel() for value in rows.problems[0].params.values())
+        return "vmap" if 1 < len(rows.points) <= self.max_entries / size else "loop"
 
     def _search_order(
         self, rows: "_Rows", batching: Batching, report: Reporter, budget: Budget
@@ -262,11 +252,7 @@ class GradientInversion:
 
     def _objective_of(self, rows: "_Rows", batching: Batching) -> Evaluate:
         """Return the objective of the optimizer."""
-        evaluate: Evaluate
-        if batching == "products":
-            evaluate = self._by_products(rows)
-        else:
-            evaluate = self._evaluator(rows, batching)
+        evaluate = self._evaluator(rows, batching)
         if self.group is None:
             return evaluate
         labels = None if rows.assumed.origin == "variables" else rows.targets
@@ -283,18 +269,6 @@ class GradientInversion:
             self.objective,
             tuple(self.priors.values()),
             batching,
-        )
-
-    def _by_products(self, rows: "_Rows") -> FactoredEvaluator:
-        parameters = sum(value.numel() for value in rows.problems[0].params.values())
-        return FactoredEvaluator(
-            rows.problems,
-            rows.targets,
-            rows.owner,
-            rows.candidates,
-            self.objective,
-            tuple(self.priors.values()),
-            together=parameters < self.large_network,
         )
 
 

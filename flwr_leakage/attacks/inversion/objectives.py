@@ -28,24 +28,6 @@ class Objective(Protocol):
         ...
 
 
-@runtime_checkable
-class ProductObjective(Objective, Protocol):
-    """An objective that is a function of ⟨g, g*⟩, ‖g‖² and ‖g*‖² alone.
-
-    g is the candidate's gradient, and g* the observed one.
-    """
-
-    def of_products(self, inner: Tensor, squared: Tensor, observed_squared: Tensor) -> Tensor:
-        """Return the objectives (A,) of A candidates.
-
-        Args:
-            inner: (A,) ⟨g, g*⟩.
-            squared: (A,) ‖g‖².
-            observed_squared: (A,) ‖g*‖².
-        """
-        ...
-
-
 def inner_product(left: Params, right: Params) -> Tensor:
     """Return ``Σ ⟨left_l, right_l⟩`` over all entries, a scalar."""
     terms = [(left[k] * right[k]).sum() for k in right]
@@ -61,15 +43,8 @@ class Cosine:
 
     def __call__(self, candidate: Params, observed: Params) -> Tensor:
         """Return the distance of the candidate's gradient from the observed one, a scalar."""
-        return self.of_products(
-            inner_product(candidate, observed),
-            inner_product(candidate, candidate),
-            inner_product(observed, observed),
-        )
-
-    def of_products(self, inner: Tensor, squared: Tensor, observed_squared: Tensor) -> Tensor:
-        """Return the distances by ⟨g, g*⟩, ‖g‖² and ‖g*‖², entry by entry."""
-        norms = squared * observed_squared
+        inner = inner_product(candidate, observed)
+        norms = inner_product(candidate, candidate) * inner_product(observed, observed)
         tiny = 1e-30 if norms.element_size() < 8 else 1e-300
         return 1 - inner / norms.clamp_min(tiny).sqrt()
 

@@ -4,14 +4,12 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from attacked import observe, tiny_network
-from torch import nn
 
 from flwr_leakage.attacks import (
     LBFGS,
     Adam,
     AttackJob,
     Cosine,
-    Euclidean,
     GradientInversion,
     Normal,
     Restarts,
@@ -19,7 +17,6 @@ from flwr_leakage.attacks import (
     pose,
 )
 from flwr_leakage.attacks.budget import UNLIMITED
-from flwr_leakage.attacks.inversion.order import OrderSearch
 from flwr_leakage.attacks.problem import simulate_gradient
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, LocalSchedule, ThreatModel
@@ -219,56 +216,9 @@ def test_no_observations_no_results(gradient_map, spec):
     assert SOLVER(AttackJob(gradient_map, spec, [], INFERRED)) == []
 
 
-COSINE = GradientInversion(
-    objective=Cosine(),
-    priors={"total_variation": TotalVariation(0.01)},
-    optimizer=Adam(iterations=12, sign="none"),
-    dtype="float64",
-)
-
-
-@pytest.mark.parametrize("restarts", [1, 2])
-@pytest.mark.parametrize("large", [1, 500_000])
-def test_products_equal_one_by_one(large, restarts, spec, images):
-    gradient_map = GradientMap(tiny_network(activation=nn.ReLU))
-    batches = [Batch(images[i : i + 1], torch.tensor([i])) for i in range(3)]
-    observations = [observe(gradient_map, batch, LocalSchedule(0.1)) for batch in batches]
-    attack = replace(COSINE, large_network=large)
-    job = AttackJob(gradient_map, spec, observations, INFERRED)
-    results = [
-        Restarts(replace(attack, batching=way), restarts)(job) for way in ("products", "loop")
-    ]
-    for product, single in zip(*results, strict=True):
-        assert (product.stats["batching"], single.stats["batching"]) == ("products", "loop")
-        torch.testing.assert_close(product.batch.inputs, single.batch.inputs)
-        assert product.objective == pytest.approx(single.objective, rel=1e-6)
-
-
-class Mixing(nn.Module):
-    def forward(self, images):
-        return images - 0.5 * images.mean(0)
-
-
-def test_networks_that_mix_samples_are_not_attacked_by_products(spec, images):
-    gradient_map = GradientMap(nn.Sequential(Mixing(), tiny_network()))
-    batches = [Batch(images[i : i + 1], torch.tensor([i])) for i in range(2)]
-    observations = [observe(gradient_map, batch, LocalSchedule(0.1)) for batch in batches]
-    attack = COSINE
-    results = attack(AttackJob(gradient_map, spec, observations, INFERRED))
-    for observation, result in zip(observations, results, strict=True):
-        assert result.stats["batching"] in ("vmap", "loop")
-        (alone,) = attack(AttackJob(gradient_map, spec, [observation], INFERRED))
-        torch.testing.assert_close(result.batch.inputs, alone.batch.inputs, atol=1e-4, rtol=0)
-
-
-def test_products_are_taken_where_the_parts_allow_them(gradient_map, spec, observations):
-    for attack, expected in ((COSINE, True), (replace(COSINE, objective=Euclidean()), False)):
+def test_one_pass_is_for_as_many_rows_as_memory_allows(gradient_map, spec, observations):
+    size = sum(value.numel() for value in gradient_map.params.values())
+    for entries, way in ((3 * size, "vmap"), (3 * size - 1, "loop")):
+        attack = replace(SOLVER, batching="auto", max_entries=entries)
         results = attack(AttackJob(gradient_map, spec, observations, INFERRED))
-        assert [result.stats["batching"] == "products" for result in results] == [expected] * len(
-            observations
-        )
-
-
-def test_products_are_refused_where_samples_have_an_order():
-    with pytest.raises(ValueError, match="no order"):
-        GradientInversion(batching="products", order=OrderSearch())
+        assert [result.stats["batching"] for result in results] == [way] * 3
