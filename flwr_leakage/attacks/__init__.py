@@ -8,7 +8,6 @@ from flwr_leakage.attacks.exact.feature_recursion import FeatureRecursion
 from flwr_leakage.attacks.inversion.dense_gauss_newton import DenseGaussNewton
 from flwr_leakage.attacks.inversion.gauss_newton import GaussNewton
 from flwr_leakage.attacks.inversion.gradient_inversion import GradientInversion
-from flwr_leakage.attacks.inversion.levenberg_marquardt import LevenbergMarquardt
 from flwr_leakage.attacks.inversion.objectives import Cosine, Euclidean
 from flwr_leakage.attacks.inversion.priors import TotalVariation
 from flwr_leakage.attacks.job import AttackJob
@@ -41,7 +40,6 @@ __all__ = [
     "GaussNewton",
     "GradientInversion",
     "Grey",
-    "LevenbergMarquardt",
     "Normal",
     "Parallel",
     "ReadText",

@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from flwr_leakage.attacks import Attack, GradientInversion, LevenbergMarquardt, Parallel
+from flwr_leakage.attacks import Attack, GradientInversion, Parallel
 from flwr_leakage.attacks.presets import load_preset
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, InputSpec, Observation
@@ -56,8 +56,6 @@ def build_attack(name: str, iterations: int) -> Attack:
     attack = load_preset(name)
     if not iterations:
         return attack
-    if isinstance(attack, LevenbergMarquardt):
-        return replace(attack, iterations=iterations)
     if not isinstance(attack, GradientInversion):
         raise ValueError(f"{name} must be a gradient inversion to be given a number of steps.")
     return replace(attack, optimizer=replace(attack.optimizer, iterations=iterations))

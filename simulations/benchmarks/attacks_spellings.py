@@ -121,7 +121,7 @@ def main() -> None:
     lab.add_window(parser, images=12)
     parser.set_defaults(seed=lab.REPORTED_FROM, first=lab.REPORTED_FROM)
     parser.add_argument("--size", type=int, choices=[8, 16, 32], default=32)
-    parser.add_argument("--preset", default="feature_matching_fast")
+    parser.add_argument("--preset", default="feature_matching")
     given = lab.start(parser)
     spec = replace(lab.CIFAR10, shape=(3, given.size, given.size))
     truth = load(given.root, given.split, given.first, given.images, 32 // given.size)

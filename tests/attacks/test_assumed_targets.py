@@ -15,7 +15,6 @@ from flwr_leakage.attacks import (
     FeatureMatching,
     FeatureRecursion,
     GradientInversion,
-    LevenbergMarquardt,
     pose,
 )
 from flwr_leakage.attacks.labels.assumed import assume_targets
@@ -46,7 +45,6 @@ CASES = [
     pytest.param(
         GradientInversion(optimizer=LBFGS(iterations=2), labels="joint"), tiny_network, id="joint"
     ),
-    pytest.param(LevenbergMarquardt(iterations=1), tiny_network, id="levenberg marquardt"),
     pytest.param(DenseGaussNewton(steps=1), tiny_network, id="dense gauss newton"),
     pytest.param(
         FeatureMatching(layer_iterations=5, fit_iterations=2), tiny_network, id="feature matching"

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flwr_leakage.attacks import AttackJob, GradientInversion, LevenbergMarquardt, Normal, Restarts
+from flwr_leakage.attacks import AttackJob, DenseGaussNewton, GradientInversion, Normal, Restarts
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 from flwr_leakage.records import ThreatModel
 
@@ -59,7 +59,7 @@ def test_wrong_seeds_and_restarts_are_refused(job):
         GradientInversion(
             initialisation=Normal(), optimizer=LBFGS(iterations=4), batching="vmap", dtype="float64"
         ),
-        LevenbergMarquardt(initialisation=Normal(), iterations=2),
+        DenseGaussNewton(initialisation=Normal(), steps=2),
     ],
     ids=lambda attack: type(attack).__name__,
 )

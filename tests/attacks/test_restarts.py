@@ -9,7 +9,6 @@ from flwr_leakage.attacks import (
     AttackJob,
     FeatureMatching,
     GradientInversion,
-    LevenbergMarquardt,
     Parallel,
     Restarts,
 )
@@ -76,7 +75,6 @@ def test_restarts_of_restarts_never_share_a_number(job):
     "attack",
     [
         GradientInversion(optimizer=LBFGS(iterations=3), dtype="float64", batching="loop"),
-        LevenbergMarquardt(iterations=2),
         FeatureMatching(layer_iterations=20, fit_iterations=5),
     ],
     ids=lambda attack: type(attack).__name__,

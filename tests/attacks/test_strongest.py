@@ -22,7 +22,6 @@ from flwr_leakage.attacks import (
     FeatureRecursion,
     GaussNewton,
     GradientInversion,
-    LevenbergMarquardt,
     Restarts,
     Strongest,
     pose,
@@ -309,7 +308,6 @@ ITERATING = {
     "order": GradientInversion(optimizer=LBFGS(20), order=OrderSearch(2, 1)),
     "restarts": Restarts(GradientInversion(optimizer=LBFGS(50)), 2),
     "second order": GaussNewton(steps=4),
-    "damped": LevenbergMarquardt(),
     "matching": FeatureMatching(),
     "portfolio": Strongest({"one": GradientInversion(), "two": GaussNewton(steps=4)}),
 }

@@ -173,7 +173,6 @@ SETTINGS = [
                          "products=0", "label_trials=-1", "settling.steps=-1", "settling.least=-1",
                          "settling.before=-1", "rewriting.products=0", "misspelt=1"),
         "dense_gauss_newton": ("steps=0", "starts=0", "model_error=2"),
-        "levenberg_marquardt": ("iterations=0", "damping=0"),
         "inverting_gradients": ("optimizer.iterations=0", "dtype=float8", "batching=some",
                                 "max_rows=0", "priors.total_variation.weight=-1"),
         "gradinversion": ("count=0",),

@@ -179,9 +179,4 @@ DENSE = [
     Case("refused: a large Jacobian", "dense_gauss_newton", partial(n.lenet, 6),
          overrides=("max_entries=1000",)),
     Case("embedding", "dense_gauss_newton", n.Embedded),
-    Case("LM: sigmoid", "levenberg_marquardt", partial(n.lenet, 6)),
-    Case("LM: two, tanh", "levenberg_marquardt", partial(n.lenet, 6, nn.Tanh), count=2),
-    Case("LM: refused: a large Jacobian", "levenberg_marquardt", partial(n.lenet, 6),
-         overrides=("max_entries=1000",)),
-    Case("softmax regression of eight", "levenberg_marquardt", n.mlp, count=2),
 ]

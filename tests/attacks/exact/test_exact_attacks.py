@@ -14,7 +14,6 @@ from flwr_leakage.attacks import (
     ExactBatch,
     FeatureMatching,
     GradientInversion,
-    LevenbergMarquardt,
     Strongest,
     pose,
 )
@@ -105,17 +104,6 @@ def test_models_that_are_no_chain_and_batches_are_refused(images):
     gradient_map, observation = case(tiny_network(), images[:2], batch_size=2)
     (result,) = FeatureMatching()(AttackJob(gradient_map, SPEC, [observation], INFERRED))
     assert "1 sample" in result.error
-
-
-def test_levenberg_marquardt_converges_in_few_iterations(images):
-    gradient_map, observation = case(tiny_network(), images[:1])
-    (result,) = LevenbergMarquardt()(AttackJob(gradient_map, SPEC, [observation], INFERRED))
-    assert result.stats["iterations"] <= 25
-    torch.testing.assert_close(result.batch.inputs, images[:1], atol=5e-3, rtol=0)
-    (refused,) = LevenbergMarquardt(max_entries=10)(
-        AttackJob(gradient_map, SPEC, [observation], INFERRED)
-    )
-    assert "10 entries" in refused.error
 
 
 def test_analytic_is_exact_through_a_first_linear_layer(images):
