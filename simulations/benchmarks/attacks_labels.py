@@ -35,9 +35,7 @@ from torch import Tensor, nn
 
 from flwr_leakage.attacks import pose
 from flwr_leakage.attacks.labels.counts import ClassCounts
-from flwr_leakage.attacks.labels.llg import LabelImpact
 from flwr_leakage.attacks.labels.rehearsed import rehearse, share_right
-from flwr_leakage.attacks.labels.yin import smallest_columns
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.metrics import classifier_utility
@@ -79,11 +77,43 @@ def methods(public: Tensor) -> dict[str, Method]:
         "public": lambda problem: ClassCounts("dummies", public=public, signs=False)(
             problem, lab.generator()
         ),
-        "LLG": lambda problem: LabelImpact()(problem, lab.generator()),
-        "Yin": lambda problem: smallest_columns(
-            problem.gradient[list(problem.gradient)[-2]], problem.num_samples
-        ),
+        "LLG": lambda problem: labels_from_impact(_last_weight(problem), problem.num_samples),
+        "Yin": lambda problem: smallest_columns(_last_weight(problem), problem.num_samples),
     }
+
+
+def _last_weight(problem: Problem) -> Tensor:
+    return problem.gradient[list(problem.gradient)[-2]]
+
+
+def labels_from_impact(weight_gradient: Tensor, num_samples: int) -> Tensor:
+    """Return the labels (B,) of LLG (Wainakh et al. 2022, algorithm 1) in ascending order.
+
+    Row sums ``g_i`` of ``∂L/∂W`` are negative for classes that occur. The estimate of one sample's
+    impact is ``m = (1 + 1/K) / B · Σ_{g_i < 0} g_i``. The algorithm takes every class with g_i < 0
+    once. Then it takes the class with the smallest g_i until there are B labels. After each label
+    it subtracts m from the class's g_i.
+    """
+    sums = weight_gradient.sum(dim=1).double()
+    impact = sums.clamp_max(0).sum() * (1 + 1 / len(sums)) / num_samples
+    labels = (sums < 0).nonzero().flatten().tolist()
+    labels = sorted(labels, key=lambda label: float(sums[label]))[:num_samples]
+    for label in labels:
+        sums[label] -= impact
+    while len(labels) < num_samples:
+        label = int(sums.argmin())
+        labels.append(label)
+        sums[label] -= impact
+    return torch.tensor(sorted(labels), device=weight_gradient.device)
+
+
+def smallest_columns(weight_gradient: Tensor, num_samples: int) -> Tensor:
+    """Return the B classes whose rows of ``∂L/∂W`` have the least minima (Yin et al. 2021, eq. 8).
+
+    With non-negative features only a class that occurs has clearly negative entries. A class
+    that occurs twice is found once.
+    """
+    return weight_gradient.amin(dim=1).argsort()[:num_samples].sort().values
 
 
 def share(found: Tensor, truth: Tensor) -> float:

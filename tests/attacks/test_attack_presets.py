@@ -59,7 +59,7 @@ def test_unknown_names_and_settings_fail():
     ("name", "overrides", "part", "value"),
     [
         ("huang", ["priors.total_variation.weight=0.05"], "priors[total_variation].weight", 0.05),
-        ("gradinversion", ["count=2", "attack.dtype=float64"], "attack.dtype", "float64"),
+        ("huang", ["dtype=float64"], "dtype", "float64"),
         ("fedavg", ["attacks.euclidean.order.starts=2"], "attacks[cosine].order.starts", 2),
         ("strongest", ["~attacks.ordered"], "attacks",
          ["text", "patches", "analytic", "exact_batch", "feature_matching", "feature_recursion",

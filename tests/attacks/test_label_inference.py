@@ -14,9 +14,7 @@ from flwr_leakage.attacks.labels.counts import (
     possible_classes,
 )
 from flwr_leakage.attacks.labels.idlg import SignOfGradient
-from flwr_leakage.attacks.labels.llg import LabelImpact, labels_from_impact
 from flwr_leakage.attacks.labels.nearest import NearestGradient
-from flwr_leakage.attacks.labels.yin import SmallestMinimum, smallest_columns
 from flwr_leakage.attacks.loss_check import lowers_one_logit
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.losses import following
@@ -218,45 +216,6 @@ def test_a_last_layer_of_another_width_is_named():
     observation = observe(gradient_map, batch, LocalSchedule(0.1))
     with pytest.raises(ValueError, match="4 classes, got 3"):
         SignOfGradient()(pose(gradient_map, SPEC, observation, INFERRED), torch.Generator())
-
-
-@settings(max_examples=20, deadline=None)
-@given(
-    labels=st.lists(st.integers(0, 4), min_size=1, max_size=5, unique=True),
-    sizes=st.lists(st.floats(0.1, 10), min_size=5, max_size=5),
-)
-def test_the_smallest_minima_are_the_labels_where_none_repeats(labels, sizes):
-    # Each sample has a feature of its own, and the softmax is uniform.
-    features = torch.diag(torch.tensor(sizes))[: len(labels)]
-    errors = 1 / 5 - torch.nn.functional.one_hot(torch.tensor(labels), 5).float()
-    assert smallest_columns(errors.T @ features, len(labels)).tolist() == sorted(labels)
-
-
-def test_the_labels_by_minima_are_all_different():
-    found = SmallestMinimum()(problem_of([1, 1, 3]), torch.Generator()).tolist()
-    assert len(set(found)) == 3
-
-
-def test_more_samples_than_classes_repeat_a_label():
-    with pytest.raises(ValueError, match="at most 4"):
-        SmallestMinimum()(problem_of([0, 1, 2, 3, 3]), torch.Generator())
-
-
-@settings(max_examples=30, deadline=None)
-@given(seed=st.integers(0, 1000), num_samples=st.integers(1, 9))
-def test_impacts_give_as_many_labels_as_samples(seed, num_samples):
-    generator = torch.Generator().manual_seed(seed)
-    found = labels_from_impact(torch.randn(5, 3, generator=generator), num_samples)
-    assert found.tolist() == sorted(found.tolist())
-    assert len(found) == num_samples
-
-
-def test_impacts_find_the_labels_of_a_uniform_softmax():
-    labels = torch.tensor([0, 2, 2])
-    logit_errors = 1 / 5 - torch.bincount(labels, minlength=5) / 3
-    gradient = torch.outer(logit_errors, torch.tensor([0.5, 2.0]))
-    assert labels_from_impact(gradient, 3).tolist() == labels.tolist()
-    assert LabelImpact()(problem_of([2]), torch.Generator()).tolist() == [2]
 
 
 def test_public_images_take_the_place_of_dummies():

@@ -8,8 +8,6 @@ from torch import nn
 from flwr_leakage.attacks import AutomaticLabels
 from flwr_leakage.attacks.labels.counts import ClassCounts
 from flwr_leakage.attacks.labels.idlg import SignOfGradient
-from flwr_leakage.attacks.labels.llg import LabelImpact
-from flwr_leakage.attacks.labels.yin import SmallestMinimum
 from flwr_leakage.records import LocalSchedule
 from tests.pins import networks as n
 from tests.pins.case import Case, noised, pruned, spoiled
@@ -39,8 +37,6 @@ LABELS = [
     for name, labelling, count, labels in (
         ("sign of one", SignOfGradient(), 1, ()),
         ("counts of eight", ClassCounts(), 8, (0, 0, 0, 1, 1, 5, 7, 9)),
-        ("impact of eight", LabelImpact(), 8, (0, 0, 0, 1, 1, 5, 7, 9)),
-        ("minima of four", SmallestMinimum(), 4, (2, 4, 6, 8)),
         ("automatic of one", AutomaticLabels(), 1, ()),
         ("automatic of sixteen", AutomaticLabels(), 16, (3,) * 9 + (1, 1, 1, 4, 4, 8, 8)),
     )
@@ -91,12 +87,10 @@ FIRST_ORDER = [
          overrides=("optimizer.iterations=100",)),
     Case("three steps, labels known", "inverting_gradients", partial(n.convnet, 8), count=2,
          known=True, schedule=LocalSchedule(0.1, 3, 2), overrides=("optimizer.iterations=40",)),
-    Case("LeNet", "tag", partial(n.lenet, 6), overrides=("optimizer.iterations=100",)),
     Case("nine tenths are pruned", "pruning_aware", partial(n.lenet, 6), wire=(pruned(0.9),),
          overrides=("optimizer.iterations=60",)),
-    Case("batch statistics, derived", "gradinversion", partial(n.convnet, 8, norm=nn.BatchNorm2d),
-         count=2, train_mode=True, batch_norm_knowledge="derived", schedule=LocalSchedule(0.1, 1,
-         2), overrides=("attack.optimizer.iterations=20",)),
+    Case("batch statistics, derived", "huang", partial(n.convnet, 8, norm=nn.BatchNorm2d), count=2,
+         train_mode=True, batch_norm_knowledge="derived", overrides=("optimizer.iterations=60",)),
     Case("batch statistics, unknown", "huang", partial(n.convnet, 8, norm=nn.BatchNorm2d), count=2,
          train_mode=True, overrides=("optimizer.iterations=60",)),
     Case("batch statistics, running", "huang", partial(n.convnet, 8, norm=nn.BatchNorm2d), count=2,
@@ -117,8 +111,6 @@ FIRST_ORDER = [
          overrides=("optimizer.iterations=100",)),
     Case("GRU", "idlg", n.Recurrent, overrides=("optimizer.iterations=20",)),
     Case("embedding", "idlg", n.Embedded, overrides=("optimizer.iterations=20",)),
-    Case("scaled by entries", "tag", partial(n.lenet, 6), overrides=("optimizer.iterations=50",
-         "objective.scheme=exponential")),
 ]
 
 EASY = ("max_seconds=null", "attacks.exact_batch.search.max_seconds=1000",
@@ -175,7 +167,6 @@ SETTINGS = [
         "dense_gauss_newton": ("steps=0", "starts=0", "model_error=2"),
         "inverting_gradients": ("optimizer.iterations=0", "dtype=float8", "batching=some",
                                 "max_rows=0", "priors.total_variation.weight=-1"),
-        "gradinversion": ("count=0",),
     }.items()
     for override in overrides
 ]

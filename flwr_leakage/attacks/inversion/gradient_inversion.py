@@ -11,7 +11,6 @@ from torch import Tensor
 from flwr_leakage.attacks.base import ProgressCallback, Reporter, failure, require_kind
 from flwr_leakage.attacks.budget import Budget, Stopwatch, stop_mark
 from flwr_leakage.attacks.inversion.evaluation import Batching, Candidates, Evaluator
-from flwr_leakage.attacks.inversion.group_consistency import GroupConsistency
 from flwr_leakage.attacks.inversion.objectives import Euclidean, Objective
 from flwr_leakage.attacks.inversion.order import OrderSearch, has_order, local_steps_of
 from flwr_leakage.attacks.inversion.priors import Prior
@@ -23,7 +22,7 @@ from flwr_leakage.attacks.labels.assumed import (
     answer,
     assume_targets,
 )
-from flwr_leakage.attacks.optimizers.base import Evaluate, FirstValues, Minimum, Optimizer
+from flwr_leakage.attacks.optimizers.base import FirstValues, Minimum, Optimizer
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 from flwr_leakage.attacks.problem import Problem, pose
 from flwr_leakage.attacks.scale import unscaled
@@ -43,8 +42,6 @@ class GradientInversion:
     Attributes:
         objective: distance of the candidate's pseudo-gradient from the observed one.
         priors: penalties of the candidate's inputs, by name.
-        group: penalty of a restart's distance from the mean of a target's restarts, for an
-            attack inside :class:`flwr_leakage.attacks.restarts.Restarts`.
         labels: the inference of labels, or ``joint`` to optimise label logits with the inputs
             (DLG). It is not used if the threat model grants the labels.
         initialisation: the first candidate.
@@ -68,7 +65,6 @@ class GradientInversion:
 
     objective: Objective = field(default_factory=Euclidean)
     priors: Mapping[str, Prior] = field(default_factory=dict)
-    group: GroupConsistency | None = None
     labels: LabelInference | Literal["joint"] = field(default_factory=AutomaticLabels)
     initialisation: Initialisation = field(default_factory=Grey)
     optimizer: Optimizer = field(default_factory=LBFGS)
@@ -140,7 +136,6 @@ class GradientInversion:
             problem = problem.normalized_by(self.normalize_by)
         problem = problem.to(getattr(torch, self.dtype))
         like = next(iter(problem.params.values()))
-        # Restarts share the labels, as group consistency averages samples over the restarts.
         stream = job.generator(indices[0], "labels", same_for_restarts=True)
         assumed = assume_targets(problem, self.labels, stream)
         steps = local_steps_of(problem)
@@ -209,7 +204,7 @@ class GradientInversion:
         batching = self._choose_batching(rows)
         if self._searches_order(rows.assumed):
             rows = self._search_order(rows, batching, report, budget)
-        evaluate = self._objective_of(rows, batching)
+        evaluate = self._evaluator(rows, batching)
         begun = FirstValues(evaluate, len(rows.points))
         found = self.optimizer(begun, rows.points, bounds, report, budget)
         share = watch.seconds / len(rows.points)
@@ -249,15 +244,6 @@ class GradientInversion:
             budget,
         )
         return replace(rows, points=points, targets=targets, orders=orders)
-
-    def _objective_of(self, rows: "_Rows", batching: Batching) -> Evaluate:
-        """Return the objective of the optimizer."""
-        evaluate = self._evaluator(rows, batching)
-        if self.group is None:
-            return evaluate
-        labels = None if rows.assumed.origin == "variables" else rows.targets
-        count, size = rows.candidates.shape[0], rows.num_inputs
-        return self.group.around(evaluate, rows.owner, labels, count, size)
 
     def _evaluator(self, rows: "_Rows", batching: Batching) -> Evaluator:
         return Evaluator(

@@ -44,25 +44,6 @@ class Prior(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class MeanSquare:
-    """``weight ·`` mean of x² over all entries, the L2 prior of Yin et al. 2021 (eq. 9).
-
-    Attributes:
-        weight: weight relative to the objective, ≥ 0.
-    """
-
-    weight: float
-
-    def __post_init__(self) -> None:
-        if self.weight < 0:
-            raise ValueError(f"weight must be ≥ 0, got {self.weight}.")
-
-    def __call__(self, inputs: Float[Tensor, "B C H W"], context: PriorContext) -> Tensor:
-        """Return the penalty of a candidate batch in model space, a scalar."""
-        return self.weight * inputs.square().mean()
-
-
 def total_variation(images: Float[Tensor, "B C H W"]) -> Tensor:
     """Return the mean absolute difference of vertical neighbours plus that of horizontal ones.
 
@@ -114,7 +95,7 @@ class TotalVariation:
 
 
 def statistics_distance(
-    candidate: Params, known: Params, first_layer_factor: float = 1.0, relative: bool = False
+    candidate: Params, known: Params, relative: bool = False
 ) -> Float[Tensor, ""]:
     """Return ``Σ_l ‖μ_l(x) − μ_l‖₂ + ‖σ²_l(x) − σ²_l‖₂`` over the BatchNorm layers l.
 
@@ -126,11 +107,9 @@ def statistics_distance(
     Args:
         candidate: mean and variance of every layer's input, keyed as its buffers.
         known: the known means and variances with the same keys; layers missing here do not count.
-        first_layer_factor: factor of the first layer's terms.
         relative: whether distances are in units of the known standard deviations and variances.
     """
     names = [name for name in candidate if name in known]
-    first = names[0].rpartition(".")[0] if names else ""
     total = next(iter(candidate.values())).new_zeros(())
     for name in names:
         layer, _, kind = name.rpartition(".")
@@ -141,7 +120,7 @@ def statistics_distance(
             squares = squares / scale / squares.numel()
         # A root has no derivative at zero, the value of an exact match.
         gap = (squares.sum() + 1e-12).sqrt()
-        total = total + (first_layer_factor * gap if layer == first else gap)
+        total = total + gap
     return total
 
 
@@ -156,7 +135,6 @@ class BatchNormStatistics:
 
     Attributes:
         weight: weight relative to the objective, ≥ 0.
-        first_layer_factor: factor of the first layer's terms, > 0.
         known: source of the statistics: ``granted`` by the threat model, or ``running`` for the
             server's own buffers.
         relative: whether distances are in units of the known standard deviations, so that one
@@ -164,15 +142,12 @@ class BatchNormStatistics:
     """
 
     weight: float
-    first_layer_factor: float = 1.0
     known: Literal["granted", "running"] = "granted"
     relative: bool = False
 
     def __post_init__(self) -> None:
         if self.weight < 0:
             raise ValueError(f"weight must be ≥ 0, got {self.weight}.")
-        if self.first_layer_factor <= 0:
-            raise ValueError(f"first_layer_factor must be positive, got {self.first_layer_factor}.")
         if self.known not in ("granted", "running"):
             raise ValueError(f"known must be 'granted' or 'running', got {self.known!r}.")
 
@@ -185,6 +160,4 @@ class BatchNormStatistics:
         found = context.gradient_map.statistics(context.params, first, context.buffers)
         if not found:
             return inputs.new_zeros(())
-        return self.weight * statistics_distance(
-            found, known, self.first_layer_factor, self.relative
-        )
+        return self.weight * statistics_distance(found, known, self.relative)

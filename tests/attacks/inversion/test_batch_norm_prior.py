@@ -18,7 +18,6 @@ from flwr_leakage.attacks import (
 )
 from flwr_leakage.attacks.inversion.priors import (
     BatchNormStatistics,
-    MeanSquare,
     PriorContext,
     colour_differences,
     statistics_distance,
@@ -126,11 +125,10 @@ def test_without_knowledge_there_is_no_penalty_unless_by_the_servers_own(network
     assert by_own == pytest.approx(float(statistics_distance(statistics, observation.buffers)))
 
 
-def test_distance_of_statistics_counts_norms_and_the_first_layer_more():
+def test_distance_of_statistics_counts_norms():
     left = {"a.running_mean": torch.tensor([3.0, 4.0]), "b.running_var": torch.tensor([1.0])}
     right = {name: torch.zeros_like(value) for name, value in left.items()}
     assert float(statistics_distance(left, right)) == pytest.approx(5 + 1)
-    assert float(statistics_distance(left, right, 10.0)) == pytest.approx(50 + 1)
     slopes = torch.func.grad(statistics_distance)(left, left)
     assert all(bool(torch.isfinite(slope).all()) for slope in slopes.values())
 
@@ -171,9 +169,8 @@ def test_priors_batched_equal_one_by_one(batch, knowledge, steps):
     attack = GradientInversion(
         objective=Euclidean(),
         priors={
-            "statistics": BatchNormStatistics(1e-3, first_layer_factor=10.0),
+            "statistics": BatchNormStatistics(1e-3),
             "total_variation": TotalVariation(1e-3, absolute=True, colour=True),
-            "mean_square": MeanSquare(1e-3),
         },
         optimizer=LBFGS(iterations=3),
         dtype="float64",
@@ -229,10 +226,6 @@ def test_colour_differences_are_the_channels_and_their_pairs():
     assert bool((colour_differences(grey)[:, 3:] == 0).all())
 
 
-def test_mean_square_has_its_closed_form():
-    context = PriorContext(GradientMap(nn.Linear(1, 1)), SPEC, {}, {}, {})
-    inputs = torch.tensor([1.0, 3.0]).reshape(2, 1, 1, 1)
-    assert float(MeanSquare(0.5)(inputs, context)) == pytest.approx(0.5 * 5)
-    for prior in (MeanSquare, BatchNormStatistics):
-        with pytest.raises(ValueError, match="weight"):
-            prior(-1.0)
+def test_a_negative_weight_is_refused():
+    with pytest.raises(ValueError, match="weight"):
+        BatchNormStatistics(-1.0)

@@ -217,7 +217,7 @@ def test_the_portfolio_reads_texts_and_says_what_the_others_do():
     assert set(refused.stats["tokens"]) == set(batch.inputs.unique().tolist())
 
 
-@pytest.mark.parametrize("preset", ["gauss_newton", "inverting_gradients", "analytic", "tag"])
+@pytest.mark.parametrize("preset", ["gauss_newton", "inverting_gradients", "analytic", "idlg"])
 def test_attacks_on_images_refuse_texts_in_words(preset):
     found = read(*texts.case(1, 8, 100), preset=preset)
     assert found.batch is None and "these are token ids" in found.error
