@@ -57,6 +57,13 @@ DEFENSES = {
     "influence noise": d.InfluenceNoise(0.05),
     "target risk": d.TargetRisk(0.3),
     "target risk by pruning": d.TargetRisk(0.05, "pruning"),
+    "percentile privacy": d.PercentilePrivacy(50.0, 0.005),
+    "svt privacy": d.SVTPrivacy(),
+    "censor": d.Censor(),
+    "random subset": d.RandomSubset(0.5, is_unbiased=True),
+    "qsgd": d.QSGD(4, 32),
+    "sign sgd": d.SignSGD(),
+    "truncated svd": d.TruncatedSVD(0.5),
     "chain": d.Chain([d.GradientPruning(0.5), d.GaussianNoise(0.1, "update")]),
     "chain of both": d.Chain([d.MixUp(3), d.DPSGD(0.5, 0.3), d.GradientPruning(0.5)]),
 }
@@ -72,6 +79,9 @@ ZERO_STRENGTH = {
     "soteria": d.Soteria(0.0),
     "influence noise": d.InfluenceNoise(0.0),
     "target risk": d.TargetRisk(0.0),
+    "percentile privacy": d.PercentilePrivacy(0.0, math.inf),
+    "random subset": d.RandomSubset(1.0),
+    "truncated svd": d.TruncatedSVD(1.0),
     "chain": d.Chain([d.GradientPruning(0.0), d.GaussianNoise(0.0)]),
 }
 CHANGES_BATCH = {"mixup", "instahide", "instahide inter", "chain of both"}
@@ -82,7 +92,14 @@ CHANGES_DELTA = set(DEFENSES) - {
     "instahide",
     "instahide inter",
 }
-NEEDS_LOCAL_ROUND = {"dp sgd", "soteria", "chain of both", "influence noise", "target risk"}
+NEEDS_LOCAL_ROUND = {
+    "dp sgd",
+    "soteria",
+    "chain of both",
+    "influence noise",
+    "target risk",
+    "censor",
+}
 
 
 def seeded(seed: int) -> Reproducible:
@@ -280,6 +297,17 @@ def test_models_that_cannot_be_defended_are_rejected_before_training(
         (lambda: d.TargetRisk(0.1, max_noise_std=0.0), "max_noise_std"),
         (lambda: d.TargetRisk(0.1, relative_damping=0.0), "relative_damping"),
         (lambda: d.Soteria(0.1, max_samples=0), "max_samples"),
+        (lambda: d.PercentilePrivacy(101.0), "percentile"),
+        (lambda: d.PercentilePrivacy(gamma=0.0), "gamma must be positive"),
+        (lambda: d.SVTPrivacy(fraction=0.0), "fraction"),
+        (lambda: d.SVTPrivacy(noise_var=0.0), "noise_var must be positive"),
+        (lambda: d.Censor(0), "trials"),
+        (lambda: d.Censor(step=0.0), "step must be positive"),
+        (lambda: d.RandomSubset(0.0), r"share must lie in \(0, 1\], got 0.0"),
+        (lambda: d.QSGD(0), "levels must be at least 1"),
+        (lambda: d.QSGD(4, 0), "bucket_size must be at least 1"),
+        (lambda: d.SignSGD(0.0), "step must be positive or None"),
+        (lambda: d.TruncatedSVD(1.1), "energy"),
         (lambda: d.Chain([]), "at least one defense"),
     ],
 )

@@ -1,0 +1,85 @@
+"""CENSOR: noise orthogonal to the gradient, in place of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from flwr_leakage.defenses.base import Defense, LocalRound, check_update, require_local_round
+from flwr_leakage.params import Params
+from flwr_leakage.randomness import Randomness
+from flwr_leakage.records import Update
+
+
+def orthogonal_noise(delta: Mapping[str, Tensor], randomness: Randomness) -> Params:
+    """Return noise that is orthogonal to each tensor and as long as it.
+
+    ``r = z − ⟨z, v⟩ / ⟨v, v⟩ · v`` with z ~ N(0, I), scaled to ``‖r‖ = ‖v‖`` (Zhang et al. 2025,
+    equation 12). It is zero where a tensor is, or has a single entry.
+    """
+    found = {}
+    for name, value in delta.items():
+        v = value.double().flatten()
+        z = randomness.normal(v.shape, torch.float64).to(v)
+        r = z - (z @ v) / (v @ v).clamp_min(1e-300) * v
+        # What rounding leaves of a tensor of one entry is no direction.
+        norm = r.norm() if len(v) > 1 else torch.inf
+        found[name] = (r * (v.norm() / norm)).reshape(value.shape).to(value.dtype)
+    return found
+
+
+@dataclass(frozen=True)
+class Censor(Defense):
+    """Send the best of some random directions orthogonal to the update, or the update itself.
+
+    Of ``trials`` draws of :func:`orthogonal_noise`, the one is sent after whose step the client's
+    loss is lowest (Zhang et al., CENSOR, NDSS 2025, algorithm 1, with the settings of the authors'
+    code, github.com/KaiyuanZh/censor). **If no draw lowers the loss, the update is sent as it is**:
+    the algorithm begins with it as the best. To first order a step orthogonal to the gradient does
+    not change the loss, so that curvature and rounding decide. It gives no guarantee.
+
+    The paper applies it in the first ten epochs of training only, which is left to the caller.
+
+    Attributes:
+        trials: number of draws, ≥ 1.
+        step: length of the trial steps, in units of the gradient, > 0.
+    """
+
+    trials: int = 20
+    step: float = 1e-4
+
+    def __post_init__(self) -> None:
+        if self.trials < 1:
+            raise ValueError(f"trials must be at least 1, got {self.trials}.")
+        if not self.step > 0:
+            raise ValueError(f"step must be positive, got {self.step}.")
+
+    def in_words(self) -> str:
+        """What the report says of it."""
+        return (
+            "random numbers orthogonal to each layer’s update are sent in its place, or the update "
+            f"itself if none of {self.trials} draws lowers the loss"
+        )
+
+    def on_update(
+        self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
+    ) -> Update:
+        """Replace ``update.delta``."""
+        check_update(update)
+        seen = require_local_round(self, local_round)
+        length = self.step / update.schedule.learning_rate
+
+        def loss(delta: Mapping[str, Tensor]) -> float:
+            moved = {name: seen.params[name] + length * delta[name] for name in seen.params}
+            with torch.no_grad():
+                return float(seen.gradient_map.loss_value(moved, seen.defended, seen.buffers))
+
+        best = dict(update.delta)
+        lowest = loss({name: torch.zeros_like(value) for name, value in best.items()})
+        for _ in range(self.trials):
+            drawn = orthogonal_noise(update.delta, randomness)
+            reached = loss(drawn)
+            if reached < lowest:
+                lowest, best = reached, drawn
+        return replace(update, delta=best)
