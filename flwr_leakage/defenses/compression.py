@@ -3,7 +3,7 @@
 They are made to send less, and give no guarantee of privacy.
 """
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -17,7 +17,7 @@ from flwr_leakage.randomness import Randomness
 from flwr_leakage.records import Update
 
 
-class Compression(Defense):
+class Compression(Defense, ABC):
     """A defense whose answer depends on the update's entries and on fresh draws alone."""
 
     @abstractmethod
