@@ -26,6 +26,8 @@ spread over all of them."""
 CHUNK = 64
 """Records that pass through the network at a time."""
 
+TELLING = 3
+"""Layers that are weighed against each other where none decides alone."""
 
 NOTICED = 10.0
 """How many times the rounding of single precision noise has to be to count as a defense's."""
@@ -93,7 +95,7 @@ def rounding_std(problem: Problem, name: str) -> float:
 
 
 def find_spans(
-    problem: Problem, noise_std: float | None = None
+    problem: Problem, noise_std: float | None = None, only: Sequence[str] | None = None
 ) -> tuple[list[LayerSpan], list[str]]:
     """Return the row space of every layer that may tell, and why others do not.
 
@@ -104,6 +106,7 @@ def find_spans(
         problem: with BatchNorm by running statistics.
         noise_std: of a defense, on the entries of the pseudo-gradient. ``None`` estimates it from
             the spectrum of each layer that one step leaves singular values of noise alone.
+        only: names of the weights whose layers are taken, whatever else would leave them out.
 
     Returns:
         The spans, in the order of the layers, and a sentence part for each layer left out.
@@ -124,10 +127,10 @@ def find_spans(
     for step, behind in affine:
         assert isinstance(step.op, Affine)
         name, layer = step.op.name, step.op.layer
-        if name in found:
+        if name in found or (only is not None and name not in only):
             continue
         matrix = _own_gradient(problem, name)
-        if reason := _refusal(step.op, matrix):
+        if only is None and (reason := _refusal(step.op, matrix)):
             left_out.append(f"{layer} {reason}")
             continue
         rows = problem.num_samples * positions[name]
@@ -135,7 +138,7 @@ def find_spans(
         if step is affine[-1][0] and len(matrix) == problem.spec.num_classes:
             heard = min(heard, problem.spec.num_classes - 1)  # softmax errors sum to zero
         capacity = min(heard, matrix.shape[1] - SPARE)
-        if step.op.is_convolution and rows > capacity:
+        if only is None and step.op.is_convolution and rows > capacity:
             left_out.append(f"{layer} has {rows:,} patches for a row space of at most {capacity}")
             continue
         std = rounding_std(problem, name)
@@ -150,32 +153,42 @@ def find_spans(
     return list(found.values()), left_out
 
 
+def emptiest(spans: Sequence[LayerSpan]) -> list[LayerSpan]:
+    """Return the ``TELLING`` layers that an update's samples fill least, the emptiest first.
+
+    Of layers that are as full the smaller ones are taken, as they cost less.
+    """
+    return sorted(
+        spans, key=lambda span: (span.rows / max(span.capacity, 1), span.space.directions.numel())
+    )[:TELLING]
+
+
 def leftovers(
     problem: Problem,
-    spans: Sequence[LayerSpan],
+    views: Sequence[Sequence[LayerSpan]],
     inputs: Float[Tensor, "N C H W"],
     levels: Float[Tensor, " L"],
-) -> tuple[Float[Tensor, "N S L"], Float[Tensor, "N S"]]:
-    """Return log r of each record, layer and level of damping: ``r² = leftover energy / energy``.
+) -> tuple[Float[Tensor, "V N S L"], Float[Tensor, "N S"]]:
+    """Return log r by update, record, layer and damping: ``r² = leftover energy / energy``.
 
-    The records pass through the network as the server sent it. A layer's energies are summed over
-    the positions of a convolution, or of a layer that is used several times. A record whose inputs
-    are all zero has r = 1, as it leaves no trace in the layer.
+    The records pass once through the network as the server sent it. A layer's energies are summed
+    over the positions of a convolution, or of a layer that is used several times. A record whose
+    inputs are all zero has r = 1, as it leaves no trace in the layer.
 
     Args:
         problem: with BatchNorm by running statistics.
-        spans: of S layers.
+        views: V updates of the same parameters, each by the spans of the same S layers.
         inputs: N records, normalised as the model takes them.
         levels: see :meth:`RowSpace.leftover`.
 
     Returns:
         log r, and log ‖h‖ of each record and layer.
     """
-    by_name = {span.name: index for index, span in enumerate(spans)}
+    by_name = {span.name: index for index, span in enumerate(views[0])}
     logs, sizes = [], []
     for part in inputs.split(CHUNK):
-        energy = torch.zeros(len(part), len(spans), dtype=torch.float64)
-        left = torch.zeros(len(part), len(spans), len(levels), dtype=torch.float64)
+        energy = torch.zeros(len(part), len(by_name), dtype=torch.float64)
+        left = torch.zeros(len(views), *energy.shape, len(levels), dtype=torch.float64)
         with torch.no_grad():
             trace = traced(problem, part)
         for step in trace.steps:
@@ -184,14 +197,15 @@ def leftovers(
             index = by_name[step.op.name]
             rows = _rows(step).double()
             flat = rows.reshape(-1, rows.shape[-1])
-            found = spans[index].space.leftover(flat, levels.to(flat.device))
-            left[:, index] += found.reshape(*rows.shape[:2], -1).sum(1).cpu()
+            for view, spans in enumerate(views):
+                found = spans[index].space.leftover(flat, levels.to(flat.device))
+                left[view, :, index] += found.reshape(*rows.shape[:2], -1).sum(1).cpu()
             energy[:, index] += rows.square().sum((1, 2)).cpu()
         ratio = left / energy[:, :, None].clamp_min(torch.finfo(torch.float64).tiny)
         ratio = torch.where(energy[:, :, None] > 0, ratio, 1.0)
         logs.append(0.5 * ratio.clamp_min(1e-24).log())
         sizes.append(0.5 * energy.clamp_min(1e-24).log())
-    return torch.cat(logs), torch.cat(sizes)
+    return torch.cat(logs, 1), torch.cat(sizes)
 
 
 def _own_gradient(problem: Problem, name: str) -> Float[Tensor, "m n"]:

@@ -6,7 +6,7 @@ from the others. Nothing is trained beyond the round's own steps.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
@@ -20,7 +20,6 @@ from flwr_leakage.members.layers import LayerSpan, find_spans, leftovers
 from flwr_leakage.members.statistics import (
     gradient_cosine,
     gradient_difference,
-    gradient_norms,
     gradient_products,
     losses,
 )
@@ -66,11 +65,25 @@ class Features:
 
 
 @dataclass(frozen=True)
+class Seen:
+    """One update as the server sees it.
+
+    Attributes:
+        problem: with BatchNorm by running statistics, or by those that the update tells.
+        spans: of its layers.
+    """
+
+    problem: Problem
+    spans: Sequence[LayerSpan]
+
+
+@dataclass(frozen=True)
 class Rehearsal:
     """What a rehearsal found.
 
     Attributes:
         weights: w (F,) of the statistics in units of their spread; x with small Σ w x is a member.
+        spread: (F,) of the observed update's statistics among the null records.
         members: members of all draws.
         found: how many of them lay below 99 % of the strangers, by weights from the other half of
             the members.
@@ -80,6 +93,7 @@ class Rehearsal:
     """
 
     weights: Float[Tensor, " F"]
+    spread: Float[Tensor, " F"]
     members: int
     found: int
     auc: float
@@ -131,52 +145,60 @@ def best_alone(
 
 
 def compute_features(
-    problem: Problem,
-    spans: Sequence[LayerSpan],
-    records: Batch,
-    statistics: Sequence[str],
-    norms: Float[Tensor, " N"] | None = None,
-) -> Features:
-    """Return the statistics asked for, of each record.
+    seen: Sequence[Seen], records: Batch, statistics: Sequence[str]
+) -> list[Features]:
+    """Return the statistics asked for of each record, for each of several updates.
+
+    What does not depend on the update is computed once: the passes through the network as it was
+    sent, and the records' own gradients.
 
     Args:
-        problem: with BatchNorm by running statistics.
-        spans: of the problem's layers.
+        seen: updates of the same parameters and buffers, with spans of the same layers.
         records: the labels count for statistics other than ``row_space`` only.
         statistics: ``row_space`` and the names of ``members.statistics``.
-        norms: of the records' own gradients, where they are known already.
     """
     names: list[str] = []
-    columns: list[Tensor] = []
-    if "row_space" in statistics and spans:
-        left, sizes = leftovers(problem, spans, records.inputs, torch.tensor(LEVELS).double())
-        for index, span in enumerate(spans):
+    columns: list[list[Tensor]] = [[] for _ in seen]
+    problem = seen[0].problem
+
+    def add(name: str, values: Iterable[Tensor]) -> None:
+        names.append(name)
+        for column, value in zip(columns, values, strict=True):
+            column.append(value)
+
+    same = [problem] * len(seen)
+    if "row_space" in statistics and seen[0].spans:
+        views = [each.spans for each in seen]
+        left, sizes = leftovers(problem, views, records.inputs, torch.tensor(LEVELS).double())
+        for index, span in enumerate(seen[0].spans):
             layer = span.name.removesuffix(".weight")
-            names += [f"{layer} at {level:g}" for level in LEVELS]
-            columns += list(left[:, index].T)
-            names.append(f"size of {layer}'s input")
-            columns.append(sizes[:, index])
+            for at, level in enumerate(LEVELS):
+                add(f"{layer} at {level:g}", left[:, :, index, at])
+            add(f"size of {layer}'s input", [sizes[:, index] for _ in same])
     if {"gradient_cosine", "gradient_difference"} & set(statistics):
-        norms = gradient_norms(problem, records) if norms is None else norms
-        products = gradient_products(problem, records)
+        gradients = [each.problem.gradient for each in seen]
+        products, norms = gradient_products(problem, gradients, records)
         if "gradient_cosine" in statistics:
-            names.append("gradient_cosine")
-            norm = float(ravel(problem.gradient).double().norm())
-            columns.append(gradient_cosine(products, norms, norm))
+            sizes_of = [float(ravel(gradient).double().norm()) for gradient in gradients]
+            found = zip(products, sizes_of, strict=True)
+            add("gradient_cosine", [gradient_cosine(row, norms, size) for row, size in found])
         if "gradient_difference" in statistics:
-            names += ["gradient_difference", "size of the gradient"]
-            columns.append(gradient_difference(products, norms, problem.num_samples))
-            columns.append(norms.clamp_min(1e-30).log())
+            count = problem.num_samples
+            add("gradient_difference", [gradient_difference(p, norms, count) for p in products])
+            add("size of the gradient", [norms.clamp_min(1e-30).log() for _ in same])
     if "loss" in statistics:
-        names += ["loss", "loss before"]
-        columns += [losses(problem, records, after=True), losses(problem, records, after=False)]
-    values = torch.stack(columns, 1) if columns else torch.zeros(len(records), 0).double()
-    return Features(tuple(names), values)
+        add("loss", [losses(each.problem, records, after=True) for each in seen])
+        before = losses(problem, records, after=False)
+        add("loss before", [before for _ in same])
+    empty = torch.zeros(len(records), 0).double()
+    return [
+        Features(tuple(names), torch.stack(column, 1) if column else empty) for column in columns
+    ]
 
 
 def rehearse(
     client: Problem,
-    flat: Problem,
+    observed: Seen,
     pool: Batch,
     statistics: Sequence[str],
     generator: torch.Generator,
@@ -190,7 +212,7 @@ def rehearse(
 
     Args:
         client: the problem with BatchNorm as the client trained.
-        flat: the same with BatchNorm by running statistics.
+        observed: its update.
         pool: H records with labels, none of which is a member.
         statistics: see :func:`compute_features`.
         generator: draws the members.
@@ -200,7 +222,7 @@ def rehearse(
         ValueError: the pool is smaller than the update's samples and ``STRANGERS`` together, or the
             round has more than ``STEPS`` steps.
     """
-    count = client.num_samples
+    count, flat = client.num_samples, observed.problem
     if client.schedule.num_steps > STEPS:
         raise ValueError(
             f"at most {STEPS} local steps are repeated, got {client.schedule.num_steps}"
@@ -209,11 +231,9 @@ def rehearse(
         raise ValueError(
             f"a rehearsal takes {count} members and {STRANGERS} other null records, got {len(pool)}"
         )
-    takes_gradients = {"gradient_cosine", "gradient_difference"} & set(statistics)
-    norms = gradient_norms(flat, pool) if takes_gradients else None
-    inside: list[Tensor] = []
-    outside: list[Tensor] = []
+    layers = [span.name for span in observed.spans]
     draws = min(DRAWS, math.ceil(MEMBERS / count), STEPS // client.schedule.num_steps)
+    orders, seen = [], [observed]
     for _ in range(draws):
         order = torch.randperm(len(pool), generator=generator)
         batch = pool[order[:count]]
@@ -222,13 +242,23 @@ def rehearse(
                 client.gradient_map, client.params, client.buffers, client.schedule, batch,
                 client.members,
             )  # fmt: skip
+            buffers = flat.buffers
+            if client.own_statistics:
+                own = client.gradient_map.statistics(client.params, batch.inputs, client.buffers)
+                buffers = {**buffers, **own}
         gradient = {name: gradient[name].detach() for name in client.gradient}
         gradient = _as_released(gradient, client.gradient, noise_std, generator)
-        shown = replace(flat, gradient=gradient)
-        spans, _ = find_spans(shown, noise_std or None)
-        found = compute_features(shown, spans, pool, statistics, norms)
-        inside.append(found.values[order[:count]])
-        outside.append(found.values[order[count:]])
+        shown = replace(flat, gradient=gradient, buffers=buffers)
+        spans, _ = find_spans(shown, noise_std or None, layers)
+        orders.append(order)
+        seen.append(Seen(shown, spans))
+    if client.own_statistics:
+        features = [compute_features([each], pool, statistics)[0] for each in seen]
+    else:
+        features = compute_features(seen, pool, statistics)
+    usual, *drawn = (each.values for each in features)
+    inside = [values[order[:count]] for values, order in zip(drawn, orders, strict=True)]
+    outside = [values[order[count:]] for values, order in zip(drawn, orders, strict=True)]
     members, strangers = torch.cat(inside), torch.cat(outside)
     weighings: list[Callable[[Tensor, Tensor], Tensor]]
     weighings = [*(partial(discriminant, ridge=ridge) for ridge in RIDGES), best_alone]
@@ -237,7 +267,8 @@ def rehearse(
     chosen = weighings[tried.index((auc, caught))]
     deviation = math.sqrt((1 / len(members) + 1 / len(strangers)) / 12)
     is_clear = auc > 0.5 + 2 * deviation
-    return Rehearsal(chosen(members, strangers), len(members), caught, auc, is_clear)
+    spread = usual.std(0).clamp_min(1e-12)
+    return Rehearsal(chosen(members, strangers), spread, len(members), caught, auc, is_clear)
 
 
 def _crossed(

@@ -3,7 +3,7 @@
 Each gives one number a record, and a small number speaks for membership.
 """
 
-from functools import partial
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.operators import sample_gradients
-from flwr_leakage.params import ravel
+from flwr_leakage.params import Params, ravel
 from flwr_leakage.records import Batch
 
 Fallback = Literal["gradient_cosine", "gradient_difference", "loss"]
@@ -25,53 +25,29 @@ GRADIENTS = 2**24
 """Numbers of single records' gradients that are held at a time, 64 MiB in single precision."""
 
 
-def gradient_norms(problem: Problem, records: Batch) -> Float[Tensor, " N"]:
-    """Return ‖g‖ of each record's own gradient g at the parameters that were sent.
+def gradient_products(
+    problem: Problem, directions: Sequence[Params], records: Batch
+) -> tuple[Float[Tensor, "V N"], Float[Tensor, " N"]]:
+    """Return ⟨g, ḡ⟩ of each record's own gradient g with V pseudo-gradients ḡ, and ‖g‖.
 
     Args:
-        problem: with BatchNorm by running statistics.
+        problem: gives the parameters that were sent; with BatchNorm by running statistics.
+        directions: the pseudo-gradients.
         records: inputs and labels.
     """
-    size = sum(value.numel() for value in problem.params.values())
-    chunk = max(1, min(32, GRADIENTS // size))
-    found = []
+    names = [name for name in problem.params if name in directions[0]]
+    along = torch.stack([ravel({k: each[k] for k in names}) for each in directions], 1)
+    chunk = max(1, min(32, GRADIENTS // len(along)))
+    products, norms = [], []
     for start in range(0, len(records), chunk):
         part = records[start : start + chunk]
         with torch.no_grad():
-            own = sample_gradients(problem.gradient_map, problem.params, part, problem.buffers)
-        found.append(own.norm(dim=1).double())
-    return torch.cat(found).cpu()
-
-
-def gradient_products(problem: Problem, records: Batch, chunk: int = 64) -> Float[Tensor, " N"]:
-    """Return ⟨g, ḡ⟩ of each record's own gradient g with the pseudo-gradient ḡ.
-
-    By forward mode: with dz the derivative of the logits z along ḡ, it is ⟨∂L/∂z, dz⟩.
-
-    Args:
-        problem: with BatchNorm by running statistics.
-        records: inputs and labels.
-        chunk: records that pass through the network at a time.
-    """
-    gradient_map, trained = problem.gradient_map, problem.gradient_map.trained
-    direction = {k: v if k in trained else torch.zeros_like(v) for k, v in problem.gradient.items()}
-    found = []
-    for start in range(0, len(records), chunk):
-        part = records[start : start + chunk]
-        if gradient_map.one_by_one:
-            own = sample_gradients(gradient_map, problem.params, part, problem.buffers)
-            found.append((own @ ravel(direction)).double())
-            continue
-        run = partial(gradient_map.logits, inputs=part.inputs, buffers=problem.buffers)
-        logits, change = torch.func.jvp(run, (problem.params,), (direction,))[:2]
-
-        def loss(row: Tensor, target: Tensor) -> Tensor:
-            value: Tensor = gradient_map.loss(row[None], target[None])
-            return value
-
-        slopes = torch.func.vmap(torch.func.grad(loss))(logits, part.targets)
-        found.append((slopes * change).double().sum(1))
-    return torch.cat(found).detach().cpu()
+            own = sample_gradients(
+                problem.gradient_map, problem.params, part, problem.buffers, names
+            )
+        products.append((own @ along).T.double())
+        norms.append(own.norm(dim=1).double())
+    return torch.cat(products, 1).cpu(), torch.cat(norms).cpu()
 
 
 def gradient_cosine(

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from flwr_leakage.attacks.problem import Problem
-from flwr_leakage.members.layers import LayerSpan, find_spans, leftovers
+from flwr_leakage.members.layers import LayerSpan, emptiest, find_spans, leftovers
 from flwr_leakage.members.p_values import (
     SMALLEST_TAIL,
     TAIL_SHARE,
@@ -24,6 +24,7 @@ from flwr_leakage.members.rehearsal import (
     STEPS,
     STRANGERS,
     Rehearsal,
+    Seen,
     compute_features,
     rehearse,
 )
@@ -213,9 +214,13 @@ def examine(
     began = time.process_time()
     check_records(problem, candidates, null, statistics)
     used = [name for name in statistics if labelled or name not in FALLBACKS]
-    flat = replace(problem, gradient_map=problem.gradient_map.with_batch_norm("running"))
+    flat = replace(
+        problem,
+        gradient_map=problem.gradient_map.with_batch_norm("running"),
+        buffers={**problem.buffers, **problem.own_statistics},
+    )
     spans, left_out = find_spans(flat, noise_std) if "row_space" in used else ([], [])
-    train_mode = problem.gradient_map.uses_batch_statistics
+    train_mode = problem.gradient_map.uses_batch_statistics and not problem.own_statistics
     one_step = problem.schedule.num_steps == 1
     fuller = next((span for span in spans if one_step and span.is_too_full), None)
     complete = [
@@ -285,7 +290,7 @@ def _log_residuals(
     flat: Problem, spans: Sequence[LayerSpan], records: Batch
 ) -> Float[Tensor, "N S"]:
     """Return log r of each record in each layer, without damping beyond the noise."""
-    return leftovers(flat, spans, records.inputs, torch.zeros(1).double())[0].squeeze(2)
+    return leftovers(flat, [spans], records.inputs, torch.zeros(1).double())[0][0].squeeze(2)
 
 
 def _are_members(logs: Float[Tensor, "C S"], of_null: Float[Tensor, "N S"]) -> Bool[Tensor, " C"]:
@@ -322,7 +327,8 @@ def _weigh(
     """
     generator = torch.Generator().manual_seed(seed)
     size = min(len(null) // 2, max(POOL, 3 * problem.num_samples))
-    usual = compute_features(flat, spans, candidates, statistics)
+    observed = Seen(flat, emptiest(spans))
+    (usual,) = compute_features([observed], candidates, statistics)
     if not usual.names:
         why = "no layer tells, and the labels that other statistics take are not known"
         empty = torch.zeros(0).double()
@@ -337,15 +343,14 @@ def _weigh(
         why = f"{problem.schedule.num_steps} local steps are more than the {STEPS} of a rehearsal"
     if why:
         why += ", so that nobody knows how well the test finds members here"
-        column, name = _first_choice(usual.names, spans)
-        others = compute_features(flat, spans, null, statistics).values[:, column]
-        return usual.values[:, column], others, None, "statistical", name, why
+        column, name = _first_choice(usual.names, observed.spans)
+        (others,) = compute_features([observed], null, statistics)
+        return usual.values[:, column], others.values[:, column], None, "statistical", name, why
     std = noise_std if noise_std is not None else _told_noise(spans)
-    rehearsal = rehearse(problem, flat, null[:size], statistics, generator, std)
-    others = compute_features(flat, spans, null, statistics).values
-    spread = others[:size].std(0).clamp_min(1e-12)
-    weights = rehearsal.weights / spread
-    values, null_values = usual.values @ weights, others[size:] @ weights
+    rehearsal = rehearse(problem, observed, null[:size], statistics, generator, std)
+    (others,) = compute_features([observed], null[size:], statistics)
+    weights = rehearsal.weights / rehearsal.spread
+    values, null_values = usual.values @ weights, others.values @ weights
     why = (
         f"in a rehearsal on null records, {rehearsal.found} of {rehearsal.members} members lay "
         f"below 99 % of the others (AUC {rehearsal.auc:.2f})"
@@ -361,11 +366,7 @@ def _weigh(
 
 def _first_choice(names: Sequence[str], spans: Sequence[LayerSpan]) -> tuple[int, str]:
     """Return the statistic for want of a rehearsal: of the layer that its samples fill least."""
-    if not spans:
-        return 0, names[0]
-    shares = [span.rows / max(span.capacity, 1) for span in spans]
-    layer = spans[shares.index(min(shares))].name.removesuffix(".weight")
-    name = f"{layer} at 1e-06"
+    name = f"{spans[0].name.removesuffix('.weight')} at 1e-06" if spans else names[0]
     return names.index(name), name
 
 

@@ -45,7 +45,6 @@ from flwr_leakage.members.p_values import tail_p_values
 from flwr_leakage.members.statistics import (
     gradient_cosine,
     gradient_difference,
-    gradient_norms,
     gradient_products,
     losses,
 )
@@ -316,11 +315,10 @@ def published(
     spec: InputSpec,
     seen: Observation,
     records: Batch,
-    norms: Tensor,
 ) -> dict[str, Tensor]:
     """The published statistics of records, small for members."""
     problem = pose(gradient_map, spec, seen, ThreatModel())
-    products = gradient_products(problem, records)
+    (products,), norms = gradient_products(problem, [problem.gradient], records)
     norm = float(ravel(problem.gradient).double().norm())
     return {
         "cosine": gradient_cosine(products, norms, norm),
@@ -440,10 +438,7 @@ def _add_published(
     seed: int,
 ) -> None:
     gradient_map = mapped(network)
-    problem = pose(gradient_map, spec, seen, ThreatModel())
-    together = _joined(records, null)
-    norms = gradient_norms(problem, together)
-    for name, values in published(gradient_map, spec, seen, together, norms).items():
+    for name, values in published(gradient_map, spec, seen, _joined(records, null)).items():
         candidates, of_null = values[: len(records)], values[len(records) :]
         pools[name].add(tail_p_values(candidates, of_null), case.count)
     if case.clients == 1:
@@ -452,7 +447,7 @@ def _add_published(
     for start in range(0, len(members), case.count):
         client = members[start : start + case.count]
         other = released(case, network, client, seed)
-        statistics = published(gradient_map, spec, other, records, norms[: len(records)])
+        statistics = published(gradient_map, spec, other, records)
         rows.append(-statistics["cosine"])
     pools["FedMIA-II"].add(against_others(torch.stack(rows), 0)[1], case.count)
 

@@ -124,7 +124,7 @@ class Federation:
         problem = pose(gradient_map, self.images.spec, seen, ThreatModel(view="aggregate"))
         spans = [s for s in find_spans(problem, self.noise_std)[0] if s.name == "fc1.weight"]
         inputs = torch.cat([held.inputs, strangers.inputs])
-        return leftovers(problem, spans, inputs, torch.zeros(1))[0][:, 0, 0]
+        return leftovers(problem, [spans], inputs, torch.zeros(1))[0][0, :, 0, 0]
 
     def rounded_mean(self, models: list[Params], draws: torch.Generator) -> Params:
         """The mean of models, each rounded as Flower's ``quantize`` does, in single precision."""

@@ -141,16 +141,45 @@ def test_frozen_layers_are_named_and_without_labels_nothing_else_answers():
 def test_train_mode_batch_norm_leaves_what_lies_before_it():
     torch.manual_seed(0)
     members, null = data(0, 6), data(1, 400)
-    behind = network(0, nn.BatchNorm2d(1)).train()
-    before = nn.Sequential(
+    model = nn.Sequential(
         nn.Flatten(), nn.Linear(36, 24), nn.BatchNorm1d(24), nn.ReLU(), nn.Linear(24, 5)
     ).train()
-    change = trained(before, members)
-    found = membership(before, change, members, spec=SPEC, null=null, **one_step(members))
+    change = trained(model, members)
+    withheld = ParameterChange(
+        change.before, {k: v for k, v in change.after.items() if "running" not in k}
+    )
+    found = membership(model, withheld, members, spec=SPEC, null=null, **one_step(members))
     assert found.evidence == "exact" and [s.name for s in found.layers] == ["1.weight"]
-    change = trained(behind, members)
-    found = membership(behind, change, members, spec=SPEC, null=null, **one_step(members))
+    model = network(0, nn.BatchNorm2d(1)).train()
+    change = trained(model, members)
+    withheld = ParameterChange(
+        change.before, {k: v for k, v in change.after.items() if "running" not in k}
+    )
+    found = membership(model, withheld, members, spec=SPEC, null=null, **one_step(members))
     assert found.evidence != "exact" and "BatchNorm in train mode" in found.reason
+
+
+def test_buffers_that_travel_tell_what_a_batch_normalised_by():
+    torch.manual_seed(0)
+    members, others, null = data(0, 6), data(2, 50), data(1, 400)
+    model = network(0, nn.BatchNorm2d(1)).train()
+    found = membership(
+        model, trained(model, members), joined(members, others), spec=SPEC, null=null,
+        **one_step(members),
+    )  # fmt: skip
+    assert found.evidence == "exact" and found.is_exact[:6].all()
+    assert not found.is_exact[6:].any()
+
+
+def test_a_rehearsal_normalises_as_its_own_batch_does():
+    members, null = data(0, 6), data(1, 700)
+    model = network(0, nn.BatchNorm2d(1)).train()
+    found = membership(
+        model, trained(model, members, noise=1e-3), members, spec=SPEC, null=null,
+        **one_step(members),
+    )  # fmt: skip
+    assert found.evidence == "statistical" and found.rehearsal.found > 0.9 * found.rehearsal.members
+    assert found.rank_p_values.max() < 0.05
 
 
 def test_too_few_null_records_for_a_rehearsal_are_told():

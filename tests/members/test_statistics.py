@@ -15,7 +15,6 @@ from flwr_leakage.attacks.problem import pose
 from flwr_leakage.members.statistics import (
     gradient_cosine,
     gradient_difference,
-    gradient_norms,
     gradient_products,
     losses,
 )
@@ -39,10 +38,9 @@ def test_statistics_equal_those_of_plain_autograd():
     update = Update(delta, {}, LocalSchedule(0.5, 1, 3), 3)
     seen = Observation(1, 0, gradient_map.params, {}, update)
     problem = pose(gradient_map, SPEC, seen, ThreatModel())
-    products = gradient_products(problem, batch, chunk=2)
-    norms = gradient_norms(problem, batch)
-    cosine = gradient_cosine(products, norms, float(mean.norm()))
-    difference = gradient_difference(products, norms, 3)
+    products, norms = gradient_products(problem, [problem.gradient], batch)
+    cosine = gradient_cosine(products[0], norms, float(mean.norm()))
+    difference = gradient_difference(products[0], norms, 3)
     after = losses(problem, batch, after=True)
     with torch.no_grad():
         for name, value in model.named_parameters():
