@@ -15,6 +15,10 @@ CASES = {
         model = torchvision.models.resnet18(weights=None).eval()
         assert model(torch.zeros(1, 3, 32, 32)).shape == (1, 1000)
         """,
+    "metrics of images are used first": """
+        from flwr_leakage.metrics import psnr
+        assert psnr(torch.zeros(1, 1, 2, 2), torch.full((1, 1, 2, 2), 0.1)).round() == 20
+        """,
     # As on a machine whose torchvision library does not load.
     "missing schemas are declared once": """
         def refuse(path):

@@ -4,6 +4,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
+
+import flwr_leakage._torchvision  # noqa: F401
+
+# isort: split
 from torchmetrics.functional.image import (
     peak_signal_noise_ratio,
     structural_similarity_index_measure,
