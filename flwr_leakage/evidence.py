@@ -31,7 +31,7 @@ from flwr_leakage.report.page import rounds_of, unfinished, without_home
 from flwr_leakage.report.remedies import remedies
 from flwr_leakage.report.replays import replay_told, replays
 from flwr_leakage.report.story import is_defended, sentences
-from flwr_leakage.report.verdict import NOT_COVERED, judge, labels_told
+from flwr_leakage.report.verdict import judge, labels_told, not_covered
 from flwr_leakage.tracking import RunData, read_run
 from flwr_leakage.tracking.jsonl import METADATA_FILE, RECORDS_FILE, write_private
 from flwr_leakage.tracking.text import plain_text
@@ -40,7 +40,7 @@ METHOD = "method"
 """The source of a sentence that is true of every run of this tool, and rests on no record."""
 
 INFORMATION = (
-    "This is no legal advice. What the images tell is “data reconstruction” in NIST AI "
+    "This is no legal advice. What the reconstructions tell is “data reconstruction” in NIST AI "
     "100-2 (Adversarial Machine Learning), what the records tell “membership inference”; “property "
     "inference” is not tested. Whether such an attack is among the means reasonably likely to be "
     "used (EDPB Opinion 28/2024), and what follows for an assessment under article 35 GDPR, is "
@@ -172,14 +172,15 @@ def _sentences(data: RunData) -> list[tuple[str, str, str, Chosen | None]]:
     if threat := metadata.get("threat"):
         given = f"What the attacker was given: {threat}."
     add("What the attacker knew", given, None, METADATA_FILE)
-    add("Images", verdict.sentence, grades)
+    noun = index.sample.many
+    add(noun.capitalize(), verdict.sentence, grades)
     if each := worst_by_image(found):
         share = Share(sum(attempt.grade in LEAKED for attempt in each), len(each))
         interval = (
-            f"Of the attacked images, {share.told()} can be seen (95 %, Clopper and Pearson; for "
-            f"images as these, each by itself)."
+            f"Of the attacked {noun}, {share.told()} can be seen (95 %, Clopper and Pearson; for "
+            f"{noun} as these, each by itself)."
         )
-        add("Images", interval, grades)
+        add(noun.capitalize(), interval, grades)
     add("Labels", labels_told(index, metadata) or "Not tested.", _of("metric", names="label"))
     members = membership_section(index)
     for text in members.sentences if members else (UNTESTED,):
@@ -205,7 +206,9 @@ def _sentences(data: RunData) -> list[tuple[str, str, str, Chosen | None]]:
         if len(set(known)) > 1:
             text = f"{label(name)}: {min(known):.4g} to {max(known):.4g} over {len(known)} samples."
             add("Bounds and guarantees", text, _of("score", names=f"^{re.escape(name)}$"))
-    for text in replay_told(replays(index, data.events), fate.attacked, is_defended(metadata)):
+    for text in replay_told(
+        replays(index, data.events), fate.attacked, is_defended(metadata), index.sample
+    ):
         add("Is it the real update", text, _of("check"))
     besides = {text for _, text, _, _ in told}
     for text in verdict.details:
@@ -213,7 +216,7 @@ def _sentences(data: RunData) -> list[tuple[str, str, str, Chosen | None]]:
             continue
         behind = next((RESTS_ON[start] for start in RESTS_ON if text.startswith(start)), None)
         add("What else is known", text, _of(behind[0], names=behind[1]) if behind else None)
-    for text in NOT_COVERED:
+    for text in not_covered(index.sample):
         add("What was not tested", text, None, METHOD)
     add("As information", RELIANCE, None, METHOD)
     add("As information", INFORMATION, None, METHOD)

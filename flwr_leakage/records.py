@@ -160,6 +160,13 @@ class InputSpec:
         )  # fmt: skip
 
     @property
+    def sample(self) -> str:
+        """What one input is called: ``image``, ``text`` or ``row``, of a table or an embedding."""
+        if self.is_text:
+            return "text"
+        return "row" if not self.box and self.shape[:2] == (1, 1) else "image"
+
+    @property
     def is_text(self) -> bool:
         """Whether inputs are token ids."""
         return self.vocabulary > 0
@@ -295,21 +302,21 @@ class LocalSchedule:
         """The schedule of a client: this one, however many samples it has."""
         return self
 
-    def describe(self, num_examples: int) -> str:
-        """What a client does in a round, in words.
+    def describe(self, num_examples: int, sample: str = "image") -> str:
+        """Return what a client does in a round, in words; see ``InputSpec.sample``.
 
         Example:
             >>> LocalSchedule(0.1, num_steps=2, batch_size=8).describe(10)
             '10 images, 2 steps of at most 8 images, learning rate 0.1'
         """
-        images = f"{num_examples:,} image{'s' * (num_examples != 1)}"
+        samples = f"{num_examples:,} {sample}{'s' * (num_examples != 1)}"
         steps = f"{self.num_steps:,} step{'s' * (self.num_steps != 1)}"
         batch = min(self.batch_size, num_examples)
         extra = f", momentum {self.momentum:g}" if self.momentum else ""
         extra += f", weight decay {self.weight_decay:g}" if self.weight_decay else ""
         most = "at most " * bool(num_examples % batch)
-        size = f"{most}{batch:,} image{'s' * (batch != 1)}"
-        return f"{images}, {steps} of {size}, learning rate {self.learning_rate:g}{extra}"
+        size = f"{most}{batch:,} {sample}{'s' * (batch != 1)}"
+        return f"{samples}, {steps} of {size}, learning rate {self.learning_rate:g}{extra}"
 
     def slices(self, num_examples: int) -> list[slice]:
         """Return the samples of each step, for a client with ``num_examples`` samples.

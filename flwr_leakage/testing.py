@@ -109,6 +109,7 @@ def check(run: str | Path | RunData, above: Grade = "nothing") -> Check:
     told = worth(index, data.events, metadata, found, fate)
     advice = advise(index, metadata, remedies(index, metadata), data.events)
     worst: dict[tuple[int, int], Grade] = {}
+    noun = index.sample.one
     for attempt in found:
         if attempt.grade and _is_worse(attempt.grade, worst.get(attempt.key[:2], "nothing")):
             worst[attempt.key[:2]] = attempt.grade
@@ -117,20 +118,20 @@ def check(run: str | Path | RunData, above: Grade = "nothing") -> Check:
     for place in sorted(attacked | fate.spared.keys()):
         grade = worst.get(place, "nothing")
         if _is_worse(grade, above):
-            updates.append(UpdateCheck(place, "leaked", f"Its worst image is {grade}."))
+            updates.append(UpdateCheck(place, "leaked", f"Its worst {noun} is {grade}."))
         elif place not in attacked:
             updates.append(UpdateCheck(place, "untested", f"Not attacked: {fate.spared[place]}."))
         elif place in told.unsure:
             updates.append(UpdateCheck(place, "unsure", f"It cannot say: {told.unsure[place]}."))
         else:
-            updates.append(UpdateCheck(place, "passed", f"Its worst image is {grade}."))
+            updates.append(UpdateCheck(place, "passed", f"Its worst {noun} is {grade}."))
     outcomes = {each.outcome for each in updates}
     outcome: Outcome = "passed" if "passed" in outcomes else "unsure" if attacked else "untested"
     if "leaked" in outcomes or (above == "nothing" and told.level == "partly"):
         outcome = "leaked"
     message = advice.headline
     if outcome == "passed":
-        message = f"No image has a worse grade than “{above}”; that is no clearance."
+        message = f"No {noun} has a worse grade than “{above}”; that is no clearance."
         silent = sum(each.outcome in ("unsure", "untested") for each in updates)
         message += f" {count(silent, 'update')} of {len(updates)} cannot be judged." * bool(silent)
         if is_open := unfinished(data, rounds_of(index)):
@@ -198,7 +199,7 @@ def _xml(text: str) -> str:
 
 
 RULES = {
-    "leaked": ("error", "An image has a worse grade than is allowed."),
+    "leaked": ("error", "A sample has a worse grade than is allowed."),
     "unsure": ("warning", "The attack was cut off, or its result says nothing."),
     "untested": ("note", "The update was not attacked, so that nothing is known of it."),
 }

@@ -46,10 +46,12 @@ class Recorder:
     Attributes:
         tracker: where it goes.
         run: the run's name.
+        sample: what a sample is; see ``InputSpec.sample``.
     """
 
     tracker: Tracker
     run: str
+    sample: str = "image"
 
     def warning(self, server_round: int, client_id: int, message: str) -> None:
         """Record that something went wrong; the run goes on."""
@@ -108,17 +110,17 @@ class Recorder:
         Without a schedule, nothing is said of its steps: nobody told of them.
         """
         count = float(num_examples)
-        done = schedule.describe(num_examples) if schedule else ""
+        done = schedule.describe(num_examples, self.sample) if schedule else ""
         done += f", {optimizer}" * (bool(done) and optimizer != "SGD")
         where = (server_round, client_id, -1)
-        self._number(*where, "client", "images", count, "image", note=done)
+        self._number(*where, "client", "images", count, self.sample, note=done)
         if kept_out:
-            self._number(*where, "client", "not_attacked", count, "image", note=kept_out)
+            self._number(*where, "client", "not_attacked", count, self.sample, note=kept_out)
 
     def not_attacked(self, seen: Observation, reason: str) -> None:
         """Record why an update was not attacked, if its client's record could not tell."""
         where, count = (seen.server_round, seen.client_id, -1), float(seen.update.num_examples)
-        self._number(*where, "client", "not_attacked", count, "image", note=reason)
+        self._number(*where, "client", "not_attacked", count, self.sample, note=reason)
 
     def samples(
         self,

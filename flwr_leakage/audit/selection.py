@@ -69,6 +69,6 @@ class Selection:
             return refused
         if self.max_examples is not None and count > self.max_examples:
             return (
-                f"{count:,} images, more than the {self.max_examples:,} that are attacked at most"
+                f"{count:,} samples, more than the {self.max_examples:,} that are attacked at most"
             )
         return ""

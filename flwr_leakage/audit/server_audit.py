@@ -118,7 +118,8 @@ class ServerAudit:
         self._history = History(self.threat.rounds)
         self._decoder = Decoder(self.spec, self.seed) if self.threat.mixing == "known" else None
         self._reference = self.reference or Reference.of(self.spec)
-        self._recorder = Recorder(GuardedTracker(self.tracker, self.progress.line), self.run)
+        guarded = GuardedTracker(self.tracker, self.progress.line)
+        self._recorder = Recorder(guarded, self.run, self.spec.sample)
         self.images = ImageNumbers()
         self._told_of_seeds = False
         self.own_config_clients: set[int] = set()

@@ -405,7 +405,6 @@ def attack_kept(
     from flwr_leakage.cli.kept import attack_kept_folder
     from flwr_leakage.report import write_report
     from flwr_leakage.report.index import Index
-    from flwr_leakage.report.texts import in_words_of_texts
     from flwr_leakage.report.verdict import judge
     from flwr_leakage.tracking import read_run
     from flwr_leakage.untrusted import memory_limit
@@ -417,8 +416,7 @@ def attack_kept(
         rounds = f"{done} round{'s' * (done != 1)}" if done else "No round was left to be"
         run = read_run(folder)
         verdict = judge(Index(run.records), run.events, run.metadata)
-        told = in_words_of_texts(verdict.sentence) if run.texts else verdict.sentence
-        _say(f"{rounds} attacked. {told} {write_report(folder)}")
+        _say(f"{rounds} attacked. {verdict.sentence} {write_report(folder)}")
     except (OSError, ValueError, ImportError) as error:
         _fail(error)
 

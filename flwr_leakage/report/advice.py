@@ -29,6 +29,7 @@ from flwr_leakage.report.commands import rerun
 from flwr_leakage.report.index import Index, Step, count, several
 from flwr_leakage.report.remedies import Remedy, told_of_time, what_it_costs
 from flwr_leakage.report.replays import replays
+from flwr_leakage.report.samples import Sample
 from flwr_leakage.report.story import defense_of
 from flwr_leakage.report.tried import more_time, worth
 from flwr_leakage.tracking.text import plain_text
@@ -73,9 +74,10 @@ def advise(
         answer = f"Not as it is. {_seen(found, leaking)}, without breaking the protocol."
     elif partly:
         whose = _briefly(partly)
-        headline = f"Not without a decision: parts of private images of {whose} can be seen."
+        what = f"parts of private {index.sample.many} of"
+        headline = f"Not without a decision: {what} {whose} can be seen."
         answer = (
-            f"Not without a decision. Parts of private images of {named(partly)} can be seen "
+            f"Not without a decision. P{what[1:]} {named(partly)} can be seen "
             f"from what the server receives, and a stronger attack may show more."
         )
     else:
@@ -127,7 +129,8 @@ def _in_short(
         f"A defense on each update, such as noise; {told or 'none was measured here'}.",
         _more_images(index, found, at_risk, fate),
         f"Secure aggregation, so that the server sees sums only: {summed} here.",
-        "Go on only if a new run sees no image, not even in part, and time cuts off no attack.",
+        f"Go on only if a new run sees no {index.sample.one}, not even in part, and time cuts off "
+        f"no attack.",
     ]
     return tuple(lines[:MAX_LINES])
 
@@ -139,7 +142,8 @@ SEEN = (*LEAKED, "partly")
 
 
 def _what(found: Sequence[Attempt]) -> str:
-    return seen_of(each) if (each := worst_by_image(found)) else "private images"
+    each = worst_by_image(found)
+    return seen_of(each) if each else f"private {found[0].sample.many}"
 
 
 def _briefly(clients: set[int]) -> str:
@@ -154,9 +158,7 @@ def _seen(found: Sequence[Attempt], leaking: set[int]) -> str:
     parts = {attempt.key[1] for attempt in each if attempt.grade == "partly"}
     partly = sum(attempt.grade == "partly" for attempt in each)
     whom = leaking | parts
-    what = f"{seen_of(each)} (exact or recognisable)" + f" and {partly} more in part" * bool(partly)
-    if not each:
-        what = "private images (exact or recognisable)"
+    what = f"{_what(found)} (exact or recognisable)" + f" and {partly} more in part" * bool(partly)
     return f"What {named(whom)} {verb(whom, 'sends', 'send')} lets the server see {what}"
 
 
@@ -189,7 +191,7 @@ def _at_risk(found: Sequence[Attempt], at_risk: set[int]) -> str:
     more = len(groups) - len(told)
     rest = f"; and {count(more, 'other client')} (see Clients)" if more else ""
     text = ". ".join(f"{each[0].upper()}{each[1:]}" for each in told) + rest
-    return f"{text}. An attempt is one image in one attacked round."
+    return f"{text}. An attempt is one {found[0].sample.one} in one attacked round."
 
 
 def _when(here: Sequence[Attempt]) -> str:
@@ -209,9 +211,9 @@ def _images(here: Sequence[Attempt], clients: set[int], grades: Sequence[str]) -
     """Return words for clients' images of one of the grades: one, the only one, or several."""
     theirs = [a for a in here if a.key[1] in clients]
     each = worst_by_image(theirs) or theirs
-    noun = "images"
+    noun = here[0].sample.many
     if sum(a.grade in grades for a in each) == 1:
-        noun = "the image" if len(each) == 1 else "an image"
+        noun = f"the {here[0].sample.one}" if len(each) == 1 else here[0].sample.a
     return f"{noun} of {named(clients, MAX_CLIENTS)}"
 
 
@@ -270,11 +272,10 @@ def _effect(remedy: Remedy, at_risk: set[int]) -> str:
         text = f"does not hide it: {named(still)} still {verb(still, 'leaks', 'leak')}"
         if parts := with_grade(under, ("partly",)) - still:
             shown = _images(under, parts, ("partly",))
-            text += (
-                f", and {shown} still {'show' if shown.startswith('images') else 'shows'} in part"
-            )
+            text += f", and {shown} still {verb(parts, 'shows', 'show')} in part"
     elif with_grade(under, ("partly",)):
-        text = "hides it in part at most: no image is exact or recognisable, but parts show"
+        noun = under[0].sample.one
+        text = f"hides it in part at most: no {noun} is exact or recognisable, but parts show"
     elif not tally(under):
         text = "was tried without a result that can be graded"
     elif _is_cut_off(remedy, at_risk):
@@ -291,7 +292,7 @@ def _besides(remedy: Remedy, at_risk: set[int]) -> str:
     if not both[1]:
         return ""
     by_image = all(map(worst_by_image, both))
-    noun = "images" if by_image else "attempts"
+    noun = both[1][0].sample.many if by_image else "attempts"
     before, under = (worst_by_image(found) if by_image else found for found in both)
     told = [
         f"{sum(a.grade in LEAKED for a in under)} of {len(under)} {noun} are seen (without it "
@@ -319,7 +320,7 @@ def _go_on_if(found: Sequence[Attempt], metadata: Mapping[str, Any]) -> Step:
         items=(
             "The new run attacks the smallest clients too, in early and late rounds.",
             f"Its time limit{seconds} ends no attack.",
-            "No image has a grade above “nothing”.",
+            f"No {found[0].sample.one} has a grade above “nothing”.",
             condition_told(found),
         ),
         note=identifying_told(found),
@@ -339,20 +340,21 @@ def _result(remedy: Remedy) -> str:
 def _more_images(index: Index, found: Sequence[Attempt], at_risk: set[int], fate: Fates) -> str:
     sizes = {key[1]: int(r.value) for key, r in index.series("client", "images").items() if r.value}
     whose = [sizes[client] for client in at_risk if client in sizes]
-    text = "More images per client"
+    noun = index.sample
+    text = f"More {noun.many} per client"
     if not whose:
         return f"{text}: not measured here."
-    text += f" (those seen had {_span(whose)})"
+    text += f" (those seen had {_span(whose, noun)})"
     graded = {attempt.key[1] for attempt in found if attempt.grade}
     quiet = [sizes[c] for c in graded - at_risk if sizes.get(c, 0) > max(whose)]
     if quiet:
-        return f"{text}: of clients with {_span(quiet)} nothing was seen here."
+        return f"{text}: of clients with {_span(quiet, noun)} nothing was seen here."
     attacked = {client for _, client in fate.attacked} | graded
     larger = {c for c in sizes if c not in attacked and sizes[c] > max(whose)}
     why = f", as {_briefly(larger)} had more, but no attack" if larger else ""
     return f"{text}: how many would do was not measured here{why}."
 
 
-def _span(sizes: Sequence[int]) -> str:
+def _span(sizes: Sequence[int], noun: Sample) -> str:
     low, high = min(sizes), max(sizes)
-    return f"{low:,} to {high:,} images" if low < high else count(low, "image")
+    return f"{low:,} to {high:,} {noun.many}" if low < high else count(low, noun.one)

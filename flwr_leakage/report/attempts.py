@@ -10,6 +10,7 @@ from scipy.stats import binom
 
 from flwr_leakage.report.grades import GRADES, Grade, decided_by, grade, text_grade
 from flwr_leakage.report.index import Index, Key, count, grouped, median, section, several
+from flwr_leakage.report.samples import IMAGE, Sample
 
 
 def graded(tally: Counter[Grade], skip_none: bool = True) -> str:
@@ -43,7 +44,8 @@ class Attempt:
         grade: ``None`` where it cannot be told.
         decided: by what other than PSNR the grade was decided, in words; empty where by PSNR.
         tokens: of a text, the share of its tokens in place; 0 if no text was found for it. ``None``
-            of an image.
+            of other samples.
+        sample: what it is, in words.
     """
 
     key: Key
@@ -56,13 +58,14 @@ class Attempt:
     grade: Grade | None
     decided: str = ""
     tokens: float | None = None
+    sample: Sample = IMAGE
 
     @property
     def place(self) -> str:
         """Which image it is, in words: by its number, or else by its place in the batch."""
         if self.image is None:
             return f"place {self.key[2]} of the batch"
-        return f"image {self.image}"
+        return f"{self.sample.one} {self.image}"
 
     @property
     def leak(self) -> tuple[int, float]:
@@ -112,6 +115,7 @@ def attempts(index: Index, what_if: str = "") -> list[Attempt]:
                 graded_as,
                 how,
                 tokens,
+                index.sample,
             )
         )
     return found
@@ -148,7 +152,9 @@ def worst_by_image(found: Iterable[Attempt]) -> list[Attempt]:
 def seen_of(each: Sequence[Attempt]) -> str:
     """Return how many images can be seen, by the worst attempt on each: the page's one count."""
     leaked = sum(attempt.grade in LEAKED for attempt in each)
-    whole = "the one attacked image" if len(each) == 1 else f"the {len(each):,} attacked images"
+    noun = each[0].sample
+    whole = f"the {len(each):,} attacked {noun.many}"
+    whole = f"the one attacked {noun.one}" if len(each) == 1 else whole
     return whole if leaked == len(each) == 1 else f"{leaked:,} of {whole}"
 
 
@@ -393,7 +399,8 @@ def condition_told(found: Sequence[Attempt]) -> str:
 def identifying_told(found: Sequence[Attempt]) -> str:
     """Return what identifying means, in small print."""
     others = int(_candidates_of(found) or 0) - 1
-    among = f"{others} other images" if others > 0 else "other images"
+    noun = found[0].sample.many if found else IMAGE.many
+    among = f"{others} other {noun}" if others > 0 else f"other {noun}"
     return (
         f"An attempt identifies its original if its result is more like it than like any of "
         f"{among}. How many originals the identification misses is not known."

@@ -51,6 +51,7 @@ from flwr_leakage.report.index import (
     values,
 )
 from flwr_leakage.report.remedies import Remedy
+from flwr_leakage.report.samples import Sample
 from flwr_leakage.report.story import psnr_told
 
 
@@ -105,6 +106,7 @@ class Agreement:
         p_value: of ``found``, times the number of scores that are compared; ``None`` without one.
         reading: whether the order bears out what the score claims, in words.
         holds: whether it does; ``None`` where this run does not tell.
+        sample: what is ranked, in words.
     """
 
     score: str
@@ -115,6 +117,7 @@ class Agreement:
     p_value: float | None
     reading: str
     holds: bool | None
+    sample: Sample
 
 
 def story_figures(
@@ -134,7 +137,7 @@ def story_figures(
     pooled = [_panel(None, known, told, stopped)] if known else []
     names = ["Accuracy"] * bool(accuracy) + ["leakage"] * bool(known)
     title = f"{' and '.join(names).capitalize()} over the rounds"
-    caption = _story_caption(pooled, told, bool(accuracy)) if known else ""
+    caption = _story_caption(pooled, told, bool(accuracy), index.sample) if known else ""
     text = _description(pooled, accuracy)
     chart = Chart(
         title, caption, story_chart(accuracy, pooled, "story", text, is_wide=True),
@@ -189,9 +192,11 @@ def _psnr_by_round(panel: Panel) -> dict[int, list[float]]:
     return {r: [dot.psnr for dot in dots] for r, dots in panel.dots.items()}
 
 
-def _story_caption(panels: Sequence[Panel], told: Sequence[Remedy], with_accuracy: bool) -> str:
+def _story_caption(
+    panels: Sequence[Panel], told: Sequence[Remedy], with_accuracy: bool, noun: Sample
+) -> str:
     """Return what must be known to read the chart; at most four lines."""
-    text = "Each dot is one image in one round; the higher, the nearer the attack came to it."
+    text = f"Each dot is one {noun.one} in one round; the higher, the nearer the attack came to it."
     if with_accuracy:
         text = f"On top: how good the trained model is. Below: {text[0].lower()}{text[1:]}"
     if any(dot.ended for panel in panels for dots in panel.dots.values() for dot in dots):
@@ -279,7 +284,7 @@ def _tell(groups: Mapping[int, Sequence[float]]) -> str:
 
 def score_figure(i: int, entry: Agreement, blind: float | None) -> ScoreChart:
     """Return a risk score's chart against the outcome; ``blind`` is the PSNR of the blind guess."""
-    figures = [f"n\u00a0=\u00a0{count(entry.found.n, 'image')}"]
+    figures = [f"n\u00a0=\u00a0{count(entry.found.n, entry.sample.one)}"]
     if entry.found.coefficient is not None and entry.p_value is not None:
         figures.insert(0, f"ρ within rounds\u00a0=\u00a0{_rho(entry.found.coefficient)}")
         figures.append(f"p\u00a0=\u00a0{number(entry.p_value, 2)}")
@@ -303,12 +308,12 @@ BOUNDS = {
     "bayesian_bound_rmse": (
         "Bayesian",
         "The Bayesian line is what the best attacker with a Gaussian prior of independent pixels "
-        "reaches on average, if the network were linear. It binds on no single image, and an "
+        "reaches on average, if the network were linear. It binds on no single sample, and an "
         "attacker with a better prior may cross it.",
     ),
     "cramer_rao_bound_rmse": (
         "Cramér–Rao",
-        "The Cramér–Rao line binds on unbiased attackers: without an image prior, and without "
+        "The Cramér–Rao line binds on unbiased attackers: without a prior, and without "
         "clamping to the range of pixels.",
     ),
 }
@@ -414,9 +419,10 @@ def _agreement(index: Index, score: str, outcome: str, scores: int) -> Agreement
     first = next(iter(index.series("score", score).values()))
     unit = next(iter(index.series("metric", outcome).values())).unit
     p_value = None if found.p_value is None else min(1.0, found.p_value * scores)
-    holds, reading = _reading(found, p_value, first.direction, outcome, scores)
+    sample = index.sample
+    holds, reading = _reading(found, p_value, first.direction, outcome, scores, sample)
     pairs = tuple((x, y) for _, _, x, y in seen)
-    return Agreement(score, outcome, unit, pairs, found, p_value, reading, holds)
+    return Agreement(score, outcome, unit, pairs, found, p_value, reading, holds, sample)
 
 
 def _pairs(index: Index, score: str, outcome: str) -> list[tuple[int, Key, float, float]]:
@@ -444,14 +450,19 @@ def _pairs(index: Index, score: str, outcome: str) -> list[tuple[int, Key, float
 
 
 def _reading(
-    found: RankAgreement, p_value: float | None, direction: str, outcome: str, scores: int
+    found: RankAgreement,
+    p_value: float | None,
+    direction: str,
+    outcome: str,
+    scores: int,
+    noun: Sample,
 ) -> tuple[bool | None, str]:
     if direction not in ("larger is safer", "larger leaks more", "smaller is safer"):
         return None, "The score claims no direction."
     if found.least * scores > SURE:
-        return None, f"{too_few_told(found, scores)} {AVOID}"
+        return None, f"{too_few_told(found, scores, noun)} {AVOID}"
     if found.coefficient is None or p_value is None:
-        return None, f"All images are equal: no rank correlation. {AVOID}"
+        return None, f"All {noun.many} are equal: no rank correlation. {AVOID}"
     leak_sign = 1 if direction in ("larger leaks more", "smaller is safer") else -1
     expected = leak_sign if outcome == "psnr" else -leak_sign
     sign = "positive" if expected > 0 else "negative"
@@ -459,18 +470,20 @@ def _reading(
     if p_value > SURE:
         return None, f"{claim} Chance gives as much: this run does not tell. {AVOID}"
     if found.coefficient * expected > 0:
-        return True, f"{claim} It is: the score ranks the images of a round as the attack does."
-    return False, f"{claim} It is not: the score ranks the images backwards. {AVOID}"
+        return True, (
+            f"{claim} It is: the score ranks the {noun.many} of a round as the attack does."
+        )
+    return False, f"{claim} It is not: the score ranks the {noun.many} backwards. {AVOID}"
 
 
-def too_few_told(found: RankAgreement, scores: int) -> str:
-    """Return how many images a judgement takes, and why those of a run are too few."""
+def too_few_told(found: RankAgreement, scores: int, noun: Sample) -> str:
+    """Return how many samples a judgement takes, and why those of a run are too few."""
     needed = next(n for n in itertools.count(2) if 2 * scores <= SURE * math.factorial(n))
     among = f" for one of {scores} scores" if scores > 1 else ""
     return (
-        f"Too few images to tell: {found.n or 'none'} can be compared with others of a round. It "
-        f"takes {needed}: of fewer, chance alone puts them into a perfect order"
-        f"{among} in more than {100 * SURE:g} % of runs."
+        f"Too few {noun.many} to tell: {found.n or 'none'} can be compared with others of a "
+        f"round. It takes {needed}: of fewer, chance alone puts them into a perfect order{among} "
+        f"in more than {100 * SURE:g} % of runs."
     )
 
 
@@ -478,7 +491,7 @@ def agreement_told(agreed: Sequence[Agreement]) -> str:
     """Return in a sentence or two whether the scores of a run rank its leaks."""
     most = max((entry.found for entry in agreed), key=lambda found: found.n)
     if most.least * len(agreed) > SURE:
-        return too_few_told(most, len(agreed))
+        return too_few_told(most, len(agreed), agreed[0].sample)
     named = {
         held: ", ".join(label(entry.score) for entry in agreed if entry.holds is held)
         for held in (True, False, None)

@@ -13,6 +13,7 @@ from flwr_leakage.report.index import Index, by_round, count, decibel, median, v
 from flwr_leakage.report.large_clients import LargeClientsSection
 from flwr_leakage.report.membership import MembershipSection
 from flwr_leakage.report.remedies import Remedy
+from flwr_leakage.report.samples import Sample
 
 UNTRIED = "not tested"
 
@@ -41,20 +42,20 @@ def tiles(
     members: MembershipSection | None,
     large: LargeClientsSection | None,
 ) -> tuple[Tile, ...]:
-    """Return images seen, labels, members and accuracy, each with its blind guess."""
+    """Return samples seen, labels, members and accuracy, each with its blind guess."""
     return (
-        _images(found),
+        _seen(found, index.sample),
         _labels(index, metadata, found, large),
         _members(members),
         _accuracy(index),
     )
 
 
-def _images(found: Sequence[Attempt]) -> Tile:
+def _seen(found: Sequence[Attempt], sample: Sample) -> Tile:
     each = worst_by_image(found) or [attempt for attempt in found if attempt.grade]
-    noun = "images" if worst_by_image(found) else "attempts"
+    noun = sample.many if worst_by_image(found) else "attempts"
     if not any(attempt.grade for attempt in each):
-        return Tile("images seen", UNTRIED, "no result that can be graded" if found else "")
+        return Tile(f"{sample.many} seen", UNTRIED, "no result that can be graded" if found else "")
     seen = sum(attempt.grade in LEAKED for attempt in each)
     parts = sum(attempt.grade == "partly" for attempt in each)
     more = f", {parts} more in part" if parts else ""

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from flwr_leakage.records import LeakageRecord
+from flwr_leakage.report.samples import IMAGE, SAMPLES, TEXT, Sample
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -80,6 +81,13 @@ class Index:
         for record in records:
             key = (record.server_round, record.client_id, record.sample)
             self._series.setdefault((record.kind, record.name), {})[key] = record
+
+    @property
+    def sample(self) -> Sample:
+        """What the samples of the run are; those of a run that does not tell it are images."""
+        if self.series("metric", "token_accuracy"):
+            return TEXT
+        return SAMPLES.get(unit_of(self.series("client", "images")), IMAGE)
 
     def names(self, kind: str) -> list[str]:
         """Return the names of the quantities of a kind, in the order of first writing."""

@@ -1,4 +1,4 @@
-"""What is told of clients of many images: their labels, and what a step on a few had shown."""
+"""What is told of clients of many samples: their labels, and what a step on a few had shown."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,6 +19,7 @@ from flwr_leakage.report.index import (
     values,
     who,
 )
+from flwr_leakage.report.samples import Sample
 
 MAX_REASONS = 4
 """Reasons that the section names, with their clients."""
@@ -26,52 +27,20 @@ MAX_REASONS = 4
 MAX_CLASSES = 5
 """Classes that a row names, the largest first."""
 
-SCORES = Table(
-    ("score", "what it says of a client of many images", "cost, an image"),
-    (
-        (
-            "gradient norm",
-            "which of its images move the model most. On a trained network it ranks them as an "
-            "attack on single images does; on an untrained one it does not.",
-            "one gradient",
-        ),
-        (
-            "influence (Krylov bound)",
-            "how far noise of a given size moves a reconstruction of each image. It ranks images "
-            "of an untrained network.",
-            "17 products, of 5 to 30 training gradients each",
-        ),
-        (
-            "bounds under noise",
-            "what no attack can pass, where Gaussian noise is added. Without noise they say "
-            "nothing.",
-            "none to some hundred products",
-        ),
-    ),
-    (
-        "They are of one step on each image by itself, from the model that was received: of many "
-        "steps together they say which image is most exposed, and not how much is left of it. A "
-        "client computes them of its own images, by flwr_leakage.score(model, inputs, targets); "
-        "nothing of it travels. Source: docs/scores.md.",
-    ),
-    texts=("what it says of a client of many images", "cost, an image"),
-)
-"""Which scores say what, at which cost."""
-
 Counts = dict[int, float]
 
 
 @dataclass(frozen=True)
 class LargeClientsSection:
-    """What the page shows of clients of many images.
+    """What the page shows of clients of many samples.
 
     Attributes:
         right: the share of labels that were inferred rightly, or are expected to be; ``None`` where
             nothing was inferred.
         blind: the share by a blind guess.
-        why: why no image of them was attacked; empty if all were.
+        why: why no sample of them was attacked; empty if all were.
         labels: one row an update whose class counts were inferred, or the reason why not.
-        probe: one row a number of images; without rows where nothing was probed.
+        probe: one row a number of samples; without rows where nothing was probed.
         scores: what a client can compute of such an update itself, and what that costs.
     """
 
@@ -94,18 +63,18 @@ def large_clients_section(index: Index) -> LargeClientsSection | None:
     true = _counts(index, "true")
     labels, right = _labels(index, known, true)
     probe, seen = _probe(index, sizes)
-    told, share, guess = [], None, "not known"
+    told, share, guess, many = [], None, "not known", index.sample.many
     if right:
         mean, blind = (100 * sum(part) / len(part) for part in zip(*right, strict=True))
         share, guess = f"{mean:.0f} %", f"{blind:.0f} %"
         if mean > blind:
             told.append(
-                f"What leaks all the same is how many images of each class a client has: "
+                f"What leaks all the same is how many {many} of each class a client has: "
                 f"{mean:.0f} % of the labels were inferred rightly (a blind guess: {blind:.0f} %)."
             )
         else:
             told.append(
-                f"Of how many images of each class a client has, the inference tells no more than "
+                f"Of how many {many} of each class a client has, the inference tells no more than "
                 f"a blind guess does: {mean:.0f} % of the labels are right, {blind:.0f} % by guess."
             )
     elif known:
@@ -115,24 +84,62 @@ def large_clients_section(index: Index) -> LargeClientsSection | None:
         equal = values(index.series("labels", "uniform_right"))
         guess = f"{100 * sum(equal) / len(equal):.0f} %" if equal else guess
         told.append(
-            f"What leaks all the same is how many images of each class a client has: about "
+            f"What leaks all the same is how many {many} of each class a client has: about "
             f"{mean:.0f} % of the inferred labels are expected to be right."
         )
     head = " ".join([*told, seen]).strip()
-    return LargeClientsSection(share, guess, head, _why(index), labels, probe, SCORES)
+    return LargeClientsSection(
+        share, guess, head, _why(index), labels, probe, _scores(index.sample)
+    )
+
+
+def _scores(noun: Sample) -> Table:
+    """Return which scores say what, at which cost."""
+    columns = ("score", f"what it says of a client of many {noun.many}", f"cost, {noun.a}")
+    return Table(
+        columns,
+        (
+            (
+                "gradient norm",
+                f"which of its {noun.many} move the model most. On a trained network it ranks them "
+                f"as an attack on single {noun.many} does; on an untrained one it does not.",
+                "one gradient",
+            ),
+            (
+                "influence (Krylov bound)",
+                f"how far noise of a given size moves a reconstruction of each {noun.one}. It "
+                f"ranks {noun.many} of an untrained network.",
+                "17 products, of 5 to 30 training gradients each",
+            ),
+            (
+                "bounds under noise",
+                "what no attack can pass, where Gaussian noise is added. Without noise they say "
+                "nothing.",
+                "none to some hundred products",
+            ),
+        ),
+        (
+            f"They are of one step on each {noun.one} by itself, from the model that was received: "
+            f"of many steps together they say which {noun.one} is most exposed, and not how much "
+            f"is left of it. A client computes them of its own {noun.many}, by "
+            f"flwr_leakage.score(model, inputs, targets); nothing of it travels. Source: "
+            f"docs/scores.md.",
+        ),
+        texts=columns[1:],
+    )
 
 
 def _why(index: Index) -> str:
-    """Return why images of clients were not attacked; empty if all were."""
+    """Return why samples of clients were not attacked; empty if all were."""
     clients = grouped((reason, key[1]) for key, reason in fates(index).spared.items())
     told = [f"{several(sorted(set(held)))} ({reason})" for reason, held in clients.items()]
     if not told:
         return ""
-    left = len(told) - MAX_REASONS
+    left, noun = len(told) - MAX_REASONS, index.sample.many
     more = f" and {count(left, 'other')} (see Clients)" * (left > 0)
     return (
-        f"No attack on images was made on {'; '.join(told[:MAX_REASONS])}{more}. An attack on "
-        f"images repeats the client's steps, one by one, and searches for all of their images at "
+        f"No attack on {noun} was made on {'; '.join(told[:MAX_REASONS])}{more}. An attack on "
+        f"{noun} repeats the client's steps, one by one, and searches for all of their {noun} at "
         f"once. That nobody tried does not make an update safe."
     )
 
@@ -186,21 +193,21 @@ def _labels(
         expected = f"{_percent(record.value)} (at least {_percent(least)} in each rehearsal)"
         rows.append((who(place[1]), str(place[0]), f"{total:,.0f}", shown, expected, *cells))
     columns = (
-        "client", "round", "images", "inferred from its update alone", "right, expected",
+        "client", "round", index.sample.many, "inferred from its update alone", "right, expected",
         "right", "equal counts", "mean of all clients",
     )  # fmt: skip
     notes = (
-        "Right: the share of a client's labels that were inferred, whatever their order. Expected: "
-        "the server repeats the client's training on dummy images with known labels, infers those, "
-        "and counts. It uses no private image, and holds for updates that are sent as they were "
-        "trained: after noise or clipping less is right. The two columns on the right are guesses "
-        "without the client's own update.",
+        f"Right: the share of a client's labels that were inferred, whatever their order. "
+        f"Expected: the server repeats the client's training on dummy {index.sample.many} with "
+        f"known labels, infers those, and counts. It uses no private {index.sample.one}, and "
+        f"holds for updates that are sent as they were trained: after noise or clipping less is "
+        f"right. The two columns on the right are guesses without the client's own update.",
     )
     return Table(columns, tuple(rows), notes, MAX_ROWS, columns[3:5]), right
 
 
 def _mean(several: Sequence[Counts], total: float) -> Counts:
-    """Return the mean class frequencies of several clients, as counts of so many images."""
+    """Return the mean class frequencies of several clients, as counts of so many samples."""
     found: Counts = {}
     for counts in several:
         for label, n in counts.items():
@@ -219,8 +226,8 @@ def _probe_sizes(index: Index) -> list[int]:
 
 
 def _probe(index: Index, sizes: list[int]) -> tuple[Table, str]:
-    """Return one row a number of images, and a sentence on what was seen."""
-    rows, leaks = [], []
+    """Return one row a number of samples, and a sentence on what was seen."""
+    rows, leaks, noun = [], [], index.sample
     for size in sizes:
         grades = _grades(index, size)
         stopped = index.series("probe", f"{size}/stopped_by_budget")
@@ -231,7 +238,7 @@ def _probe(index: Index, sizes: list[int]) -> tuple[Table, str]:
         fate = graded(grades) or "no reconstruction"
         rows.append(
             (
-                count(size, "image"), who(place[1]), fate,
+                count(size, noun.one), who(place[1]), fate,
                 decibel(max(psnr, default=None)), decibel(max(blind, default=None)), limit,
             )
         )  # fmt: skip
@@ -243,7 +250,7 @@ def _probe(index: Index, sizes: list[int]) -> tuple[Table, str]:
     )  # fmt: skip
     spent = sum(values(index.series("cost", "probe_cpu_seconds")))
     notes = (
-        f"What-if: no client sent this. A single SGD step on the first images of a client was "
+        f"What-if: no client sent this. A single SGD step on the first {noun.many} of a client was "
         f"made from the same model and attacked as an update of a small client is. It took "
         f"{number(spent)} CPU seconds. More of them, other sizes or none: "
         f"large_clients.probe_seconds and large_clients.probe_sizes.",
@@ -252,11 +259,13 @@ def _probe(index: Index, sizes: list[int]) -> tuple[Table, str]:
     if leaks:
         several_told = " and ".join(filter(None, (", ".join(leaks[:-1]), leaks[-1])))
         told = (
-            f"Had a client sent one step on few of its images, {several_told} images could be seen "
-            f"(what-if)."
+            f"Had a client sent one step on few of its {noun.many}, {several_told} {noun.many} "
+            f"could be seen (what-if)."
         )
     elif rows:
-        told = "One step on few of its images would show none of them to this attack (what-if)."
+        told = (
+            f"One step on few of its {noun.many} would show none of them to this attack (what-if)."
+        )
     return Table(columns, tuple(rows), notes, texts=(columns[2],)), told
 
 

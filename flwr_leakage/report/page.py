@@ -55,8 +55,8 @@ from flwr_leakage.report.tables import (
     scores_table,
     unattacked_table,
 )
-from flwr_leakage.report.texts import in_words_of_texts, with_texts
-from flwr_leakage.report.verdict import LABELS, NOT_COVERED, judge, limits_told
+from flwr_leakage.report.texts import text_gallery
+from flwr_leakage.report.verdict import judge, limits_told, not_covered
 from flwr_leakage.tracking import RunData, read_run
 from flwr_leakage.tracking.jsonl import write_private
 from flwr_leakage.tracking.text import plain_text
@@ -110,90 +110,98 @@ def render_report(run: RunData, max_gallery: int = 1000) -> str:
     others = unattacked_table(index, run.events, found, MAX_CLIENTS)
     rounds, costs = rounds_table(index, found), costs_table(index)
     gallery = make_gallery(run.images, found, max_gallery)
-    any_grade = bool(tally(found)) and not run.texts
+    texts = text_gallery(run.texts, found, index, max_gallery)
+    any_grade = bool(tally(found)) and not texts
     members, large = membership_section(index), large_clients_section(index)
     agreed, blind = agreements(index), median(values(index.series("metric", "blind_psnr")))
     story_chart, clients_chart = story_figures(index, found, asked)
     script = (resources.files("flwr_leakage.report") / "templates" / "script.js").read_text("utf-8")
     names = [metadata.get("run"), *(record.run for record in run.records[:1])]
     named = [name for name in names if isinstance(name, str) and name]
-    environment = _environment()
-    page = environment.get_template("report.html").render(
-        # The first screen.
-        is_private=gallery.is_private or any(text.role == "original" for text in run.texts),
-        name=plain_text([*named, run.folder.name][0], MAX_LINE),
-        run=run,
-        ended=_ended(run, done),
-        level=verdict.level,
-        advice=advice,
-        commands=[step for step in advice.steps if step.commands],
-        alerts=[_halved(text) for text in alerts],
-        worst=worst(gallery, asked),
-        tiles=tiles(index, metadata, found, members, large),
-        map=heat_map(index, found, fate, done),
-        limits=limits_told(index, fate, found, metadata),
-        story_chart=story_chart,
-        # What is folded.
-        contents=_contents(
-            gallery=bool(gallery.exhibits or gallery.without_reconstruction),
-            large=large is not None,
-            members=members is not None,
-            rounds=bool(rounds.rows),
-            grades=any_grade,
-            clients=bool(clients.rows or others.rows),
-            scores=bool(index.names("score")),
-            costs=len(costs.rows) > 1,
-        ),
-        remedies=asked,
-        remedied=remedies_table(asked),
-        gallery=gallery,
-        ranked=RANKED,
-        blind_guess=blind_guess(index),
-        story=sentences(index, metadata, fate, done),
-        came_of_it=(verdict.sentence, *(t for t in verdict.details if t not in alerts)),
-        large=large,
-        members=members,
-        not_covered=(
-            *(each for each in NOT_COVERED if not (large and large.labels.rows and each == LABELS)),
-            *([] if members else [UNTESTED]),
-            *_absent(index, [*clients.rows, *others.rows], costs, gallery),
-        ),
-        clients_chart=clients_chart,
-        utility_charts=round_figures(index, "utility"),
-        rounds=rounds,
-        any_grade=any_grade,
-        sureness=SURENESS,
-        grades=grades_table(tally(found)),
-        measures=measures_table(),
-        clients=clients,
-        unattacked=others,
-        classes=classes_table(found),
-        agreements=[score_figure(i, entry, blind) for i, entry in enumerate(agreed)],
-        agreement=agreement_told(agreed) if agreed else "",
-        score_charts=[*corridors(index, metadata), *round_figures(index, "score")],
-        client_scores=client_scores_table(index, MAX_CLIENTS),
-        error_bars=scores_table(index),
-        score_notes=(*left_out_by_plan(index), *missing(index, "score"), *constants(index)),
-        troubles=events_table([e for e in run.events if e.level != "info"], MAX_EVENTS),
-        remarks=events_table([e for e in run.events if e.level == "info"], MAX_EVENTS),
-        costs=costs,
-        attacks=attacks_table(index, found),
-        facts=facts(metadata),
-        rounds_done=done,
-        rounds_planned=planned_rounds(metadata),
-        metadata={key: metadata.get(key) for key in PROVENANCE},
-        config=flatten(metadata["config"]) if metadata.get("config") else [],
-        script=Markup(script),
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    return (
+        _environment()
+        .get_template("report.html")
+        .render(
+            # The first screen.
+            is_private=gallery.is_private or any(text.role == "original" for text in run.texts),
+            sample=index.sample,
+            name=plain_text([*named, run.folder.name][0], MAX_LINE),
+            run=run,
+            ended=_ended(run, done),
+            level=verdict.level,
+            advice=advice,
+            commands=[step for step in advice.steps if step.commands],
+            alerts=[_halved(text) for text in alerts],
+            worst=worst(gallery, asked),
+            tiles=tiles(index, metadata, found, members, large),
+            map=heat_map(index, found, fate, done),
+            limits=limits_told(index, fate, found, metadata),
+            story_chart=story_chart,
+            # What is folded.
+            contents=_contents(
+                index.sample.many,
+                texts=texts is not None,
+                gallery=bool(gallery.exhibits or gallery.without_reconstruction),
+                large=large is not None,
+                members=members is not None,
+                rounds=bool(rounds.rows),
+                grades=any_grade,
+                clients=bool(clients.rows or others.rows),
+                scores=bool(index.names("score")),
+                costs=len(costs.rows) > 1,
+            ),
+            remedies=asked,
+            remedied=remedies_table(asked),
+            texts=texts,
+            gallery=gallery,
+            ranked=RANKED,
+            blind_guess=blind_guess(index),
+            story=sentences(index, metadata, fate, done),
+            came_of_it=(verdict.sentence, *(t for t in verdict.details if t not in alerts)),
+            large=large,
+            members=members,
+            not_covered=(
+                *not_covered(index.sample, with_labels=bool(large and large.labels.rows)),
+                *([] if members else [UNTESTED]),
+                *_absent(index, [*clients.rows, *others.rows], costs, gallery),
+            ),
+            clients_chart=clients_chart,
+            utility_charts=round_figures(index, "utility"),
+            rounds=rounds,
+            any_grade=any_grade,
+            sureness=SURENESS,
+            grades=grades_table(tally(found)),
+            measures=measures_table(),
+            clients=clients,
+            unattacked=others,
+            classes=classes_table(found),
+            agreements=[score_figure(i, entry, blind) for i, entry in enumerate(agreed)],
+            agreement=agreement_told(agreed) if agreed else "",
+            score_charts=[*corridors(index, metadata), *round_figures(index, "score")],
+            client_scores=client_scores_table(index, MAX_CLIENTS),
+            error_bars=scores_table(index),
+            score_notes=(*left_out_by_plan(index), *missing(index, "score"), *constants(index)),
+            troubles=events_table([e for e in run.events if e.level != "info"], MAX_EVENTS),
+            remarks=events_table([e for e in run.events if e.level == "info"], MAX_EVENTS),
+            costs=costs,
+            attacks=attacks_table(index, found),
+            facts=facts(metadata),
+            rounds_done=done,
+            rounds_planned=planned_rounds(metadata),
+            metadata={key: metadata.get(key) for key in PROVENANCE},
+            config=flatten(metadata["config"]) if metadata.get("config") else [],
+            script=Markup(script),
+            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        )
     )
-    return with_texts(page, environment, run.texts, found, index, max_gallery)
 
 
 CONTENTS = {
     "advice": "What to do, in full",
+    "texts": "Texts",
     "gallery": "Images",
     "tested": "What was tested",
-    "large": "Clients of many images",
+    "large": "Clients of many samples",
     "members": "Was this record used?",
     "uncovered": "What is not covered",
     "rounds": "Round by round",
@@ -207,9 +215,10 @@ CONTENTS = {
 """The folded parts of the page: their anchors and titles, in order."""
 
 
-def _contents(**has: bool) -> dict[str, str]:
+def _contents(noun: str, **has: bool) -> dict[str, str]:
     """Return the parts that a page has; those that are not named are on every page."""
-    return {anchor: title for anchor, title in CONTENTS.items() if has.get(anchor, True)}
+    titles = {**CONTENTS, "large": f"Clients of many {noun}"}
+    return {anchor: title for anchor, title in titles.items() if has.get(anchor, True)}
 
 
 def _environment() -> Environment:
@@ -276,9 +285,6 @@ def conclusion(run_folder: str | Path) -> str:
     told = f"{verdict.sentence}\nMay training go on? {advice.answer}"
     if verdict.sentence.startswith(advice.answer):
         told = f"May training go on? {verdict.sentence}"
-    if run.texts:
-        told, advised = in_words_of_texts(told), tuple(map(in_words_of_texts, advice.do))
-        return "\n".join((told, *advised, f"Report: {report}"))
     return "\n".join((told, *advice.do, f"Report: {report}"))
 
 

@@ -33,9 +33,9 @@ from flwr_leakage.report.index import (
 from flwr_leakage.report.story import defense_of, describe, flatten
 
 BLAND = (
-    "A defense can raise the PSNR of images that are not recovered at all: about the blind guess "
+    "A defense can raise the PSNR of samples that are not recovered at all: about the blind guess "
     "(what the server could guess without the update) and below it, PSNR tells how bland a failed "
-    "picture is, not how much of the original it shows."
+    "guess is, not how much of the original it shows."
 )
 """Why a defended update may have more decibels."""
 

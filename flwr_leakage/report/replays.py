@@ -7,6 +7,7 @@ from flwr_leakage.measurements import NOT_CHECKED
 from flwr_leakage.per_sample.replay import EXPLAINED
 from flwr_leakage.records import LeakageRecord, RunEvent
 from flwr_leakage.report.index import Index, count, grouped, number, several
+from flwr_leakage.report.samples import IMAGE, Sample
 
 _CHECK = "replay_residual"
 _PASSED = "replay_passed"
@@ -107,7 +108,7 @@ def _off(residual: float) -> str:
 
 
 def replay_told(
-    found: Replays, attacked: Collection[Place], defended: bool = False
+    found: Replays, attacked: Collection[Place], defended: bool = False, sample: Sample = IMAGE
 ) -> tuple[str, ...]:
     """Return sentences for the verdict: was each attacked update the one that was trained?
 
@@ -116,6 +117,7 @@ def replay_told(
         attacked: the attacked updates; those of an aggregate, with client −1, stand for all
             updates of their round.
         defended: whether a defense changed updates after training, before they were sent.
+        sample: what clients train on.
     """
     if not attacked:
         return ()
@@ -123,9 +125,9 @@ def replay_told(
     told = []
     if other:
         told.append(
-            f"{FAILED} for {_named(other)}: training again from the client’s own "
-            f"images gives another update than the one that was attacked. Results of it are no "
-            f"evidence of safety (see Clients)."
+            f"{FAILED} for {_named(other)}: training again from the client’s own {sample.many} "
+            f"gives another update than the one that was attacked. Results of it are no evidence "
+            f"of safety (see Clients)."
         )
     if same:
         off = _most(found.same[place] for place in same)
@@ -141,11 +143,11 @@ def replay_told(
         if off:
             how = f"at most {number(off, 1)} of the update’s size (Euclidean norm)"
         told.append(
-            f"Replay check passed: {whole}, {_as(defended)}, {one} what {whose} "
-            f"training gives. The client itself ran its training again "
-            f"from its own images, and reported the difference to the server (in a simulation all "
-            f"on one machine): {how}. More than {EXPLAINED:g} would have failed. This is about the "
-            f"attacked updates only; the table of clients has every replayed round."
+            f"Replay check passed: {whole}, {_as(defended)}, {one} what {whose} training gives. "
+            f"The client itself ran its training again from its own {sample.many}, and reported "
+            f"the difference to the server (in a simulation all on one machine): {how}. More than "
+            f"{EXPLAINED:g} would have failed. This is about the attacked updates only; the table "
+            f"of clients has every replayed round."
         )
     if left or not places:
         whom = f" for {_named(left)}" if left and (same or other) else ""

@@ -50,9 +50,9 @@ def blind_guess(index: Index) -> str:
     meaning = next((record.note for record in series.values() if record.note), "")
     here = f": here {meaning}" if meaning else ""
     return (
-        f"The blind guess is what the server could guess of an image without any update{here}. It "
-        f"reaches {decibel(reached)} dB (median). Judged by PSNR alone, what is no nearer to its "
-        f"original than that shows nothing of it."
+        f"The blind guess is what the server could guess of {index.sample.a} without any "
+        f"update{here}. It reaches {decibel(reached)} dB (median). Judged by PSNR alone, what is "
+        f"no nearer to its original than that shows nothing of it."
     )
 
 
@@ -106,7 +106,9 @@ def _training(index: Index, metadata: Mapping[str, Any], rounds_done: int) -> st
     span = ""
     if sizes:
         low, high = int(min(sizes)), int(max(sizes))
-        span = f" with {low:,} to {high:,} images" if low < high else f" with {count(low, 'image')}"
+        noun = index.sample
+        span = f" with {count(low, noun.one)}"
+        span = f" with {low:,} to {high:,} {noun.many}" if low < high else span
     parts = [
         f"{who}{span}"
         + (" each" if len(clients) > 1 and sizes and min(sizes) == max(sizes) else "")
@@ -193,7 +195,7 @@ _GIVEN = {
     "batch norm derived": "statistics of batch normalisation, derived from the client’s buffers",
     "batch norm running": "the running statistics of batch normalisation that it sent itself",
     "batch norm none": "statistics of batch normalisation",
-    "local schedule known": "the number of images, and the learning rate, number of steps and "
+    "local schedule known": "the number of samples, and the learning rate, number of steps and "
     "batch size of local training",
     "single view": "each client's update on its own",
     "aggregate view": "only the aggregate of the clients' updates",

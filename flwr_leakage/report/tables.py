@@ -332,9 +332,10 @@ def left_out_by_plan(index: Index) -> tuple[str, ...]:
             whole += sum(key[:2] not in pairs for key in told)  # clients of whom none was left out
             names_by_share.setdefault((out, whole), []).append(label(name))
     return tuple(
-        f"{', '.join(names)}: {out:,} of {whole:,} samples (images of a client in a round) were "
-        f"left out by the plan of scoring, which limits its cost (scoring.relative_cost): "
-        f"{whole - out:,} were scored. The plots show those of them that were attacked too."
+        f"{', '.join(names)}: {out:,} of {whole:,} samples ({index.sample.many} of a client in a "
+        f"round) were left out by the plan of scoring, which limits its cost "
+        f"(scoring.relative_cost): {whole - out:,} were scored. The plots show those of them that "
+        f"were attacked too."
         for (out, whole), names in names_by_share.items()
     )
 

@@ -1,17 +1,14 @@
-"""The texts of a run: private ones beside what the attack made of them, and the page's words.
+"""The texts of a run: private ones beside what the attack made of them.
 
 A word of a private text may hold anything. Each stands in an element of its own that isolates its
 writing direction, escaped, without control characters (``tracking.run_data`` took them out).
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean
 from typing import Literal
-
-from jinja2 import Environment
 
 from flwr_leakage.records import LeakageRecord
 from flwr_leakage.report.attempts import Attempt
@@ -20,27 +17,11 @@ from flwr_leakage.tracking import TextRecord
 
 Mark = Literal["placed", "named", "missed", "wrong"]
 
-_BEFORE = re.compile(
-    r'<section[^>]*"tested"[^>]*>|<details[^>]*>\s*<summary><h2 id="tested">|</main>'
-)
-"""The part in front of which the texts stand, or the end of the page."""
-
-_LINK = re.compile(r'(<li>)?<a href="#tested">')
-_NOUNS = {
-    "image": "text", "images": "texts", "Image": "Text", "Images": "Texts", "picture": "text",
-    "pictures": "texts", "Pictures": "Texts",
-}  # fmt: skip
-_NOUN = re.compile(rf"\b(an |An |)({'|'.join(_NOUNS)})\b")
-_TAG = re.compile(r"(<[^>]*>)")
-_SHOWN = re.compile(r'((?:data-column|aria-label|alt)="[^"]*")')
 MAX_TOKENS_SHOWN = 200_000
 """Tokens of all texts on a page, some 15 MB."""
 
 MAX_NAMED = 200
 """Updates whose named tokens stand on a page."""
-
-_VERBATIM = ("code", "style", "script")
-"""Elements whose words are no sentences of the page."""
 
 
 @dataclass(frozen=True)
@@ -75,68 +56,45 @@ class TextExhibit:
     rows: tuple[tuple[str, tuple[Token, ...]], ...]
 
 
-def with_texts(
-    page: str,
-    environment: Environment,
-    texts: Sequence[TextRecord],
-    found: Sequence[Attempt],
-    index: Index,
-    limit: int,
-) -> str:
-    """Return the page of a run of texts with their section; that of any other run as it is.
+@dataclass(frozen=True)
+class TextGallery:
+    """The section of texts on a page.
+
+    Attributes:
+        exhibits: the texts that are shown, worst leak first.
+        left_out: how many are not.
+        named: of updates whose texts were not all recovered, the tokens that are known to occur.
+        table: what the attacks reached, by round; ``None`` where nothing was measured.
+    """
+
+    exhibits: tuple[TextExhibit, ...]
+    left_out: int
+    named: tuple[tuple[str, tuple[Token, ...]], ...]
+    table: Table | None
+
+
+def text_gallery(
+    texts: Sequence[TextRecord], found: Sequence[Attempt], index: Index, limit: int
+) -> TextGallery | None:
+    """Return the texts of a run and the attempts on them; ``None`` for a run without texts.
 
     Args:
-        page: the HTML without texts.
-        environment: renders the section.
         texts: of the run.
         found: the attempts on them.
         index: the run's numbers.
         limit: how many texts are shown at most.
     """
     if not texts:
-        return page
+        return None
     exhibits = text_exhibits(texts, found)
     sizes = accumulate(sum(len(row) for _, row in exhibit.rows) for exhibit in exhibits)
     limit = min(limit, sum(size <= MAX_TOKENS_SHOWN for size in sizes))
-    section = environment.get_template("texts.html").render(
-        exhibits=exhibits[:limit],
-        left_out=max(len(exhibits) - limit, 0),
-        named=named_alone(texts, found)[:MAX_NAMED],
-        table=texts_table(index, found),
+    return TextGallery(
+        tuple(exhibits[:limit]),
+        max(len(exhibits) - limit, 0),
+        tuple(named_alone(texts, found)[:MAX_NAMED]),
+        texts_table(index, found),
     )
-    page = in_words_of_texts_page(page)
-    page = _LINK.sub(_with_link, page, count=1)
-    return _BEFORE.sub(lambda match: f"{section}\n{match[0]}", page, count=1)
-
-
-def _with_link(match: re.Match[str]) -> str:
-    """Return a link to the texts in front of another one, in a list or in a line."""
-    own = '<a href="#texts">Texts</a>'
-    return f"<li>{own}</li>\n{match[0]}" if match[1] else f"{own} ·\n{match[0]}"
-
-
-def in_words_of_texts(sentence: str) -> str:
-    """Return a sentence about images as one about texts.
-
-    Example:
-        >>> in_words_of_texts("Private images leak: an image of 2 (imagenette).")
-        'Private texts leak: a text of 2 (imagenette).'
-    """
-    return _NOUN.sub(lambda match: match[1].replace("n ", " ") + _NOUNS[match[2]], sentence)
-
-
-def in_words_of_texts_page(page: str) -> str:
-    """Return a page whose visible sentences speak of texts; commands and code stay as they are."""
-    parts, verbatim = _TAG.split(page), ""
-    for place, part in enumerate(parts):
-        if not part.startswith("<"):
-            parts[place] = part if verbatim else in_words_of_texts(part)
-            continue
-        name = part.strip("</> ").split()[0].lower() if part.strip("</> ") else ""
-        if name in _VERBATIM:
-            verbatim = "" if part.startswith("</") else name
-        parts[place] = _SHOWN.sub(lambda match: in_words_of_texts(match[0]), part)
-    return "".join(parts)
 
 
 def text_exhibits(texts: Sequence[TextRecord], found: Sequence[Attempt]) -> list[TextExhibit]:
@@ -168,7 +126,7 @@ def _exhibit(
 ) -> TextExhibit:
     client = who(key[1]) if key[1] >= 0 else "aggregate"
     label = f", class {attempt.label}" if attempt and attempt.label else ""
-    which = in_words_of_texts(attempt.place) if attempt else f"place {key[2]} of the batch"
+    which = attempt.place if attempt else f"place {key[2]} of the batch"
     graded = attempt.grade if attempt and attempt.grade else "no grade"
     reached = "not measured, as the original is not known"
     if attempt and attempt.tokens is not None:

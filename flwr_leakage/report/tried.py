@@ -1,4 +1,4 @@
-"""What a run that shows no image is worth: what was tried, and what would say more."""
+"""What a run that shows no sample is worth: what was tried, and what would say more."""
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -32,17 +32,9 @@ MAX_REASON = 400
 """Characters of a reason in the answer; the whole of it stands among the events."""
 
 
-BY_LABELS = (
-    "Decide by what the updates tell of the labels, and by what one step on a few images would "
-    "show (Clients of many images). Where class counts are private themselves, as diagnoses are, "
-    "noise on the update is what hides them."
-)
-"""What to do where no image attack was run, but class counts were inferred."""
-
-
 @dataclass(frozen=True)
 class Worth:
-    """What a run that shows no image is worth.
+    """What a run that shows no sample is worth.
 
     Attributes:
         answer: whether training may go on, in a sentence or two.
@@ -88,7 +80,7 @@ def worth(
     found: Sequence[Attempt],
     fate: Fates,
 ) -> Worth:
-    """Return what a run says in which no image was seen."""
+    """Return what a run says in which no sample was seen."""
     attacked = fate.attacked | {attempt.key[:2] for attempt in found}
     graded = {attempt.key[:2] for attempt in found if attempt.grade}
     kept = _kept(events, metadata, attacked)
@@ -99,7 +91,7 @@ def worth(
         told = " ".join(f"{doubt.told[0].upper()}{doubt.told[1:]}." for doubt in doubts)
         answer = f"This run cannot say: no update was attacked. {told} That is no sign of safety."
         more, commands = _all(doubts, metadata)
-        by_labels = [BY_LABELS] if index.names("labels") else []
+        by_labels = [_by_labels(index.sample.many)] if index.names("labels") else []
         why = "updates were kept, and are not attacked yet" if kept else "no update was attacked"
         headline = f"This run cannot say: {why}."
         more = " ".join([*by_labels, more]).strip()
@@ -126,12 +118,12 @@ def worth(
     do = _all([*kept, *doubts, *left_out], metadata)
     if beyond_chance(found):
         answer = (
-            "Not without a decision. No image shows, yet the reconstructions point to their "
-            "originals more often than chance does: something leaks."
+            f"Not without a decision. No {index.sample.one} shows, yet the reconstructions point "
+            f"to their originals more often than chance does: something leaks."
         )
         headline = (
-            "Not without a decision: no image shows, yet originals are identified more often than "
-            "by chance."
+            f"Not without a decision: no {index.sample.one} shows, yet originals are identified "
+            f"more often than by chance."
         )
         return Worth(answer, headline, "partly", *do, unsure)
     if not sure:
@@ -147,6 +139,15 @@ def worth(
     headline = f"No reason to stop was found, and no clearance: this attack saw nothing in {tried}."
     answer += f" Of the rest it cannot say: {told}." * bool(told)
     return Worth(answer, headline, "quiet", *do, unsure)
+
+
+def _by_labels(noun: str) -> str:
+    """Return what to do where no sample was attacked, but class counts were inferred."""
+    return (
+        f"Decide by what the updates tell of the labels, and by what one step on a few {noun} "
+        f"would show (Clients of many {noun}). Where class counts are private themselves, as "
+        f"diagnoses are, noise on the update is what hides them."
+    )
 
 
 def _all(doubts: Sequence[_Doubt], metadata: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
@@ -198,7 +199,7 @@ def _failed(fate: Fates, metadata: Mapping[str, Any], of: _Of) -> _Doubt:
         do = (
             "None of the attacks here applies to such updates, so that they cannot be tested as "
             "they are. What each attack needs is told by flwr-leakage list attack. A trial run in "
-            "which the training meets that says what such images leak there."
+            "which the training meets that says what such samples leak there."
         )
     return _Doubt(reasons, told, do, changes)
 
@@ -224,8 +225,8 @@ def _ungraded(places: Collection[Place], found: Sequence[Attempt], of: _Of) -> _
         told = "no blind guess to compare with was recorded, so that there are no grades"
     return _Doubt(
         places, told,
-        "Look at the pictures: what looks like a private image may be one. To measure it, simulate "
-        "the same training with data whose originals may be used.",
+        "Look at the reconstructions: what looks private may be. To measure it, simulate the same "
+        "training with data whose originals may be used.",
     )  # fmt: skip
 
 
@@ -275,7 +276,7 @@ class _Setting(NamedTuple):
 _SETTINGS = (
     _Setting("no attack is configured", ("attack=strongest",), 'attack="strongest"',
              "every attack that applies is tried then, and the best result kept"),
-    _Setting("images, more than the|more than max_samples=", ("selection.max_examples=null",),
+    _Setting("more than (the .* attacked at most|max_samples=)", ("selection.max_examples=null",),
              "max_samples=None", "larger updates are attacked then, each of which takes longer"),
     _Setting("attacks run .*from round", ("selection.every=1", "selection.first=1"),
              "selection=Selection()", "every round is attacked then"),

@@ -39,6 +39,7 @@ from flwr_leakage.report.index import (
 )
 from flwr_leakage.report.membership import members_told
 from flwr_leakage.report.replays import FAILED, replay_told, replays
+from flwr_leakage.report.samples import Sample
 from flwr_leakage.report.story import BY_FIAT, is_defended
 from flwr_leakage.report.tried import worth
 
@@ -71,11 +72,11 @@ def judge(
     metadata = metadata or {}
     found, fate = attempts(index), fates(index)
     known = replays(index, events)
-    replayed = replay_told(known, fate.attacked, is_defended(metadata))
+    replayed = replay_told(known, fate.attacked, is_defended(metadata), index.sample)
     caveats = (*unexplained_told(index, fate, known.same), *_caveats(events))
     besides = (
         *replayed,
-        *_unattacked(fate),
+        *_unattacked(fate, index.sample),
         *_failures(fate),
         *ended_by_time(index, fate, found, time_limit(metadata)),
         *_troubles(fate, events),
@@ -95,31 +96,39 @@ def judge(
         worst = ", each by its worst round" * repeated
         can = f"{seen_of(each)} can be seen (exact or recognisable). "
         shown = f"{can[0].upper()}{can[1:]}" * any(a.grade in LEAKED for a in each)
-        summary = f"{shown}{count(len(each), 'image')} of {whom}{worst}: {_grades(each)}."
+        summary = f"{shown}{count(len(each), index.sample.one)} of {whom}{worst}: {_grades(each)}."
     else:
         summary = f"{_attempts(found)}, on {whom}: {_grades(found)}."
     risky, identified = _most_at_risk(found), _identified(found, grades)
     told = (rest, risky, identified, labels_told(index, metadata), *besides)
     details = tuple(text for text in told if text)
     if grades["exact"] + grades["recognisable"]:
-        return Verdict(f"Private images leak. {summary}", "leak", details, head)
+        return Verdict(f"Private {index.sample.many} leak. {summary}", "leak", details, head)
     if grades["partly"]:
-        return Verdict(f"Parts of private images leak. {summary}", "partly", details, head)
+        sentence = f"Parts of private {index.sample.many} leak. {summary}"
+        return Verdict(sentence, "partly", details, head)
     return Verdict(f"{nothing_seen.answer} {summary}", nothing_seen.level, details, head)
 
 
-LABELS = (
-    "Of labels: only whether the attack on an image had its label right is told. How many a guess "
-    "gets right, a search for labels alone, and the labels of clients that were not attacked are "
-    "not measured."
-)
-NOT_COVERED = (
-    "A malicious server: one that changes the model, or picks who trains, can take far more.",
-    LABELS,
-    "Leakage other than images, labels and membership: properties of the data set.",
-    "Stronger or longer attacks, other prior knowledge, and the clients that were not attacked.",
-)
-"""What no run of this kind says, for the reader."""
+def not_covered(sample: Sample, with_labels: bool = False) -> tuple[str, ...]:
+    """Return what no run of this kind says, for the reader.
+
+    Args:
+        sample: what the run's samples are.
+        with_labels: whether labels were searched for by themselves, with a guess to compare.
+    """
+    labels = (
+        f"Of labels: only whether the attack on {sample.a} had its label right is told. How many a "
+        f"guess gets right, a search for labels alone, and the labels of clients that were not "
+        f"attacked are not measured."
+    )
+    return (
+        "A malicious server: one that changes the model, or picks who trains, can take far more.",
+        *([] if with_labels else [labels]),
+        f"Leakage other than {sample.many}, labels and membership: properties of the data set.",
+        "Stronger or longer attacks, other prior knowledge, and the clients that were not "
+        "attacked.",
+    )
 
 
 def limits_told(
@@ -154,7 +163,8 @@ def _whom(found: Sequence[Attempt]) -> str:
 
 def _attempts(found: Sequence[Attempt]) -> str:
     rounds = len({attempt.key[0] for attempt in found})
-    return f"{count(len(found), 'attempt')} (an image in a round) in {count(rounds, 'round')}"
+    noun = found[0].sample.a
+    return f"{count(len(found), 'attempt')} ({noun} in a round) in {count(rounds, 'round')}"
 
 
 def _grades(found: Sequence[Attempt]) -> str:
@@ -170,10 +180,11 @@ def _most_at_risk(found: Sequence[Attempt]) -> str:
     grades = tally(each or by_client[client])
     if not grades["exact"] + grades["recognisable"] + grades["partly"]:
         return ""
-    of_what = count(len(each), "image") if each else count(len(by_client[client]), "attempt")
+    noun = found[0].sample.one
+    of_what = count(len(each), noun) if each else count(len(by_client[client]), "attempt")
     rounds = sorted({a.key[0] for a in by_client[client] if a.grade in ("exact", "recognisable")})
     worst = max(by_client[client], key=lambda attempt: attempt.leak)
-    image = f", image {worst.image}" if worst.image is not None else ""
+    image = f", {worst.place}" if worst.image is not None else ""
     where = f"round {worst.key[0]}{image}" + f", class “{worst.label}”" * bool(worst.label)
     name = who(client) if client >= 0 else "the aggregate"
     leaks = f" It leaks in {several(rounds, 'round')}." if rounds else ""
@@ -205,16 +216,12 @@ def _identified(found: Sequence[Attempt], grades: Counter[Grade]) -> str:
     hidden = sum(attempt.rank == 1 and attempt.grade == "nothing" for attempt in ranked)
     is_ = "is" if hidden == 1 else "are"
     unseen = f" {hidden:,} of the {first:,} {is_} graded “nothing”." if hidden else ""
-    measure = (
-        "correlation of pixels, once what all images have in common (the blind guess) is subtracted"
-    )
-    if found[0].tokens is not None:
-        measure = "the share of words in common, in any order (ROUGE-1)"
+    noun = found[0].sample
     text = (
         f"Identification: {first:,} of {count(len(ranked), 'attempt')} {point} to the original "
-        f"among it and {size - 1} others, drawn from the images of all clients; blind guessing "
-        f"does so once in {size}, so {len(ranked) / size:.2g} times in {len(ranked):,}.{unseen} "
-        f"The measure: {measure}. How many it misses is not known."
+        f"among it and {size - 1} others, drawn from the {noun.many} of all clients; blind "
+        f"guessing does so once in {size}, so {len(ranked) / size:.2g} times in "
+        f"{len(ranked):,}.{unseen} The measure: {noun.likeness}. How many it misses is not known."
     )
     leaks = grades["exact"] + grades["recognisable"] + grades["partly"]
     if not leaks and beyond_chance(found):
@@ -222,7 +229,7 @@ def _identified(found: Sequence[Attempt], grades: Counter[Grade]) -> str:
     return text
 
 
-def _unattacked(fate: Fates) -> list[str]:
+def _unattacked(fate: Fates, sample: Sample) -> list[str]:
     """Return which rounds and which clients were not attacked, with the reasons."""
     told = []
     attacked_rounds = {server_round for server_round, _ in fate.attacked}
@@ -230,7 +237,7 @@ def _unattacked(fate: Fates) -> list[str]:
     clients_by_reason: dict[str, set[int]] = defaultdict(set)
     sizes_by_reason: dict[str, set[int]] = defaultdict(set)
     for (server_round, client), reason in fate.spared.items():
-        too_many = re.fullmatch(r"([\d,]+) images, (more than .*)", reason)
+        too_many = re.fullmatch(r"([\d,]+) (?:images|samples), (more than .*)", reason)
         if too_many:
             sizes_by_reason[too_many[2]].add(int(too_many[1].replace(",", "")))
             clients_by_reason[too_many[2]].add(client)
@@ -240,8 +247,8 @@ def _unattacked(fate: Fates) -> list[str]:
             clients_by_reason[reason].add(client)
     for reason, clients in clients_by_reason.items():
         sizes = sorted(sizes_by_reason[reason])
-        span = f"{sizes[0]:,} to {sizes[-1]:,} images, " if len(sizes) > 1 else ""
-        span = f"{sizes[0]:,} images, " if len(sizes) == 1 else span
+        span = f"{sizes[0]:,} to {sizes[-1]:,} {sample.many}, " if len(sizes) > 1 else ""
+        span = f"{count(sizes[0], sample.one)}, " if len(sizes) == 1 else span
         told.append(f"Not attacked: {several(sorted(clients))} ({span}{reason}). "
                     f"That is no sign of safety.")  # fmt: skip
     for reason, rounds in resting.items():
@@ -294,7 +301,10 @@ def labels_told(index: Index, metadata: Mapping[str, Any]) -> str:
         return ""
     leak = "Labels leak too" if right and inferred else "Labels"
     source = ", from the update alone" * inferred
-    wrong = " With a wrong label an attack looks for another image, so that its failure says less."
+    noun = index.sample.one
+    wrong = (
+        f" With a wrong label an attack looks for another {noun}, so that its failure says less."
+    )
     return (
         f"{leak}: the attack got the label right in {right:,} of "
         f"{count(len(told), 'attempt')}{source}.{wrong * (right < len(told))}"
@@ -318,13 +328,14 @@ def _attacked(index: Index, fate: Fates, found: Sequence[Attempt]) -> str:
 
 def _images(sizes: Mapping[int, int], found: Sequence[Attempt]) -> str:
     """Return how many images were attacked, and of how many, if images can be told apart."""
-    number, whole = len(worst_by_image(found)), sum(sizes.values())
-    if not number:
+    each, whole = worst_by_image(found), sum(sizes.values())
+    if not each:
         return ""
+    number, noun = len(each), each[0].sample.one
     # A client that draws other images each round can have more attacked than it uses in one.
     if number > whole:
-        return f", {count(number, 'image')}"
-    return f", {number:,} of {count(whole, 'image')} used in a round"
+        return f", {count(number, noun)}"
+    return f", {number:,} of {count(whole, noun)} used in a round"
 
 
 def _cut_off(

@@ -15,7 +15,6 @@ from flwr_leakage.report.advice import advise
 from flwr_leakage.report.attempts import attempts, tally
 from flwr_leakage.report.grades import GRADES
 from flwr_leakage.report.index import Index
-from flwr_leakage.report.texts import in_words_of_texts
 from flwr_leakage.report.verdict import judge
 from flwr_leakage.simulation.config import Config
 from flwr_leakage.simulation.experiment import Experiment
@@ -137,11 +136,10 @@ def print_summary(run: RunData, console: Console) -> None:
     console.print(table)
     index = Index(run.records)
     verdict = judge(index, run.events, run.metadata)
-    word = in_words_of_texts if run.texts else str
     for sentence in (verdict.sentence, *verdict.details[:3]):
-        console.print(word(sentence), markup=False, highlight=False)
+        console.print(sentence, markup=False, highlight=False)
     for line in advise(index, run.metadata, [], run.events).do:
-        console.print(word(line), markup=False, highlight=False, soft_wrap=True)
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     failures = [event for event in run.events if event.level != "info"]
     if failures:
         console.print(f"{len(failures)} warnings and errors; the report lists them.")

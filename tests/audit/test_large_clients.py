@@ -77,7 +77,7 @@ def test_labels_stand_beside_their_error_the_truth_and_blind_guesses(tmp_path):
     section = large_clients_section(index)
     assert [row[0] for row in section.labels.rows] == ["client 0", "client 1"]
     assert "of the labels were inferred rightly (a blind guess:" in section.head
-    assert "clients 0 and 1 (40 images, more than the 8 that are attacked at" in section.why
+    assert "clients 0 and 1 (40 samples, more than the 8 that are attacked at" in section.why
 
 
 def test_labels_of_clients_that_are_alike_are_not_called_a_leak(tmp_path):

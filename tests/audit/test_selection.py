@@ -58,7 +58,7 @@ def test_those_that_are_left_out_are_told_why():
     selection = Selection(max_examples=8)
     assert selection([small, large]) == [small]
     assert selection.left_out([small, large]) == {
-        1: "1,200 images, more than the 8 that are attacked at most"
+        1: "1,200 samples, more than the 8 that are attacked at most"
     }
     assert Selection(every=2).left_out([_observation(2, 0)]) == {
         0: "attacks run every 2 rounds from round 1 on"

@@ -29,7 +29,7 @@ def test_the_gap_and_what_crosses_a_bound_are_told():
         in found.caption
     )
     assert "stays 5.0 dB below Bayesian (median of 2 samples, of which 1 above it)" in found.caption
-    assert "unbiased" in found.caption and "no single image" in found.caption
+    assert "unbiased" in found.caption and "no single sample" in found.caption
     assert found.svg.startswith("<svg")
 
 

@@ -1,14 +1,18 @@
 """Private texts on a page, whatever they hold."""
 
 import json
+import re
 
 import pytest
+from report_page import fill
 
 from flwr_leakage.records import LeakageRecord
 from flwr_leakage.report import write_report
 from flwr_leakage.report.attempts import attempts
 from flwr_leakage.report.index import Index
-from flwr_leakage.report.texts import in_words_of_texts_page, text_exhibits
+from flwr_leakage.report.page import conclusion
+from flwr_leakage.report.samples import IMAGE, ROW, TEXT
+from flwr_leakage.report.texts import text_exhibits
 from flwr_leakage.tracking import CompositeTracker, GuardedTracker, JsonlTracker, read_run
 
 HOSTILE = ["<b>", "\u202eevil", "image", "</style>", "\x1b[2J", "a&b"]
@@ -73,8 +77,17 @@ def test_tokens_that_are_named_alone_are_no_full_leak(tmp_path):
     assert marks == ["missed"] * 4 + ["named", "missed"]
 
 
-def test_commands_and_code_keep_their_words():
-    page = '<p title="image">An image</p><code>image_folder image</code><td data-column="images">'
-    assert in_words_of_texts_page(page) == (
-        '<p title="image">A text</p><code>image_folder image</code><td data-column="texts">'
-    )
+@pytest.mark.parametrize("sample", [IMAGE, ROW, TEXT])
+def test_every_sentence_names_the_samples_that_the_run_had(tmp_path, sample):
+    fill(tracker := JsonlTracker(tmp_path / "run"))
+    tracker.log(LeakageRecord("r", 1, 0, -1, "client", "images", 2.0, sample.one))
+    if sample is TEXT:
+        tracker.text(1, 0, 0, "original", [3], ["word"])
+    tracker.close()
+    page = write_report(tmp_path / "run").read_text()
+    shown = re.sub(r"<(style|script|code|svg)\b.*?</\1>", "", page, flags=re.S)
+    told = re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", shown))
+    assert f"Private {sample.many} leak. 12 attempts ({sample.a} in a round)" in conclusion(tmp_path / "run")
+    assert f"private training {sample.many}: share it" in told
+    found = set(re.findall(r"\b(?:image|row|text)s?\b", told.split("What to do")[0]))
+    assert found <= {sample.one, sample.many}

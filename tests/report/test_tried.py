@@ -211,7 +211,7 @@ def test_no_attack_on_too_many_images_names_the_setting(tiny_data, monkeypatch):
     verdict, answer, steps, _ = simulated(monkeypatch, tiny_data, "attack=strongest", *limits)
     assert verdict.level == "unknown"
     assert answer == (
-        "This run cannot say: no update was attacked. Clients 0 to 2 were not attacked: 4 images, "
+        "This run cannot say: no update was attacked. Clients 0 to 2 were not attacked: 4 samples, "
         "more than the 3 that are attacked at most (client 0). That is no sign of safety."
     )
     assert steps["Do"].text == (

@@ -37,7 +37,7 @@ def test_large_clients_are_not_attacked_and_the_record_says_why(unequal):
     assert {key[1] for key in values(unequal, "psnr")} == {0, 1}
     [first, second] = [r for r in unequal.records if r.name == "not_attacked"]
     assert (first.client_id, second.client_id) == (2, 2)
-    assert first.note == "15 images, more than the 4 that are attacked at most"
+    assert first.note == "15 samples, more than the 4 that are attacked at most"
 
 
 def test_a_what_if_is_measured_in_the_same_rounds_under_its_own_name(unequal):
