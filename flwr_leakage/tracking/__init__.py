@@ -6,8 +6,9 @@ extras.
 
 from flwr_leakage.tracking.guarded import GuardedTracker
 from flwr_leakage.tracking.jsonl import JsonlTracker
+from flwr_leakage.tracking.lines import ImageRecord, TextRecord, schema
 from flwr_leakage.tracking.metadata import write_metadata
-from flwr_leakage.tracking.run_data import ImageRecord, RunData, TextRecord, read_run
+from flwr_leakage.tracking.run_data import RunData, read_run
 from flwr_leakage.tracking.tracker import CompositeTracker, KeepsTexts, Tracker
 
 __all__ = [
@@ -20,5 +21,6 @@ __all__ = [
     "TextRecord",
     "Tracker",
     "read_run",
+    "schema",
     "write_metadata",
 ]

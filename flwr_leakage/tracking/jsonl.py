@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from flwr_leakage.records import LeakageRecord, RunEvent
+from flwr_leakage.tracking.lines import VERSION
 from flwr_leakage.tracking.text import plain_text
 from flwr_leakage.tracking.tracker import check_role, checked_pixels
 from flwr_leakage.untrusted import inside
@@ -201,7 +202,7 @@ class JsonlTracker:
     def _append(self, row: dict[str, Any]) -> None:
         if self._closed:
             raise ValueError(f"the tracker of {self.folder} is closed.")
-        line = _encode(row).encode() + b"\n"
+        line = _encode({**row, "version": VERSION}).encode() + b"\n"
         if self._torn:
             line = b"\n" + line
         self._torn = True  # until the whole line is known to be written

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from flwr_leakage.tracking.jsonl import METADATA_FILE, make_private_folder, write_private
+from flwr_leakage.tracking.lines import VERSION
 
 PACKAGES = (
     "flwr-leakage",
@@ -44,15 +45,16 @@ def write_metadata(
         extra: further entries, such as the names of the run, the attack and the defense.
 
     Returns:
-        The path of ``run.json``. Its keys: those of ``extra``, ``config``, ``seed``,
-        ``versions``, ``commit`` (``None`` outside a git checkout), ``dirty``, ``start_time``,
-        ``platform``, ``command``.
+        The path of ``run.json``. Its keys: those of ``extra``, ``version`` (that of the records'
+        format), ``config``, ``seed``, ``versions``, ``commit`` (``None`` outside a git checkout),
+        ``dirty``, ``start_time``, ``platform``, ``command``.
 
     Raises:
         ValueError: if ``extra`` has one of the keys that are written here.
     """
     commit, dirty = project_commit()
     own = {
+        "version": VERSION,
         "config": config,
         "seed": seed,
         "versions": installed_versions(),

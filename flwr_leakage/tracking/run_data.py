@@ -3,12 +3,12 @@
 import os
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any
 
-from flwr_leakage.records import LeakageRecord, RunEvent, State
+from flwr_leakage.records import LeakageRecord, RunEvent
 from flwr_leakage.tracking.jsonl import (
     MAX_TOKENS,
     MAX_VALUE,
@@ -17,6 +17,15 @@ from flwr_leakage.tracking.jsonl import (
     RECORDS_FILE,
     image_path,
     is_plottable,
+)
+from flwr_leakage.tracking.lines import (
+    ImageRecord,
+    NewerVersionError,
+    RunStatus,
+    TextRecord,
+    check_version,
+    migrated,
+    parsed,
 )
 from flwr_leakage.tracking.text import plain_text, plain_tree
 from flwr_leakage.tracking.tracker import check_role
@@ -36,59 +45,6 @@ from flwr_leakage.untrusted import (
 
 if TYPE_CHECKING:
     import pandas as pd
-
-_Row = TypeVar("_Row", LeakageRecord, RunEvent)
-_KINDS = get_args(LeakageRecord.__annotations__["kind"])
-_STATES = get_args(State)
-# Asked for once, as a run may have a million rows.
-_FIELDS: Mapping[type, tuple[tuple[str, type], ...]] = {
-    row_type: tuple((f.name, int if f.type is int else str) for f in fields(row_type))
-    for row_type in (LeakageRecord, RunEvent)
-}
-_LEVELS = get_args(RunEvent.__annotations__["level"])
-
-
-@dataclass(frozen=True)
-class ImageRecord:
-    """One image of a run.
-
-    Attributes:
-        server_round: counted from 1.
-        client_id: the partition id.
-        sample: index in the client's batch; reconstructions are numbered as their match.
-        role: ``original``, ``reconstruction``, ``defended``, ``what_if_NAME``, or ``blind_guess``.
-        path: the PNG file.
-    """
-
-    server_round: int
-    client_id: int
-    sample: int
-    role: str
-    path: Path
-
-
-@dataclass(frozen=True)
-class TextRecord:
-    """One text of a run.
-
-    Attributes:
-        server_round: counted from 1.
-        client_id: the partition id.
-        sample: index in the client's batch; reconstructions are numbered as their match. −1 for
-            the tokens of a whole batch.
-        role: ``original``, ``reconstruction``, ``named``, ``what_if_NAME``, or ``blind_guess``.
-        length: the number of tokens, of which the first ones were kept.
-        ids: token ids; −1 where no token was found.
-        words: what they stand for, or empty.
-    """
-
-    server_round: int
-    client_id: int
-    sample: int
-    role: str
-    length: int
-    ids: tuple[int, ...]
-    words: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -132,8 +88,11 @@ def read_run(folder: str | Path) -> RunData:
     The folder may come from anybody: it is read within the bounds of ``untrusted``, nothing outside
     of it is opened, and every text in what is returned is plain (``plain_text``).
 
+    Lines of earlier versions are read as if they were of this one; see ``tracking.lines``.
+
     Raises:
         FileNotFoundError: if the folder holds neither ``records.jsonl`` nor ``run.json``.
+        NewerVersionError: a newer version of this package wrote the run.
     """
     folder = Path(folder)
     path = folder / RECORDS_FILE
@@ -157,6 +116,9 @@ def read_run(folder: str | Path) -> RunData:
             if len(line) > MAX_LINE_BYTES:
                 raise ValueError(f"a line must have at most {MAX_LINE_BYTES:,} bytes")
             row = parse_json(line.rstrip())
+            if not isinstance(row, dict):
+                raise TypeError(f"a line must be an object, got {type(row).__name__}")
+            row = migrated(row)
             kind = row["type"]
             if kind == "record":
                 record = _record(row)
@@ -166,7 +128,7 @@ def read_run(folder: str | Path) -> RunData:
                 known.add(record.name)
                 records.append(record)
             elif kind == "event":
-                events.append(_event(row))
+                events.append(parsed(RunEvent, row))
             elif kind == "image":
                 image = _image(folder, row)
                 images[image.path] = image
@@ -175,9 +137,11 @@ def read_run(folder: str | Path) -> RunData:
                 key = text.server_round, text.client_id, text.sample, text.role
                 texts[key] = text
             elif kind == "run":
-                closed = row["status"] == "closed"
+                closed = parsed(RunStatus, row).status == "closed"
             else:
                 raise ValueError(f"unknown type {kind!r}")
+        except NewerVersionError:
+            raise
         except (ValueError, KeyError, TypeError, ArithmeticError, OSError, RecursionError) as error:
             problems.append(
                 f"line {number} of {RECORDS_FILE} cannot be read ({type(error).__name__}: "
@@ -223,77 +187,35 @@ def _lines(folder: Path, problems: list[str]) -> Iterator[tuple[int, bytes]]:
 
 
 def _record(row: Mapping[str, Any]) -> LeakageRecord:
-    value = row["value"]
-    if value is not None:
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise TypeError(f"value must be a number or null, got {value!r}")
-        if not is_plottable(value):
-            raise ValueError(f"value must lie in ±{MAX_VALUE:g}, got {value}")
-        value = float(value)
-    if row["kind"] not in _KINDS:
-        raise ValueError(f"kind must be one of {_KINDS}, got {row['kind']!r}")
-    # Records of earlier versions have neither an error nor a state.
-    if row.get("state", "") not in ("", *_STATES):
-        raise ValueError(f"state must be one of {_STATES} or empty, got {row['state']!r}")
-    return _row(LeakageRecord, {**row, "value": value, "error": _error(row.get("error"))})
-
-
-def _error(value: object) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-        raise ValueError(f"error must be a number ≥ 0 or null, got {value!r}")
-    if not is_plottable(value):
-        raise ValueError(f"error must be at most {MAX_VALUE:g}, got {value!r}")
-    return float(value)
-
-
-def _event(row: Mapping[str, Any]) -> RunEvent:
-    if row["level"] not in _LEVELS:
-        raise ValueError(f"level must be one of {_LEVELS}, got {row['level']!r}")
-    return _row(RunEvent, row)
-
-
-def _row(row_type: type[_Row], row: Mapping[str, Any]) -> _Row:
-    """Build a record of the known fields, with integers and text checked to be such."""
-    content: dict[str, Any] = {}
-    for name, expected in _FIELDS[row_type]:
-        if name not in row:
-            continue
-        value: Any = row[name]
-        content[name] = value
-        if name in ("value", "error"):
-            continue
-        if type(value) is not expected:
-            raise TypeError(f"{name} must be of type {expected.__name__}, got {value!r}")
-        if isinstance(value, str) and value:
-            content[name] = plain_text(value)
-    return row_type(**content)
+    record = parsed(LeakageRecord, row)
+    value, error = record.value, record.error
+    if value is not None and not is_plottable(value):
+        raise ValueError(f"value must lie in ±{MAX_VALUE:g}, got {value}")
+    if error is not None and not (error >= 0 and is_plottable(error)):
+        raise ValueError(f"error must lie in [0, {MAX_VALUE:g}], got {error}")
+    if type(value) is int or type(error) is int:
+        as_float = (None if number is None else float(number) for number in (value, error))
+        record = replace(record, **dict(zip(("value", "error"), as_float, strict=True)))
+    return record
 
 
 def _image(folder: Path, row: Mapping[str, Any]) -> ImageRecord:
-    numbers = (row["server_round"], row["client_id"], row["sample"])
-    if any(type(number) is not int for number in numbers):
-        raise TypeError(f"round, client and sample must be integers, got {numbers}")
+    image = parsed(ImageRecord, row)
     # The path is made anew: a path in the file could point anywhere.
-    path = image_path(folder, *numbers, row["role"])
+    path = image_path(folder, image.server_round, image.client_id, image.sample, image.role)
     if not inside(folder, f"images/{path.name}").is_file():
         raise ValueError(f"images/{path.name} does not exist")
-    return ImageRecord(*numbers, row["role"], path)
+    return replace(image, path=path)
 
 
 def _text(row: Mapping[str, Any]) -> TextRecord:
-    numbers = (row["server_round"], row["client_id"], row["sample"])
-    ids, words, length = row["ids"], row["words"], row["length"]
-    if any(type(number) is not int for number in (*numbers, length, *ids)):
-        raise TypeError("round, client, sample, length and ids must be integers")
-    if any(type(word) is not str for word in words) or len(words) not in (0, len(ids)):
-        raise TypeError(f"words must be one text for each of {len(ids)} ids, or none")
-    if len(ids) > MAX_TOKENS:
-        raise ValueError(f"a text must hold at most {MAX_TOKENS} tokens, got {len(ids)}")
-    check_role(row["role"])
-    told = tuple(plain_text(word, MAX_WORD) for word in words)
-    return TextRecord(*numbers, row["role"], length, tuple(ids), told)
+    text = parsed(TextRecord, row)
+    if len(text.words) not in (0, len(text.ids)):
+        raise ValueError(f"words must be one text for each of {len(text.ids)} ids, or none")
+    if len(text.ids) > MAX_TOKENS:
+        raise ValueError(f"a text must hold at most {MAX_TOKENS} tokens, got {len(text.ids)}")
+    check_role(text.role)
+    return replace(text, words=tuple(plain_text(word, MAX_WORD) for word in text.words))
 
 
 def _read_metadata(folder: Path, problems: list[str]) -> dict[str, Any]:
@@ -307,6 +229,9 @@ def _read_metadata(folder: Path, problems: list[str]) -> dict[str, Any]:
         told = plain_text(str(error), 300)
         problems.append(f"{METADATA_FILE} cannot be read ({told}) and is left out.")
         return {}
+    version = metadata.get("version")
+    if type(version) is int:
+        check_version(version)
     cleaned: dict[str, Any] = plain_tree(metadata)
     return cleaned
 

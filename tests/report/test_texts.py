@@ -87,7 +87,9 @@ def test_every_sentence_names_the_samples_that_the_run_had(tmp_path, sample):
     page = write_report(tmp_path / "run").read_text()
     shown = re.sub(r"<(style|script|code|svg)\b.*?</\1>", "", page, flags=re.S)
     told = re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", shown))
-    assert f"Private {sample.many} leak. 12 attempts ({sample.a} in a round)" in conclusion(tmp_path / "run")
+    assert f"Private {sample.many} leak. 12 attempts ({sample.a} in a round)" in conclusion(
+        tmp_path / "run"
+    )
     assert f"private training {sample.many}: share it" in told
     found = set(re.findall(r"\b(?:image|row|text)s?\b", told.split("What to do")[0]))
     assert found <= {sample.one, sample.many}

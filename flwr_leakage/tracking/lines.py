@@ -1,0 +1,232 @@
+"""The format of ``records.jsonl``: the kinds of lines, their version, and one schema of all.
+
+A line is a JSON object. Its ``type`` names its kind, its ``version`` the format, and its other
+entries are the fields of the kind's dataclass. What is checked when a run is read, and what the
+JSON schema says, both follow from the annotations of those dataclasses.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from flwr_leakage.records import LeakageRecord, RunEvent
+from flwr_leakage.tracking.text import plain_text
+
+VERSION = 2
+"""Of the lines that are written now. Lines of version 1 hold none."""
+
+
+@dataclass(frozen=True)
+class ImageRecord:
+    """One image of a run.
+
+    Attributes:
+        server_round: counted from 1.
+        client_id: the partition id.
+        sample: index in the client's batch; reconstructions are numbered as their match.
+        role: ``original``, ``reconstruction``, ``defended``, ``what_if_NAME``, or ``blind_guess``.
+        path: the PNG file, in a line relative to the run folder.
+    """
+
+    server_round: int
+    client_id: int
+    sample: int
+    role: str
+    path: Path
+
+
+@dataclass(frozen=True)
+class TextRecord:
+    """One text of a run.
+
+    Attributes:
+        server_round: counted from 1.
+        client_id: the partition id.
+        sample: index in the client's batch; reconstructions are numbered as their match. −1 for
+            the tokens of a whole batch.
+        role: ``original``, ``reconstruction``, ``named``, ``what_if_NAME``, or ``blind_guess``.
+        length: the number of tokens, of which the first ones were kept.
+        ids: token ids; −1 where no token was found.
+        words: what they stand for, or empty.
+    """
+
+    server_round: int
+    client_id: int
+    sample: int
+    role: str
+    length: int
+    ids: tuple[int, ...]
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """A run was begun, or taken up again, or ended in order.
+
+    Attributes:
+        status: ``open`` or ``closed``; the last one of a run counts.
+        time: ISO 8601, in UTC.
+    """
+
+    status: Literal["open", "closed"]
+    time: str
+
+
+LINES: Mapping[str, type] = {
+    "record": LeakageRecord,
+    "event": RunEvent,
+    "image": ImageRecord,
+    "text": TextRecord,
+    "run": RunStatus,
+}
+"""The dataclass of each ``type`` of line."""
+
+_Line = TypeVar("_Line", LeakageRecord, RunEvent, ImageRecord, TextRecord, RunStatus)
+_Row = Mapping[str, Any]
+
+
+class NewerVersionError(ValueError):
+    """What a newer version of this package wrote cannot be read by this one."""
+
+
+def _to_2(row: _Row) -> _Row:
+    """Bring a line of version 1 to version 2, which names every field of a number."""
+    if row.get("type") != "record":
+        return row
+    return {"unit": "", "direction": "", "note": "", "error": None, "state": "", **row}
+
+
+MIGRATIONS: Mapping[int, Callable[[_Row], _Row]] = {1: _to_2}
+"""By version, what brings a line to the next one."""
+
+
+def migrated(row: _Row) -> _Row:
+    """Return a line of any earlier version as one of this version.
+
+    Raises:
+        NewerVersionError: the version is a later one.
+        TypeError: the version is no number from 1 on.
+    """
+    version = row.get("version", 1)
+    if type(version) is not int or version < 1:
+        raise TypeError(f"version must be an integer from 1 on, got {version!r}")
+    check_version(version)
+    for step in range(version, VERSION):
+        row = MIGRATIONS[step](row)
+    return row
+
+
+def check_version(version: int) -> None:
+    """Refuse a later version than this one.
+
+    Raises:
+        NewerVersionError: it is one.
+    """
+    if version > VERSION:
+        raise NewerVersionError(
+            f"the run holds records of version {version}, and this flwr-leakage reads versions up "
+            f"to {VERSION}: update flwr-leakage to open it."
+        )
+
+
+def parsed(kind: type[_Line], row: _Row) -> _Line:
+    """Return a line as what it stands for; entries that are no field are left out.
+
+    Raises:
+        KeyError: a field is missing.
+        TypeError: a field is of another type.
+    """
+    content: dict[str, Any] = {}
+    for name, told, fits in _CHECKS[kind]:
+        value = row[name]
+        if not fits(value):
+            raise TypeError(f"{name} must be {told}, got {value!r}")
+        if type(value) is str:
+            value = plain_text(value)
+        content[name] = tuple(value) if type(value) is list else value
+    return kind(**content)
+
+
+def _check(hint: Any) -> Callable[[object], bool]:
+    """Return what tells whether a JSON value fits an annotation."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return lambda value: value in args
+    if origin in (Union, UnionType):
+        checks = tuple(map(_check, args))
+        return lambda value: any(fits(value) for fits in checks)
+    if origin is tuple:
+        fits_entry = _check(args[0])
+        return lambda value: type(value) is list and all(map(fits_entry, value))
+    types = {float: (float, int), Path: (str,)}.get(hint, (hint,))
+    return lambda value: type(value) in types
+
+
+_JSON_TYPES = {int: "integer", float: "number", str: "string", Path: "string", NoneType: "null"}
+
+
+def _node(hint: Any) -> dict[str, Any]:
+    """Return the JSON schema of an annotation."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return {"enum": list(args)}
+    if origin in (Union, UnionType):
+        nodes = [_node(each) for each in args]
+        if all("enum" in node for node in nodes):
+            return {"enum": [value for node in nodes for value in node["enum"]]}
+        return {"type": [node["type"] for node in nodes]}
+    if origin is tuple:
+        return {"type": "array", "items": _node(args[0])}
+    return {"type": _JSON_TYPES[hint]}
+
+
+def _told(hint: Any) -> str:
+    """Return in words what a field must be."""
+    node = _node(hint)
+    if "enum" in node:
+        return f"one of {node['enum']}"
+    if "items" in node:
+        return f"an array of {node['items']['type']}s"
+    kinds = node["type"]
+    return " or ".join(kinds) if isinstance(kinds, list) else str(kinds)
+
+
+_CHECKS: Mapping[type, tuple[tuple[str, str, Callable[[object], bool]], ...]] = {
+    kind: tuple((name, _told(hint), _check(hint)) for name, hint in get_type_hints(kind).items())
+    for kind in LINES.values()
+}
+"""By kind, each field with what it must be: made once, as a run may have a million lines."""
+
+
+def _descriptions(kind: type) -> dict[str, str]:
+    """Return what the docstring of a dataclass says of each attribute."""
+    _, _, told = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")
+    entries = re.findall(r"^    (\w+): (.*(?:\n        .*)*)", told, re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in entries}
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON schema (draft 2020-12) of a line of ``records.jsonl``, of whatever type."""
+    kinds = []
+    for name, kind in LINES.items():
+        hints, told = get_type_hints(kind), _descriptions(kind)
+        own = {f.name: {**_node(hints[f.name]), "description": told[f.name]} for f in fields(kind)}
+        properties = {"type": {"const": name}, **own, "version": {"const": VERSION}}
+        kinds.append(
+            {
+                "title": name,
+                "description": inspect.cleandoc(kind.__doc__ or "").partition("\n")[0],
+                "type": "object",
+                "properties": properties,
+                "required": list(properties),
+            }
+        )
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "A line of records.jsonl",
+        "oneOf": kinds,
+    }
