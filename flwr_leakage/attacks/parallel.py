@@ -1,4 +1,4 @@
-"""Any attack over worker processes, with finished targets kept on disk."""
+"""Any attack over worker processes or a Ray cluster, with finished targets kept on disk."""
 
 import json
 import math
@@ -19,6 +19,7 @@ from torch import Tensor
 from flwr_leakage.attacks.base import Attack, AttackProgress, ProgressCallback, failure
 from flwr_leakage.attacks.digest import digest
 from flwr_leakage.attacks.job import AttackJob
+from flwr_leakage.attacks.ray_tasks import RayTasks
 from flwr_leakage.records import Batch, InputSpec, Part, Reconstruction
 from flwr_leakage.untrusted import open_tensors
 
@@ -27,10 +28,13 @@ Results = list[Reconstruction]
 _TENSOR = "_tensor_"
 """The key under which a file of results names a tensor in the place of its numbers."""
 
+RETRIED = "retried"
+"""The statistic that says why the task of an answer was tried again; only where it was."""
+
 
 @dataclass(frozen=True)
 class Parallel:
-    """Attack targets in chunks, each in one of several processes of one thread.
+    """Attack targets in chunks, each in one of several processes of one thread, or as a Ray task.
 
     Chunks and their random draws depend on the targets alone, so results are the same for any
     number of workers. With a folder, every finished chunk is kept in a file. Its name is a digest
@@ -42,50 +46,63 @@ class Parallel:
 
     Attributes:
         attack: the attack of each chunk.
-        workers: number of processes, ≥ 1; with 1 the attack runs in this process.
+        workers: number of processes, ≥ 1; with 1 the attack runs in this process. ``RayTasks``
+            sends each chunk to a Ray cluster, with the same results. There a chunk whose worker or
+            node died is tried again, which ``stats["retried"]`` of its answers tells.
         chunk: number of targets that are attacked together, ≥ 1.
         folder: the folder for finished chunks, or ``None`` to keep none.
     """
 
     attack: Attack
-    workers: int = 1
+    workers: int | RayTasks = 1
     chunk: int = 16
     folder: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("workers", "chunk"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+            value = getattr(self, name)
+            if not isinstance(value, RayTasks) and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}.")
 
     def __call__(self, job: AttackJob, progress: ProgressCallback | None = None) -> Results:
         """Attack all observations; see :class:`flwr_leakage.attacks.base.Attack`.
 
         Raises:
-            ValueError: there are several workers, and the model, loss or attack cannot be pickled.
+            ValueError: there are several workers, and the model, loss or attack cannot be pickled;
+                or Ray has no place for a task, see ``RayTasks``.
             KeyboardInterrupt: the user interrupted the call; finished chunks are in the folder.
         """
-        targets = job.by_target()
-        chunks = [
-            _Chunk(self.attack, job.take(i for target in several for i in target))
-            for begin in range(0, len(targets), self.chunk)
-            if (several := targets[begin : begin + self.chunk])
-        ]
+        chunks = [_Chunk(self.attack, job.take(indices)) for indices in self.chunks(job)]
         files = self._files(chunks)
-        results = [_load(file) for file in files]
+        results = [
+            read_finished(file, len(chunk.job.observations))
+            for file, chunk in zip(files, chunks, strict=True)
+        ]
         missing = [i for i, found in enumerate(results) if found is None]
         done = sum(len(found) for found in results if found is not None)
-        run = self._in_processes if self.workers > 1 and len(missing) > 1 else self._in_turn
+        if isinstance(self.workers, RayTasks):
+            run = self._on_ray
+        else:
+            run = self._in_processes if self.workers > 1 and len(missing) > 1 else self._in_turn
         for index, found in run(chunks, missing, done, len(job.observations), progress):
             results[index] = found
             _save(found, files[index])
         return [result for found in results if found is not None for result in found]
+
+    def chunks(self, job: AttackJob) -> list[list[int]]:
+        """Return the indices of the observations that are attacked together."""
+        targets = job.by_target()
+        return [
+            [i for target in targets[begin : begin + self.chunk] for i in target]
+            for begin in range(0, len(targets), self.chunk)
+        ]
 
     def _files(self, chunks: "list[_Chunk]") -> list[Path | None]:
         """Return the files of chunks' results, named by a digest of all that they depend on."""
         if self.folder is None:
             return [None] * len(chunks)
         try:
-            names = [digest(chunk.attack, chunk.job) for chunk in chunks]
+            names = [finished_name(chunk.attack, chunk.job) for chunk in chunks]
         except Exception as error:  # pickling or the model may raise any error
             warnings.warn(
                 f"No finished attack is kept in {self.folder} or read from it, as nothing tells "
@@ -94,7 +111,7 @@ class Parallel:
                 stacklevel=3,
             )
             return [None] * len(chunks)
-        return [Path(self.folder) / f"{name}.safetensors" for name in names]
+        return [Path(self.folder) / name for name in names]
 
     def _in_turn(
         self,
@@ -116,6 +133,7 @@ class Parallel:
         total: int,
         progress: ProgressCallback | None,
     ) -> Iterator[tuple[int, Results]]:
+        assert not isinstance(self.workers, RayTasks)
         broken = []
         pool = _pool(min(self.workers, len(missing)))
         try:
@@ -131,10 +149,7 @@ class Parallel:
                     continue
                 yield index, found
                 done += len(found)
-                if progress is not None:
-                    objectives = [r.objective for r in found if math.isfinite(r.objective)]
-                    mean = sum(objectives) / len(objectives) if objectives else math.nan
-                    progress(AttackProgress(done, total, done, total, mean))
+                _tell(progress, done, total, found)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
         # A worker that dies ends the whole pool. Each chunk then runs alone to find the cause.
@@ -148,6 +163,33 @@ class Parallel:
                 except BrokenProcessPool:
                     reason = "the worker process died, most likely as it ran out of memory."
                     yield index, [failure(reason) for _ in chunks[index].job.observations]
+
+    def _on_ray(
+        self,
+        chunks: "list[_Chunk]",
+        missing: list[int],
+        done: int,
+        total: int,
+        progress: ProgressCallback | None,
+    ) -> Iterator[tuple[int, Results]]:
+        assert isinstance(self.workers, RayTasks)
+        if not missing:
+            return
+        arguments = [chunks[index].to_bytes for index in missing]
+        for number, answer, causes in self.workers.run(_work_in_one_thread, arguments):
+            index = missing[number]
+            if isinstance(answer, str):
+                found = [failure(answer) for _ in chunks[index].job.observations]
+            else:
+                found = pickle.loads(answer)
+            if causes:
+                found = [
+                    replace(each, stats={**each.stats, RETRIED: "; ".join(causes)})
+                    for each in found
+                ]
+            yield index, found
+            done += len(found)
+            _tell(progress, done, total, found)
 
 
 @dataclass(frozen=True)
@@ -163,10 +205,10 @@ class _Chunk:
         except Exception as error:  # an error of one chunk must not stop the others
             return [failure(f"{type(error).__name__}: {error}") for _ in self.job.observations]
 
-    def to_bytes(self) -> bytes:
+    def to_bytes(self, pickled: Callable[[Any], bytes] = pickle.dumps) -> bytes:
         # The pool's own queue would pass tensors as open files.
         try:
-            return pickle.dumps(self)
+            return pickled(self)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise ValueError(
                 f"workers > 1 need a model, a loss and an attack that can be pickled: {error}"
@@ -175,6 +217,18 @@ class _Chunk:
 
 def _work(chunk: bytes) -> bytes:
     return pickle.dumps(pickle.loads(chunk)())
+
+
+def _work_in_one_thread(chunk: bytes) -> bytes:
+    torch.set_num_threads(1)
+    return _work(chunk)
+
+
+def _tell(progress: ProgressCallback | None, done: int, total: int, found: Results) -> None:
+    if progress is not None:
+        objectives = [r.objective for r in found if math.isfinite(r.objective)]
+        mean = sum(objectives) / len(objectives) if objectives else math.nan
+        progress(AttackProgress(done, total, done, total, mean))
 
 
 def _pool(workers: int) -> ProcessPoolExecutor:
@@ -243,8 +297,18 @@ def _spec(entry: dict[str, Any] | None) -> InputSpec | None:
     return InputSpec(**fields)  # type: ignore[arg-type]  # the constructor checks them
 
 
-def _load(file: Path | None) -> Results | None:
-    """Return the results that ``_save`` wrote, or None if they cannot be read."""
+def finished_name(attack: Attack, job: AttackJob) -> str:
+    """Return the name of the file that keeps the results of a chunk, by all that they depend on."""
+    return f"{digest(attack, job)}.safetensors"
+
+
+def read_finished(file: Path | None, count: int) -> Results | None:
+    """Return the results of a finished chunk, or None if they cannot be read.
+
+    Args:
+        file: which ``Parallel`` wrote; ``None`` where nothing is kept.
+        count: of the observations that it has to have results of.
+    """
     if file is None or not file.exists():
         return None
     try:
@@ -254,7 +318,7 @@ def _load(file: Path | None) -> Results | None:
                 return found.get_tensor(node[_TENSOR]) if _TENSOR in node else node
 
             entries = json.loads(found.metadata()["results"], object_hook=put)
-        return [
+        results = [
             Reconstruction(
                 None if entry["batch"] is None else Batch(*entry["batch"]),
                 entry["objective"],
@@ -267,3 +331,4 @@ def _load(file: Path | None) -> Results | None:
         ]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
+    return results if len(results) == count else None

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from safetensors.torch import save
 from torch import Tensor
@@ -37,6 +37,9 @@ from flwr_leakage.untrusted import (
 
 FORMAT = "flwr-leakage observation, version 1"
 """What the metadata of each file says under ``format``; a reader refuses any other."""
+
+KeptPolicy = Literal["oldest", "attacked", "newest"]
+"""Which round gives way where there is no room for all."""
 
 DONE = "done"
 """The empty file of a round that was attacked and recorded."""
@@ -65,21 +68,27 @@ class KeptObservations:
 
     Attributes:
         folder: of mode 0700 where it is made.
-        max_bytes: most that all of them take, > 0; the oldest rounds are dropped.
+        max_bytes: most that all of them take, > 0.
+        policy: what gives way beyond it. ``oldest`` drops the oldest rounds; ``attacked`` the
+            oldest of those that were attacked and recorded, and then the oldest of all; ``newest``
+            drops nothing, and does not keep a round that has no room.
     """
 
     folder: Path
     max_bytes: int = 1_000_000_000
+    policy: KeptPolicy = "oldest"
 
     def __post_init__(self) -> None:
+        if self.policy not in get_args(KeptPolicy):
+            raise ValueError(f"policy must be one of {get_args(KeptPolicy)}, got {self.policy!r}.")
         if self.max_bytes < 1:
             raise ValueError(f"max_bytes must be at least 1, got {self.max_bytes}.")
 
     def keep(self, server_round: int, several: Sequence[Kept]) -> list[str]:
-        """Keep the observations of a round, and drop the oldest rounds beyond ``max_bytes``.
+        """Keep the observations of a round; beyond ``max_bytes`` the policy says what gives way.
 
         Returns:
-            What was dropped, a sentence a round.
+            What was dropped or not kept, a sentence a round.
 
         Raises:
             FileExistsError: the round was kept before.
@@ -102,8 +111,16 @@ class KeptObservations:
             write_private(unfinished / f"{name}.safetensors", _to_bytes(kept))
             if kept.truth is not None:
                 write_private(unfinished / f"{name}.truth", truth_to_bytes(kept.truth))
+        size, held = _size(unfinished), sum(_size(self._round(each)) for each in self.rounds())
+        if self.policy == "newest" and held + size > self.max_bytes:
+            shutil.rmtree(unfinished)
+            return [
+                f"round {server_round} ({size:,} bytes) was not kept, as at most "
+                f"{self.max_bytes:,} bytes of observations are kept and no round is dropped for "
+                "another"
+            ]
         unfinished.rename(place)
-        return self._drop_oldest()
+        return self._drop()
 
     def rounds(self) -> list[int]:
         """Return the rounds that are kept, attacked ones included."""
@@ -140,10 +157,15 @@ class KeptObservations:
             return False
         return True
 
-    def _drop_oldest(self) -> list[str]:
+    def room(self, server_round: int) -> int:
+        """Return how many rounds of the size of one that is kept have room together."""
+        return max(1, self.max_bytes // max(1, _size(self._round(server_round))))
+
+    def _drop(self) -> list[str]:
         sizes = {number: _size(self._round(number)) for number in self.rounds()}
         said = []
-        for number in sorted(sizes):
+        spared = [n for n in sizes if self.policy == "attacked" and not self.is_done(n)]
+        for number in sorted(sizes, key=lambda each: (each in spared, each)):
             if sum(sizes.values()) <= self.max_bytes:
                 break
             fate = "after its attack" if self.is_done(number) else "before it was attacked"

@@ -1,13 +1,15 @@
 """Attack what was kept, and add the results to the run that it was kept of."""
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from torch import Tensor
 
+from flwr_leakage.attacks.base import Attack
 from flwr_leakage.attacks.parallel import Parallel
+from flwr_leakage.attacks.ray_tasks import RayTasks
 from flwr_leakage.audit.kept import Kept, KeptObservations
 from flwr_leakage.audit.server_audit import ServerAudit
 from flwr_leakage.audit.truth import UNREADABLE, ImageNumbers, Truth
@@ -31,10 +33,109 @@ CLOSED = "closed"
 """The empty file that says, while a run is attacked, that it was closed before."""
 
 
+@dataclass(frozen=True)
+class KeptRun:
+    """A run folder with kept observations, and how they are attacked.
+
+    Attributes:
+        folder: of the run, with the folder ``kept``.
+        audit_of: makes an audit as that of the run, with its attack, that records to a tracker
+            once it attacks, not before. Inputs, schedules, BatchNorm modes and truths are those
+            that were kept.
+        chunk: targets attacked together: what a kill loses at most.
+        final_buffers: of the finished model, for ``ThreatModel.batch_norm`` ``final``.
+        ray: what a task asks of a Ray cluster, if the attacks run there.
+    """
+
+    folder: Path
+    audit_of: Callable[[Tracker], ServerAudit]
+    chunk: int = 1
+    final_buffers: Mapping[str, Tensor] | None = None
+    ray: RayTasks = field(default_factory=RayTasks)
+
+    @property
+    def kept(self) -> KeptObservations:
+        """What was kept.
+
+        Raises:
+            ValueError: nothing was.
+        """
+        kept = KeptObservations(inside(self.folder, KEPT))
+        if not kept.rounds():
+            raise ValueError(f"expected kept observations in {kept.folder}, got none.")
+        return kept
+
+    @property
+    def finished(self) -> Path:
+        """The folder of the targets that were attacked."""
+        return inside(self.folder, f"{KEPT}/{FINISHED}")
+
+    def audit(self, tracker: Tracker) -> tuple[ServerAudit, Disclosure]:
+        """Return the audit, and what is disclosed to it of all rounds.
+
+        Raises:
+            ValueError: there is no attack, or the threat model asks for the final statistics and
+                there are none.
+        """
+        later = self.audit_of(tracker)
+        if later.attack is None:
+            raise ValueError("the audit must have an attack, got None.")
+        later.keep = None
+        final = later.threat.batch_norm == "final"
+        if final and self.final_buffers is None:
+            raise ValueError(
+                "batch_norm='final' takes the buffers of the finished model, got none."
+            )
+        return later, Disclosure(statistics=dict(self.final_buffers or {}) if final else None)
+
+
+def walk(
+    run: KeptRun, audit: ServerAudit, disclosed: Disclosure, stand_in: Attack
+) -> Iterator[int]:
+    """Walk through the rounds that are left as ``attack_kept`` does, with another attack.
+
+    Args:
+        run: whose rounds.
+        audit: of ``KeptRun.audit``, which should record nowhere.
+        disclosed: likewise.
+        stand_in: what is called in the place of the attack.
+
+    Yields:
+        The number of each round, once ``stand_in`` has seen its targets.
+
+    Raises:
+        ValueError: a file cannot be read, or a client's normalisation is not known, which all
+            targets of a round decide together.
+    """
+    audit.attack = stand_in
+    for number in run.kept.rounds():
+        if run.kept.is_done(number) and audit.threat.rounds == 1:
+            continue
+        read, problems = run.kept.read(number)
+        if problems:
+            raise ValueError(problems[0])
+        several = [
+            replace(each, observation=replace(each.observation, disclosed=disclosed))
+            for each in read
+        ]
+        if run.kept.is_done(number):
+            audit.recall(number, [each.observation for each in several])
+            continue
+        for each in several:
+            if not each.spec.known:
+                raise ValueError(
+                    f"the normalisation of client {each.observation.client_id} must be known in "
+                    f"round {number}, as all targets of a round decide together which one it is: "
+                    "call attack-kept without --shard."
+                )
+        _attack_round(audit, number, several)
+        yield number
+
+
 def attack_kept(
     folder: str | Path,
     audit_of: Callable[[Tracker], ServerAudit],
-    workers: int = 1,
+    workers: int | RayTasks = 1,
     chunk: int = 1,
     final_buffers: Mapping[str, Tensor] | None = None,
 ) -> int:
@@ -48,13 +149,11 @@ def attack_kept(
     later.
 
     Args:
-        folder: of the run, with the folder ``kept``.
-        audit_of: makes an audit as that of the run, with its attack, that records to a tracker
-            once it attacks, not before. Inputs, schedules, BatchNorm modes and truths are those
-            that were kept.
-        workers: processes that attack.
-        chunk: targets attacked together in a process: what a kill loses at most.
-        final_buffers: of the finished model, for ``ThreatModel.batch_norm`` ``final``.
+        folder: see ``KeptRun``.
+        audit_of: likewise.
+        workers: processes that attack, or what their tasks ask of a Ray cluster.
+        chunk: see ``KeptRun``.
+        final_buffers: likewise.
 
     Returns:
         How many rounds were attacked, with all that was kept of them.
@@ -64,21 +163,13 @@ def attack_kept(
             the threat model asks for the final statistics and there are none.
     """
     folder = Path(folder)
-    kept = KeptObservations(inside(folder, KEPT))
-    finished = inside(folder, f"{KEPT}/{FINISHED}")
-    if not kept.rounds():
-        raise ValueError(f"expected kept observations in {kept.folder}, got none.")
+    of_run = KeptRun(folder, audit_of, chunk, final_buffers)
+    kept = of_run.kept
     run, was_closed = read_run(folder), kept.folder / CLOSED
     tracker = OnceTracker.of(run)
-    later = audit_of(tracker)
-    if later.attack is None:
-        raise ValueError("the audit must have an attack, got None.")
-    final = later.threat.batch_norm == "final"
-    if final and final_buffers is None:
-        raise ValueError("batch_norm='final' takes the buffers of the finished model, got none.")
-    disclosed = Disclosure(statistics=dict(final_buffers or {}) if final else None)
-    later.attack = Parallel(later.attack, workers, chunk, str(finished))
-    later.keep = None
+    later, disclosed = of_run.audit(tracker)
+    assert later.attack is not None
+    later.attack = Parallel(later.attack, workers, chunk, str(of_run.finished))
     later.images = _read_numbers(kept.folder / NUMBERS)
     if all(map(kept.is_done, kept.rounds())) and (run.closed or not was_closed.exists()):
         was_closed.unlink(missing_ok=True)

@@ -14,6 +14,7 @@ from flwr_leakage.attacks.budget import Budget
 from flwr_leakage.attacks.exact.pixel_box import NORMALISATION
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.attacks.labels.rehearsed import LabelEstimate
+from flwr_leakage.attacks.parallel import RETRIED
 from flwr_leakage.audit.attack import attempt, describe_parts
 from flwr_leakage.audit.candidates import Candidates
 from flwr_leakage.audit.decoding import Decoder
@@ -122,6 +123,7 @@ class ServerAudit:
         self._recorder = Recorder(guarded, self.run, self.spec.sample)
         self.images = ImageNumbers()
         self._told_of_seeds = False
+        self._told_of_room = False
         self.own_config_clients: set[int] = set()
         self._once = Once()
         self._round_start = time.monotonic()
@@ -497,6 +499,12 @@ class ServerAudit:
         dropped = keep.keep(server_round, several)
         kept = f"{count(len(several), 'update')} of round {server_round} {KEPT_FOR_LATER}"
         self._recorder.information(server_round, -1, kept)
+        if server_round in keep.rounds() and not self._told_of_room:
+            self._told_of_room = True
+            room = keep.room(server_round)
+            if self.num_rounds is not None and room * self.selection.every < self.num_rounds:
+                room_for = f"there is room for some {count(room, 'round')} of this size"
+                self.warn(server_round, -1, f"{room_for}; beyond, kept_policy={keep.policy}")
         for sentence in dropped:
             self.warn(server_round, -1, sentence)
 
@@ -652,6 +660,8 @@ class ServerAudit:
         server_round, client_id = case.observation.server_round, case.observation.client_id
         if answer.error:
             self.warn(server_round, client_id, f"client {client_id} not recovered: {answer.error}")
+        if causes := answer.stats.get(RETRIED):
+            self.warn(server_round, client_id, f"client {client_id} was attacked again: {causes}")
         if answer.stats.get(NORMALISATION) in ("read off", "refuted") and self.spec.known:
             self.warn_once(server_round, client_id, f"client {client_id}: {answer.stats['stage']}")
         elif answer.spec is not None:

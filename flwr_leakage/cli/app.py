@@ -2,7 +2,8 @@
 
 import logging
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn, TextIO
 
@@ -66,6 +67,16 @@ FailAbove = Annotated[
         help="Exit with 3 if an image has a worse grade than recognisable, partly or nothing; with "
         "4 if the run cannot say.",
     ),
+]
+MaxSeconds = Annotated[
+    float | None, typer.Option(help="CPU seconds for a target; the run's own by default.")
+]
+Allow = Annotated[
+    list[Path] | None,
+    typer.Option(help="A folder outside of the run that its config may read: its data set."),
+]
+MaxMemory = Annotated[
+    float | None, typer.Option(help="GB that a process may take; half of all by default.")
 ]
 JunitFile = Annotated[Path | None, typer.Option("--junit", help="Also write JUnit XML.")]
 SarifFile = Annotated[Path | None, typer.Option("--sarif", help="Also write SARIF 2.1.0.")]
@@ -379,16 +390,19 @@ def attack_kept(
     attack: Annotated[
         str, typer.Option(help="The preset that attacks then; otherwise the run's own attack does.")
     ] = DEFAULT_ATTACK,
-    workers: Annotated[int, typer.Option(min=1, help="Processes that attack.")] = 1,
-    max_seconds: Annotated[
-        float | None, typer.Option(help="CPU seconds for a target; the run's own by default.")
+    workers: Annotated[
+        str, typer.Option(help="Processes that attack, or ray: tasks of the cluster that runs.")
+    ] = "1",
+    max_seconds: MaxSeconds = None,
+    allow: Allow = None,
+    max_memory: MaxMemory = None,
+    shard: Annotated[
+        str | None,
+        typer.Option(help="i/n: attack this share of the targets only; merge records all shares."),
     ] = None,
-    allow: Annotated[
-        list[Path] | None,
-        typer.Option(help="A folder outside of the run that its config may read: its data set."),
-    ] = None,
-    max_memory: Annotated[
-        float | None, typer.Option(help="GB that a process may take; half of all by default.")
+    shard_folder: Annotated[
+        Path | None,
+        typer.Option(help="Where the share's results go; kept/shards/i-of-n by default."),
     ] = None,
 ) -> None:
     """Attack the updates that a run kept, and add the results to its record and report.
@@ -401,24 +415,81 @@ def attack_kept(
         flwr-leakage attack-kept outputs/RUN --workers 4
 
         flwr-leakage attack-kept leakage --model my_app.task:Net
+
+        flwr-leakage attack-kept outputs/RUN --shard 3/16
     """
-    from flwr_leakage.cli.kept import attack_kept_folder
-    from flwr_leakage.report import write_report
-    from flwr_leakage.report.index import Index
-    from flwr_leakage.report.verdict import judge
-    from flwr_leakage.tracking import read_run
+    from flwr_leakage.audit.later import attack_kept
+    from flwr_leakage.audit.shards import Shard, attack_shard
+    from flwr_leakage.cli.kept import kept_run_of_folder, workers_of
+
+    if shard is None and shard_folder is not None:
+        _fail(ValueError("--shard-folder must come with --shard i/n."))
+    with _attacking(max_memory):
+        mine = None if shard is None else Shard.parse(shard)
+        run = kept_run_of_folder(folder, model, attack, max_seconds, allow or ())
+        on = workers_of(workers, run)
+        if mine is not None:
+            done = attack_shard(run, mine, shard_folder, on)
+            _say(f"Shard {mine} has {done} attacks, which are done. merge records all shards.")
+            return
+        done = attack_kept(folder, run.audit_of, on, run.chunk, run.final_buffers)
+        _say_what_came(folder, done, "attacked")
+
+
+@app.command()
+def merge(
+    folder: Annotated[Path, typer.Argument(help="The run folder whose kept updates were shared.")],
+    shards: Annotated[
+        list[Path] | None,
+        typer.Argument(help="The folders of all shards; those in kept/shards by default."),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="As for attack-kept.")] = None,
+    attack: Annotated[str, typer.Option(help="As for attack-kept.")] = DEFAULT_ATTACK,
+    max_seconds: MaxSeconds = None,
+    allow: Allow = None,
+    max_memory: MaxMemory = None,
+) -> None:
+    """Record what all shards of attack-kept found, as one run with its report.
+
+    Nothing is attacked. Shards of another run, code or setting are refused, and so are missing
+    ones. It can be called again. Example:
+
+        flwr-leakage merge outputs/RUN
+    """
+    from flwr_leakage.audit.shards import merge_shards
+    from flwr_leakage.cli.kept import kept_run_of_folder
+
+    with _attacking(max_memory):
+        run = kept_run_of_folder(folder, model, attack, max_seconds, allow or ())
+        _say_what_came(folder, merge_shards(run, shards or ()), "recorded")
+
+
+@contextmanager
+def _attacking(max_memory: float | None) -> Iterator[None]:
+    """Attack what may come from anybody: in bounded memory, and with errors in words."""
     from flwr_leakage.untrusted import memory_limit
 
     try:
         logging.getLogger("flwr").setLevel(logging.ERROR)  # no training takes place here
         with memory_limit(None if max_memory is None else int(max_memory * 1e9)):
-            done = attack_kept_folder(folder, model, attack, workers, max_seconds, allow or ())
-        rounds = f"{done} round{'s' * (done != 1)}" if done else "No round was left to be"
-        run = read_run(folder)
-        verdict = judge(Index(run.records), run.events, run.metadata)
-        _say(f"{rounds} attacked. {verdict.sentence} {write_report(folder)}")
+            yield
     except (OSError, ValueError, ImportError) as error:
         _fail(error)
+
+
+def _say_what_came(folder: Path, done: int, what: str) -> None:
+    """Write the report, and tell how many rounds came in, with the verdict."""
+    from flwr_leakage.report import write_report
+    from flwr_leakage.report.index import Index
+    from flwr_leakage.report.texts import in_words_of_texts
+    from flwr_leakage.report.verdict import judge
+    from flwr_leakage.tracking import read_run
+
+    rounds = f"{done} round{'s' * (done != 1)}" if done else "No round was left to be"
+    run = read_run(folder)
+    verdict = judge(Index(run.records), run.events, run.metadata)
+    told = in_words_of_texts(verdict.sentence) if run.texts else verdict.sentence
+    _say(f"{rounds} {what}. {told} {write_report(folder)}")
 
 
 @app.command()

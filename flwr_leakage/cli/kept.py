@@ -8,41 +8,37 @@ from pathlib import Path
 from torch import nn
 
 from flwr_leakage import GradientMap, load_preset
+from flwr_leakage.attacks.ray_tasks import RayTasks
 from flwr_leakage.audit import ConsoleProgress, ServerAudit
-from flwr_leakage.audit.later import attack_kept
+from flwr_leakage.audit.later import KeptRun
 from flwr_leakage.metrics import Evaluator
 from flwr_leakage.records import InputSpec, LocalSchedule
-from flwr_leakage.simulation.later import attack_kept_of_run, has_config
+from flwr_leakage.simulation.later import has_config, kept_run
 from flwr_leakage.tracking import Tracker
 
 
-def attack_kept_folder(
+def kept_run_of_folder(
     folder: Path,
     model: str | None,
     attack: str,
-    workers: int,
     max_seconds: float | None,
     allowed: Sequence[Path] = (),
-) -> int:
-    """Attack the kept updates of a run folder; see ``attack_kept``.
+) -> KeptRun:
+    """Return the kept updates of a run folder, and how they are attacked.
 
     Args:
         folder: of the run.
         model: ``module:name`` of what makes the model without arguments; for a run whose folder
             does not tell a config.
         attack: the name of a preset, for such a run.
-        workers: processes that attack.
         max_seconds: CPU seconds for a target.
         allowed: folders and files outside of the run that its config may read.
-
-    Returns:
-        How many rounds were attacked.
 
     Raises:
         ValueError: the model is needed and not given, or cannot be made.
     """
     if has_config(folder):
-        return attack_kept_of_run(folder, workers, max_seconds, allowed)
+        return kept_run(folder, max_seconds, allowed)
     if model is None:
         raise ValueError(f"{folder} tells no model: give it by --model MODULE:NAME.")
     if (here := Path.cwd()).is_relative_to(folder.resolve()):
@@ -59,7 +55,20 @@ def attack_kept_folder(
             evaluator=Evaluator(), progress=ConsoleProgress(), max_seconds=max_seconds,
         )  # fmt: skip
 
-    return attack_kept(folder, audit_of, workers)
+    return KeptRun(folder, audit_of)
+
+
+def workers_of(told: str, run: KeptRun) -> int | RayTasks:
+    """Return where attacks run: a number of processes, or ``ray``.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if told == "ray":
+        return run.ray
+    if not told.isdecimal() or not int(told):
+        raise ValueError(f"--workers must be a number of processes or ray, got {told!r}.")
+    return int(told)
 
 
 def make_model(model: str) -> nn.Module:

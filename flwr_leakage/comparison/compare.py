@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 NOT_COMPARED = (
     "seed", "run_dir", "objective", "engine", "tracker", "hydra", "server.attack_workers",
+    "server.attack_cpus", "server.attack_gpus", "server.attack_retries",
     "server.attack_folder", "server.num_threads", "server.wait_seconds", "client.num_threads",
 )  # fmt: skip
 """Settings that leave the numbers as they are, but for the seed, which groups repeat over."""

@@ -11,6 +11,7 @@ from torch import nn
 import flwr_leakage._torchvision  # noqa: F401
 from flwr_leakage.attacks.base import Attack
 from flwr_leakage.attacks.parallel import Parallel
+from flwr_leakage.attacks.ray_tasks import RayTasks
 from flwr_leakage.audit import LargeClients, Selection
 from flwr_leakage.audit.candidates import DrawnCandidates
 from flwr_leakage.audit.gate import Gate
@@ -146,6 +147,18 @@ def _attack(config: Config, server: ServerSettings) -> Attack | None:
     if not config["attack"]:
         return None
     attack: Attack = instantiate(config, "attack", Attack)
-    return checked("server", Parallel)(
-        attack, server.attack_workers, server.attack_chunk, server.attack_folder
-    )
+    workers = checked("server.attack_workers", attack_workers)(server)
+    return checked("server", Parallel)(attack, workers, server.attack_chunk, server.attack_folder)
+
+
+def attack_workers(server: ServerSettings) -> int | RayTasks:
+    """Return where attacks run: the number of processes, or what a task asks of a Ray cluster.
+
+    Raises:
+        ValueError: it is another word than ``ray``, or what is asked for is negative.
+    """
+    if server.attack_workers == "ray":
+        return RayTasks(server.attack_cpus, server.attack_gpus, server.attack_retries)
+    if isinstance(server.attack_workers, str):
+        raise ValueError(f"it must be a number or ray, got {server.attack_workers!r}.")
+    return server.attack_workers

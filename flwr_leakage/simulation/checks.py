@@ -40,7 +40,7 @@ def check_settings(settings: Settings) -> None:
     """
     for key in COUNTS:
         value = attrgetter(key)(settings)
-        if value is not None and value < 1:
+        if isinstance(value, int) and value < 1:
             raise ConfigError(f"{key} must be at least 1, got {value}.")
     if not 0 <= settings.seed < 2**63:
         raise ConfigError(f"seed must lie in [0, 2^63), got {settings.seed}.")

@@ -193,7 +193,8 @@ class Experiment:
         server = self.settings.server
         if not server.attack_later:
             return None
-        return KeptObservations(Path(self.settings.run_dir) / KEPT, server.kept_bytes)
+        folder = Path(self.settings.run_dir) / KEPT
+        return KeptObservations(folder, server.kept_bytes, server.kept_policy)
 
     def truth(self, server_round: int, client_id: int, num_examples: int) -> Truth:
         """Re-derive from the seed what a client trained on, and how its defense encoded it.

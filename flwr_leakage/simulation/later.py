@@ -5,8 +5,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from flwr_leakage.attacks.ray_tasks import RayTasks
 from flwr_leakage.audit import ConsoleProgress, ServerAudit
-from flwr_leakage.audit.later import attack_kept
+from flwr_leakage.audit.later import KeptRun, attack_kept
 from flwr_leakage.simulation.build import build
 from flwr_leakage.simulation.config import Config, ConfigError
 from flwr_leakage.simulation.foreign import FOLDER_GROUPS, check_targets, paths_outside
@@ -16,6 +17,11 @@ from flwr_leakage.tracking import Tracker, read_run
 
 FORMER = ("device", "lab", "paper", "size", "sizes")
 """Keys at the top of the configs of earlier runs, which no audit ever read."""
+
+NEWER = {
+    "attack_cpus": 1.0, "attack_gpus": 0.0, "attack_retries": 3, "kept_policy": "oldest",
+}  # fmt: skip
+"""Keys of ``server`` that the configs of earlier runs lack."""
 
 _INLINE = {"_target_": "flwr_leakage.flower.run_inline", "_partial_": True}
 
@@ -71,13 +77,18 @@ def received_config(folder: Path, allowed: Sequence[Path] = ()) -> Config:
 
 
 def attack_kept_of_run(
-    folder: Path, workers: int, max_seconds: float | None, allowed: Sequence[Path] = ()
+    folder: Path, workers: int | RayTasks, max_seconds: float | None, allowed: Sequence[Path] = ()
 ) -> int:
-    """Attack what a simulation kept; see ``attack_kept``.
+    """Attack what a simulation kept; see ``kept_run`` and ``attack_kept``."""
+    run = kept_run(folder, max_seconds, allowed)
+    return attack_kept(folder, run.audit_of, workers, run.chunk, run.final_buffers)
+
+
+def kept_run(folder: Path, max_seconds: float | None, allowed: Sequence[Path] = ()) -> KeptRun:
+    """Return what a simulation kept, with its own attack.
 
     Args:
         folder: of the run.
-        workers: processes that attack.
         max_seconds: CPU seconds for a target; ``None`` for the run's own.
         allowed: see ``received_config``.
 
@@ -90,6 +101,7 @@ def attack_kept_of_run(
     given = config["server"].get("attack_max_seconds")
     # One process here: those of ``attack_kept`` are started around it.
     config["server"] = {
+        **NEWER,
         **config["server"],
         "attack_later": True,
         "attack_workers": 1,
@@ -101,6 +113,7 @@ def attack_kept_of_run(
     def audit_of(tracker: Tracker) -> ServerAudit:
         return experiment.server_audit(tracker, folder.name, ConsoleProgress())
 
-    chunk = config["server"]["attack_chunk"]
+    server = experiment.settings.server
+    ray = RayTasks(server.attack_cpus, server.attack_gpus, server.attack_retries)
     final = last_buffers(folder, experiment.network)
-    return attack_kept(folder, audit_of, workers, chunk, final)
+    return KeptRun(folder, audit_of, server.attack_chunk, final, ray)

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from flwr_leakage.audit.kept import KeptPolicy
 from flwr_leakage.flower.strategy import BadReplies
 from flwr_leakage.models.initialization import Scheme
 from flwr_leakage.normalization import BatchNormMode
@@ -71,14 +72,18 @@ class ServerSettings:
     """The ``server`` section.
 
     Attributes:
-        attack_workers: processes that attack, ≥ 1.
+        attack_workers: processes that attack, ≥ 1, or ``ray`` for tasks of a Ray cluster.
+        attack_cpus: CPUs that such a task asks for, ≥ 0.
+        attack_gpus: GPUs that it asks for, ≥ 0.
+        attack_retries: how often it is tried again where its worker or node died, ≥ 0.
         attack_chunk: targets attacked together in a process, ≥ 1.
         attack_folder: where finished chunks are kept, or ``None``.
         attack_max_seconds: CPU seconds that an attack may take for a target, > 0; ``None`` for no
             limit but the attack's own.
         attack_later: whether updates are kept in ``run_dir/kept`` in place of being attacked
             within the round; ``flwr-leakage attack-kept`` attacks them.
-        kept_bytes: most that kept updates take, ≥ 1; the oldest rounds are dropped.
+        kept_bytes: most that kept updates take, ≥ 1.
+        kept_policy: which rounds give way beyond it, see ``KeptObservations``.
         num_threads: torch threads of attacks and evaluation, ≥ 1; ``None`` leaves them.
         test_samples: of the global model's test accuracy, ≥ 1; ``None`` for the whole test set.
         weights_every: rounds from one saved global model to the next, ≥ 1; ``None`` saves the last
@@ -88,12 +93,16 @@ class ServerSettings:
             everything on, as Flower does without an audit.
     """
 
-    attack_workers: int
+    attack_workers: int | str
+    attack_cpus: float
+    attack_gpus: float
+    attack_retries: int
     attack_chunk: int
     attack_folder: str | None
     attack_max_seconds: float | None
     attack_later: bool
     kept_bytes: int
+    kept_policy: KeptPolicy
     num_threads: int | None
     test_samples: int | None
     weights_every: int | None

@@ -52,6 +52,31 @@ def test_only_the_owner_can_read(tmp_path):
     assert (modes, folders) == ({"600"}, {"700"})
 
 
+@pytest.mark.parametrize(
+    ("policy", "left", "said"),
+    [
+        ("oldest", [3, 4], ["round 1", "round 2"]),
+        ("attacked", [1, 4], ["round 2", "round 3"]),
+        ("newest", [1, 2], ["round 3", "round 4"]),
+    ],
+)
+def test_what_gives_way_is_the_named_policys(tmp_path, policy, left, said):
+    KeptObservations(tmp_path / "one").keep(1, [kept()])
+    size = sum(path.stat().st_size for path in (tmp_path / "one").rglob("*") if path.is_file())
+    store = KeptObservations(tmp_path / "kept", 2 * size + 100, policy)
+    assert [store.keep(number, [kept(number)]) for number in (1, 2)] == [[], []]
+    store.set_done(2)
+    told = store.keep(3, [kept(3)])
+    if policy == "attacked":
+        store.set_done(3)
+    told += store.keep(4, [kept(4)])
+    assert [sentence[:7] for sentence in told] == said
+    assert store.rounds() == left
+    assert store.room(left[0]) == 2
+    with pytest.raises(ValueError, match="policy must be one of"):
+        KeptObservations(tmp_path, policy="some")
+
+
 def test_the_oldest_rounds_are_dropped_with_a_word(tmp_path):
     KeptObservations(tmp_path / "one").keep(1, [kept()])
     size = sum(path.stat().st_size for path in (tmp_path / "one").rglob("*") if path.is_file())

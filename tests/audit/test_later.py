@@ -201,6 +201,7 @@ def test_what_cannot_be_attacked_later_is_said(tiny_data):
 def test_a_dropped_round_is_recorded(tiny_data):
     _, data = later(tiny_data, "small", "server.kept_bytes=4000", "num_clients=1")
     assert [e.level for e in data.events if "was dropped before it was attacked" in e.message]
+    assert [e.message for e in data.events if "room for some 1 round" in e.message]
 
 
 @pytest.mark.parametrize("value", ["0", "-5", "many"])

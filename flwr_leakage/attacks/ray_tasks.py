@@ -1,0 +1,137 @@
+"""Tasks on a Ray cluster, tried again where the worker or the node that ran them died."""
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class RayTasks:
+    """What a task asks of a Ray cluster, and how often it is tried again.
+
+    The cluster is the one that this process is connected to, such as the one of Flower's
+    simulation, or else the one that ``RAY_ADDRESS`` names or that runs on this machine. None is
+    started. The package, and the modules of a model, a loss or an attack of your own, must be
+    installed on each node. A node of another processor may round otherwise.
+
+    Attributes:
+        num_cpus: CPUs that a task asks for, ≥ 0. Flower's clients hold theirs for as long as the
+            simulation runs; tasks of no CPUs run beside them.
+        num_gpus: GPUs that a task asks for, ≥ 0.
+        retries: how often a task is tried again whose worker or node died, ≥ 0.
+    """
+
+    num_cpus: float = 1.0
+    num_gpus: float = 0.0
+    retries: int = 3
+
+    def __post_init__(self) -> None:
+        for name in ("num_cpus", "num_gpus", "retries"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be finite and ≥ 0, got {getattr(self, name)}.")
+
+    def run(
+        self,
+        work: Callable[[bytes], bytes],
+        arguments: Sequence[Callable[[Callable[[Any], bytes]], bytes]],
+    ) -> Iterator[tuple[int, bytes | str, list[str]]]:
+        """Yield the results of tasks in the order in which they end.
+
+        Twice as many tasks as the cluster has room for are submitted at a time, as each holds its
+        argument in the memory of a node.
+
+        Args:
+            work: a function of an installed module, which each task calls.
+            arguments: each returns the argument of a task; it is given the function that pickles.
+
+        Yields:
+            The index of the task; what ``work`` returned, or in words why there is no result; and
+            why it was tried again, a sentence each time.
+
+        Raises:
+            ValueError: Ray is not installed, no cluster runs, none of its nodes has what a task
+                asks for, or the program that this process belongs to holds it all.
+        """
+        ray = self._connected()
+        task = ray.remote(
+            num_cpus=self.num_cpus,
+            num_gpus=self.num_gpus,
+            max_retries=0,  # retries are counted and told here
+            scheduling_strategy="SPREAD",
+        )(work)
+        room = self._room(ray)
+        waiting: deque[tuple[int, list[str]]] = deque((i, []) for i in range(len(arguments)))
+        running: dict[Any, tuple[int, list[str]]] = {}
+        try:
+            while waiting or running:
+                while waiting and len(running) < 2 * room:
+                    index, causes = waiting.popleft()
+                    argument = arguments[index](ray.cloudpickle.dumps)
+                    running[task.remote(argument)] = index, causes
+                (ended,), _ = ray.wait(list(running), num_returns=1)
+                index, causes = running.pop(ended)
+                try:
+                    yield index, ray.get(ended), causes
+                except ray.exceptions.RayTaskError as error:  # raised by the task itself
+                    yield index, f"{type(error.cause).__name__}: {error.cause}", causes
+                except ray.exceptions.RayError as error:  # its worker, its node or its result died
+                    causes = [*causes, _in_a_line(error)]
+                    if len(causes) <= self.retries:
+                        waiting.append((index, causes))
+                    else:
+                        died = f"the task died {len(causes)} times, lastly of {causes[-1]}"
+                        yield index, died, causes[:-1]
+        finally:
+            for reference in running:
+                ray.cancel(reference, force=True)
+
+    def _connected(self) -> Any:
+        """Return the module ``ray``, connected to a cluster that has what a task asks for."""
+        try:
+            import ray  # of the extra ``all``
+        except ImportError as error:
+            raise ValueError("attacks on Ray need Ray; flwr[simulation] brings it.") from error
+        if ray.is_initialized():
+            # What this very program holds, as Flower's clients do, it would be waited for forever.
+            for _ in range(20):
+                if ray.available_resources().get("CPU", 0.0) >= self.num_cpus:
+                    return ray
+                time.sleep(0.25)
+            raise ValueError(
+                f"no {self.num_cpus:g} CPUs of the Ray cluster are free: Flower's clients hold "
+                "theirs for as long as the simulation runs. Ask for num_cpus=0 "
+                "(server.attack_cpus=0), or leave CPUs to the attacks."
+            )
+        try:
+            ray.init(address="auto", log_to_driver=False, configure_logging=False)
+        except ConnectionError as error:
+            raise ValueError(
+                "attacks on Ray need a cluster that runs: start one by `ray start --head`, or name "
+                "it by RAY_ADDRESS."
+            ) from error
+        return ray
+
+    def _room(self, ray: Any) -> int:
+        """Return how many tasks the whole cluster runs at a time."""
+        asked = {"CPU": self.num_cpus, "GPU": self.num_gpus}
+        room = 0
+        for node in ray.nodes():
+            if not node["Alive"]:
+                continue
+            has = {name: node["Resources"].get(name, 0.0) for name in asked}
+            fits = [int(has[name] // each) for name, each in asked.items() if each > 0]
+            room += min(fits, default=max(1, int(has["CPU"])))
+        if not room:
+            raise ValueError(
+                f"a node of the Ray cluster must have the {self.num_cpus:g} CPUs and "
+                f"{self.num_gpus:g} GPUs that a task asks for, and none has."
+            )
+        return room
+
+
+def _in_a_line(error: Exception) -> str:
+    first = next(iter(str(error).splitlines()), "")
+    return f"{type(error).__name__}: {first}"[:200]

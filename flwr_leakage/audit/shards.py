@@ -1,0 +1,275 @@
+"""Attack the kept observations of a run on several machines, and merge what they found.
+
+Each machine has a copy of the run folder, or reaches the same one, and takes its share of the
+targets. A share is a folder that holds the finished targets in files which are named by all that
+their result depends on, code and versions included. Thus a file of another run fits nowhere.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from flwr_leakage.attacks.base import ProgressCallback, failure
+from flwr_leakage.attacks.job import AttackJob
+from flwr_leakage.attacks.parallel import Parallel, finished_name, read_finished
+from flwr_leakage.attacks.ray_tasks import RayTasks
+from flwr_leakage.audit.later import FINISHED, KEPT, KeptRun, attack_kept, walk
+from flwr_leakage.audit.progress import Progress, SilentProgress
+from flwr_leakage.audit.truth import UNREADABLE
+from flwr_leakage.records import Reconstruction
+from flwr_leakage.tracking import CompositeTracker
+from flwr_leakage.tracking.jsonl import make_private_folder, write_private
+from flwr_leakage.untrusted import MAX_JSON_BYTES, MAX_TENSORS_BYTES, inside, parse_json, read_file
+
+SHARDS = "shards"
+"""The folder in ``kept`` where shards are looked for, and written by default."""
+
+MANIFEST = "shard.json"
+"""The file of a shard's folder that says which it is, once all of its targets are attacked."""
+
+FORMAT = "flwr-leakage shard, version 1"
+"""What it says under ``format``; a reader refuses any other."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One of several shares of the targets of a run.
+
+    Attributes:
+        index: counted from 1.
+        of: the number of all shards.
+    """
+
+    index: int
+    of: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.index <= self.of:
+            raise ValueError(
+                f"a shard must be one of 1/{self.of} … {self.of}/{self.of}, got {self}."
+            )
+
+    @staticmethod
+    def parse(text: str) -> "Shard":
+        """Return the shard that ``i/n`` names, as 3/16.
+
+        Raises:
+            ValueError: it names none.
+        """
+        found = re.fullmatch("([0-9]{1,6})/([0-9]{1,6})", text)
+        if found is None:
+            raise ValueError(f"a shard must be given as i/n, such as 3/16, got {text!r}.")
+        return Shard(int(found[1]), int(found[2]))
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.of}"
+
+    def owner(self, server_round: int, number: int) -> "Shard":
+        """Return the shard of the same division that takes the chunk of this number in a round.
+
+        Each round begins with another shard, so that all have as many chunks but for one a round.
+        """
+        return Shard((server_round + number) % self.of + 1, self.of)
+
+
+def attack_shard(
+    run: KeptRun, shard: Shard, folder: Path | None = None, workers: int | RayTasks = 1
+) -> int:
+    """Attack a share of what a run kept, and record nothing; ``merge_shards`` does.
+
+    It may be killed at any moment and called again.
+
+    Args:
+        run: with the folder ``kept``, which is only read.
+        shard: which share.
+        folder: for its finished targets; ``kept/shards/i-of-n`` of the run by default.
+        workers: see ``attack_kept``.
+
+    Returns:
+        How many chunks of targets the shard has.
+
+    Raises:
+        ValueError: as ``attack_kept``; or a file cannot be read, a normalisation is not known, or
+            nothing would tell the finished targets from those of other code.
+    """
+    name = f"{shard.index}-of-{shard.of}"
+    place = folder or inside(run.folder, f"{KEPT}/{SHARDS}/{name}")
+    share = _Share(run.chunk, shard, workers, str(place / FINISHED))
+    for part in (place.parent, place):
+        make_private_folder(part)
+    (place / MANIFEST).unlink(missing_ok=True)
+    share.see(run)
+    told = f'{{"format": "{FORMAT}", "index": {shard.index}, "of": {shard.of}}}\n'
+    write_private(place / MANIFEST, told.encode())
+    return len(share.chunks)
+
+
+def merge_shards(run: KeptRun, shards: Sequence[Path] = ()) -> int:
+    """Record what the shards of a run found, as ``attack_kept`` would have; nothing is attacked.
+
+    It may be called again: what is recorded is not recorded twice.
+
+    Args:
+        run: whose rounds are to be recorded.
+        shards: the folders of all shards; those in ``kept/shards`` by default.
+
+    Returns:
+        How many rounds were recorded.
+
+    Raises:
+        ValueError: as ``attack_kept``; or a shard is missing, has not ended, lacks targets, or is
+            of another run, division, attack or version.
+    """
+    places = _places(run, shards)
+    found = {shard: place / FINISHED for shard, place in places.items()}
+    share = _Share(run.chunk, next(iter(found)))
+    share.see(run)
+    lacking: Counter[Shard] = Counter()
+    wanted: Counter[Shard] = Counter()
+    copies: list[tuple[Path, Path]] = []
+    for chunk in share.chunks:
+        own, theirs = run.finished / chunk.name, found[chunk.shard] / chunk.name
+        wanted[chunk.shard] += 1
+        if read_finished(own, chunk.count) is not None:
+            continue
+        if read_finished(theirs, chunk.count) is None:
+            lacking[chunk.shard] += 1
+        copies.append((theirs, own))
+    for shard, count in sorted(lacking.items(), key=lambda pair: pair[0].index):
+        hint = (
+            "it is of another run, or was attacked with other settings, or by another version of "
+            "this package, Python, torch or the model's code"
+            if count == wanted[shard]
+            else f"call it again: attack-kept --shard {shard}"
+        )
+        raise ValueError(f"shard {shard} lacks {count} of its {wanted[shard]} targets: {hint}.")
+    for part in (run.finished.parent, run.finished):
+        make_private_folder(part)
+    for theirs, own in copies:
+        write_private(own, read_file(theirs, MAX_TENSORS_BYTES))
+    return attack_kept(run.folder, run.audit_of, 1, run.chunk, run.final_buffers)
+
+
+def _places(run: KeptRun, shards: Sequence[Path]) -> dict[Shard, Path]:
+    """Return the folder of each shard, all of one division."""
+    usual = inside(run.folder, f"{KEPT}/{SHARDS}")
+    given = list(shards) or [path for path in sorted(usual.glob("*-of-*")) if not path.is_symlink()]
+    if not given:
+        raise ValueError(
+            f"expected shards in {usual}, got none: attack-kept --shard i/n makes them."
+        )
+    places: dict[Shard, Path] = {}
+    for place in given:
+        shard = _read_manifest(place)
+        if shard in places:
+            raise ValueError(f"shard {shard} must be given once, got {places[shard]} and {place}.")
+        places[shard] = place
+    divisions = sorted({shard.of for shard in places})
+    if len(divisions) > 1:
+        raise ValueError(f"shards must be of one division, got some of {divisions} shards.")
+    (of,) = divisions
+    missing = [str(each) for i in range(of) if (each := Shard(i + 1, of)) not in places]
+    if missing:
+        shown = ", ".join(missing[:5]) + (", …" if len(missing) > 5 else "")
+        raise ValueError(f"all {of} shards must be there, got {len(places)}; missing: {shown}.")
+    return places
+
+
+def _read_manifest(place: Path) -> Shard:
+    try:
+        told = parse_json(read_file(place / MANIFEST, MAX_JSON_BYTES))
+        if told["format"] != FORMAT:
+            raise ValueError(f"expected the format {FORMAT!r}, got {str(told['format'])[:100]!r}.")
+        index, of = told["index"], told["of"]
+        if type(index) is not int or type(of) is not int or of >= 10**6:
+            raise ValueError("index and of must be integers.")
+        return Shard(index, of)
+    except FileNotFoundError as error:
+        raise ValueError(f"{place} has no {MANIFEST}: it is no shard, or has not ended.") from error
+    except UNREADABLE as error:
+        raise ValueError(f"{place / MANIFEST} cannot be read: {error}") from error
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """A chunk of targets: whose it is, the file of its results, and how many they are."""
+
+    shard: Shard
+    name: str
+    count: int
+
+
+@dataclass
+class _Share:
+    """In the place of the attack: attacks the chunks of a shard, or only names those of all.
+
+    Attributes:
+        chunk: targets attacked together.
+        shard: whose chunks are attacked; without a folder its division alone counts.
+        workers: see ``Parallel``.
+        folder: of the finished targets; ``None`` attacks nothing.
+        chunks: what came so far, of the shard or of all.
+    """
+
+    chunk: int
+    shard: Shard
+    workers: int | RayTasks = 1
+    folder: str | None = None
+    chunks: list[_Chunk] = field(default_factory=list)
+
+    def see(self, run: KeptRun) -> None:
+        """Walk through a run."""
+        audit, disclosed = run.audit(CompositeTracker([]))
+        assert audit.attack is not None
+        audit.evaluator, audit.progress = None, _StatusOnly(audit.progress)
+        self._parallel = Parallel(audit.attack, self.workers, self.chunk, self.folder)
+        self._problem: Exception | None = None
+        self._number = 0  # of the next chunk in its round
+        for _ in walk(run, audit, disclosed, self):
+            if self._problem is not None:
+                raise ValueError(
+                    f"nothing tells finished targets from others: {self._problem}"
+                ) from self._problem
+            self._number = 0
+
+    def __call__(
+        self, job: AttackJob, progress: ProgressCallback | None = None
+    ) -> list[Reconstruction]:
+        """Attack the shard's targets; the others' answers are failures."""
+        answers = [failure("another shard's") for _ in job.observations]
+        mine: list[int] = []
+        for indices in self._parallel.chunks(job):
+            server_round, number = job.observations[indices[0]].server_round, self._number
+            self._number += 1
+            owner = self.shard.owner(server_round, number)
+            if self.folder is not None and owner != self.shard:
+                continue
+            try:
+                name = finished_name(self._parallel.attack, job.take(indices))
+            except Exception as error:  # pickling or the model may raise any error
+                self._problem = error
+                return answers
+            self.chunks.append(_Chunk(owner, name, len(indices)))
+            mine += indices
+        if self.folder is not None and mine:
+            found = self._parallel(job.take(mine), progress)
+            for index, answer in zip(mine, found, strict=True):
+                answers[index] = answer
+        return answers
+
+
+@dataclass
+class _StatusOnly(SilentProgress):
+    """Shows what goes on, and no lines, as the merged run tells them."""
+
+    progress: Progress
+
+    def status(self, text: str) -> None:
+        """Tell what is going on."""
+        self.progress.status(text)
+
+    def close(self) -> None:
+        """Take the status away."""
+        self.progress.close()
