@@ -83,7 +83,7 @@ class SVTPrivacy(Defense):
 
     Attributes:
         fraction: in (0, 1].
-        epsilon: ε > 0, of the selection.
+        epsilon_of_selection: ε > 0, which the filter itself calls ``epsilon``.
         noise_var: > 0, by which 2γ is divided for the scale of the noise; no variance.
         gamma: γ > 0.
         tau: τ, the threshold before its noise.
