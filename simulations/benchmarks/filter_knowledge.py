@@ -158,7 +158,7 @@ def low_rank(sent: Params, rate: float) -> Knowledge:
 
 
 def orthogonal(sent: Params, rate: float) -> Knowledge:
-    """Each tensor's gradient is orthogonal to what was sent, and as long."""
+    """Each tensor's gradient is orthogonal to what was sent, and as long, or is what was sent."""
     several = [name for name, value in sent.items() if value.numel() > 1 and bool(value.any())]
 
     def misfit(g: Params, sent: Params) -> Tensor:
@@ -167,7 +167,7 @@ def orthogonal(sent: Params, rate: float) -> Knowledge:
             own, other = g[name].norm() + 1e-12, sent[name].norm()
             cosine = (g[name] * sent[name]).sum() / (own * other)
             terms.append(cosine.square() + (own / other).log().square())
-        return torch.stack(terms).mean()
+        return torch.minimum(torch.stack(terms).mean(), Euclidean()(g, sent))
 
     return Knowledge(misfit)
 
