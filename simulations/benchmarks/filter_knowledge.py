@@ -10,10 +10,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from flwr_leakage.attacks.inversion.objectives import Euclidean, Masked
-from flwr_leakage.defenses import QSGD
 from flwr_leakage.params import Params, ravel, unravel
 
 
@@ -40,7 +38,7 @@ Reading = Callable[[Params, float], Knowledge]
 
 
 def whole(sent: Params, rate: float) -> Knowledge:
-    """The gradient itself was sent, or the gradient under noise of equal size on all entries."""
+    """The gradient itself was sent, or the gradient under noise without bias."""
     return Knowledge(Euclidean())
 
 
@@ -77,23 +75,6 @@ def bounded(gamma: float = torch.inf) -> Reading:
             return (entries - nearest(entries)).square().sum() / energy
 
         return Knowledge(misfit, lambda g, sent: unravel(nearest(_flat(g, sent)), sent))
-
-    return reading
-
-
-def rounded(defense: QSGD) -> Reading:
-    """Every entry was rounded without bias, by noise as large as its bucket's levels are apart."""
-
-    def reading(sent: Params, rate: float) -> Knowledge:
-        values, size = ravel(sent), defense.bucket_size
-        padded = F.pad(values, (0, -len(values) % size)).reshape(-1, size)
-        # The least nonzero entry of a bucket is one level, in all but a few buckets.
-        widths = torch.where(padded == 0, torch.inf, padded.abs()).amin(1, keepdim=True)
-        weights = widths.expand_as(padded).reshape(-1)[: len(values)].reciprocal()
-        energy = (weights * values).square().sum()
-        return Knowledge(
-            lambda g, sent: (weights * (_flat(g, sent) - values)).square().sum() / energy
-        )
 
     return reading
 
