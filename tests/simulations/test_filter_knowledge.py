@@ -1,5 +1,8 @@
 """What a server is said to know of a filter holds for the gradient that was filtered."""
 
+from argparse import Namespace
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -8,6 +11,7 @@ from flwr_leakage.params import Params, ravel, scale
 from flwr_leakage.randomness import Reproducible
 from flwr_leakage.records import LocalSchedule, Update
 from simulations.benchmarks import filter_knowledge as known
+from simulations.benchmarks import filters
 
 RATE = 0.1
 CASES = {
@@ -67,3 +71,25 @@ def test_what_is_orthogonal_or_untouched_fits() -> None:
     assert float(knows.misfit(own, sent)) < 1e-9
     assert float(knows.misfit(sent, sent)) < 1e-9
     assert float(knows.misfit(scale(sent, 0.5), sent)) > 0.1
+
+
+def test_a_row_that_is_there_is_not_measured_again(tmp_path: Path, monkeypatch) -> None:
+    measured = []
+
+    def measure(network: str, kind: filters.Filter, sources: object, seed: int) -> dict:
+        measured.append((network, seed))
+        return {
+            "psnr": 20.0 + seed, "plain": 15.0, "blind": 9.0, "rank": 1, "untouched": False,
+            "p_values": [1e-3] * filters.MEMBERS + [0.5] * 50, "accuracy": 0.5, "seconds": 1.0,
+        }  # fmt: skip
+
+    for name in ("image", "members", "trained"):
+        monkeypatch.setattr(filters, name, measure)
+    given = Namespace(output=tmp_path / "rows.jsonl", root=tmp_path)
+    cases = [("CENSOR", "mlp", part, seed, given) for part in filters.PARTS for seed in (100, 102)]
+    for case in cases * 2:
+        filters.run(*case)
+    assert len(measured) == len(cases)
+    *_, row = filters.table(filters.read(given.output)).splitlines()
+    assert row.startswith("| CENSOR | mlp | 2 | 121.0 [120.0, 122.0] | 15.0 | 9.0 | 2 of 2 |")
+    assert "| 0 of 4 | 50.0" in row
