@@ -363,12 +363,14 @@ class Update(_Shapes):
         buffers: the local buffers after training (BatchNorm statistics), or empty.
         schedule: how it was trained.
         num_examples: the number of samples that the client says it used.
+        mixed: whether the client says that it trained on mixtures of its samples, as MixUp does.
     """
 
     delta: Params
     buffers: Params
     schedule: LocalSchedule
     num_examples: int
+    mixed: bool = False
 
     def pseudo_gradient(self) -> Params:
         """Return ``−delta / learning_rate``: the gradient itself for one plain SGD step."""

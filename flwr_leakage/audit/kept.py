@@ -209,6 +209,7 @@ def _to_bytes(kept: Kept) -> bytes:
         "server_round": seen.server_round,
         "client_id": seen.client_id,
         "num_examples": seen.update.num_examples,
+        "mixed": seen.update.mixed,
         "schedule": asdict(seen.update.schedule),
         "spec": asdict(kept.spec),
         "batch_norm": kept.batch_norm,
@@ -233,6 +234,7 @@ def _from_file(folder: Path, path: Path, server_round: int) -> Kept:
         _group(tensors, "sent"),
         LocalSchedule(**about["schedule"]),
         about["num_examples"],
+        about.get("mixed") is True,
     )
     if about["server_round"] != server_round:
         raise ValueError(f"it must be of round {server_round}, got {about['server_round']}.")

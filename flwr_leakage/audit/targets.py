@@ -80,7 +80,9 @@ def aggregate(observations: Sequence[Observation], batch_statistics: bool = Fals
             client_id=-1,
             params=first.params,
             buffers=first.buffers,
-            update=Update(delta, {}, schedule, total),
+            update=Update(
+                delta, {}, schedule, total, any(each.update.mixed for each in observations)
+            ),
             members=() if is_union and not batch_statistics else counts,
         ),
         tuple((o.client_id, count) for o, count in zip(observations, counts, strict=True)),

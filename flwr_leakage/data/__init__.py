@@ -5,7 +5,7 @@ Every loader returns a train and a test set with one normalisation.
 
 from flwr_leakage.data.embedded_mnist import embedded_mnist
 from flwr_leakage.data.federated_dataset import FederatedDataset
-from flwr_leakage.data.image_dataset import ImageDataset
+from flwr_leakage.data.image_dataset import ImageDataset, test_images
 from flwr_leakage.data.image_folder import image_folder
 from flwr_leakage.data.loaded_partition import LoadedPartition, dataset_from_columns
 from flwr_leakage.data.npz_dataset import npz_dataset
@@ -33,5 +33,6 @@ __all__ = [
     "image_folder",
     "npz_dataset",
     "python_docs",
+    "test_images",
     "torchvision_dataset",
 ]

@@ -70,3 +70,14 @@ class ImageDataset:
         chosen = torch.as_tensor(indices, dtype=torch.int64)
         pixels = self.images[chosen].float() / 255
         return Batch(self.spec.normalize(pixels), self.labels[chosen])
+
+
+def test_images(dataset: tuple[ImageDataset, ImageDataset], count: int) -> Batch:
+    """Return the first test images, normalised, or all where there are fewer.
+
+    Args:
+        dataset: a train and a test set.
+        count: of images.
+    """
+    _, test = dataset
+    return test.batch(range(min(count, len(test))))

@@ -9,6 +9,7 @@ from flwr_leakage.audit.note import ClientNote
 from flwr_leakage.audit.server_audit import ServerAudit
 from flwr_leakage.audit.targets import Inputs
 from flwr_leakage.capture import TrainingFacts
+from flwr_leakage.capture.facts import SEVERAL_LABELS
 from flwr_leakage.normalization import BatchNormMode
 from flwr_leakage.records import InputSpec, LocalSchedule, Observation
 
@@ -106,7 +107,8 @@ class ToldAudit(ServerAudit):
                 self._test_only(seen, facts.get(client_id), unknown)
                 self._look_only(seen, facts.get(client_id), unknown)
                 continue
-            update = replace(update, schedule=assumed[client_id].schedule)
+            mixed = _mixes(facts.get(client_id))
+            update = replace(update, schedule=assumed[client_id].schedule, mixed=mixed)
             attacked.append(replace(seen, update=update))
         told_inputs = {client: (one.spec, one.batch_norm) for client, one in assumed.items()}
         super().inspect(
@@ -145,7 +147,8 @@ class ToldAudit(ServerAudit):
             one = self._assume(told)
         except ValueError:  # recorded as the reason that it is not attacked
             return
-        complete = replace(seen, update=replace(seen.update, schedule=one.schedule))
+        update = replace(seen.update, schedule=one.schedule, mixed=_mixes(told))
+        complete = replace(seen, update=update)
         inputs = {seen.client_id: (one.spec, one.batch_norm)}
         self.test_members(seen.server_round, [complete], unknown | self.own_config_clients, inputs)
 
@@ -292,6 +295,11 @@ class ToldAudit(ServerAudit):
 
 def _samples_of(schedule: LocalSchedule) -> int:
     return schedule.num_steps * schedule.batch_size
+
+
+def _mixes(told: TrainingFacts | None) -> bool:
+    """Return whether a client told of a loss of several labels, as of mixed inputs."""
+    return told is not None and told.loss == SEVERAL_LABELS
 
 
 def _of(told: TrainingFacts | None) -> TrainingFacts:

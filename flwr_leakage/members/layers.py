@@ -13,6 +13,8 @@ from flwr_leakage.attacks.network.linear import traced
 from flwr_leakage.attacks.network.trace import Step
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.members.row_space import RowSpace, noise_of_spectrum
+from flwr_leakage.operators import sample_gradients
+from flwr_leakage.records import Batch
 
 LARGEST = 1024
 """Outputs or inputs of a layer, whichever are fewer, beyond which no singular values are computed:
@@ -206,6 +208,48 @@ def leftovers(
         logs.append(0.5 * ratio.clamp_min(1e-24).log())
         sizes.append(0.5 * energy.clamp_min(1e-24).log())
     return torch.cat(logs, 1), torch.cat(sizes)
+
+
+def agreements(
+    problem: Problem,
+    views: Sequence[Sequence[LayerSpan]],
+    records: Batch,
+    levels: Float[Tensor, " L"],
+) -> Float[Tensor, "V N S L"]:
+    """Return by update, record, layer and damping how well e hᵀ fits; large for members.
+
+    See :meth:`RowSpace.agreement`. It is 0 in layers that a sample gives several rows to, such as
+    most convolutions.
+
+    Args:
+        problem: with BatchNorm by running statistics.
+        views: V updates of the same parameters, each by the spans of the same S layers.
+        records: N records with their labels.
+        levels: see :meth:`RowSpace.leftover`.
+    """
+    found = torch.zeros(len(views), len(records), len(views[0]), len(levels)).double()
+    chosen = [at for at, span in enumerate(views[0]) if span.rows == problem.num_samples]
+    names = [views[0][at].name for at in chosen]
+    for start in range(0, len(records) if names else 0, CHUNK):
+        part = records[start : start + CHUNK]
+        with torch.no_grad():
+            own = sample_gradients(
+                problem.gradient_map, problem.params, part, problem.buffers, names
+            )
+            steps = traced(problem, part.inputs).steps
+        rows = {s.op.name: _rows(s)[:, 0].double() for s in steps if isinstance(s.op, Affine)}
+        ordered = [name for name in problem.params if name in names]
+        sizes = [problem.params[name].numel() for name in ordered]
+        matrices = dict(zip(ordered, own.split(sizes, 1), strict=True))
+        for at, name in zip(chosen, names, strict=True):
+            h = rows[name]
+            gradient = matrices[name].reshape(len(h), -1, h.shape[1]).double()
+            e = torch.einsum("bmn,bn->bm", gradient, h)
+            e = e / h.square().sum(1, keepdim=True).clamp_min(1e-30)
+            for view, spans in enumerate(views):
+                value = spans[at].space.agreement(e, h, levels.to(h.device))
+                found[view, start : start + CHUNK, at] = value.cpu()
+    return found
 
 
 def _own_gradient(problem: Problem, name: str) -> Float[Tensor, "m n"]:

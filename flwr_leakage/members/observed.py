@@ -49,6 +49,7 @@ def examine_observation(
             correction=correction,
             noise_std=noise_std,
             seed=seed,
+            mixed=observation.update.mixed,
         )
 
 

@@ -1,6 +1,7 @@
 """Test records for membership in one call, without Flower."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import nn
 from torch.nn import functional as F
@@ -37,6 +38,7 @@ def membership(
     members: Sequence[int] = (),
     loss: Loss = F.cross_entropy,
     batch_norm: BatchNormMode | None = None,
+    mixed: bool = False,
     seed: int = 0,
 ) -> Membership:
     """Test whether each record was among the samples behind an update.
@@ -52,14 +54,16 @@ def membership(
         null_origin: where the null comes from, in words, for the result.
         schedule: of local training; one step of all samples by default. Parameters before and
             after need it.
-        statistics: which may be used: ``row_space``, and with labels ``gradient_cosine``,
-            ``gradient_difference`` and ``loss``.
+        statistics: which may be used: ``row_space``, and with labels ``outer_product``,
+            ``gradient_cosine``, ``gradient_difference`` and ``loss``.
         correction: for the number of records: ``holm`` or ``benjamini_hochberg``.
         noise_std: σ of a defense's noise on the entries of the gradient, where it is known.
         members: examples of each client, where the update is the mean of several clients'.
         loss: of the client.
         batch_norm: whether the client normalised with ``batch`` or ``running`` statistics; that of
             the model's own mode by default.
+        mixed: whether the client says that it trained on mixtures of its records, as by MixUp. The
+            evidence is then ``statistical`` at most.
         seed: of the draws of a rehearsal.
 
     Returns:
@@ -93,6 +97,7 @@ def membership(
     refuse_embeddings(model)
     gradient_map = GradientMap(model, loss, batch_norm or mode_of(model))
     seen = as_observation(gradient_map, update, num_examples, schedule, None, 0, tuple(members))
+    seen = replace(seen, update=replace(seen.update, mixed=mixed))
     return examine_observation(
         gradient_map,
         spec,

@@ -29,33 +29,32 @@ class Attribution:
 
 
 def participation_contrasts(
-    residuals: Float[Tensor, "T R"], took_part: Bool[Tensor, "T K"]
+    statistics: Float[Tensor, "T R"], took_part: Bool[Tensor, "T K"]
 ) -> Float[Tensor, "R K"]:
-    """Return how much smaller each record's residuals are in the rounds with a client.
+    """Return how much smaller each record's statistic is in the rounds with a client.
 
     ``(mean over the n rounds with − mean over the m rounds without) / √(1/n + 1/m)``: a record of
-    client k lies near the row space of the sums that hold k and of no others. If a record's
-    residuals are Gaussian with one mean in its client's rounds and another in the others, the
+    client k fits into the sums that hold k and into no others. If a record's statistics are Gaussian with one mean in its client's rounds and another in the others, the
     client with the smallest contrast is the likeliest one. Without the divisor, clients that were
     asked in few rounds would be named too often.
 
     Args:
-        residuals: of every round and record, in units of their spread, such as log r less the
-            round's median and divided by its standard deviation.
+        statistics: of every round and record, small for members, in units of their spread, such as
+            log r less the round's median and divided by its standard deviation.
         took_part: whether the client was in the round's sum, which the server knows.
 
     Raises:
         ValueError: the numbers of rounds differ, or a client is in all rounds or in none.
 
     Example:
-        >>> residuals = torch.tensor([[-9.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+        >>> statistics = torch.tensor([[-9.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
         >>> took_part = torch.tensor([[True, False], [False, True]])
-        >>> participation_contrasts(residuals, took_part)[0].round(decimals=3).tolist()
+        >>> participation_contrasts(statistics, took_part)[0].round(decimals=3).tolist()
         [-6.364, 6.364]
     """
-    if len(residuals) != len(took_part):
+    if len(statistics) != len(took_part):
         raise ValueError(
-            f"residuals and took_part must be of the same rounds, got {len(residuals)} and "
+            f"statistics and took_part must be of the same rounds, got {len(statistics)} and "
             f"{len(took_part)}."
         )
     counts = took_part.sum(0)
@@ -66,38 +65,39 @@ def participation_contrasts(
                 f"{count} of {len(took_part)} rounds."
             )
     inside = took_part.double()
-    with_client = residuals.double().T @ inside / inside.sum(0)
-    without = residuals.double().T @ (1 - inside) / (1 - inside).sum(0)
+    with_client = statistics.double().T @ inside / inside.sum(0)
+    without = statistics.double().T @ (1 - inside) / (1 - inside).sum(0)
     rounds = 1 / inside.sum(0) + 1 / (1 - inside).sum(0)
     return (with_client - without) / rounds.sqrt()
 
 
 def attribute(
-    log_residuals: Float[Tensor, "T R"],
-    null_log_residuals: Float[Tensor, "T N"],
+    statistics: Float[Tensor, "T R"],
+    of_null: Float[Tensor, "T N"],
     took_part: Bool[Tensor, "T K"],
 ) -> Attribution:
     """Name the client of each record, with the chance that a stranger is named as surely.
 
-    Each round's log-residuals are taken in units of the null records' spread, as rounds differ in
+    Each round's statistics are taken in units of the null records' spread, as rounds differ in
     how much of any vector their sums explain.
 
     The p-value is the rank of a record's smallest contrast among those of the null records, which
     are nobody's: the search among K clients is thereby counted.
 
     Args:
-        log_residuals: of the records in question, by round.
-        null_log_residuals: of records that no client holds.
+        statistics: of the records in question, by round, small for members: ``-Membership.fits`` of
+            a layer where labels are known, and else the logarithms of ``Membership.residuals``.
+        of_null: the same of records that no client holds.
         took_part: whether the client was in the round's sum.
 
     Raises:
         ValueError: see :func:`participation_contrasts`.
     """
-    null = null_log_residuals.double()
-    together = torch.cat([log_residuals.double(), null], 1) - null.median(1, keepdim=True).values
+    null = of_null.double()
+    together = torch.cat([statistics.double(), null], 1) - null.median(1, keepdim=True).values
     together = together / null.std(1, keepdim=True).clamp_min(1e-12)
     contrasts = participation_contrasts(together, took_part)
-    count = log_residuals.shape[1]
+    count = statistics.shape[1]
     smallest = contrasts.min(1)
     p_values = rank_p_values(smallest.values[:count], smallest.values[count:])
     spread = contrasts[count:].std()

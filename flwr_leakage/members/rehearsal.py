@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flwr_leakage.attacks.problem import Problem, simulate_gradient
-from flwr_leakage.members.layers import LayerSpan, find_spans, leftovers
+from flwr_leakage.members.layers import LayerSpan, agreements, find_spans, leftovers
 from flwr_leakage.members.statistics import (
     gradient_cosine,
     gradient_difference,
@@ -29,6 +29,9 @@ from flwr_leakage.records import Batch
 LEVELS = (0.0, 1e-8, 1e-6, 1e-4, 1e-2)
 """Damping of a layer's directions, relative to the largest singular value squared, among which the
 rehearsal chooses: local steps and noise blur the small ones first."""
+
+PRODUCT_LEVELS = (1e-6, 1e-4, 1e-2)
+"""Damping of a layer's directions for the fit of a record's outer product, likewise."""
 
 MEMBERS = 64
 """Members of a rehearsal, all of its draws together, unless those would be more than ``DRAWS``."""
@@ -155,7 +158,7 @@ def compute_features(
     Args:
         seen: updates of the same parameters and buffers, with spans of the same layers.
         records: the labels count for statistics other than ``row_space`` only.
-        statistics: ``row_space`` and the names of ``members.statistics``.
+        statistics: ``row_space``, ``outer_product`` and the names of ``members.statistics``.
     """
     names: list[str] = []
     columns: list[list[Tensor]] = [[] for _ in seen]
@@ -175,6 +178,14 @@ def compute_features(
             for at, level in enumerate(LEVELS):
                 add(f"{layer} at {level:g}", left[:, :, index, at])
             add(f"size of {layer}'s input", [sizes[:, index] for _ in same])
+    if "outer_product" in statistics and seen[0].spans:
+        views = [each.spans for each in seen]
+        fits = agreements(problem, views, records, torch.tensor(PRODUCT_LEVELS).double())
+        for index, span in enumerate(seen[0].spans):
+            if span.rows == problem.num_samples:
+                for at, level in enumerate(PRODUCT_LEVELS):
+                    name = f"{span.name.removesuffix('.weight')}'s product at {level:g}"
+                    add(name, -fits[:, :, index, at])
     if {"gradient_cosine", "gradient_difference"} & set(statistics):
         gradients = [each.problem.gradient for each in seen]
         products, norms = gradient_products(problem, gradients, records)

@@ -26,13 +26,13 @@ class RowSpace:
         directions: vₖ (r, n), orthonormal rows, by falling singular value.
         singular_values: sₖ (r,).
         noise: λ₀, the energy that noise adds to ‖G v‖² for a unit vector v.
-        outputs: m.
+        left: uₖ (m, r), the left singular vectors.
     """
 
     directions: Float[Tensor, "r n"]
     singular_values: Float[Tensor, " r"]
     noise: float
-    outputs: int
+    left: Float[Tensor, "m r"]
 
     @classmethod
     def of(cls, matrix: Float[Tensor, "m n"], noise_std: float = 0.0) -> "RowSpace":
@@ -50,19 +50,19 @@ class RowSpace:
         """
         # A long matrix is first made triangular, which takes a quarter of the time.
         basis, core = torch.linalg.qr(matrix.double().T)
-        _, values, directions = torch.linalg.svd(core.T, full_matrices=False)
-        return cls(directions @ basis.T, values, 0.0, len(matrix)).with_noise(noise_std)
+        left, values, directions = torch.linalg.svd(core.T, full_matrices=False)
+        return cls(directions @ basis.T, values, 0.0, left).with_noise(noise_std)
 
     def with_noise(self, noise_std: float) -> "RowSpace":
         """Return the same row space, with another σ of the noise on the entries."""
         largest = float(self.singular_values[0]) if len(self.singular_values) else 0.0
-        noise = max(self.outputs * noise_std**2, (RELATIVE_FLOOR * largest) ** 2)
+        noise = max(len(self.left) * noise_std**2, (RELATIVE_FLOOR * largest) ** 2)
         return replace(self, noise=noise)
 
     @property
     def rank(self) -> int:
         """How many singular values are above those of noise alone, σ(√m + √n) (Bai and Yin)."""
-        edge = self.noise * (1 + (self.directions.shape[1] / max(self.outputs, 1)) ** 0.5) ** 2
+        edge = self.noise * (1 + (self.directions.shape[1] / max(len(self.left), 1)) ** 0.5) ** 2
         return int((self.singular_values.square() > 1.1 * edge).sum())
 
     def leftover(
@@ -100,6 +100,50 @@ class RowSpace:
         damping = (levels.double() * energies[0]).clamp_min(self.noise)
         kept = damping / (energies[:, None] + damping).clamp_min(torch.finfo(torch.float64).tiny)
         return outside[:, None] + explained @ kept
+
+    def agreement(
+        self,
+        errors: Float[Tensor, "N m"],
+        rows: Float[Tensor, "N n"],
+        levels: Float[Tensor, " L"],
+    ) -> Float[Tensor, "N L"]:
+        """Return how well the outer product e hᵀ of each record fits into the matrix G.
+
+        It is ``ẽᵀ G h̃ / (‖ẽ‖ ‖h̃‖)`` with ``ẽ = (G Gᵀ + λI)^(−1/2) e`` and
+        ``h̃ = (GᵀG + λI)^(−1/2) h``: the match of the record's own gradient of the layer with the
+        update, where both sides are whitened by the update itself. For G = Σᵢ eᵢ hᵢᵀ of independent
+        eᵢ and of independent hᵢ, ``eᵢᵀ G⁺ᵀ hᵢ`` is 1 and ``eᵢᵀ G⁺ᵀ hⱼ`` is 0. Other samples therefore
+        weigh little, also where they are more than fit into the row space.
+
+        Args:
+            errors: (N, m) e, the derivatives of the loss by the layer's outputs.
+            rows: (N, n) h, the layer's inputs.
+            levels: (L,) dampings, see :meth:`leftover`.
+
+        Returns:
+            (N, L), large for what is in G; 0 where e or h is 0.
+
+        Example:
+            >>> space = RowSpace.of(torch.tensor([[2.0, 0.0], [0.0, 1.0]]))
+            >>> errors, rows = torch.eye(2), torch.tensor([[3.0, 0.0], [1.0, 0.0]])
+            >>> space.agreement(errors, rows, torch.zeros(1)).squeeze(1).round(decimals=3).tolist()
+            [2.0, 0.0]
+        """
+        energies = self.singular_values.square()
+        if not len(energies):
+            return torch.zeros(len(rows), len(levels), dtype=torch.float64)
+        damping = (levels.double() * energies[0]).clamp_min(self.noise)
+        damping = damping.clamp_min(torch.finfo(torch.float64).tiny)
+        inverse = 1 / (energies[:, None] + damping)
+        sides = []
+        for vectors, basis in ((errors.double(), self.left), (rows.double(), self.directions.T)):
+            coefficients = vectors @ basis
+            outside = vectors.square().sum(1) - coefficients.square().sum(1)
+            length = coefficients.square() @ inverse + outside.clamp_min(0)[:, None] / damping
+            sides.append((coefficients, length.sqrt()))
+        (left, left_length), (right, right_length) = sides
+        match = (left * right) @ (self.singular_values[:, None] * inverse)
+        return match / (left_length * right_length).clamp_min(torch.finfo(torch.float64).tiny)
 
 
 def noise_of_spectrum(space: RowSpace, rows: int) -> float:

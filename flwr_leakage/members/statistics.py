@@ -15,10 +15,11 @@ from flwr_leakage.operators import sample_gradients
 from flwr_leakage.params import Params, ravel
 from flwr_leakage.records import Batch
 
-Fallback = Literal["gradient_cosine", "gradient_difference", "loss"]
-"""The statistics that use a record's label."""
+Labelled = Literal["outer_product", "gradient_cosine", "gradient_difference", "loss"]
 
-FALLBACKS: tuple[Fallback, ...] = get_args(Fallback)
+LABELLED: tuple[Labelled, ...] = get_args(Labelled)
+"""The statistics that use a record's label; ``outer_product`` is
+:func:`~flwr_leakage.members.layers.agreements`."""
 
 
 GRADIENTS = 2**24

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from flwr_leakage.attacks.problem import Problem
-from flwr_leakage.members.layers import LayerSpan, emptiest, find_spans, leftovers
+from flwr_leakage.members.layers import LayerSpan, agreements, emptiest, find_spans, leftovers
 from flwr_leakage.members.p_values import (
     SMALLEST_TAIL,
     TAIL_SHARE,
@@ -28,7 +28,7 @@ from flwr_leakage.members.rehearsal import (
     compute_features,
     rehearse,
 )
-from flwr_leakage.members.statistics import FALLBACKS
+from flwr_leakage.members.statistics import LABELLED
 from flwr_leakage.records import Batch
 
 Evidence = Literal["exact", "statistical", "none"]
@@ -36,13 +36,17 @@ Evidence = Literal["exact", "statistical", "none"]
 ``none``: no statistic that was tried tells members from others."""
 
 Correction = Literal["holm", "benjamini_hochberg"]
-Statistic = Literal["row_space", "gradient_cosine", "gradient_difference", "loss"]
+Statistic = Literal["row_space", "outer_product", "gradient_cosine", "gradient_difference", "loss"]
 STATISTICS: tuple[Statistic, ...] = get_args(Statistic)
 
 EXACT_RESIDUAL = 5e-3
 """Largest residual, in one layer at least, of a record whose membership algebra shows: rounding in
 single precision leaves less to almost all members, and noise of 0.01 on pixels leaves more
 (simulations/benchmarks/results/membership.md)."""
+
+FIT_DAMPING = 1e-5
+"""Damping of ``Membership.fits``: chosen on sums of ten clients' 320 samples, where 0 to 1e-4 differ
+by less than a percent of clients named rightly."""
 
 EXACT_MARGIN = 0.1
 """Such a residual is also at most this share of the null's smallest in that layer; in the others it
@@ -68,6 +72,9 @@ class Membership:
             used up to a factor, to be in the update.
         null_size: null records that the ranks are among.
         null_origin: where they come from, in words.
+        fits: (C, S) how well each record's outer product e hᵀ fits into each layer's update; see
+            :meth:`~flwr_leakage.members.row_space.RowSpace.agreement`. Large for members, 0 where
+            labels are not known or a sample gives a layer several rows.
         residuals: (C, S) ‖h − P h‖ / ‖h‖ of each record in each layer of ``layers``.
         layers: the layers' names and spans.
         left_out: why other layers were not used.
@@ -86,6 +93,7 @@ class Membership:
     null_size: int
     null_origin: str
     residuals: Float[Tensor, "C S"]
+    fits: Float[Tensor, "C S"]
     layers: tuple[LayerSpan, ...]
     left_out: tuple[str, ...]
     rehearsal: Rehearsal | None
@@ -188,6 +196,7 @@ def examine(
     correction: Correction = "holm",
     noise_std: float | None = None,
     seed: int = 0,
+    mixed: bool = False,
 ) -> Membership:
     """Test each record for membership in one update.
 
@@ -207,19 +216,24 @@ def examine(
         noise_std: σ of a defense's noise on the entries of the pseudo-gradient; ``None`` lets the
             spectrum tell, where one step's samples are fewer than units.
         seed: of the rehearsal's draws.
+        mixed: whether the client says that it trained on mixtures of its records. Their inputs
+            span the row space then, which holds a record as far as they tell of it: nothing is
+            exact, and nobody knows the mixtures to rehearse.
 
     Raises:
         ValueError: see :func:`check_records`.
     """
     began = time.process_time()
     check_records(problem, candidates, null, statistics)
-    used = [name for name in statistics if labelled or name not in FALLBACKS]
+    used = [name for name in statistics if labelled or name not in LABELLED]
     flat = replace(
         problem,
         gradient_map=problem.gradient_map.with_batch_norm("running"),
         buffers={**problem.buffers, **problem.own_statistics},
     )
-    spans, left_out = find_spans(flat, noise_std) if "row_space" in used else ([], [])
+    spans, left_out = ([], [])
+    if {"row_space", "outer_product"} & set(used):
+        spans, left_out = find_spans(flat, noise_std)
     train_mode = problem.gradient_map.uses_batch_statistics and not problem.own_statistics
     one_step = problem.schedule.num_steps == 1
     fuller = next((span for span in spans if one_step and span.is_too_full), None)
@@ -227,12 +241,16 @@ def examine(
         span
         for span in spans
         if one_step
+        and not mixed
         and fuller is None
         and span.is_complete
         and not (train_mode and span.behind_batch_norm)
     ]
     layers = complete or spans
     logs = _log_residuals(flat, layers, candidates)
+    fits = torch.zeros_like(logs)
+    if "outer_product" in used and layers:
+        fits = agreements(flat, [layers], candidates, torch.tensor([FIT_DAMPING]))[0, :, :, 0]
     is_exact = torch.zeros(len(candidates), dtype=torch.bool)
     rehearsal: Rehearsal | None = None
     evidence: Evidence
@@ -250,7 +268,7 @@ def examine(
         )
     else:
         values, null_values, rehearsal, evidence, statistic, reason = _weigh(
-            problem, flat, spans, candidates, null, used, noise_std, seed
+            problem, flat, spans, candidates, null, used, noise_std, seed, mixed
         )
         if fuller is not None:
             reason += (
@@ -279,6 +297,7 @@ def examine(
         len(null_values),
         null_origin,
         logs.exp(),
+        fits,
         tuple(layers),
         tuple(left_out),
         rehearsal,
@@ -319,6 +338,7 @@ def _weigh(
     statistics: Sequence[str],
     noise_std: float | None,
     seed: int,
+    mixed: bool,
 ) -> _Weighed:
     """Return a statistic of candidates and null, the rehearsal, the evidence, its name and reason.
 
@@ -334,7 +354,12 @@ def _weigh(
         empty = torch.zeros(0).double()
         return torch.zeros(len(candidates)).double(), empty, None, "none", "no statistic", why
     why = ""
-    if size < problem.num_samples + STRANGERS:
+    if mixed:
+        why = (
+            "the client says that it trained on mixtures of its records, which hold a single record "
+            "in part"
+        )
+    elif size < problem.num_samples + STRANGERS:
         why = (
             f"{problem.num_samples} samples take {2 * (problem.num_samples + STRANGERS)} null "
             f"records to rehearse, got {len(null)}"

@@ -15,6 +15,7 @@ same updates and with the same null. ``trained`` is one network of each kind, af
 300 steps on images that no client has.
 """
 
+import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -93,6 +94,8 @@ class Case:
         null: null records.
         defense: of the update, and its name.
         adam: whether the client steps by Adam, while the server assumes SGD.
+        sent: whether the client sends the buffers of its BatchNorm layers, as Flower's own do.
+        told: whether the client says that it mixes its records.
         clients: clients of the round, for FedMIA-II; 1 leaves it out.
         share: of ``--seeds`` that the row takes.
     """
@@ -107,6 +110,8 @@ class Case:
     defense: Defense | None = None
     name: str = ""
     adam: bool = False
+    told: bool = False
+    sent: bool = False
     clients: int = 1
     share: float = 1.0
 
@@ -120,10 +125,11 @@ class Case:
         """The update in words."""
         size = self.batch_size or self.count
         words = f"{self.count} samples"
+        words += ", buffers sent" * self.sent
         words += f", batches of {size}" * (size < self.count)
         words += f", {self.epochs} epochs" * (self.epochs > 1)
         words += ", trained" * self.trained + ", one step of Adam" * self.adam
-        return words + f", {self.name}" * bool(self.name)
+        return words + f", {self.name}" * bool(self.name) + ", told" * self.told
 
 
 ROWS = (
@@ -144,7 +150,9 @@ ROWS = (
     Case("convnet, K = 10", 32, null=400, clients=10, share=0.2),
     Case("convnet, K = 100", 32),
     Case("resnet18, eval mode", 8, null=200, share=0.04),
-    Case("resnet18, train mode", 8, null=400, share=0.05),
+    Case("resnet18, train mode", 8, null=200, sent=True, share=0.04),
+    Case("resnet18, train mode", 32, null=200, sent=True, share=0.04),
+    Case("resnet18, train mode", 8, null=250, share=0.02),
 )
 
 
@@ -237,7 +245,7 @@ class Sources:
             return Images(train.spec, records)
         spec = QUICKSTART if network == "quickstart" else lab.CIFAR10
         files = [lab.read_images(self.root / f"cifar10_{part}.npz") for part in ("test", "train")]
-        return Images(spec, lab.normalize(_joined(*files), spec))
+        return Images(spec, lab.normalize(joined(*files), spec))
 
 
 def make(case: Case, images: Images, seed: int) -> tuple[nn.Module, InputSpec]:
@@ -297,6 +305,11 @@ def released(case: Case, network: nn.Module, members: Batch, seed: int) -> Obser
     if case.defense is not None and case.defense.encodes_batches:
         used = case.defense.on_batch(members, QUICKSTART.num_classes, randomness)
     seen = lab.observe(gradient_map, used, case.schedule)
+    seen = replace(seen, update=replace(seen.update, mixed=case.told))
+    if case.sent:  # one step of the network itself moves its buffers
+        own = copy.deepcopy(network)
+        own(used.inputs)
+        seen = replace(seen, update=replace(seen.update, buffers=dict(own.named_buffers())))
     if case.adam:
         own = {name: p.detach().clone().requires_grad_() for name, p in seen.params.items()}
         loss = F.cross_entropy(gradient_map.logits(own, members.inputs), members.targets)
@@ -406,7 +419,7 @@ def measure(case: Case, sources: Sources, seeds: int) -> list[object]:
         members, others, null = split(images, case, spec, seed)
         own, gradient_map = members[: case.count], mapped(network)
         seen = released(case, network, own, seed)
-        records = _joined(own, others)
+        records = joined(own, others)
         made = examine_observation(gradient_map, spec, seen, records, null, seed=seed)
         seconds += made.cpu_seconds
         evidence[made.evidence] = evidence.get(made.evidence, 0) + 1
@@ -438,7 +451,7 @@ def _add_published(
     seed: int,
 ) -> None:
     gradient_map = mapped(network)
-    for name, values in published(gradient_map, spec, seen, _joined(records, null)).items():
+    for name, values in published(gradient_map, spec, seen, joined(records, null)).items():
         candidates, of_null = values[: len(records)], values[len(records) :]
         pools[name].add(tail_p_values(candidates, of_null), case.count)
     if case.clients == 1:
@@ -452,7 +465,8 @@ def _add_published(
     pools["FedMIA-II"].add(against_others(torch.stack(rows), 0)[1], case.count)
 
 
-def _joined(*batches: Batch) -> Batch:
+def joined(*batches: Batch) -> Batch:
+    """The records of several batches, one after another."""
     return Batch(torch.cat([b.inputs for b in batches]), torch.cat([b.targets for b in batches]))
 
 
@@ -600,6 +614,12 @@ def main() -> None:
             Case(count=count, defense=defense, name=name, null=400)
             for count in (8, 32)
             for name, defense in DEFENSES[: 3 if count == 8 else None]
+        ]
+        mixing = [(name, defense) for name, defense in DEFENSES if defense.encodes_batches]
+        cases += [
+            Case(network, defense=defense, name=name, null=400, told=told)
+            for network, told in (("quickstart", True), ("mlp", False), ("mlp", True))
+            for name, defense in mixing
         ]
         cases = cases if arguments.rows is None else [cases[row] for row in arguments.rows]
         print_rows(cases, sources, arguments.seeds)

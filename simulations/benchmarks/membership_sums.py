@@ -39,17 +39,20 @@ from flwr_leakage.flower import run_inline
 from flwr_leakage.flower.inline_grid import FIRST_NODE_ID
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.members import attribute
-from flwr_leakage.members.layers import find_spans, leftovers
+from flwr_leakage.members.layers import agreements, find_spans, leftovers
+from flwr_leakage.members.verdict import FIT_DAMPING
 from flwr_leakage.params import Params
 from flwr_leakage.records import Batch, LocalSchedule, Observation, ThreatModel, Update
 from simulations.benchmarks import lab
-from simulations.benchmarks.membership import Case, Images, Sources, make
+from simulations.benchmarks.membership import Case, Images, Sources, joined, make
 
 CLIENTS, ASKED = 20, 10
 """Clients of the federation, and how many of them a round asks."""
 
 STRANGERS = 1000
 """Records that no client holds: one half is tested, and the other half is the null."""
+
+STATISTICS = ("residual", "outer product")
 
 CLIP, LEVELS = 8.0, 2**22
 """Flower's defaults of SecAgg+: numbers in [−8, 8] become one of so many integers."""
@@ -113,8 +116,11 @@ class Federation:
         seen = lab.observe(self.gradient_map(params), held[self.owner == client], self.schedule)
         return {name: value + seen.update.delta[name] for name, value in params.items()}
 
-    def log_residuals(self, params: Params, mean: Params) -> Tensor:
-        """Log r (R,) of held records and strangers in the first linear layer."""
+    def statistics(self, params: Params, mean: Params) -> Tensor:
+        """Two statistics (2, R) of held records and strangers in the first linear layer.
+
+        They are log r, and minus the fit of the outer product, which takes the labels.
+        """
         held, strangers = self.records
         delta = {name: mean[name] - value for name, value in params.items()}
         update = Update(delta, {}, self.schedule, self.each * ASKED)
@@ -123,8 +129,10 @@ class Federation:
         gradient_map = self.gradient_map(params)
         problem = pose(gradient_map, self.images.spec, seen, ThreatModel(view="aggregate"))
         spans = [s for s in find_spans(problem, self.noise_std)[0] if s.name == "fc1.weight"]
-        inputs = torch.cat([held.inputs, strangers.inputs])
-        return leftovers(problem, [spans], inputs, torch.zeros(1))[0][0, :, 0, 0]
+        records = joined(held, strangers)
+        logs = leftovers(problem, [spans], records.inputs, torch.zeros(1))[0][0, :, 0, 0]
+        fits = agreements(problem, [spans], records, torch.tensor([FIT_DAMPING]))[0, :, 0, 0]
+        return torch.stack([logs, -fits])
 
     def rounded_mean(self, models: list[Params], draws: torch.Generator) -> Params:
         """The mean of models, each rounded as Flower's ``quantize`` does, in single precision."""
@@ -215,12 +223,12 @@ class Tally:
     records: int = 0
     of_nobody: list[Tensor] = field(default_factory=list)
 
-    def add(self, made: Federation, logs: Tensor, took_part: Tensor) -> None:
-        """Count one federation: its log-residuals (T, R) and who took part (T, K)."""
+    def add(self, made: Federation, values: Tensor, took_part: Tensor) -> None:
+        """Count one federation: a statistic (T, R) and who took part (T, K)."""
         count = len(made.owner)
         middle = count + STRANGERS // 2
-        named = attribute(logs[:, :count], logs[:, count:], took_part)
-        nobody = attribute(logs[:, count:middle], logs[:, middle:], took_part)
+        named = attribute(values[:, :count], values[:, count:], took_part)
+        nobody = attribute(values[:, count:middle], values[:, middle:], took_part)
         is_right, is_clear = named.clients == made.owner, named.margins >= 3
         self.right += int(is_right.sum())
         self.clear += int(is_clear.sum())
@@ -247,28 +255,32 @@ def uniform(p_values: Tensor) -> str:
     return " ".join(f"{value:.3f}" for value in p_values.double().quantile(shares).tolist())
 
 
-def print_sums(images: Images, each: int, seeds: int, rounds: int, max_weight: float) -> None:
+def print_sums(
+    images: Images, each: int, first: int, seeds: int, rounds: int, max_weight: float
+) -> None:
     """Rows of attribution after 12 rounds, and after all of them."""
     began, after = time.process_time(), sorted({min(12, rounds), rounds})
-    tallies = {number: Tally() for number in after}
+    tallies = {(name, number): Tally() for name in STATISTICS for number in after}
     gaps: list[Tensor] = []
     apart = 0.0
-    for seed in range(seeds):
+    for seed in range(first, first + seeds):
         made = Federation(images, each, seed, max_weight)
         done = secured(made, rounds)
-        logs = torch.stack([made.log_residuals(one.params, one.mean) for one in done])
+        found = torch.stack([made.statistics(one.params, one.mean) for one in done], 1)
         took_part = torch.stack(
             [torch.isin(torch.arange(CLIENTS), torch.tensor(one.asked)) for one in done]
         )
-        for number, tally in tallies.items():
-            tally.add(made, logs[:number], took_part[:number])
-        if not seed:
+        for (name, number), tally in tallies.items():
+            values = found[STATISTICS.index(name)]
+            tally.add(made, values[:number], took_part[:number])
+        if seed == first:
             start, draws = time.process_time(), lab.generator(1000)
-            gaps = [compare(made, one, log, draws) for one, log in zip(done, logs, strict=True)]
+            gaps = [compare(made, one, log, draws) for one, log in zip(done, found[0], strict=True)]
             apart = time.process_time() - start
     seconds = (time.process_time() - began - apart) / seeds / rounds
-    for number, tally in tallies.items():
+    for (name, number), tally in tallies.items():
         lab.print_row(
+            name,
             each,
             f"{max_weight:g}",
             number,
@@ -295,7 +307,7 @@ def compare(made: Federation, done: Round, real: Tensor, draws: torch.Generator)
     """
     models = [made.trained(done.params, client) for client in done.asked]
     first, second = (
-        made.log_residuals(done.params, made.rounded_mean(models, draws)) for _ in range(2)
+        made.statistics(done.params, made.rounded_mean(models, draws))[0] for _ in range(2)
     )
     inside = torch.isin(made.owner, torch.tensor(done.asked))
     inside = torch.cat([inside, torch.zeros(STRANGERS, dtype=torch.bool)])
@@ -312,6 +324,7 @@ def main() -> None:
     parser = lab.command(__doc__)
     parser.add_argument("--root", type=Path, required=True, help="folder of the npz files")
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--first", type=int, default=0, help="seed, of those that follow")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--each", type=int, nargs="+", default=[8, 32])
     parser.add_argument("--max-weight", type=float, help="of SecAgg+; a client's records if absent")
@@ -319,13 +332,13 @@ def main() -> None:
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     images = Sources(arguments.root)("quickstart")
     lab.print_header(
-        "records a client", "max_weight", "rounds", "federations", "right client",
+        "statistic", "records a client", "max_weight", "rounds", "federations", "right client",
         "right where the margin ≥ 3", "below all 1,000 strangers", "records at p ≤ 0.01",
         "strangers at p ≤ 0.01", "strangers' p at 1, 5, 25, 50, 75, 95 %", "CPU s",
     )  # fmt: skip
     for each in arguments.each:
         weight = arguments.max_weight or each
-        print_sums(images, each, arguments.seeds, arguments.rounds, weight)
+        print_sums(images, each, arguments.first, arguments.seeds, arguments.rounds, weight)
 
 
 if __name__ == "__main__":

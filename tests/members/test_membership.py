@@ -225,3 +225,18 @@ def test_the_text_names_verdict_null_and_reason():
     assert "null: 300 records (the server's test data); corrected by holm for 32 records" in text
     assert "and 12 others with larger p-values" in text
     assert "no proof of absence" in replace(found, evidence="statistical").says(31)
+
+
+def test_mixtures_that_a_client_tells_of_end_the_exactness():
+    model, members, null = network(), data(0, 6), data(1, 400)
+    weights = torch.softmax(torch.randn(6, 6, generator=torch.Generator().manual_seed(0)), 1)
+    targets = weights @ F.one_hot(members.targets, 5).float()
+    mixtures = Batch((weights @ members.inputs.flatten(1)).view_as(members.inputs), targets)
+    found = membership(
+        model, trained(model, mixtures), members, spec=SPEC, null=null, mixed=True,
+        **one_step(members),
+    )  # fmt: skip
+    assert found.evidence == "statistical" and not found.is_exact.any()
+    assert "trained on mixtures of its records" in found.reason
+    # The mixtures span in the first layer what the records span.
+    assert found.corrected.max() < 0.01

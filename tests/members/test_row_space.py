@@ -27,6 +27,34 @@ def test_damped_leftover_equals_ridge_regression():
     torch.testing.assert_close(found[0, 0], expected)
 
 
+def test_agreement_equals_a_match_that_is_whitened_on_both_sides():
+    generator = torch.Generator().manual_seed(3)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    def power(matrix):  # (A + λI)^(−1/2)
+        values, vectors = torch.linalg.eigh(matrix + damping * torch.eye(len(matrix)))
+        return vectors * values.rsqrt() @ vectors.T
+
+    for shape in ((6, 9), (9, 6)):
+        matrix, e, h = normal(*shape), normal(shape[0]), normal(shape[1])
+        damping = 0.03 * torch.linalg.matrix_norm(matrix, 2) ** 2
+        left, right = power(matrix @ matrix.T) @ e, power(matrix.T @ matrix) @ h
+        expected = left @ matrix @ right / left.norm() / right.norm()
+        found = RowSpace.of(matrix).agreement(e[None], h[None], torch.tensor([0.03]))
+        torch.testing.assert_close(found[0, 0], expected)
+
+
+def test_outer_products_tell_members_where_rows_do_not():
+    """Of 40 samples behind 20 outputs and 30 inputs no residual is left."""
+    generator = torch.Generator().manual_seed(4)
+    e, h = torch.randn(80, 20, generator=generator), torch.randn(80, 25, generator=generator)
+    space = RowSpace.of(e[:40].T @ h[:40])
+    found = space.agreement(e, h, torch.tensor([1e-3]))[:, 0]
+    assert found[:40].mean() > found[40:].mean() + 2 * found[40:].std()
+
+
 def test_noise_is_read_from_the_spectrum():
     generator = torch.Generator().manual_seed(2)
     signal = torch.randn(60, 5, generator=generator) @ torch.randn(5, 200, generator=generator)

@@ -36,3 +36,20 @@ def test_a_null_that_is_too_small_is_an_error_before_the_run(tiny_data):
     config = tiny_config(tiny_data, *DRAWN, "membership.null_size=19")
     with pytest.raises(ConfigError, match="null_size must be at least 20, got 19"):
         build(config)
+
+
+def test_clients_test_their_own_updates_under_a_gate(tiny_data):
+    overrides = [
+        "score=own_records",
+        "score.own_records.null.count=30",
+        "scoring.relative_cost=null",
+        "gate=own_records",
+        "gate.stronger=[]",
+        "num_rounds=1",
+    ]
+    made = run(tiny_config(tiny_data, *overrides))
+    found = [r for r in made.records if r.name == "membership_corrected"]
+    assert found and {r.state for r in found} == {"upper bound"}
+    # So few null records cannot show that nothing is found: nothing is sent.
+    refused = [r for r in made.records if r.name == "gate_refused"]
+    assert refused
