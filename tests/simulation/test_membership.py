@@ -41,15 +41,15 @@ def test_a_null_that_is_too_small_is_an_error_before_the_run(tiny_data):
 def test_clients_test_their_own_updates_under_a_gate(tiny_data):
     overrides = [
         "score=own_records",
-        "score.own_records.null.count=30",
+        "score.own_records.null.count=20",
         "scoring.relative_cost=null",
-        "gate=own_records",
-        "gate.stronger=[]",
         "num_rounds=1",
     ]
-    made = run(tiny_config(tiny_data, *overrides))
-    found = [r for r in made.records if r.name == "membership_corrected"]
-    assert found and {r.state for r in found} == {"upper bound"}
+    sent = run(tiny_config(tiny_data, *overrides)).records
+    found = [record for record in sent if record.name == "membership_corrected"]
+    assert len(found) == 3 and {record.state for record in found} == {"upper bound"}
+    assert any(record.kind == "attack" for record in sent)
     # So few null records cannot show that nothing is found: nothing is sent.
-    refused = [r for r in made.records if r.name == "gate_refused"]
-    assert refused
+    gated = ["gate=own_records", "gate.stronger=[]"]
+    kept_back = run(tiny_config(tiny_data, *overrides, *gated, name="gated")).records
+    assert not any(record.kind == "attack" for record in kept_back)
