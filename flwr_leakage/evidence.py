@@ -36,6 +36,16 @@ from flwr_leakage.tracking import RunData, read_run
 from flwr_leakage.tracking.jsonl import METADATA_FILE, RECORDS_FILE, write_private
 from flwr_leakage.tracking.text import plain_text
 
+__all__ = [
+    "Evidence",
+    "Statement",
+    "make_evidence",
+    "record_id",
+    "records_by_id",
+    "verify",
+    "write_evidence",
+]
+
 METHOD = "method"
 """The source of a sentence that is true of every run of this tool, and rests on no record."""
 

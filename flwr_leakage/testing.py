@@ -31,6 +31,18 @@ from flwr_leakage.report.tried import worth
 from flwr_leakage.tracking import RunData, read_run
 from flwr_leakage.tracking.jsonl import write_private
 
+__all__ = [
+    "EXIT_CODES",
+    "Check",
+    "UpdateCheck",
+    "assert_no_leak",
+    "check",
+    "junit",
+    "markdown",
+    "sarif",
+    "write_check",
+]
+
 Outcome = Literal["passed", "leaked", "unsure", "untested"]
 
 EXIT_CODES: Mapping[Outcome, int] = {"passed": 0, "leaked": 3, "unsure": 4, "untested": 4}
