@@ -3,9 +3,11 @@
 import re
 from pathlib import Path
 
+import pytest
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
+from PIL import Image
 from torch import nn
 
 from flwr_leakage.flower import ClientAudit, ServerAudit
@@ -89,3 +91,29 @@ def test_links_between_the_pages_lead_somewhere_and_the_site_shows_every_page():
     assert shown == {name for name in kept if not name.startswith("reference/")}
     listed = set(re.findall(r"results/([\w-]+\.md)", (results / "RESULTS.md").read_text()))
     assert listed == {"README.md", *(path.name for path in (results / "results").glob("*.md"))}
+
+
+def test_the_recipe_for_hugging_face_data_sets(monkeypatch):
+    flwr_datasets = pytest.importorskip("flwr_datasets")
+    datasets = pytest.importorskip("datasets")
+    images = [Image.new("L", (28, 28), level) for level in range(200)]
+    table = datasets.Dataset.from_dict({"image": images, "label": [i % 10 for i in range(200)]})
+
+    class Local:
+        """As ``flwr_datasets.FederatedDataset``, with no download."""
+
+        def __init__(self, dataset, partitioners):
+            self.partitioner = partitioners["train"]
+            self.partitioner.dataset = table
+
+        def load_partition(self, partition_id):
+            return self.partitioner.load_partition(partition_id)
+
+        def load_split(self, split):
+            return table
+
+    monkeypatch.setattr(flwr_datasets, "FederatedDataset", Local)
+    names = {}
+    exec(next(code for code in snippets("docs/simulations.md") if "flwr_datasets" in code), names)
+    assert len(names["train"]) == 200 and names["data"].num_clients == 10
+    assert names["batch"].inputs.shape[1:] == (1, 28, 28)
