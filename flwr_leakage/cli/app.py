@@ -293,6 +293,30 @@ def report(
 
 
 @app.command()
+def watch(
+    folder: Annotated[Path, typer.Argument(help="A run folder, of a run that still goes on.")],
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Of the page on 127.0.0.1; 0 for a free one.")
+    ] = 8765,
+    browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
+) -> None:
+    """Show a run while it trains, in the terminal and a browser, anew when a round ends.
+
+    The page is served on this machine only, and nothing leaves it. Over SSH, the line is printed
+    that brings the page to the machine in front of you. Examples:
+        flwr-leakage watch outputs/RUN
+
+        flwr-leakage watch leakage --port 9000 --no-browser
+    """
+    from flwr_leakage.cli.watch import watch_run
+
+    try:
+        watch_run(folder, port, browser, Console())
+    except (OSError, ValueError) as error:
+        _fail(error)
+
+
+@app.command()
 def check(
     folder: Annotated[Path, typer.Argument(help="A run folder.")],
     fail_above: FailAbove = None,

@@ -4,12 +4,12 @@ A page is shared: no path in it says who ran the audit, or where that person's f
 """
 
 import base64
-import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
+from hashlib import sha256
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -98,8 +98,15 @@ def write_report(
     return path
 
 
-def render_report(run: RunData, max_gallery: int = 1000) -> str:
-    """Return the page's HTML; the same run gives the same text."""
+def render_report(run: RunData, max_gallery: int = 1000, live: str = "") -> str:
+    """Return the page's HTML; the same run gives the same text.
+
+    Args:
+        run: what is reported.
+        max_gallery: how many samples the gallery shows at most.
+        live: of a page that is served, what it compares with ``state.json`` to see that there is a
+            newer one; a saved page makes no request.
+    """
     run = without_home(run)
     index, metadata = Index(run.records), run.metadata
     found, fate, asked = attempts(index), fates(index), remedies(index, metadata)
@@ -115,7 +122,7 @@ def render_report(run: RunData, max_gallery: int = 1000) -> str:
     members, large = membership_section(index), large_clients_section(index)
     agreed, blind = agreements(index), median(values(index.series("metric", "blind_psnr")))
     story_chart, clients_chart = story_figures(index, found, asked)
-    script = (resources.files("flwr_leakage.report") / "templates" / "script.js").read_text("utf-8")
+    scripts = [_script(name) for name in ("script.js", "live.js")[: 2 if live else 1]]
     names = [metadata.get("run"), *(record.run for record in run.records[:1])]
     named = [name for name in names if isinstance(name, str) and name]
     return (
@@ -190,8 +197,9 @@ def render_report(run: RunData, max_gallery: int = 1000) -> str:
             rounds_planned=planned_rounds(metadata),
             metadata={key: metadata.get(key) for key in PROVENANCE},
             config=flatten(metadata["config"]) if metadata.get("config") else [],
-            script=Markup(script),
-            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+            scripts=[Markup(script) for script in scripts],
+            hashes=[base64.b64encode(sha256(each.encode()).digest()).decode() for each in scripts],
+            live=live,
         )
     )
 
@@ -219,6 +227,10 @@ def _contents(noun: str, **has: bool) -> dict[str, str]:
     """Return the parts that a page has; those that are not named are on every page."""
     titles = {**CONTENTS, "large": f"Clients of many {noun}"}
     return {anchor: title for anchor, title in titles.items() if has.get(anchor, True)}
+
+
+def _script(name: str) -> str:
+    return (resources.files("flwr_leakage.report") / "templates" / name).read_text("utf-8")
 
 
 def _environment() -> Environment:

@@ -104,10 +104,8 @@ def finish(run_dir: Path, console: Console) -> None:
     console.print(f"Report: {report.resolve()}", markup=False, highlight=False, soft_wrap=True)
 
 
-def print_summary(run: RunData, console: Console) -> None:
-    """Print leakage, utility and cost, a line a round."""
-    measure = "tokens in place" if run.texts else "PSNR in dB"
-    console.print(f"\nLeakage by round ({measure}; {run.metadata.get('threat', '')})", markup=False)
+def summary_table(run: RunData) -> Table:
+    """Return leakage, utility and cost, a line a round."""
     name, style = ("token_accuracy", "{:.0%}") if run.texts else ("psnr", "{:.1f}")
     table = Table(box=None, padding=(0, 1, 0, 0))
     grades_written = ("exact", "recogn.", "partly", "nothing")
@@ -133,7 +131,14 @@ def print_summary(run: RunData, console: Console) -> None:
             _mean(run, server_round, "label_accuracy", "{:.0%}"),
             _mean(run, server_round, "attack_wall_seconds", "{:.1f}"),
         )
-    console.print(table)
+    return table
+
+
+def print_summary(run: RunData, console: Console) -> None:
+    """Print leakage, utility and cost, a line a round; then what it says, and what to do."""
+    measure = "tokens in place" if run.texts else "PSNR in dB"
+    console.print(f"\nLeakage by round ({measure}; {run.metadata.get('threat', '')})", markup=False)
+    console.print(summary_table(run))
     index = Index(run.records)
     verdict = judge(index, run.events, run.metadata)
     for sentence in (verdict.sentence, *verdict.details[:3]):
