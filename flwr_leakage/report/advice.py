@@ -93,7 +93,7 @@ def advise(
     if not leaking:
         fold = "The command that does it"
         steps.append(Step("Do", nothing_seen.do, commands=nothing_seen.commands, fold=fold))
-    lines = _in_short(index, found, fate, asked, unsure, nothing_seen.do)
+    lines = _in_short(index, metadata, found, fate, asked, unsure, nothing_seen.do)
     return Advice(headline, answer, lines, tuple(step for step in steps if step.text))
 
 
@@ -103,6 +103,7 @@ MAX_LINES, MAX_LINE = 5, 150
 
 def _in_short(
     index: Index,
+    metadata: Mapping[str, Any],
     found: Sequence[Attempt],
     fate: Fates,
     asked: Sequence[Remedy],
@@ -123,10 +124,13 @@ def _in_short(
     if with_grade(found, LEAKED):
         stop = "Stop, or leave out who is seen, until a new run has tested one of these changes:"
     told = "; ".join(f"here {each.name} {_result(each)}" for each in asked[:MAX_DEFENSES])
+    own = defense_of(metadata)
+    defense = f"A stronger defense than {own}" if own else "A defense on each update, such as noise"
+    other = " other one" if own else "ne"
     summed = "measured" if any(attempt.key[1] < 0 for attempt in found) else "not measured"
     lines += [
         stop,
-        f"A defense on each update, such as noise; {told or 'none was measured here'}.",
+        f"{defense}; {told or f'no{other} was measured here'}.",
         _more_images(index, found, at_risk, fate),
         f"Secure aggregation, so that the server sees sums only: {summed} here.",
         f"Go on only if a new run sees no {index.sample.one}, not even in part, and time cuts off "

@@ -6,7 +6,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from flwr_leakage.report.attempts import LEAKED, Attempt, Fates, worst_by_image
+from flwr_leakage.report.attempts import LEAKED, Attempt, Fates, ended, worst_by_image
 from flwr_leakage.report.gallery import Exhibit, Gallery, Picture
 from flwr_leakage.report.grades import GRADES
 from flwr_leakage.report.index import Index, by_round, count, decibel, median, values, who
@@ -127,7 +127,7 @@ def worst(gallery: Gallery, asked: Sequence[Remedy]) -> Worst | None:
         return None
     exhibit = gallery.exhibits[0]
     roles = {picture.role: picture for picture in exhibit.pictures}
-    made = f"{exhibit.grade}, {exhibit.psnr}"
+    made = "an exact copy" if exhibit.grade == "exact" else f"{exhibit.grade}, {exhibit.psnr}"
     shown = [
         (roles["original"], "private original", exhibit.place),
         (roles["reconstruction"], "what the server made of it", made),
@@ -181,7 +181,9 @@ MAX_ROUNDS = 10_000
 """Rounds up to which each has a column; of more, only those that the records speak of."""
 
 STATES: dict[str, str] = {
-    **dict(zip(GRADES, GRADES, strict=True)),
+    **dict(zip(GRADES[:-1], GRADES[:-1], strict=True)),
+    "cut": "nothing, cut off by time",
+    "nothing": "nothing",
     "tried": "tried, without a grade",
 }
 """What became of an attacked update, worst first, and in words."""
@@ -196,6 +198,7 @@ def heat_map(index: Index, found: Sequence[Attempt], fate: Fates, rounds_done: i
         if place not in worst_in or attempt.leak > worst_in[place].leak:
             worst_in[place] = attempt
     state |= {place: attempt.grade or "tried" for place, attempt in worst_in.items()}
+    state |= {place: "cut" for place in ended(index, found) if state.get(place) == "nothing"}
     took_part = {key[:2] for key in index.series("client", "images")}
     known = state.keys() | fate.spared.keys() | took_part
     clients = sorted({client for _, client in known})

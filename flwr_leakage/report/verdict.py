@@ -40,7 +40,7 @@ from flwr_leakage.report.index import (
 from flwr_leakage.report.membership import members_told
 from flwr_leakage.report.replays import FAILED, replay_told, replays
 from flwr_leakage.report.samples import Sample
-from flwr_leakage.report.story import BY_FIAT, is_defended
+from flwr_leakage.report.story import BY_FIAT, defense_of, is_defended
 from flwr_leakage.report.tried import worth
 
 
@@ -136,6 +136,7 @@ def limits_told(
 ) -> str:
     """Return what bounds the answer, for the head of the page: a sentence for each limit."""
     told = (
+        f"Defense: {own}." if (own := defense_of(metadata)) else "",
         _attacked(index, fate, found),
         _given(index, metadata),
         _cut_off(index, fate, found, metadata),

@@ -15,6 +15,7 @@ from flwr_leakage.report.index import Index
 from flwr_leakage.report.large_clients import large_clients_section
 from flwr_leakage.report.membership import membership_section
 from flwr_leakage.report.remedies import remedies
+from flwr_leakage.report.verdict import limits_told
 from flwr_leakage.tracking import JsonlTracker, write_metadata
 
 CUT = LeakageRecord("r", 1, 0, -1, "attack", "stopped_by_budget", 1.0)
@@ -96,6 +97,20 @@ def test_the_map_has_the_worst_grade_of_each_update_and_leaves_the_rest_free():
     assert 'viewBox="0 0 3 3"' in found.svg
     assert "1 exact, 1 partly, 1 tried, without a grade." in found.svg
     assert heat_map(Index([]), [], fates(Index([])), 2) is None
+
+
+def test_the_map_tells_nothing_found_from_an_attack_that_was_cut_off():
+    index = Index([*graded(11.0), *graded(11.0, 2), CUT])
+    found = heat_map(index, attempts(index), fates(index), rounds_done=1)
+    assert found.legend == (("cut", "nothing, cut off by time"), ("nothing", "nothing"))
+
+
+def test_the_defense_of_the_training_stands_on_the_first_screen():
+    index, metadata = Index(graded(14.0)), {"defense": "gaussian"}
+    limits = limits_told(index, fates(index), attempts(index), metadata)
+    assert limits.startswith("Defense: gaussian. ")
+    told = "A stronger defense than gaussian; no other one was measured here."
+    assert told in advise(index, metadata, []).lines
 
 
 def test_the_map_of_many_clients_has_few_labels():
