@@ -50,12 +50,23 @@ METHOD = "method"
 """The source of a sentence that is true of every run of this tool, and rests on no record."""
 
 INFORMATION = (
-    "This is no legal advice. What the reconstructions tell is “data reconstruction” in NIST AI "
-    "100-2 (Adversarial Machine Learning), what the records tell “membership inference”; “property "
-    "inference” is not tested. Whether such an attack is among the means reasonably likely to be "
-    "used (EDPB Opinion 28/2024), and what follows for an assessment under article 35 GDPR, is "
-    "decided by whoever answers for the data."
+    "This is no legal advice. It says where a part of the page may be of use to whoever answers "
+    "for the data, and decides.",
+    "EDPB Opinion 28/2024 asks for all the means reasonably likely to be used to obtain personal "
+    "data from a model. What a server sees that keeps to the protocol, with the knowledge and the "
+    "time that this page tells, is one of them. Other attackers and the finished model are not "
+    "tested.",
+    "An assessment under article 35 GDPR names risks and measures. What was seen, labels and "
+    "membership are about risks, defenses, bounds and guarantees about measures.",
+    "In the words of NIST AI 100-2 (Adversarial Machine Learning), what the reconstructions tell is "
+    "“data reconstruction”, and what is told of single records “membership inference”. “Property "
+    "inference” and “model extraction” are not tested.",
+    "OWASP AISVS, chapter 11, whose drafts differ in their numbers, asks for attacks that are made "
+    "to defeat the deployed defense (11.2.5): an attack that is the same with and without a defense "
+    "is none. A documented ε of differential privacy (11.3.2) stands among the guarantees, and "
+    "simulated membership inference (11.3.3) under membership, where the run has them.",
 )
+"""Where the page may be of use; each entry is a sentence of its own."""
 
 RELIANCE = (
     "The digests show whether the records were changed since; they do not show who made the run, "
@@ -229,7 +240,8 @@ def _sentences(data: RunData) -> list[tuple[str, str, str, Chosen | None]]:
     for text in not_covered(index.sample):
         add("What was not tested", text, None, METHOD)
     add("As information", RELIANCE, None, METHOD)
-    add("As information", INFORMATION, None, METHOD)
+    for text in INFORMATION:
+        add("As information", text, None, METHOD)
     return told
 
 

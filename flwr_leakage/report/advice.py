@@ -14,6 +14,7 @@ from flwr_leakage.report.attempts import (
     Fates,
     attempts,
     condition_told,
+    ended,
     fates,
     graded,
     grouped_by_client,
@@ -350,9 +351,12 @@ def _more_images(index: Index, found: Sequence[Attempt], at_risk: set[int], fate
         return f"{text}: not measured here."
     text += f" (those seen had {_span(whose, noun)})"
     graded = {attempt.key[1] for attempt in found if attempt.grade}
-    quiet = [sizes[c] for c in graded - at_risk if sizes.get(c, 0) > max(whose)]
+    quiet = {c for c in graded - at_risk if sizes.get(c, 0) > max(whose)}
+    sure = quiet - {client for _, client in ended(index, found)}
     if quiet:
-        return f"{text}: of clients with {_span(quiet, noun)} nothing was seen here."
+        span = _span([sizes[client] for client in sure or quiet], noun)
+        but = "" if sure else ", but time cut the attack off"
+        return f"{text}: of clients with {span} nothing was seen here{but}."
     attacked = {client for _, client in fate.attacked} | graded
     larger = {c for c in sizes if c not in attacked and sizes[c] > max(whose)}
     why = f", as {_briefly(larger)} had more, but no attack" if larger else ""
