@@ -32,6 +32,7 @@ class ReplayCheck:
         sends: what is sent: ``PARAMETERS``, or a name of a multiple of the update.
         remarks: what else is known of an update that is explained, in words.
         problem: why there is no residual, in words.
+        personal: names of parameters that were trained, and sent back as they were received.
     """
 
     residual: float | None
@@ -42,6 +43,7 @@ class ReplayCheck:
     sends: str = PARAMETERS
     remarks: tuple[str, ...] = ()
     problem: str = ""
+    personal: tuple[str, ...] = ()
 
     @property
     def explains(self) -> bool:
@@ -87,6 +89,8 @@ def check_replay(
     names = name_tensors(received, training.roots)
     own, sent = len(names), as_received(sent, received, training.roots)
     names = {name: named for name, named in names.items() if name in sent}
+    personal = _personal(names, received, sent)
+    names = {name: named for name, named in names.items() if name not in personal}
     parameters = [name for name, named in names.items() if named.is_parameter]
     if not parameters:
         return ReplayCheck(None, problem="the received arrays are none of a module that was called")
@@ -125,8 +129,24 @@ def check_replay(
     sends = name_of(multiple, training)
     return ReplayCheck(
         residual, by_entry, len(training.steps), training.num_steps, tuple(causes), sends,
-        tuple(_remarks(training, names, received, own, sends)),
+        tuple(_remarks(training, names, received, own, sends, personal)), personal=personal,
     )  # fmt: skip
+
+
+def _personal(
+    names: Mapping[str, NamedTensor], received: Mapping[str, Tensor], sent: Mapping[str, Tensor]
+) -> tuple[str, ...]:
+    """What a client trains and keeps, and sends back as it was received, as pFedPara does.
+
+    Where all that was trained comes back so, nothing was sent of the training, and none is.
+    """
+    trained = [
+        name
+        for name, named in names.items()
+        if named.is_parameter and not _same(named.live, named.before)
+    ]
+    back = tuple(name for name in trained if _same(received[name], sent[name]))
+    return back if len(back) < len(trained) else ()
 
 
 def _gap(
@@ -144,6 +164,7 @@ def _remarks(
     received: Mapping[str, Tensor],
     own: int,
     sends: str,
+    personal: tuple[str, ...],
 ) -> Iterable[str]:
     """What is particular to a method, in words: what is exchanged, and how it trains."""
     if sends != PARAMETERS:
@@ -154,6 +175,10 @@ def _remarks(
         name for name, parameter in model.live.named_parameters()
         if id(parameter) in training.held and id(parameter) not in exchanged
     ]  # fmt: skip
+    kept = [name for name in kept if not personal]  # those are told of by their received names
+    if personal:
+        verb = "was" if len(personal) == 1 else "were"
+        yield f"{some(list(personal))} {verb} trained, and sent back as received"
     if kept:
         yield f"{some(kept)} {'stays' if len(kept) == 1 else 'stay'} with the client"
     if len(received) > own:

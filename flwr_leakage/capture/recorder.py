@@ -5,7 +5,6 @@ outside of them and of the optimizers' steps (a ``TorchFunctionMode`` that is ac
 those steps. Hooks of torch are global: those of other threads are passed by.
 """
 
-import copy
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -35,7 +34,14 @@ from flwr_leakage.capture.counting import (
 from flwr_leakage.capture.outside import Outside
 from flwr_leakage.capture.step_hooks import watch_steps
 from flwr_leakage.capture.tape import Autocast, Backward, Tape
-from flwr_leakage.capture.training import CapturedTraining, Root, Step, copy_root, rate_of
+from flwr_leakage.capture.training import (
+    CapturedTraining,
+    Root,
+    Step,
+    copy_optimizer,
+    copy_root,
+    rate_of,
+)
 from flwr_leakage.function_mode import FunctionMode
 
 
@@ -379,7 +385,7 @@ class Recorder:
             raise ValueError("LBFGS calls the loss several times in a step")
         if self._optimizer is None:
             self._optimizer = optimizer
-            self._copied_optimizer = copy.deepcopy(optimizer, self._memo)
+            self._copied_optimizer = copy_optimizer(optimizer, self._memo)
             self._writes = writes_of(parameters_of(optimizer), args, kwargs)
             self._outside = Outside(parameters_of(optimizer))
         elif optimizer is not self._optimizer:

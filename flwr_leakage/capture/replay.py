@@ -1,6 +1,5 @@
 """Train again as was captured, from other parameters."""
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +8,7 @@ from torch import Tensor, nn
 
 from flwr_leakage.capture.names import NamedTensor
 from flwr_leakage.capture.tape import Backward, play
-from flwr_leakage.capture.training import CapturedTraining, copy_root, rate_of
+from flwr_leakage.capture.training import CapturedTraining, copy_optimizer, copy_root, rate_of
 from flwr_leakage.params import Params
 
 
@@ -38,9 +37,9 @@ def replay(
         # Opacus wraps a model to take gradients by sample, which a replay does not need.
         if callable(disable := getattr(module, "disable_hooks", None)):
             disable()
-    optimizer = copy.deepcopy(training.optimizer, memo)
-    if optimizer is None:
+    if training.optimizer is None:
         raise ValueError("no optimizer was captured")
+    optimizer = copy_optimizer(training.optimizer, memo)
     translated: dict[int, Any] = {
         id(root.live): module for root, module in zip(training.roots, modules, strict=True)
     }

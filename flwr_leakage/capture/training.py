@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -116,4 +117,17 @@ def copy_root(live: nn.Module, memo: dict[Any, Any]) -> nn.Module:
         for name, value in vars(theirs).items():
             if value is None or isinstance(value, bool | int | float | str):
                 setattr(ours, name, value)
+    return copied
+
+
+def copy_optimizer(live: Optimizer, memo: dict[Any, Any]) -> Optimizer:
+    """Copy an optimizer with the attributes of its own class, which torch leaves out.
+
+    What of them cannot be copied is left out, and missed where a step uses it.
+    """
+    copied = copy.deepcopy(live, memo)
+    for name, value in vars(live).items():
+        if name not in vars(copied):
+            with suppress(Exception):
+                setattr(copied, name, copy.deepcopy(value, memo))
     return copied

@@ -158,6 +158,13 @@ class _Plain:
     size: int
 
 
+def tensors_of(arrays: Mapping[str, Array]) -> Params:
+    """Return arrays as tensors, without those that hold no numbers, such as a compressor's name."""
+    values = {name: array.numpy() for name, array in arrays.items()}
+    numbers = {name: each for name, each in values.items() if each.dtype.kind in "biufc"}
+    return {name: torch.from_numpy(each) for name, each in numbers.items()}
+
+
 def differing(arrays: Mapping[str, Array], tensors: Mapping[str, Tensor]) -> list[str]:
     """The names of the tensors whose values no array of that name has.
 

@@ -19,7 +19,7 @@ from flwr_leakage.capture.exposure import CapturedRound, read_round
 from flwr_leakage.capture.samples import private_samples
 from flwr_leakage.capture.sent import PARAMETERS
 from flwr_leakage.defenses.base import Defense
-from flwr_leakage.flower.arrays import differing, write_arrays
+from flwr_leakage.flower.arrays import differing, tensors_of, write_arrays
 from flwr_leakage.flower.client import client_id_of, server_round_of
 from flwr_leakage.flower.client_audit import (
     ClientAudit,
@@ -123,12 +123,12 @@ class _Round(SeenRound):
     @cached_property
     def received(self) -> Mapping[str, Tensor]:
         """What the server sent."""
-        return self.arrays.to_torch_state_dict()
+        return tensors_of(self.arrays)
 
     @cached_property
     def sent(self) -> Mapping[str, Tensor]:
         """What the client sends."""
-        return self.answer.to_torch_state_dict()
+        return tensors_of(self.answer)
 
 
 def train_and_report(

@@ -226,7 +226,8 @@ def replay_now(
         check = check_replay(seen.training, received, sent or seen.trained(received))
         if check.explains:
             ours = as_received(sent, received, seen.training.roots) if sent else received
-            names, untrained = _names(seen.training, received, ours)
+            exchanged = set(ours) - set(check.personal)
+            names, untrained = _names(seen.training, received, exchanged)
     except Exception as error:
         check = ReplayCheck(None, problem=str(error) or type(error).__name__)
     facts = facts and facts.sending(check.sends)

@@ -1,9 +1,9 @@
 """Which methods of federated learning the audit explains, attacks, or refuses, and in which words.
 
     python -m simulations.benchmarks.baselines
-    python -m simulations.benchmarks.baselines --fetched baselines
+    python -m simulations.benchmarks.baselines --fetched baselines --examples examples
 
-The folder ``baselines`` is of a copy of Flower's repository.
+The folders ``baselines`` and ``examples`` are of a copy of Flower's repository.
 
 Every method of ``simulations.benchmarks.methods`` runs twice, with and without one line on each
 side, in one process. The table tells whether the models of all rounds are equal to the bit, the
@@ -31,6 +31,7 @@ from flwr_leakage.records import ThreatModel
 from flwr_leakage.tracking import read_run
 from flwr_leakage.tracking.run_data import RunData
 from simulations.benchmarks.fetched import fetched_methods
+from simulations.benchmarks.fetched_examples import fetched_examples
 from simulations.benchmarks.methods import METHODS, Method
 
 
@@ -179,13 +180,20 @@ def main() -> None:
     parser.add_argument("--attack", default=None, help="a preset; none by default")
     parser.add_argument("--only", nargs="*", help="names of methods")
     parser.add_argument("--fetched", type=Path, help="the folder of Flower's baselines")
+    parser.add_argument("--examples", type=Path, help="the folder of Flower's examples")
     parser.add_argument("--images", type=int, default=4, help="of a client")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     print("| method | equal | residual | images | said |\n|---|---|---|---|---|")
-    methods = fetched_methods(arguments.fetched) if arguments.fetched else METHODS
+    methods = {
+        **(fetched_methods(arguments.fetched) if arguments.fetched else {}),
+        **(fetched_examples(arguments.examples) if arguments.examples else {}),
+    } or METHODS
     for name in arguments.only or methods:
-        line = row(name, methods[name], arguments.attack, arguments.images)
+        try:
+            line = row(name, methods[name], arguments.attack, arguments.images)
+        except Exception as error:  # of one app; the list goes on, and tells it
+            line = [name, "does not run", "none", "none", f"{type(error).__name__}: {error}"[:200]]
         print(f"| {' | '.join(line)} |", flush=True)
 
 

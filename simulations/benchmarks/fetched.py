@@ -24,11 +24,14 @@ from simulations.benchmarks.methods import (
     NovaStrategy,
     ScaffoldStrategy,
     arrays_of,
+    flat,
     without_bn,
 )
 
 _RATE = 0.05
-_STAND_INS = ("dataset", "dataset_preparation", "utils_data")
+_STAND_INS = (
+    "dataset", "dataset_preparation", "utils_data", "publications.fedavg_mnist.dataset",
+)  # fmt: skip
 
 
 def fetched_methods(folder: Path) -> dict[str, Method]:
@@ -51,6 +54,21 @@ def fetched_methods(folder: Path) -> dict[str, Method]:
         "niid_bench fednova": partial(_niid, "FedNova"),
         "moon of Flower": _moon,
         "moon, FedProx": partial(_moon, "fedprox"),
+        "fedpara of Flower": _fedpara,
+        "fedpara, pFedPara": partial(_fedpara, "pfedpara"),
+        "fedpara, FedPer": partial(_fedpara, "fedper"),
+        "feddebug of Flower": _feddebug,
+        "flanders, MNIST": _flanders,
+        "flanders, Fashion-MNIST": partial(_flanders, "FMnist"),
+        "heterofl of Flower": _heterofl,
+        "depthfl of Flower": _depthfl,
+        "fedmeta, FedAvg (Meta)": _fedmeta,
+        "dasha, DASHA": _dasha,
+        "dasha, MARINA": partial(_dasha, "MarinaClient"),
+        "fednova of Flower": _fednova,
+        "tamuna, FedAvg": _tamuna,
+        "fedper of Flower": _fedper,
+        "flwr_baselines, FedAvg on MNIST": _fedavg_mnist,
     }
     found = {}
     for name, make in made.items():
@@ -123,11 +141,7 @@ def _fedbn(which: str = "FedBNFlowerClient") -> Method:
 
 
 def _fedrep(which: str = "FedRepClient") -> Method:
-    import flwr.client
-
-    old = types.ModuleType("flwr.client.client")  # gone from Flower 1.41
-    old.Client = flwr.client.Client  # type: ignore[attr-defined]
-    sys.modules.setdefault("flwr.client.client", old)
+    _older_client()
     import fedrep.client_app
     from fedrep.constants import FEDREP_HEAD_STATE
     from fedrep.models import CNNCifar10, CNNCifar10ModelManager, CNNCifar10ModelSplit
@@ -212,9 +226,7 @@ def _moon(which: str = "moon") -> Method:
     from moon.client import FlowerClient
     from moon.models import init_net
 
-    # The baseline moves tensors to a GPU whatever machine it runs on.
-    nn.Module.cuda = lambda self, device=None: self  # type: ignore[method-assign]
-    torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[method-assign]
+    _on_a_cpu()
     folder: list[str] = []
 
     def net() -> nn.Module:
@@ -235,6 +247,327 @@ def _moon(which: str = "moon") -> Method:
         return _app(client)()
 
     return Method(make, net)
+
+
+def _fedpara(algorithm: str = "") -> Method:
+    from fedpara.client import FlowerClient, PFlowerClient
+    from fedpara.models import FC
+
+    folder: list[str] = []
+
+    def net() -> nn.Module:
+        torch.manual_seed(0)
+        made: nn.Module = FC(param_type="standard" if algorithm == "fedper" else "lowrank")
+        return made
+
+    def client(context: Context) -> Any:
+        number = int(context.node_config["partition-id"])
+        loader = _loader(context, (1, 28, 28))
+        if not algorithm:
+            return FlowerClient(number, net(), loader, "cpu", 1)
+        state = f"{folder[-1]}/client_{number}.pth"
+        return PFlowerClient(number, net(), loader, loader, "cpu", 1, state, algorithm)
+
+    def make() -> ClientApp:
+        folder.append(tempfile.mkdtemp())
+        return _app(client)()
+
+    def config(server_round: int) -> dict[str, Any]:
+        return {"curr_round": server_round, "eta_l": _RATE, "learning_decay": 0.99}
+
+    strategy = _with(lists.FedAvg, {"on_fit_config_fn": config})
+    return Method(make, net, strategy=strategy)
+
+
+def _feddebug() -> Method:
+    from feddebug.client import CNNFlowerClient
+    from feddebug.models import LeNet
+
+    def net() -> nn.Module:
+        torch.manual_seed(0)
+        made: nn.Module = LeNet({"channels": 3, "num_classes": 10})
+        return made
+
+    def client(context: Context) -> Any:
+        loader = _loader(context, (3, 32, 32))
+        cid = int(context.node_config["partition-id"])
+        return CNNFlowerClient(
+            {"client_data_train": loader, "model": net(), "device": "cpu", "cid": cid}
+        )
+
+    config = {"lr": 0.001, "local_epochs": 1, "batch_size": 2}
+    return Method(_app(client), net, strategy=_told(config))
+
+
+def _flanders(which: str = "Mnist") -> Method:
+    import flanders.client
+    import flanders.models
+
+    def load(_: Any, number: int, **__: Any) -> Any:
+        return _loader(SimpleNamespace(node_config={"partition-id": number}), (1, 28, 28))
+
+    flanders.client.get_dataloader = load
+
+    def net() -> nn.Module:
+        torch.manual_seed(0)
+        made: nn.Module = getattr(flanders.models, f"{which}Net")()
+        return made
+
+    def client(context: Context) -> Any:
+        torch.manual_seed(0)
+        number = int(context.node_config["partition-id"])
+        return getattr(flanders.client, f"{which}Client")(number, "none")
+
+    config = {"batch_size": 2, "epochs": 1, "malicious": False}
+    return Method(_app(client), net, strategy=_told(config))
+
+
+class _Scores(nn.Module):
+    """The scores of a model of HeteroFL, which takes and returns dictionaries."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Scores (B, K)."""
+        labels = torch.zeros(len(images), dtype=torch.long)
+        scores: torch.Tensor = self.net({"img": images, "label": labels})["score"]
+        return scores
+
+
+def _heterofl() -> Method:
+    from heterofl.client import FlowerNumPyClient
+    from heterofl.models import create_model
+
+    settings = {
+        "optimizer": "SGD", "lr": _RATE, "momentum": 0.9, "weight_decay": 5e-4, "epochs": 1,
+        "clip": True,
+    }  # fmt: skip
+
+    def made() -> nn.Module:
+        torch.manual_seed(0)
+        network: nn.Module = create_model({"model": "MLP"})
+        return network
+
+    def client(context: Context) -> Any:
+        loader = _loader(context, (1, 28, 28))
+        data = {"trainloader": loader, "label_split": torch.arange(4), "valloader": loader}
+        return FlowerNumPyClient(made(), data, None, dict(settings))
+
+    return Method(_app(client), lambda: _Scores(made()))
+
+
+def _depthfl() -> Method:
+    import os
+
+    from depthfl.client import FlowerClient
+    from depthfl.resnet import multi_resnet18
+
+    _on_a_cpu()
+
+    def net() -> nn.Module:
+        torch.manual_seed(0)
+        made: nn.Module = multi_resnet18(n_blocks=2, num_classes=10)
+        return made
+
+    def client(context: Context) -> Any:
+        made, number = net(), int(context.node_config["partition-id"])
+        variates = {name: torch.zeros(each.numel()) for name, each in made.named_parameters()}
+        loader, cpu = _loader(context, (3, 32, 32)), torch.device("cpu")
+        return FlowerClient(made, loader, loader, cpu, 1, _RATE, 0.998, variates, number)
+
+    def make() -> ClientApp:
+        os.chdir(tempfile.mkdtemp())  # it keeps its variates in the working folder
+        Path("prev_grads").mkdir()
+        return _app(client)()
+
+    def config(server_round: int) -> dict[str, Any]:
+        return {
+            "curr_round": server_round, "feddyn": True, "kd": True, "extended": True, "alpha": 0.1
+        }  # fmt: skip
+
+    return Method(make, net, strategy=_with(lists.FedAvg, {"on_fit_config_fn": config}))
+
+
+def _fedmeta() -> Method:
+    from fedmeta.client import FlowerClient
+    from fedmeta.models import FemnistNetwork
+
+    def net() -> nn.Module:
+        torch.manual_seed(0)
+        made: nn.Module = FemnistNetwork()
+        return made
+
+    def client(context: Context) -> Any:
+        number = int(context.node_config["partition-id"])
+        loaders = {name: {number: _loader(context, (1, 28, 28))} for name in ("sup", "qry")}
+        return FlowerClient(net(), loaders, loaders, str(number), torch.device("cpu"), 1, 0.001, 1)
+
+    config = {"algo": "fedavg_meta"}
+    return Method(_app(client), net, strategy=_told(config))
+
+
+def _dasha(which: str = "DashaClient") -> Method:
+    from dasha import client as clients
+    from dasha.compressors import RandKCompressor, decompress
+    from dasha.models import LinearNetWithNonConvexLoss
+    from flwr.common import ndarrays_to_parameters, parameters_to_ndarrays
+
+    held: dict[int, Any] = {}
+
+    def net() -> nn.Module:
+        torch.manual_seed(0)
+        made: nn.Module = LinearNetWithNonConvexLoss([64])
+        return made
+
+    def client(context: Context) -> Any:
+        number = int(context.node_config["partition-id"])
+        if number not in held:  # as on Flower's older runtime, where clients lived on
+            draws = torch.Generator().manual_seed(number)
+            data = TensorDataset(torch.rand(4, 64, generator=draws), torch.tensor([1, -1, 1, -1]))
+            compressor = RandKCompressor(number, 8)
+            held[number] = getattr(clients, which)(net(), data, torch.device("cpu"), compressor)
+        return held[number]
+
+    def make() -> ClientApp:
+        held.clear()
+        return _app(client)()
+
+    class Server(lists.FedAvg):
+        """The baseline's aggregation: a step along the mean of the decompressed vectors."""
+
+        def configure_fit(self, server_round: int, parameters: Any, client_manager: Any) -> Any:
+            self.now = parameters_to_ndarrays(parameters)[0]
+            self.on_fit_config_fn = lambda number: {"send_full_gradient": number == 1}
+            return super().configure_fit(server_round, parameters, client_manager)
+
+        def aggregate_fit(self, server_round: int, results: Any, failures: Any) -> Any:
+            told = [decompress(parameters_to_ndarrays(each.parameters)) for _, each in results]
+            moved = self.now - _RATE * np.mean(told, axis=0)
+            return ndarrays_to_parameters([moved.astype(np.float32)]), {}
+
+    return Method(make, net, flat, Server)
+
+
+def _fednova() -> Method:
+    from fednova.client import FedNovaClient
+    from flwr.common import ndarrays_to_parameters, parameters_to_ndarrays
+
+    def net() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 4))
+
+    optimizer = {"_target_": "fednova.models.ProxSGD", "lr": _RATE, "momentum": 0.9, "mu": 0.005}
+
+    def client(context: Context) -> Any:
+        settings = SimpleNamespace(optimizer=optimizer, var_local_epochs=False, exp_name="nova")
+        loader, number = _loader(context, (1, 8, 8)), str(context.node_config["partition-id"])
+        return FedNovaClient(net(), number, loader, loader, torch.device("cpu"), 1, 0.5, settings)
+
+    class Server(lists.FedAvg):
+        """The baseline's aggregation of normalised sums of gradients."""
+
+        def configure_fit(self, server_round: int, parameters: Any, client_manager: Any) -> Any:
+            self.now = parameters_to_ndarrays(parameters)
+            self.on_fit_config_fn = lambda _: {"lr": _RATE}
+            return super().configure_fit(server_round, parameters, client_manager)
+
+        def aggregate_fit(self, server_round: int, results: Any, failures: Any) -> Any:
+            moved = [each.copy() for each in self.now]
+            tau = sum(each.metrics["tau"] for _, each in results)
+            for _, each in results:
+                scale = tau * each.metrics["weight"] / each.metrics["local_norm"]
+                for array, part in zip(moved, parameters_to_ndarrays(each.parameters), strict=True):
+                    array -= np.float32(scale) * part
+            return ndarrays_to_parameters(moved), {}
+
+    return Method(_app(client), net, arrays_of, Server)
+
+
+def _tamuna() -> Method:
+    from tamuna.client import FedAvgClient
+    from tamuna.models import Net
+
+    def net() -> nn.Module:
+        torch.manual_seed(0)
+        made: nn.Module = Net()
+        return made
+
+    def client(context: Context) -> Any:
+        number = int(context.node_config["partition-id"])
+        loader = _loader(context, (1, 28, 28))
+        return FedAvgClient(net(), loader, torch.device("cpu"), _RATE, number)
+
+    config = {"epochs": 1}
+    return Method(_app(client), net, strategy=_told(config))
+
+
+def _fedper() -> Method:
+    from fedper import client as clients
+    from fedper.implemented_models.mobile_model import MobileNetModelManager
+
+    def manager(number: int, loader: Any) -> Any:
+        torch.manual_seed(0)
+        settings = {
+            "num_epochs": 1, "learning_rate": _RATE, "num_classes": 10, "num_head_layers": 1,
+            "device": "cpu", "model": {"num_head_layers": 1, "device": "cpu", "num_classes": 10},
+            "server_device": "cpu", "dataset": {"num_classes": 10},
+        }  # fmt: skip
+        from omegaconf import OmegaConf
+
+        return clients.FedPerClient(
+            clients.ClientDataloaders(loader, loader), OmegaConf.create(settings),
+            clients.ClientEssentials(str(number), tempfile.mkdtemp()), MobileNetModelManager,
+        )  # fmt: skip
+
+    def net() -> nn.Module:
+        made: nn.Module = manager(0, None).model_manager.model
+        return made
+
+    def client(context: Context) -> Any:
+        return manager(int(context.node_config["partition-id"]), _loader(context, (3, 224, 224)))
+
+    def first(made: nn.Module) -> list[Any]:
+        return [each.numpy().copy() for each in made.body.state_dict().values()]  # type: ignore[operator, union-attr]
+
+    return Method(_app(client), net, first)
+
+
+def _fedavg_mnist() -> Method:
+    _older_client()
+    from flwr_baselines.publications.fedavg_mnist import model
+    from flwr_baselines.publications.fedavg_mnist.client import FlowerClient
+
+    def net() -> nn.Module:
+        torch.manual_seed(0)
+        made: nn.Module = model.Net()
+        return made
+
+    def client(context: Context) -> Any:
+        loader = _loader(context, (1, 28, 28))
+        return FlowerClient(net(), loader, loader, torch.device("cpu"), 1, _RATE)
+
+    return Method(_app(client), net)
+
+
+def _older_client() -> None:
+    """A module that is gone from Flower 1.41, which older baselines import their types from."""
+    import flwr.client
+
+    old = types.ModuleType("flwr.client.client")
+    old.Client = flwr.client.Client  # type: ignore[attr-defined]
+    sys.modules.setdefault("flwr.client.client", old)
+
+
+def _on_a_cpu() -> None:
+    """Leave tensors where they are, as some baselines move them to a GPU on whatever machine."""
+    nn.Module.cuda = lambda self, device=None: self  # type: ignore[method-assign]
+    torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[method-assign]
+
+
+def _told(config: dict[str, Any]) -> Any:
+    return _with(lists.FedAvg, {"on_fit_config_fn": lambda server_round: config})
 
 
 def _with(strategy: Any, settings: dict[str, Any]) -> Any:

@@ -222,6 +222,46 @@ class FedPer(Client):
             self.model.head.load_state_dict(head)
 
 
+class PFedPara(FedPer):
+    """The head is trained and kept, and the server's is sent back (``baselines/fedpara``)."""
+
+    def get(self) -> list[Any]:
+        """The body, and the head that was received."""
+        return [*super().get(), *self.received]
+
+    def put(self, arrays: list[Any]) -> None:
+        """What was received, and the client's own head."""
+        self.received = arrays[-2:]
+        super().put(arrays)
+
+
+class CountingSGD(torch.optim.Optimizer):
+    """SGD that counts its steps, as ``ProxSGD`` of ``baselines/fednova`` does."""
+
+    def __init__(self, params: Any, rate: float) -> None:
+        super().__init__(params, {"lr": rate})
+        self.rate, self.count = rate, 0
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Move along the gradient, by a rate that shrinks."""
+        self.count += 1
+        with torch.no_grad():
+            for parameter in self.param_groups[0]["params"]:
+                parameter.sub_(parameter.grad, alpha=self.rate / self.count)
+
+
+class OwnOptimizer(Client):
+    """Trains by an optimizer of its own class."""
+
+    def train(self) -> None:
+        """The usual loop."""
+        optimizer = CountingSGD(self.model.parameters(), RATE)
+        for images, labels in self.batches():
+            optimizer.zero_grad()
+            F.cross_entropy(self.model(images), labels).backward()
+            optimizer.step()
+
+
 class FedRep(FedPer):
     """Head and body are trained in turns (``baselines/fedrep``)."""
 
@@ -586,6 +626,8 @@ METHODS: dict[str, Method] = {
     "FedBN": Method(list_app(FedBN), partial(Net, batch_norm=True), without_bn),
     "FedPer": Method(list_app(FedPer), Split, lambda net: arrays_of(net.body)),
     "FedRep": Method(list_app(FedRep), Split),
+    "pFedPara": Method(list_app(PFedPara), Split),
+    "an optimizer of its own": Method(list_app(OwnOptimizer)),
     "SCAFFOLD": Method(list_app(Scaffold), strategy=ScaffoldStrategy),
     "FedNova": Method(list_app(FedNova), strategy=NovaStrategy),
     "MOON": Method(list_app(Moon), Logits),

@@ -259,3 +259,19 @@ TRAINED = [name for name in OWN if "running" not in name and "num" not in name]
 )
 def test_a_part_is_told_from_order_and_shapes_or_not_at_all(names, found):
     assert in_order([OWN[name] for name in names], OWN, TRAINED) == found
+
+
+def test_a_part_that_comes_back_as_received_is_personal_and_not_noise():
+    """Of pFedPara: what is trained and kept is told of, and the rest is explained."""
+    training, received, sent = trained(
+        lambda model: steps(
+            model, sgd(model.parameters()), lambda m, x, y: F.cross_entropy(m(x), y)
+        )
+    )
+    own = [name for name in received if name.startswith(next(reversed(received)).split(".")[0])]
+    back = {**sent, **{name: received[name] for name in own}}
+    check = check_replay(training, received, back)
+    assert check.residual < 1e-6 and set(check.personal) == set(own)
+    assert "were trained, and sent back as received" in check.sentence()
+    nothing = check_replay(training, received, received)
+    assert not nothing.explains and not nothing.personal

@@ -52,7 +52,7 @@ def test_a_method_trains_as_without_the_audit_and_is_explained_or_refused_in_wor
 
 
 def test_between_replays_a_glance_compares_what_it_can_and_the_rest_is_replayed(tmp_path):
-    for name, count in {"FedBN": 2, "FedPer": 2, "FedRep": 4, "SCAFFOLD": 6, "FedNova": 6}.items():
+    for name, count in {"FedBN": 2, "FedPer": 2, "FedRep": 4, "SCAFFOLD": 6, "FedNova": 6, "pFedPara": 2}.items():
         data = run(METHODS[name], tmp_path / name, num_rounds=3, share="everything").data
         found = residuals(data)
         assert (name, len(found)) == (name, count)

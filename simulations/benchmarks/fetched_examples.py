@@ -1,0 +1,165 @@
+"""Flower's own examples, from a fetched copy; their data alone are replaced."""
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+import torch
+from flwr.app import ConfigRecord, Context, Message
+from flwr.clientapp import ClientApp
+from flwr.server import strategy as lists
+from flwr.serverapp import strategy as records
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from simulations.benchmarks.methods import Method, arrays_of, state_of
+
+_ABSENT = (
+    "datasets", "flwr_datasets", "flwr_datasets.partitioner", "wandb", "tensorboard",
+    "torch.utils.tensorboard", "transformers", "evaluate", "peft", "monai", "pytorch_lightning",
+)  # fmt: skip
+"""Modules that an example may import for its data or its logs, and that need not be installed."""
+
+
+@dataclass(frozen=True)
+class _Example:
+    """Where an example lies, and what it trains on.
+
+    Attributes:
+        package: of the app, below the folder of the example.
+        shape: of an input.
+        keys: of a batch that is a dictionary; without them it is a pair.
+        settings: what the app finds in ``context.run_config``.
+        net: the name of the model in the module ``task``.
+        older: whether it is an app of ``flwr.client``.
+        labels: of the four samples.
+    """
+
+    package: str
+    shape: tuple[int, ...]
+    keys: tuple[str, str] | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    net: Callable[[Any], nn.Module] = lambda task: task.Net()
+    older: bool = False
+    labels: Tensor = field(default_factory=lambda: torch.arange(4))
+
+
+_CIFAR, _GREY = (3, 32, 32), (1, 28, 28)
+_RATES = {"batch-size": 2, "local-epochs": 1, "learning-rate": 0.05}
+
+_EXAMPLES = {
+    "quickstart-pytorch": _Example("pytorchexample", _CIFAR, ("img", "label"), _RATES),
+    "advanced-pytorch": _Example("pytorch_example", _GREY, ("image", "label"), _RATES),
+    "custom-mods": _Example("custom_mods", _CIFAR, ("img", "label"), _RATES),
+    "embedded-devices": _Example("embeddedexample", _GREY, ("image", "label"), _RATES),
+    "supernode-authentication": _Example("authexample", _CIFAR, ("img", "label"), _RATES),
+    "fl-tabular": _Example(
+        "fltabular", (14,), net=lambda task: task.IncomeClassifier(),
+        labels=torch.tensor([[0.0], [1.0], [1.0], [0.0]]),
+    ),
+    "federated-vae": _Example("fedvaeexample", _CIFAR, ("img", "label"), _RATES),
+    "fl-dp-sa": _Example("fl_dp_sa", _GREY, ("image", "label"), older=True),
+    "flower-simulation-step-by-step-pytorch/my-awesome-app": _Example(
+        "my_awesome_app", _GREY, ("image", "label"), _RATES, older=True
+    ),
+    "flower-secure-aggregation": _Example(
+        "secaggexample", _CIFAR, ("img", "label"), {**_RATES, "is-demo": False}, older=True
+    ),
+}  # fmt: skip
+
+
+def fetched_examples(folder: Path) -> dict[str, Method]:
+    """Return the apps of a fetched folder ``examples`` of Flower's repository.
+
+    Args:
+        folder: of the examples; one that it lacks is left out.
+    """
+    found = {}
+    for name, example in _EXAMPLES.items():
+        if (folder / name / example.package).is_dir():
+            sys.path.insert(0, str(folder / name))
+            found[name] = _method(example)
+    return found
+
+
+def _method(example: _Example) -> Method:
+    for absent in _ABSENT:
+        try:
+            importlib.import_module(absent)
+        except ImportError:
+            sys.modules[absent] = MagicMock()
+    clients = importlib.import_module(f"{example.package}.client_app")
+    task = importlib.import_module(f"{example.package}.task")
+    loaders = lambda where, *_, **__: (_loader(example, int(where)),) * 2  # noqa: E731
+    for module in (clients, task):
+        for load in ("load_data", "load_data_from_disk"):
+            if hasattr(module, load):
+                setattr(module, load, _by_name(loaders))
+
+    def net() -> nn.Module:
+        torch.manual_seed(0)
+        return example.net(task)
+
+    def make() -> ClientApp:
+        return _Configured(clients.app, example.settings)
+
+    if example.older:
+        rates = {"on_fit_config_fn": lambda server_round: {"lr": 0.05}}
+        return Method(make, net, arrays_of, _told(lists.FedAvg, rates))
+    return Method(make, net, state_of, _FedAvg)
+
+
+def _by_name(load: Callable[..., Any]) -> Callable[..., Any]:
+    """Examples name the partition, or give it first, or the folder of its data."""
+
+    def loads(*given: Any, **named: Any) -> Any:
+        return load(named["partition_id"] if "partition_id" in named else given[0])
+
+    return loads
+
+
+def _loader(example: _Example, partition: int) -> Any:
+    """Four samples in two mini-batches, drawn by the seed of the partition."""
+    draws = torch.Generator().manual_seed(partition)
+    inputs = torch.randint(0, 256, (4, *example.shape), generator=draws).float() / 127.5 - 1
+    held: Any = TensorDataset(inputs, example.labels)
+    if example.keys:
+        held = [dict(zip(example.keys, pair, strict=True)) for pair in held]
+    return DataLoader(held, batch_size=2)
+
+
+class _Configured(ClientApp):
+    """An example with its run config, and with its partition in the place of a folder of data."""
+
+    def __init__(self, app: ClientApp, settings: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._app, self._settings = app, dict(settings)
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        torch.manual_seed(int(context.node_config["partition-id"]))
+        context.run_config = {**context.run_config, **self._settings}
+        context.node_config["dataset-path"] = str(context.node_config["partition-id"])
+        return self._app(message, context)
+
+
+class _FedAvg(records.FedAvg):
+    """Tells clients a learning rate, as the examples' servers do."""
+
+    def configure_train(
+        self, server_round: int, arrays: Any, config: ConfigRecord, grid: Any
+    ) -> Any:
+        """Add the rate."""
+        config["lr"] = 0.05
+        return super().configure_train(server_round, arrays, config, grid)
+
+
+def _told(strategy: Any, settings: dict[str, Any]) -> Any:
+    class Told(strategy):  # type: ignore[misc]
+        def __init__(self, **others: Any) -> None:
+            super().__init__(**others, **settings)
+
+    return Told
