@@ -31,6 +31,7 @@ from flwr_leakage.audit.targets import History, Inputs, Target, find_targets
 from flwr_leakage.audit.truth import ImageNumbers, Truth, TruthSource
 from flwr_leakage.audit.turns import Once, in_turns, seconds_each
 from flwr_leakage.audit.what_if import WhatIfSource
+from flwr_leakage.capture.glance import some
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.measurements import KEPT_FOR_LATER
 from flwr_leakage.metrics import Evaluator, Reference
@@ -437,6 +438,15 @@ class ServerAudit:
             message = f"client {seen.client_id} was not attacked: {reason}."
             self.warn_once(seen.server_round, seen.client_id, message)
             return None
+        if back := _sent_back(seen, gradient_map):
+            verb = "was" if len(back) == 1 else "were"
+            self.warn_once(
+                seen.server_round,
+                seen.client_id,
+                f"client {seen.client_id}: {some(back)} {verb} sent back unchanged, as a client "
+                "does that keeps them to itself. The attack takes their gradient for zero; where "
+                "it fails, that is no evidence of safety.",
+            )
         return self._grant(target, unknown)
 
     def _attack(self, server_round: int, attack: Attack, cases: list[Case], budget: Budget) -> None:
@@ -696,3 +706,14 @@ class ServerAudit:
             return "before the rounds"
         total = f"/{self.num_rounds}" if self.num_rounds else ""
         return f"round {server_round}{total}"
+
+
+def _sent_back(seen: Observation, gradient_map: GradientMap) -> list[str]:
+    """Return the trained weights that did not change at all, where others did.
+
+    Biases are left out: they are zero where a defense keeps the largest entries only, too.
+    """
+    delta = seen.update.delta
+    names = [name for name in delta if name in gradient_map.trained and delta[name].ndim > 1]
+    back = [name for name in names if not bool(delta[name].any())]
+    return back if len(back) < len(names) else []

@@ -51,6 +51,13 @@ def test_a_method_trains_as_without_the_audit_and_is_explained_or_refused_in_wor
     assert (tmp_path / "run" / "report.html").exists()
 
 
+def test_weights_that_come_back_unchanged_are_told_where_they_are_attacked(tmp_path):
+    seen = run(METHODS["pFedPara"], tmp_path / "run", "analytic", num_rounds=1, images=1)
+    (said,) = {e.message[10:] for e in seen.data.events if "sent back unchanged" in e.message}
+    assert said.startswith("head.weight was sent back unchanged")
+    assert "no evidence of safety" in said
+
+
 def test_between_replays_a_glance_compares_what_it_can_and_the_rest_is_replayed(tmp_path):
     for name, count in {"FedBN": 2, "FedPer": 2, "FedRep": 4, "SCAFFOLD": 6, "FedNova": 6, "pFedPara": 2}.items():
         data = run(METHODS[name], tmp_path / name, num_rounds=3, share="everything").data
