@@ -37,7 +37,9 @@ def load_part(group: str, name: str) -> Any:
     import yaml  # Flower brings it along
 
     folder = conf_dir() / group
-    nodes = {file.stem: yaml.safe_load(file.read_bytes()) for file in sorted(folder.glob("*.yaml"))}
+    texts = {file.stem: file.read_text("utf-8") for file in sorted(folder.glob("*.yaml"))}
+    # What names the data set of a run by ``${dataset}`` is for Hydra alone.
+    nodes = {stem: yaml.safe_load(text) for stem, text in texts.items() if "${" not in text}
     known = [each for each, node in nodes.items() if "every" not in node.get("defaults", ())]
     if name not in known:
         raise ValueError(f"{group} must be one of {known}, got {name!r}.")
