@@ -246,6 +246,19 @@ def members_found(index: Index, rate: float) -> Share | None:
     Returns:
         The share; ``None`` where there is no member, or fewer others than 1 / ``rate``.
     """
+    members, others = tested_pairs(index)
+    allowed = int(rate * len(others))
+    if not members or not allowed:
+        return None
+    limit = sorted(others)[allowed]
+    return Share(sum(p < limit for p in members), len(members))
+
+
+def tested_pairs(index: Index) -> tuple[list[float], list[float]]:
+    """Return the p-values of records that an update held, and of those that it did not.
+
+    Both are empty where no simulation knows the truth.
+    """
     truth = index.series("membership", "membership_truth")
     p_values = index.series("membership", "membership_p_value")
     members: list[float] = []
@@ -254,8 +267,4 @@ def members_found(index: Index, rate: float) -> Share | None:
         tested = p_values.get(key)
         p = 1.0 if tested is None or tested.value is None else tested.value
         (members if record.value else others).append(p)
-    allowed = int(rate * len(others))
-    if not members or not allowed:
-        return None
-    limit = sorted(others)[allowed]
-    return Share(sum(p < limit for p in members), len(members))
+    return members, others

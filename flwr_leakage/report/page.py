@@ -33,6 +33,7 @@ from flwr_leakage.report.grades import SURENESS, grades_table, measures_table
 from flwr_leakage.report.index import RANKED, Index, Table, count, median, values
 from flwr_leakage.report.large_clients import large_clients_section
 from flwr_leakage.report.membership import UNTESTED, membership_section
+from flwr_leakage.report.membership_curve import membership_curve
 from flwr_leakage.report.remedies import remedies, remedies_table
 from flwr_leakage.report.story import (
     blind_guess,
@@ -167,6 +168,7 @@ def render_report(run: RunData, max_gallery: int = 1000, live: str = "") -> str:
             came_of_it=(verdict.sentence, *(t for t in verdict.details if t not in alerts)),
             large=large,
             members=members,
+            members_curve=membership_curve(index),
             not_covered=(
                 *not_covered(index.sample, with_labels=bool(large and large.labels.rows)),
                 *([] if members else [UNTESTED]),

@@ -1,0 +1,60 @@
+"""How many members a membership test finds at which rate of false alarms, on two log axes."""
+
+import matplotlib
+from markupsafe import Markup
+from matplotlib.ticker import FuncFormatter, NullFormatter
+
+from flwr_leakage.report.drawing import ACCENT, LEGEND, MUTED, STYLE, inline, new_figure
+from flwr_leakage.report.figures import Chart
+from flwr_leakage.report.index import Index, count
+from flwr_leakage.report.membership import tested_pairs
+
+FEWEST = 20
+"""Records outside of the updates, with fewer of which no rate of false alarms is drawn."""
+
+
+def found_by_rate(members: list[float], others: list[float]) -> list[tuple[float, float]]:
+    """Return the share of members whose p-value is below all but k of n others', by k / n.
+
+    Example:
+        >>> found_by_rate([0.01, 0.3], [0.2, 0.5, 0.6, 0.9])
+        [(0.25, 1.0), (0.5, 1.0), (0.75, 1.0)]
+    """
+    ordered, size = sorted(others), len(others)
+    return [
+        (k / size, sum(p < ordered[k] for p in members) / len(members)) for k in range(1, size)
+    ]
+
+
+def membership_curve(index: Index) -> Chart | None:
+    """Return the curve of a run whose truth is known; ``None`` where there are too few tests."""
+    members, others = tested_pairs(index)
+    if not members or len(others) < FEWEST:
+        return None
+    caption = (
+        f"Of {count(len(members), 'test')} of a record that was in the update, the share that is "
+        f"found, by the rate of false alarms among {count(len(others), 'test')} of one that was not. "
+        f"A test that knows nothing stays on the dashed line."
+    )
+    return Chart("Members found, by the rate of false alarms", caption, _draw(members, others))
+
+
+def _draw(members: list[float], others: list[float]) -> Markup:
+    points = found_by_rate(members, others)
+    lowest = min(1 / len(others), 1 / len(members))
+    name = "members-curve"
+    with matplotlib.rc_context({**STYLE, "svg.hashsalt": name, "axes.grid.axis": "both"}):
+        figure, axes = new_figure()
+        rates, shares = zip(*points, strict=True)
+        axes.plot([lowest, 1], [lowest, 1], color=MUTED, lw=1, ls=(0, (4, 2)), label="chance")
+        heights = [max(share, lowest) for share in shares]
+        axes.step(rates, heights, where="post", color=ACCENT, lw=1.8, label="this test")
+        axes.set(xscale="log", yscale="log", xlim=(1 / len(others), 1), ylim=(lowest, 1.1))
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
+            axis.set_minor_formatter(NullFormatter())
+        axes.set_xlabel("false alarms")
+        axes.set_ylabel("members found")
+        axes.legend(**LEGEND)
+        told = f"The share of members found rises from {shares[0]:.0%} at a rate of {rates[0]:.2%}."
+        return inline(figure, name, told)
