@@ -34,9 +34,10 @@ def participation_contrasts(
     """Return how much smaller each record's statistic is in the rounds with a client.
 
     ``(mean over the n rounds with − mean over the m rounds without) / √(1/n + 1/m)``: a record of
-    client k fits into the sums that hold k and into no others. If a record's statistics are Gaussian with one mean in its client's rounds and another in the others, the
-    client with the smallest contrast is the likeliest one. Without the divisor, clients that were
-    asked in few rounds would be named too often.
+    client k fits into the sums that hold k and into no others. If a record's statistics are
+    Gaussian with one mean in its client's rounds and another in the others, the client with the
+    smallest contrast is the likeliest one. Without the divisor, clients that were asked in few
+    rounds would be named too often.
 
     Args:
         statistics: of every round and record, small for members, in units of their spread, such as

@@ -112,8 +112,8 @@ class RowSpace:
         It is ``ẽᵀ G h̃ / (‖ẽ‖ ‖h̃‖)`` with ``ẽ = (G Gᵀ + λI)^(−1/2) e`` and
         ``h̃ = (GᵀG + λI)^(−1/2) h``: the match of the record's own gradient of the layer with the
         update, where both sides are whitened by the update itself. For G = Σᵢ eᵢ hᵢᵀ of independent
-        eᵢ and of independent hᵢ, ``eᵢᵀ G⁺ᵀ hᵢ`` is 1 and ``eᵢᵀ G⁺ᵀ hⱼ`` is 0. Other samples therefore
-        weigh little, also where they are more than fit into the row space.
+        eᵢ and of independent hᵢ, ``eᵢᵀ G⁺ᵀ hᵢ`` is 1 and ``eᵢᵀ G⁺ᵀ hⱼ`` is 0. Other samples
+        therefore weigh little, also where they are more than fit into the row space.
 
         Args:
             errors: (N, m) e, the derivatives of the loss by the layer's outputs.

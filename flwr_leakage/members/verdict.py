@@ -45,8 +45,8 @@ single precision leaves less to almost all members, and noise of 0.01 on pixels 
 (simulations/benchmarks/results/membership.md)."""
 
 FIT_DAMPING = 1e-5
-"""Damping of ``Membership.fits``: chosen on sums of ten clients' 320 samples, where 0 to 1e-4 differ
-by less than a percent of clients named rightly."""
+"""Damping of ``Membership.fits``: chosen on sums of ten clients' 320 samples, where 0 to 1e-4
+differ by less than a percent of clients named rightly."""
 
 EXACT_MARGIN = 0.1
 """Such a residual is also at most this share of the null's smallest in that layer; in the others it
@@ -356,8 +356,8 @@ def _weigh(
     why = ""
     if mixed:
         why = (
-            "the client says that it trained on mixtures of its records, which hold a single record "
-            "in part"
+            "the client says that it trained on mixtures of its records, which hold a single "
+            "record in part"
         )
     elif size < problem.num_samples + STRANGERS:
         why = (

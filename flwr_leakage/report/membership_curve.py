@@ -21,9 +21,7 @@ def found_by_rate(members: list[float], others: list[float]) -> list[tuple[float
         [(0.25, 1.0), (0.5, 1.0), (0.75, 1.0)]
     """
     ordered, size = sorted(others), len(others)
-    return [
-        (k / size, sum(p < ordered[k] for p in members) / len(members)) for k in range(1, size)
-    ]
+    return [(k / size, sum(p < ordered[k] for p in members) / len(members)) for k in range(1, size)]
 
 
 def membership_curve(index: Index) -> Chart | None:
@@ -33,8 +31,8 @@ def membership_curve(index: Index) -> Chart | None:
         return None
     caption = (
         f"Of {count(len(members), 'test')} of a record that was in the update, the share that is "
-        f"found, by the rate of false alarms among {count(len(others), 'test')} of one that was not. "
-        f"A test that knows nothing stays on the dashed line."
+        f"found, by the rate of false alarms among {count(len(others), 'test')} of one that was "
+        f"not. A test that knows nothing stays on the dashed line."
     )
     return Chart("Members found, by the rate of false alarms", caption, _draw(members, others))
 

@@ -15,7 +15,6 @@ same updates and with the same null. ``trained`` is one network of each kind, af
 300 steps on images that no client has.
 """
 
-import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,17 +28,7 @@ from torch.nn import functional as F
 
 from flwr_leakage.attacks.labels.rehearsed import rehearse, share_right
 from flwr_leakage.attacks.problem import pose
-from flwr_leakage.data import embedded_mnist
-from flwr_leakage.defenses import (
-    DPSGD,
-    Defense,
-    GaussianNoise,
-    GradientPruning,
-    InstaHide,
-    MixUp,
-    dp_epsilon,
-)
-from flwr_leakage.defenses.base import LocalRound
+from flwr_leakage.defenses import DPSGD, dp_epsilon
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.members import Membership, examine_observation, one_run_epsilon
 from flwr_leakage.members.p_values import tail_p_values
@@ -49,278 +38,25 @@ from flwr_leakage.members.statistics import (
     gradient_products,
     losses,
 )
-from flwr_leakage.models import MLP, ConvNet, ResNet18
-from flwr_leakage.normalization import mode_of
-from flwr_leakage.params import Params, ravel
-from flwr_leakage.randomness import Randomness, Reproducible
-from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Observation, ThreatModel, Update
+from flwr_leakage.params import ravel
+from flwr_leakage.records import Batch, InputSpec, Observation, ThreatModel
 from simulations.benchmarks import lab
+from simulations.benchmarks.membership_setup import (
+    DEFENSES,
+    RESERVED,
+    ROWS,
+    Case,
+    Images,
+    Sources,
+    joined,
+    make,
+    mapped,
+    released,
+    split,
+)
 
-QUICKSTART = InputSpec((3, 32, 32), 10, (0.5,) * 3, (0.5,) * 3)
 PUBLISHED = ("cosine", "difference", "loss")
-OTHERS = 50
-RESERVED = 1600
-"""Images at the end of the data that networks are trained on, and that no client has."""
 LEVELS = (0.001, 0.01)
-
-
-class Quickstart(nn.Module):
-    """The network of Flower's own PyTorch quickstart."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.conv2 = nn.Conv2d(3, 6, 5), nn.Conv2d(6, 16, 5)
-        self.fc1, self.fc2, self.fc3 = nn.Linear(400, 120), nn.Linear(120, 84), nn.Linear(84, 10)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Logits (B, 10) of images (B, 3, 32, 32)."""
-        hidden = F.max_pool2d(F.relu(self.conv1(images)), 2)
-        hidden = F.max_pool2d(F.relu(self.conv2(hidden)), 2).flatten(1)
-        logits: Tensor = self.fc3(F.relu(self.fc2(F.relu(self.fc1(hidden)))))
-        return logits
-
-
-@dataclass(frozen=True)
-class Case:
-    """What is tested in a row.
-
-    Attributes:
-        network: its name in the table.
-        count: the client's samples.
-        batch_size: of a step; all samples by default.
-        epochs: over the samples.
-        rate: learning rate.
-        trained: whether the network is trained before.
-        null: null records.
-        defense: of the update, and its name.
-        adam: whether the client steps by Adam, while the server assumes SGD.
-        sent: whether the client sends the buffers of its BatchNorm layers, as Flower's own do.
-        told: whether the client says that it mixes its records.
-        clients: clients of the round, for FedMIA-II; 1 leaves it out.
-        share: of ``--seeds`` that the row takes.
-    """
-
-    network: str = "quickstart"
-    count: int = 32
-    batch_size: int = 0
-    epochs: int = 1
-    rate: float = 0.1
-    trained: bool = False
-    null: int = 250
-    defense: Defense | None = None
-    name: str = ""
-    adam: bool = False
-    told: bool = False
-    sent: bool = False
-    clients: int = 1
-    share: float = 1.0
-
-    @property
-    def schedule(self) -> LocalSchedule:
-        """The client's, as the server assumes it."""
-        size = self.batch_size or self.count
-        return LocalSchedule(self.rate, self.epochs * -(-self.count // size), size)
-
-    def __str__(self) -> str:
-        """The update in words."""
-        size = self.batch_size or self.count
-        words = f"{self.count} samples"
-        words += ", buffers sent" * self.sent
-        words += f", batches of {size}" * (size < self.count)
-        words += f", {self.epochs} epochs" * (self.epochs > 1)
-        words += ", trained" * self.trained + ", one step of Adam" * self.adam
-        return words + f", {self.name}" * bool(self.name) + ", told" * self.told
-
-
-ROWS = (
-    Case(count=8, clients=10),
-    Case(count=32, clients=10),
-    Case(count=100, clients=4),
-    Case(count=32, trained=True),
-    Case(count=64, batch_size=32, epochs=2, rate=0.01, null=400, share=0.2),
-    Case(count=100, batch_size=32, epochs=2, null=600, share=0.2),
-    Case(count=320, batch_size=32, null=1000, clients=4, share=0.1),
-    Case(count=8, adam=True, rate=0.001, null=400, share=0.2),
-    Case("mlp", 8, clients=10),
-    Case("mlp", 32, clients=10),
-    Case("mlp", 100, clients=4),
-    Case("mlp", 32, trained=True),
-    Case("mlp", 64, 32, 2, 0.01, null=400, share=0.2),
-    Case("convnet, K = 10", 8, clients=10),
-    Case("convnet, K = 10", 32, null=400, clients=10, share=0.2),
-    Case("convnet, K = 100", 32),
-    Case("resnet18, eval mode", 8, null=200, share=0.04),
-    Case("resnet18, train mode", 8, null=200, sent=True, share=0.04),
-    Case("resnet18, train mode", 32, null=200, sent=True, share=0.04),
-    Case("resnet18, train mode", 8, null=250, share=0.02),
-)
-
-
-class TruncatedSVD(Defense):
-    """The core of SVDefense: singular values of each weight's update that hold 99 % of energy."""
-
-    def on_update(
-        self, update: Update, randomness: Randomness, local_round: LocalRound | None
-    ) -> Update:
-        """Drop the smaller singular values."""
-        delta = {}
-        for name, value in update.delta.items():
-            if value.ndim < 2:
-                delta[name] = value
-                continue
-            left, sizes, right = torch.linalg.svd(value.flatten(1), full_matrices=False)
-            kept = int((sizes.square().cumsum(0) < 0.99 * sizes.square().sum()).sum()) + 1
-            delta[name] = (left[:, :kept] * sizes[:kept] @ right[:kept]).reshape(value.shape)
-        return replace(update, delta=delta)
-
-
-class PercentilePrivacy(Defense):
-    """NVFlare's filter of that name, with its defaults: a tenth is set to 0, the rest clipped."""
-
-    def on_update(
-        self, update: Update, randomness: Randomness, local_round: LocalRound | None
-    ) -> Update:
-        """Set entries below the 10th percentile to 0, and clip the others to 0.01."""
-        sizes = ravel(update.delta).abs()
-        cutoff = sizes.kthvalue(max(1, len(sizes) // 10)).values
-        delta = {
-            name: torch.where(value.abs() < cutoff, 0.0, value).clamp(-0.01, 0.01)
-            for name, value in update.delta.items()
-        }
-        return replace(update, delta=delta)
-
-
-DEFENSES: tuple[tuple[str, Defense], ...] = (
-    ("noise 1 % of its norm", GaussianNoise(0.01, "norm")),
-    ("noise 10 %", GaussianNoise(0.1, "norm")),
-    ("noise 100 %", GaussianNoise(1.0, "norm")),
-    ("pruning 0.9", GradientPruning(0.9)),
-    ("pruning 0.99", GradientPruning(0.99)),
-    ("DP-SGD, C = 1, multiplier 1", DPSGD(1.0, 1.0, None)),
-    ("DP-SGD, ε = 8", DPSGD(1.0, 1.2005, None)),
-    ("DP-SGD, ε = 1", DPSGD(1.0, 7.4613, None)),
-    ("MixUp of 4", MixUp()),
-    ("InstaHide of 4", InstaHide()),
-    ("truncated SVD, 99 % of the energy", TruncatedSVD()),
-    ("NVFlare's PercentilePrivacy(10, 0.01)", PercentilePrivacy()),
-)
-"""Noise multipliers of ε are those of one step, δ = 1e-5, one record replaced by another."""
-
-
-@dataclass(frozen=True)
-class Images:
-    """Where a network's records come from.
-
-    Attributes:
-        spec: of the inputs.
-        records: normalised.
-    """
-
-    spec: InputSpec
-    records: Batch
-
-
-@dataclass
-class Sources:
-    """The data of each network, read once.
-
-    Attributes:
-        root: folder of the npz files.
-    """
-
-    root: Path
-    _read: dict[str, Images] = field(default_factory=dict)
-
-    def __call__(self, network: str) -> Images:
-        """The images of a network."""
-        kind = network.split(",")[0]
-        if kind not in self._read:
-            self._read[kind] = self._images(network)
-        return self._read[kind]
-
-    def _images(self, network: str) -> Images:
-        if network == "mlp":
-            train, _ = embedded_mnist()
-            records = train.batch(range(len(train)))
-            return Images(train.spec, records)
-        spec = QUICKSTART if network == "quickstart" else lab.CIFAR10
-        files = [lab.read_images(self.root / f"cifar10_{part}.npz") for part in ("test", "train")]
-        return Images(spec, lab.normalize(joined(*files), spec))
-
-
-def make(case: Case, images: Images, seed: int) -> tuple[nn.Module, InputSpec]:
-    """A fresh network, untrained or trained, and the inputs' spec."""
-    torch.manual_seed(seed)
-    spec = images.spec
-    if "K = 100" in case.network:
-        spec = replace(spec, num_classes=100)
-    if case.network == "quickstart":
-        network: nn.Module = Quickstart()
-    elif case.network == "mlp":
-        network = MLP(spec.shape, 10, (128, 64))
-    elif case.network.startswith("convnet"):
-        network = ConvNet(spec.shape, spec.num_classes, 16, (1, 2, 2), (1, 2, 2), (), False)
-    else:
-        network = ResNet18(spec.shape, 10).train("train" in case.network)
-    if case.trained:
-        network.load_state_dict(_trained(case.network, images))
-    return network, spec
-
-
-_TRAINED: dict[str, Params] = {}
-
-
-def _trained(name: str, images: Images) -> Params:
-    """The weights of a network after 300 steps on images that no client has; one for all seeds."""
-    if name not in _TRAINED:
-        network, _ = make(Case(name), images, 0)
-        optimizer = torch.optim.SGD(network.parameters(), 0.05, momentum=0.9)
-        for _ in range(12):
-            lab.train(network, optimizer, lab.shuffled(images.records[-RESERVED:], 64))
-        _TRAINED[name] = {k: v.detach().clone() for k, v in network.state_dict().items()}
-    return _TRAINED[name]
-
-
-def split(images: Images, case: Case, spec: InputSpec, seed: int) -> tuple[Batch, Batch, Batch]:
-    """Members of all clients, non-members and null records; labels of 100 classes are drawn."""
-    order = torch.randperm(len(images.records) - RESERVED, generator=lab.generator(seed))
-    count = case.count * case.clients
-    ends = (count, count + OTHERS, count + OTHERS + case.null)
-    chosen = images.records[order[: ends[-1]]]
-    if spec.num_classes == 100:
-        labels = torch.randint(100, (len(chosen),), generator=lab.generator(seed))
-        chosen = Batch(chosen.inputs, labels)
-    return chosen[: ends[0]], chosen[ends[0] : ends[1]], chosen[ends[1] :]
-
-
-def mapped(network: nn.Module) -> GradientMap:
-    """The client's gradient map; BatchNorm is as the network's mode says."""
-    return GradientMap(network, batch_norm=mode_of(network))
-
-
-def released(case: Case, network: nn.Module, members: Batch, seed: int) -> Observation:
-    """What the server sees of one client."""
-    gradient_map, used = mapped(network), members
-    randomness = Reproducible.from_seed(seed, purpose="defense")
-    if case.defense is not None and case.defense.encodes_batches:
-        used = case.defense.on_batch(members, QUICKSTART.num_classes, randomness)
-    seen = lab.observe(gradient_map, used, case.schedule)
-    seen = replace(seen, update=replace(seen.update, mixed=case.told))
-    if case.sent:  # one step of the network itself moves its buffers
-        own = copy.deepcopy(network)
-        own(used.inputs)
-        seen = replace(seen, update=replace(seen.update, buffers=dict(own.named_buffers())))
-    if case.adam:
-        own = {name: p.detach().clone().requires_grad_() for name, p in seen.params.items()}
-        loss = F.cross_entropy(gradient_map.logits(own, members.inputs), members.targets)
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.optim.Adam(own.values(), case.rate).step()
-        delta = {name: own[name].detach() - value for name, value in seen.params.items()}
-        return replace(seen, update=replace(seen.update, delta=delta))
-    if case.defense is None:
-        return seen
-    local = LocalRound(gradient_map, seen.params, seen.buffers, members, used)
-    return replace(seen, update=case.defense.on_update(seen.update, randomness, local))
 
 
 def published(
@@ -465,9 +201,8 @@ def _add_published(
     pools["FedMIA-II"].add(against_others(torch.stack(rows), 0)[1], case.count)
 
 
-def joined(*batches: Batch) -> Batch:
-    """The records of several batches, one after another."""
-    return Batch(torch.cat([b.inputs for b in batches]), torch.cat([b.targets for b in batches]))
+def _chosen(cases: Sequence[Case], rows: Sequence[int] | None) -> Sequence[Case]:
+    return cases if rows is None else [cases[row] for row in rows]
 
 
 def print_rows(cases: Sequence[Case], sources: Sources, seeds: int) -> None:
@@ -535,12 +270,12 @@ def _of_the_class(images: Images, labels: Tensor, null: Batch, seed: int) -> Ten
     return torch.cat(chosen)
 
 
-def print_labels(sources: Sources, seeds: int) -> None:
+def print_labels(sources: Sources, seeds: int, rows: Sequence[int] | None) -> None:
     """Class counts that the same updates tell, beside equal counts and what was expected."""
     lab.print_header("network", "update", "updates", "labels right", "expected", "equal counts")
     cases = [case for case in ROWS if not case.network.startswith("resnet")]
     cases += [Case(defense=defense, name=name) for name, defense in DEFENSES]
-    for case in cases:
+    for case in _chosen(cases, rows):
         found = []
         for seed in range(seeds):
             network, spec = make(case, sources(case.network), seed)
@@ -607,8 +342,7 @@ def main() -> None:
     arguments = lab.start(parser)
     sources = Sources(arguments.root)
     if arguments.table == "updates":
-        chosen = ROWS if arguments.rows is None else [ROWS[row] for row in arguments.rows]
-        print_rows(chosen, sources, arguments.seeds)
+        print_rows(_chosen(ROWS, arguments.rows), sources, arguments.seeds)
     elif arguments.table == "defenses":
         cases = [
             Case(count=count, defense=defense, name=name, null=400)
@@ -621,12 +355,11 @@ def main() -> None:
             for network, told in (("quickstart", True), ("mlp", False), ("mlp", True))
             for name, defense in mixing
         ]
-        cases = cases if arguments.rows is None else [cases[row] for row in arguments.rows]
-        print_rows(cases, sources, arguments.seeds)
+        print_rows(_chosen(cases, arguments.rows), sources, arguments.seeds)
     elif arguments.table == "copies":
         print_copies(sources, arguments.seeds)
     elif arguments.table == "labels":
-        print_labels(sources, arguments.seeds)
+        print_labels(sources, arguments.seeds, arguments.rows)
     else:
         print_canaries(sources, arguments.seeds)
 

@@ -44,7 +44,7 @@ from flwr_leakage.members.verdict import FIT_DAMPING
 from flwr_leakage.params import Params
 from flwr_leakage.records import Batch, LocalSchedule, Observation, ThreatModel, Update
 from simulations.benchmarks import lab
-from simulations.benchmarks.membership import Case, Images, Sources, joined, make
+from simulations.benchmarks.membership_setup import Case, Images, Sources, joined, make
 
 CLIENTS, ASKED = 20, 10
 """Clients of the federation, and how many of them a round asks."""

@@ -12,7 +12,9 @@ def index_of(members, others):
     records = []
     for sample, (p, used) in enumerate([(p, 1.0) for p in members] + [(p, 0.0) for p in others]):
         for name, value in (("p_value", p), ("truth", used)):
-            records.append(LeakageRecord("r", 1, 0, sample, "membership", f"membership_{name}", value))
+            records.append(
+                LeakageRecord("r", 1, 0, sample, "membership", f"membership_{name}", value)
+            )
     return Index(records)
 
 

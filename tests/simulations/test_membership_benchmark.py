@@ -7,11 +7,12 @@ import torch
 from scipy import stats
 
 from simulations.benchmarks import membership
+from simulations.benchmarks.membership_setup import Case, Sources
 
 
 def test_a_row_of_the_table():
-    case = membership.Case("mlp", 4)
-    cells = membership.measure(case, membership.Sources(Path("none")), 2)
+    case = Case("mlp", 4)
+    cells = membership.measure(case, Sources(Path("none")), 2)
     network, update, evidence, members, auc, _, found, flags, *_ = cells
     assert (network, update, evidence, members) == ("mlp", "4 samples", "exact 2", 8)
     assert auc == "1.000" and found.startswith("1.000 [0.631, 1.000]") and flags == "8 / 0"
