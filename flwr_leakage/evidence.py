@@ -58,13 +58,14 @@ INFORMATION = (
     "tested.",
     "An assessment under article 35 GDPR names risks and measures. What was seen, labels and "
     "membership are about risks, defenses, bounds and guarantees about measures.",
-    "In the words of NIST AI 100-2 (Adversarial Machine Learning), what the reconstructions tell is "
-    "“data reconstruction”, and what is told of single records “membership inference”. “Property "
-    "inference” and “model extraction” are not tested.",
-    "OWASP AISVS, chapter 11, whose drafts differ in their numbers, asks for attacks that are made "
-    "to defeat the deployed defense (11.2.5): an attack that is the same with and without a defense "
-    "is none. A documented ε of differential privacy (11.3.2) stands among the guarantees, and "
-    "simulated membership inference (11.3.3) under membership, where the run has them.",
+    "In the words of NIST AI 100-2 (Adversarial Machine Learning), what the reconstructions tell "
+    "is “data reconstruction”, and what is told of single records “membership inference”. "
+    "“Property inference” and “model extraction” are not tested.",
+    "OWASP AISVS, chapter 11, whose drafts differ in their numbers, asks for attacks that are "
+    "made to defeat the deployed defense (11.2.5): an attack that is the same with and without a "
+    "defense is none. A documented ε of differential privacy (11.3.2) stands among the "
+    "guarantees, and simulated membership inference (11.3.3) under membership, where the run has "
+    "them.",
 )
 """Where the page may be of use; each entry is a sentence of its own."""
 

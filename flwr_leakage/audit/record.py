@@ -21,7 +21,7 @@ from flwr_leakage.records import (
     State,
     ThreatModel,
 )
-from flwr_leakage.tracking import KeepsTexts, Tracker
+from flwr_leakage.tracking import KeepsTexts, TextRecord, Tracker
 
 if TYPE_CHECKING:
     from flwr_leakage.attacks.labels.rehearsed import LabelEstimate
@@ -306,7 +306,8 @@ class Recorder:
 
     def _text(self, server_round: int, client_id: int, text: Text) -> None:
         if isinstance(self.tracker, KeepsTexts):
-            self.tracker.text(server_round, client_id, text.sample, text.role, text.ids, text.words)
+            where, ids = (server_round, client_id, text.sample, text.role), tuple(text.ids)
+            self.tracker.text(TextRecord(*where, len(ids), ids, tuple(text.words)))
 
     def _measurement(
         self,

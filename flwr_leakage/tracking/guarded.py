@@ -1,12 +1,13 @@
 """A tracker that never ends the training it is told of, not even on a full disk."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from flwr_leakage.records import LeakageRecord, RunEvent
+from flwr_leakage.tracking.lines import TextRecord
 from flwr_leakage.tracking.tracker import KeepsTexts, Tracker
 
 _LOG = logging.getLogger(__name__)
@@ -46,19 +47,11 @@ class GuardedTracker:
         """Pass the image on, if possible."""
         self._try(lambda: self.tracker.image(server_round, client_id, sample, role, pixels))
 
-    def text(
-        self,
-        server_round: int,
-        client_id: int,
-        sample: int,
-        role: str,
-        ids: Sequence[int],
-        words: Sequence[str],
-    ) -> None:
+    def text(self, text: TextRecord) -> None:
         """Pass the text on to a tracker that takes texts, if possible."""
         tracker = self.tracker
         if isinstance(tracker, KeepsTexts):
-            self._try(lambda: tracker.text(server_round, client_id, sample, role, ids, words))
+            self._try(lambda: tracker.text(text))
 
     def close(self) -> None:
         """Close, if possible; say how much was lost."""

@@ -10,7 +10,6 @@ import json
 import math
 import os
 import time
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from flwr_leakage.records import LeakageRecord, RunEvent
-from flwr_leakage.tracking.lines import VERSION
+from flwr_leakage.tracking.lines import VERSION, TextRecord
 from flwr_leakage.tracking.text import plain_text
 from flwr_leakage.tracking.tracker import check_role, checked_pixels
 from flwr_leakage.untrusted import inside
@@ -149,34 +148,17 @@ class JsonlTracker:
             }
         )
 
-    def text(
-        self,
-        server_round: int,
-        client_id: int,
-        sample: int,
-        role: str,
-        ids: Sequence[int],
-        words: Sequence[str],
-    ) -> None:
+    def text(self, text: TextRecord) -> None:
         """Append a line with one text; of a long one, the first ``MAX_TOKENS`` tokens.
 
         Raises:
             ValueError: if the role is unknown.
         """
-        check_role(role)
-        self._enter(server_round)
-        self._append(
-            {
-                "type": "text",
-                "server_round": int(server_round),
-                "client_id": int(client_id),
-                "sample": int(sample),
-                "role": role,
-                "length": len(ids),
-                "ids": [int(each) for each in ids[:MAX_TOKENS]],
-                "words": [plain_text(each, MAX_WORD) for each in words[:MAX_TOKENS]],
-            }
-        )
+        check_role(text.role)
+        self._enter(text.server_round)
+        ids, words = text.ids[:MAX_TOKENS], text.words[:MAX_TOKENS]
+        plain = [plain_text(word, MAX_WORD) for word in words]
+        self._append({"type": "text", **vars(text), "ids": ids, "words": plain})
 
     def flush(self) -> None:
         """Have the operating system put everything on the disk."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.records import LeakageRecord, RunEvent
+from flwr_leakage.tracking.lines import TextRecord
 
 ROLES = ("original", "reconstruction", "defended", "decoded", "blind_guess", "named")
 """What an image or a text can be; beside these ``what_if_NAME``, what was made of the same update
@@ -56,16 +57,8 @@ class Tracker(Protocol):
 class KeepsTexts(Protocol):
     """A tracker that takes texts, too; live views take none."""
 
-    def text(
-        self,
-        server_round: int,
-        client_id: int,
-        sample: int,
-        role: str,
-        ids: Sequence[int],
-        words: Sequence[str],
-    ) -> None:
-        """Keep one text, by its token ids and the words that they stand for (or none)."""
+    def text(self, text: TextRecord) -> None:
+        """Keep one text."""
 
 
 @dataclass(frozen=True)
@@ -95,19 +88,11 @@ class CompositeTracker:
         """Pass the image to each tracker."""
         self._each(lambda tracker: tracker.image(server_round, client_id, sample, role, pixels))
 
-    def text(
-        self,
-        server_round: int,
-        client_id: int,
-        sample: int,
-        role: str,
-        ids: Sequence[int],
-        words: Sequence[str],
-    ) -> None:
+    def text(self, text: TextRecord) -> None:
         """Pass the text to each tracker that takes texts."""
         for tracker in self.trackers:
             if isinstance(tracker, KeepsTexts):
-                tracker.text(server_round, client_id, sample, role, ids, words)
+                tracker.text(text)
 
     def close(self) -> None:
         """Close each tracker."""

@@ -111,7 +111,10 @@ def test_engineers_are_told_what_was_measured_and_when_to_go_on():
     _, steps = advice(*leaks, config=limited)
     assert "Its time limit (here 4 CPU seconds for an update) ends" in steps["Go on only if"]
     _, steps = advice(*leaks, *image(11.0, (1, 4, 0)))
-    assert "of clients with 30 images nothing was seen here" in (steps["In short"])
+    assert "of clients with 30 images nothing was seen here." in steps["In short"]
+    stopped = record("attack", "stopped_by_budget", 1.0, (1, 4, -1))
+    _, steps = advice(*leaks, *image(11.0, (1, 4, 0)), stopped)
+    assert "nothing was seen here, but time cut the attack off." in steps["In short"]
 
 
 def test_the_answer_counts_images_and_names_everybody_of_whom_something_is_seen():

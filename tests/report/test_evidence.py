@@ -47,6 +47,14 @@ def test_each_sentence_has_its_records_and_each_record_its_id(run_folder):
     assert records_by_id(run_folder, [one]) == [by_id[one]]
 
 
+@pytest.mark.parametrize(
+    "source", ["EDPB Opinion 28/2024", "article 35 GDPR", "NIST AI 100-2", "OWASP AISVS"]
+)
+def test_each_map_is_a_sentence_of_its_own_and_rests_on_no_record(run_folder, source):
+    [told] = [each for each in make_evidence(run_folder).statements if source in each.text]
+    assert (told.part, told.source, told.records) == ("As information", "method", ())
+
+
 def test_the_page_holds_the_sentences_and_its_data(run_folder, tmp_path):
     path = write_evidence(run_folder, tmp_path / "filed.html")
     made = make_evidence(run_folder)

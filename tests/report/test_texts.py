@@ -13,18 +13,24 @@ from flwr_leakage.report.index import Index
 from flwr_leakage.report.page import conclusion
 from flwr_leakage.report.samples import IMAGE, ROW, TEXT
 from flwr_leakage.report.texts import text_exhibits
-from flwr_leakage.tracking import CompositeTracker, GuardedTracker, JsonlTracker, read_run
+from flwr_leakage.tracking import (
+    CompositeTracker,
+    GuardedTracker,
+    JsonlTracker,
+    TextRecord,
+    read_run,
+)
 
 HOSTILE = ["<b>", "\u202eevil", "image", "</style>", "\x1b[2J", "a&b"]
 
 
 def write(folder, words=HOSTILE, answer=(5, 6, 7, 8, 1, 10)):
     tracker = GuardedTracker(CompositeTracker((JsonlTracker(folder),)))
-    ids = range(5, 5 + len(words))
-    tracker.text(1, 0, 0, "original", ids, words)
+    ids, words = tuple(range(5, 5 + len(words))), tuple(words)
+    tracker.text(TextRecord(1, 0, 0, "original", len(ids), ids, words))
     if answer:
-        tracker.text(1, 0, 0, "reconstruction", answer, words)
-    tracker.text(1, 0, -1, "named", [9], [words[4]])
+        tracker.text(TextRecord(1, 0, 0, "reconstruction", len(ids), answer, words))
+    tracker.text(TextRecord(1, 0, -1, "named", 1, (9,), (words[4],)))
     for name, value, note in (
         ("token_accuracy", 5 / 6 if answer else None, "most tokens" if answer else "no text"),
         ("named_tokens", 1 / 6, "1 token named"),
@@ -82,7 +88,7 @@ def test_every_sentence_names_the_samples_that_the_run_had(tmp_path, sample):
     fill(tracker := JsonlTracker(tmp_path / "run"))
     tracker.log(LeakageRecord("r", 1, 0, -1, "client", "images", 2.0, sample.one))
     if sample is TEXT:
-        tracker.text(1, 0, 0, "original", [3], ["word"])
+        tracker.text(TextRecord(1, 0, 0, "original", 1, (3,), ("word",)))
     tracker.close()
     page = write_report(tmp_path / "run").read_text()
     shown = re.sub(r"<(style|script|code|svg)\b.*?</\1>", "", page, flags=re.S)

@@ -11,7 +11,7 @@ import torch
 
 from flwr_leakage.records import LeakageRecord, RunEvent
 from flwr_leakage.report import render_report
-from flwr_leakage.tracking import JsonlTracker, read_run, schema, write_metadata
+from flwr_leakage.tracking import JsonlTracker, TextRecord, read_run, schema, write_metadata
 from flwr_leakage.tracking.lines import LINES, MIGRATIONS, VERSION, NewerVersionError
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -24,7 +24,7 @@ def written(folder):
     tracker.log(LeakageRecord("r", 1, 0, 0, "score", "s", None, error=None, state="unresolved"))
     tracker.event(RunEvent("r", 1, 0, "info", "said"))
     tracker.image(1, 0, 0, "original", torch.zeros(1, 2, 2))
-    tracker.text(1, 0, 0, "original", [3, 4], ["a", "b"])
+    tracker.text(TextRecord(1, 0, 0, "original", 2, (3, 4), ("a", "b")))
     tracker.close()
     return [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
 
