@@ -272,6 +272,9 @@ def score(
 def report(
     folder: Annotated[Path, typer.Argument(help="A run folder.")],
     output: Annotated[Path | None, typer.Option(help="The file to write.")] = None,
+    max_gallery: Annotated[
+        int, typer.Option(min=0, help="How many samples the gallery shows at most.")
+    ] = 1000,
 ) -> None:
     """Write the report of a run anew, also of one that still goes on or was killed.
 
@@ -287,7 +290,7 @@ def report(
             f"other by `flwr-leakage compare {folder}`, or name one, such as {runs[0]}."
         ))  # fmt: skip
     try:
-        _say(write_report(folder, output))
+        _say(write_report(folder, output, max_gallery))
     except (OSError, ValueError) as error:
         _fail(error)
 

@@ -316,7 +316,7 @@ def ended_by_time(
     updates = count(len(fate.attacked), "update")
     return (
         f"The {limit_told(limit)} ended the attack on {len(stopped)} of {updates} "
-        f"({_where(stopped)}): more time may find more, and what was found there depends on the "
+        f"({where(stopped)}): more time may find more, and what was found there depends on the "
         f"speed of the machine. That less is found in later rounds is no sign of safety where the "
         f"limit ended the attack.",
     )
@@ -341,13 +341,13 @@ def unexplained_told(index: Index, fate: Fates, replayed: Collection[Place]) -> 
         )
     return (
         f"On {len(places)} of {count(len(fate.attacked), 'attacked update')} the attack’s answer "
-        f"does not explain the update ({_where(places)}): up to {max(places.values()):.4g} of its "
+        f"does not explain the update ({where(places)}): up to {max(places.values()):.4g} of its "
         f"squared size is left over, where an answer that explains nothing leaves 1. {why}. That "
         f"nothing is seen there is no sign of safety.",
     )
 
 
-def _where(places: Collection[Place]) -> str:
+def where(places: Collection[Place]) -> str:
     """Name clients with their rounds; those of the same rounds together."""
     rounds_of = grouped((client, server_round) for server_round, client in sorted(places))
     clients_in = grouped((tuple(rounds), client) for client, rounds in sorted(rounds_of.items()))

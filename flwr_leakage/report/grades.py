@@ -33,7 +33,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
-from flwr_leakage.report.index import Table
+from flwr_leakage.report.index import Table, percent
 
 Grade = Literal["exact", "recognisable", "partly", "nothing"]
 
@@ -250,7 +250,7 @@ def measures_table() -> Table:
         (
             each.grade + " or exact" * (each.grade == "recognisable"),
             str(each.count),
-            *map(_share, (each.by_eye, each.by_error, each.by_structure, each.by_none)),
+            *map(percent, (each.by_eye, each.by_error, each.by_structure, each.by_none)),
         )
         for each in CALIBRATION
     )
@@ -261,10 +261,6 @@ def measures_table() -> Table:
 
 def _of_hundred(value: float) -> str:
     return f"{100 * value:.0f}"
-
-
-def _share(value: float) -> str:
-    return f"{_of_hundred(value)} %"
 
 
 _ANY = (

@@ -200,6 +200,16 @@ def ceiling_told(rows: Iterable[Sequence[str]]) -> tuple[str, ...]:
     return ()
 
 
+def percent(part: float | None) -> str:
+    """Write a share of 1 in whole percent; a dash where there is none.
+
+    Example:
+        >>> percent(0.934), percent(None)
+        ('93 %', '–')
+    """
+    return "–" if part is None else f"{100 * part:.0f} %"
+
+
 def share(part: int, whole: int) -> str:
     """Write ``part of whole`` with its percentage."""
     return f"{part} of {whole} ({100 * part / whole:.0f} %)" if whole else "–"

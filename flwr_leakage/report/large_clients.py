@@ -15,6 +15,7 @@ from flwr_leakage.report.index import (
     decibel,
     grouped,
     number,
+    percent,
     several,
     values,
     who,
@@ -186,11 +187,11 @@ def _labels(
             shares = [_right(counts, truth), _right(dict.fromkeys(counts, total / classes), truth)]
             shares += [_right(mean, truth)] if len(others) > 1 else []
             right.append((shares[0], max(shares[1:])))
-            cells = [_percent(share) for share in shares] + ["–"] * (3 - len(shares))
+            cells = [percent(share) for share in shares] + ["–"] * (3 - len(shares))
         else:
-            cells[1] = f"{_percent(blind[key].value)} (expected)"
+            cells[1] = f"{percent(blind[key].value)} (expected)"
         least = series["least_right"][key].value
-        expected = f"{_percent(record.value)} (at least {_percent(least)} in each rehearsal)"
+        expected = f"{percent(record.value)} (at least {percent(least)} in each rehearsal)"
         rows.append((who(place[1]), str(place[0]), f"{total:,.0f}", shown, expected, *cells))
     columns = (
         "client", "round", index.sample.many, "inferred from its update alone", "right, expected",
@@ -214,10 +215,6 @@ def _mean(several: Sequence[Counts], total: float) -> Counts:
             share = n / sum(counts.values()) / len(several)
             found[label] = found.get(label, 0.0) + total * share
     return found
-
-
-def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.0f} %"
 
 
 def _probe_sizes(index: Index) -> list[int]:

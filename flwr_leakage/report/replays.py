@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from flwr_leakage.measurements import NOT_CHECKED
 from flwr_leakage.per_sample.replay import EXPLAINED
 from flwr_leakage.records import LeakageRecord, RunEvent
-from flwr_leakage.report.index import Index, count, grouped, number, several
+from flwr_leakage.report.attempts import Place, where
+from flwr_leakage.report.index import Index, count, number, several
 from flwr_leakage.report.samples import IMAGE, Sample
 
 _CHECK = "replay_residual"
@@ -24,9 +25,6 @@ _EMPTY_WORDS = ("; results are no evidence of safety", "the training was not rep
 
 FAILED = "Replay check failed"
 """How the sentence on updates begins that are not those that were trained."""
-
-
-Place = tuple[int, int]  # round, client
 
 
 @dataclass(frozen=True)
@@ -125,7 +123,7 @@ def replay_told(
     told = []
     if other:
         told.append(
-            f"{FAILED} for {_named(other)}: training again from the client’s own {sample.many} "
+            f"{FAILED} for {where(other)}: training again from the client’s own {sample.many} "
             f"gives another update than the one that was attacked. Results of it are no evidence "
             f"of safety (see Clients)."
         )
@@ -150,7 +148,7 @@ def replay_told(
             f"of clients has every replayed round."
         )
     if left or not places:
-        whom = f" for {_named(left)}" if left and (same or other) else ""
+        whom = f" for {where(left)}" if left and (same or other) else ""
         told.append(
             f"Replay check not done{whom}: nothing shows that what was attacked is what the "
             f"client trained. If it is not, that an attack fails is no evidence of safety."
@@ -175,14 +173,3 @@ def _sorted_out(
     }  # fmt: skip
     same, other = places & found.same.keys(), places & found.other.keys()
     return places, same, other, places - same - other
-
-
-def _named(places: Collection[Place]) -> str:
-    rounds_of = grouped((client, server_round) for server_round, client in sorted(places))
-    clients_in = grouped((tuple(rounds), client) for client, rounds in rounds_of.items())
-    groups = [
-        f"{several(clients)} in {several(rounds, 'round')}"
-        for rounds, clients in list(clients_in.items())[:3]
-    ]
-    more = len(clients_in) - len(groups)
-    return "; ".join(groups) + (" and others" if more else "")

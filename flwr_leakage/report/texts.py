@@ -12,7 +12,7 @@ from typing import Literal
 
 from flwr_leakage.records import LeakageRecord
 from flwr_leakage.report.attempts import Attempt
-from flwr_leakage.report.index import Index, Table, by_round, count, grouped, who
+from flwr_leakage.report.index import Index, Table, by_round, count, grouped, percent, who
 from flwr_leakage.tracking import TextRecord
 
 Mark = Literal["placed", "named", "missed", "wrong"]
@@ -218,10 +218,10 @@ def texts_table(index: Index, found: Sequence[Attempt]) -> Table | None:
                 str(server_round),
                 str(len(tried)),
                 str(int(sum(exact.get(server_round, [])))),
-                _percent(fmean(each.tokens or 0.0 for each in tried)),
-                _percent(_mean(blind.get(server_round))),
+                percent(fmean(each.tokens or 0.0 for each in tried)),
+                percent(_mean(blind.get(server_round))),
                 f"{fmean(_or_zero(alike.get(each.key)) for each in tried):.2f}",
-                _percent(_mean(named.get(server_round))),
+                percent(_mean(named.get(server_round))),
                 f"{sum(certified.get(server_round, []))} of "
                 f"{count(len(certified.get(server_round, [])), 'update')}",
             )
@@ -240,7 +240,3 @@ def _or_zero(record: LeakageRecord | None) -> float:
 
 def _mean(shares: Sequence[float] | None) -> float | None:
     return fmean(shares) if shares else None
-
-
-def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.0f} %"

@@ -91,5 +91,5 @@ def check_complete(data: RunData) -> None:
     if missing:
         raise IncompleteRunError(
             f"the run in {data.folder} is incomplete: {'; '.join(missing)}. What was written can "
-            f"be read: make room, then python -m flwr_leakage.report {data.folder}"
+            f"be read: make room, then flwr-leakage report {data.folder}"
         )

@@ -87,7 +87,7 @@ def finish(run_dir: Path, console: Console) -> None:
     except OSError as error:  # a full disk, which must not hide what ended the run
         console.print(
             f"The report could not be written ({error}). What was recorded is kept; later\n"
-            f"    python -m flwr_leakage.report {run_dir.resolve()}", markup=False, soft_wrap=True
+            f"    flwr-leakage report {run_dir.resolve()}", markup=False, soft_wrap=True
         )  # fmt: skip
         return
     run = read_run(run_dir)

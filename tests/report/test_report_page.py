@@ -6,10 +6,11 @@ from itertools import pairwise
 
 import pytest
 from report_page import Page, fill, report
+from typer.testing import CliRunner
 
+from flwr_leakage.cli.app import app
 from flwr_leakage.records import LeakageRecord, RunEvent
 from flwr_leakage.report import write_report
-from flwr_leakage.report.__main__ import main
 from flwr_leakage.tracking import JsonlTracker, write_metadata
 
 
@@ -231,15 +232,15 @@ def test_the_same_run_gives_the_same_file_for_its_owner_only(run_folder):
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_command_line(run_folder, tmp_path, capsys):
+def test_command_line(run_folder, tmp_path):
     output = tmp_path / "elsewhere" / "page.html"
     arguments = ["--output", str(output), "--max-gallery", "1"]
-    assert main([str(run_folder), *arguments]) == 0
-    assert capsys.readouterr().out.strip() == str(output)
+    done = CliRunner().invoke(app, ["report", str(run_folder), *arguments])
+    assert (done.exit_code, done.stdout.strip()) == (0, str(output))
     assert "1 of 10 shown" in Page(output.read_text()).text
 
 
 @pytest.mark.parametrize("arguments", [[], ["--max-gallery", "-1"]])
-def test_command_line_names_a_wrong_folder_or_setting(tmp_path, capsys, arguments):
-    assert main([str(tmp_path), *arguments]) == 2
-    assert "error: " in capsys.readouterr().err
+def test_command_line_names_a_wrong_folder_or_setting(tmp_path, arguments):
+    done = CliRunner().invoke(app, ["report", str(tmp_path), *arguments])
+    assert done.exit_code == 2 and re.search("error: |Invalid value", done.stderr)
