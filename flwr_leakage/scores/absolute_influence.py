@@ -79,7 +79,7 @@ class AbsoluteInfluence(SampleScore):
 
 @dataclass(frozen=True)
 class DampingFit:
-    """Which damping makes attacks' errors linear in I²F.
+    """Return the damping that makes attacks' errors linear in I²F.
 
     Attributes:
         damping: the best one.

@@ -1,4 +1,4 @@
-"""What every score is, and the skeleton of those that look at one sample at a time."""
+"""The interface of scores, and the base of those that look at one sample at a time."""
 
 import math
 from abc import ABC, abstractmethod
@@ -163,7 +163,7 @@ def _measured(column: Column, problem: SampleProblem) -> Measurement:
 
 
 def _join(parts: Sequence[Measurement], order: Sequence[int]) -> Measurement:
-    """The same quantity of all samples, from those of each window, put in order."""
+    """Return one quantity of all samples, in order, from the quantities of each window."""
     names = {part.name for part in parts}
     if len(names) > 1:
         raise ValueError(f"measure must give the same quantities of all samples, got {names}.")
@@ -188,7 +188,7 @@ def notes_where(condition: Bool[Tensor, " S"], text: str) -> list[str]:
 
 
 def first_notes(*notes: Sequence[str]) -> list[str]:
-    """For each sample, the first of its notes that is not empty."""
+    """Return, for each sample, the first of its notes that is not empty."""
     return [next((note for note in own if note), "") for own in zip(*notes, strict=True)]
 
 
@@ -228,7 +228,7 @@ def mean_with_error(draws: Float[Tensor, "n S"]) -> tuple[Tensor, Tensor]:
 
 
 class Numbers(NamedTuple):
-    """What a score reads of an estimate, one entry for each of S samples; see ``Column``."""
+    """Values, errors and states of an estimate, one for each of S samples; see ``Column``."""
 
     values: Float[Tensor, " S"]
     notes: list[str]
@@ -239,7 +239,7 @@ class Numbers(NamedTuple):
 def numbers_of(
     estimate: Estimate, bound: str, quantity: str = "", state: State = "within tolerance"
 ) -> Numbers:
-    """What a score reads of an estimate; a value that did not converge is NaN, and a bound.
+    """Read an estimate. A value that did not converge becomes NaN, and its state a bound.
 
     Args:
         estimate: one for each of S samples.

@@ -1,4 +1,4 @@
-"""What scores of the largest and the smallest eigenvalue share."""
+"""The common base of scores of the largest and the smallest eigenvalue."""
 
 from dataclasses import dataclass, field
 

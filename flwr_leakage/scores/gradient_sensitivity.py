@@ -1,4 +1,4 @@
-"""How far each layer's gradient moves with the input, or along a latent attribute."""
+"""The sensitivity of each layer's gradient to the input, or to a latent attribute."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

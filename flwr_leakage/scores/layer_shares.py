@@ -1,4 +1,4 @@
-"""Which layer leaks: the share of every layer in JJᵀ."""
+"""The share of every layer in JJᵀ, which tells the layers that leak most."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ from flwr_leakage.scores.base import (
 
 
 def layer_slices(params: dict[str, Tensor]) -> dict[str, list[slice]]:
-    """Where the entries of each layer lie in the flat gradient: weight and bias together."""
+    """Return the slice of each layer in the flat gradient, with weight and bias together."""
     slices: dict[str, list[slice]] = {}
     start = 0
     for name, value in params.items():

@@ -84,7 +84,7 @@ class Lipschitz(SampleScore):
     precision: Precision = field(default="float64", kw_only=True)
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """``lipschitz`` and ``angular_lipschitz``."""
+        """Return the columns ``lipschitz`` and ``angular_lipschitz``."""
         plain, angular = lipschitz_constants(
             problem.oracle, problem.inputs, draws, self.noise_std, self.num_draws
         )

@@ -1,4 +1,4 @@
-"""Whether a model in the mode that it is in computes what is scored."""
+"""A check that a model, in its present mode, computes the function that is scored."""
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ _MOST_SAMPLES = 8
 def mode_warnings(
     model: nn.Module, mode: BatchNormMode, gradient_map: GradientMap, batch: Batch
 ) -> list[str]:
-    """What a model does in train mode, besides BatchNorm, that is not scored: dropout mostly.
+    """Return what a model does in train mode that scores leave out, such as dropout.
 
     Scores are of one fixed function. The model is copied, BatchNorm taken care of, and run twice on
     a few samples in the mode that it is in. Where two runs differ, it draws random numbers; where

@@ -155,7 +155,7 @@ def _by_name(entries: Iterable[Score | str]) -> list[Score]:
 
 
 def _trained(gradient_map: GradientMap, batch: Batch, schedule: LocalSchedule) -> Params:
-    """What local training changes, or zeros where it fails or is not finite.
+    """Return the change by local training, or zeros where it fails or is not finite.
 
     Each score itself then says what is wrong with the batch, a sample or the model.
     """

@@ -1,4 +1,4 @@
-"""How far a small change of a sample can push the loss on others: ‖J‖ seen as poisoning."""
+"""A bound on the harm that a small change of one sample does to the loss on others."""
 
 import math
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ class PoisoningBound(SampleScore):
             raise ValueError(f"learning_rate must be positive, got {self.learning_rate}.")
 
     def __call__(self, client: ClientSamples, seed: int) -> list[Measurement]:
-        """As for every score of samples, with the client's own samples as the others."""
+        """Score every sample, with the client's other samples as those that are harmed."""
         whole = client.exposure.whole
         rate = self.learning_rate or whole.raw.schedule.learning_rate
         return _Poisoning(

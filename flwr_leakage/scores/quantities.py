@@ -1,4 +1,4 @@
-"""What scores measure, by name, before a client's round is scored."""
+"""The quantities that scores measure, by name, before a client's round is scored."""
 
 import warnings
 from collections.abc import Mapping

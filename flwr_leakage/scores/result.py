@@ -1,4 +1,4 @@
-"""What scores return: results by name, as a table, tensors or a pandas frame."""
+"""The results of scores by name, as a table, as tensors or as a pandas frame."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ScoreResult:
-    """What one score gave: its measurements, or the reason why there are none.
+    """The measurements of one score, or the reason why there are none.
 
     The first measurement is the score's main quantity: ``values``, ``notes``, ``unit`` and
     ``direction`` are those of it. The others stand under their names,

@@ -15,7 +15,7 @@ from flwr_leakage.scores.compute import ScoreResult, score_client, warned
 from flwr_leakage.scores.plan import ScorePlan, rank_samples
 
 RANKING_PRICES = {"first": 0.0, "random": 0.0, "most_at_risk": 2.0, "largest_gradient": 10.0}
-"""What ranking one sample counts in training gradients: no less than was measured."""
+"""The cost of ranking one sample, in training gradients, at least as high as measured."""
 
 SETUP_PRICE = 3.0
 """Products that setting up the Jacobian of one sample counts."""
@@ -30,7 +30,7 @@ MARGIN = 1.3
 NOT_CHOSEN = "not scored: the plan's max_samples are others"
 
 BLANKS = {"values": None, "errors": None, "states": "unresolved"}
-"""What a measurement holds of a sample that was left out."""
+"""The note of a measurement on a sample that was left out."""
 
 Part = tuple[list[int], dict[str, ScoreResult]]
 """Places of some samples, ascending, and their scores."""
@@ -38,7 +38,7 @@ Part = tuple[list[int], dict[str, ScoreResult]]
 
 @dataclass(frozen=True)
 class Account:
-    """What a client's training has paid for and its scores have not spent yet.
+    """The budget that a client's training has earned and its scores have not spent yet.
 
     In CPU seconds or, where a plan has a ``product_price``, in training gradients of one sample.
 
@@ -149,7 +149,7 @@ class _Purse:
 
     @property
     def missing(self) -> float:
-        """What the account lacks for a scored round, at the last prices."""
+        """Return what is missing in the account for one more scored round, at the last prices."""
         if self.plan.relative_cost is None:
             return 0.0
         return PATIENCE * (self.ranking + self.price) - self.balance
@@ -167,7 +167,7 @@ class _Purse:
         self._began = time.process_time()
 
     def affordable(self, count: int) -> int:
-        """How many of ``count`` samples can be paid for."""
+        """Return how many of ``count`` samples can be paid for."""
         if self.plan.relative_cost is None:
             return count
         if not self.price or self.balance <= 0:

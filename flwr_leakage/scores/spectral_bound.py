@@ -1,4 +1,4 @@
-"""What the bounds from the eigenvalues of JJᵀ share: noise level, dense or iterative route."""
+"""The common base of bounds from the eigenvalues of JJᵀ: noise level, dense or iterative route."""
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
@@ -62,7 +62,7 @@ class SpectralBound(SampleScore):
     def squared_error(
         self, eigenvalues: Float[Tensor, "S k"], noise_std: Float[Tensor, "S 1"]
     ) -> Float[Tensor, "S k"]:
-        """What each eigenvalue adds to the squared error: completely monotone in it."""
+        """Return the share of each eigenvalue in the squared error; completely monotone in it."""
 
     def bound(
         self, name: str, problem: SampleProblem, draws: Draws, exact: State, full_rank: bool

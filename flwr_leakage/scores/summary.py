@@ -1,4 +1,4 @@
-"""What a measurement says about a whole batch, and about whom it is unfair to."""
+"""Summaries of a measurement over a batch, and over the groups that it treats unequally."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
