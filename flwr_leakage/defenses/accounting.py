@@ -1,4 +1,4 @@
-"""What Gaussian noise on an update guarantees, (ε, δ), and what canaries show.
+"""The guarantee (ε, δ) of Gaussian noise on an update, and the estimate of it from canaries.
 
 Everything follows from one number. Adding N(0, σ²) to a sum that one client can move by at most
 Δ in norm, T times, is as private as telling N(0, 1) from N(μ, 1) with
@@ -29,7 +29,7 @@ from torch import Tensor
 from flwr_leakage.params import Params
 
 Adjacency = Literal["replace-one", "add-or-remove"]
-"""Which two sets of records an ε compares."""
+"""The two kinds of neighbouring sets of records that an ε may compare."""
 
 ADJACENCIES: tuple[Adjacency, ...] = get_args(Adjacency)
 
@@ -194,7 +194,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 @dataclass(frozen=True)
 class CanaryEstimate:
-    """What canaries show of a mechanism.
+    """The estimate of a mechanism's ε from canaries.
 
     Attributes:
         epsilon: the empirical ε; an estimate, and no bound.

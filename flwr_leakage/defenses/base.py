@@ -16,7 +16,7 @@ from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Update
 
 @dataclass(frozen=True)
 class LocalRound:
-    """What a client's defense may look at while it defends one update.
+    """The private view of a client's round that its defense may look at.
 
     Attributes:
         gradient_map: of the client's model and loss.
@@ -105,7 +105,7 @@ class Defense:
         return False
 
     def in_words(self) -> str:
-        """What the defense does to an update or to a batch, in half a sentence.
+        """Return half a sentence that says what the defense does to an update or to a batch.
 
         The report puts it into its own sentences: "Pruning, by which only the largest 1 % of the
         update’s numbers are sent, hides it from this attack". A defense that does not override it
@@ -160,7 +160,7 @@ class Defense:
     ) -> Float[Tensor, "B n"] | None:
         """W (B, n) of encodings W · samples, as ``on_batch`` draws it; ``None`` if it mixes none.
 
-        What a threat model may grant an attacker who decodes: fresh draws of the same seed give
+        A threat model may grant it to an attacker who decodes: fresh draws of the same seed give
         the mixing that ``on_batch`` used.
 
         Args:

@@ -55,11 +55,11 @@ class Chain(Defense):
 
     @property
     def flips_signs(self) -> bool:
-        """Whether one of the chain does."""
+        """Whether one of the chain draws signs anew."""
         return any(defense.flips_signs for defense in self.defenses)
 
     def in_words(self) -> str:
-        """What each defense does, in order."""
+        """Return half a sentence that says what each defense does, in order."""
         return "; then ".join(defense.in_words() for defense in self.defenses)
 
     def validate(self, gradient_map: GradientMap, spec: InputSpec, num_examples: int) -> None:

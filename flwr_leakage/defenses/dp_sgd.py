@@ -18,7 +18,7 @@ from flwr_leakage.randomness import Randomness
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Update
 
 Sampling = Literal["in_order", "poisson"]
-"""How a step draws its samples."""
+"""The ways in which a step draws its samples."""
 
 
 def clipped_mean_gradient(

@@ -1,4 +1,4 @@
-"""How evenly samples and classes are protected, and which are protected least."""
+"""The fairness of protection over samples and classes, and those that are protected least."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class GroupProtection:
 
 @dataclass(frozen=True)
 class ProtectionReport:
-    """How evenly a defense protects, by a quantity that is larger where a sample is safer.
+    """The protection of samples and classes, by a quantity that is larger where a sample is safer.
 
     Attributes:
         worst_sample: index of the sample protected least.

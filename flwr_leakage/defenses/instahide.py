@@ -155,11 +155,11 @@ class InstaHide(Defense):
 
     @property
     def flips_signs(self) -> bool:
-        """As told by ``random_signs``."""
+        """Whether ``random_signs`` is set."""
         return self.random_signs
 
     def validate(self, gradient_map: GradientMap, spec: InputSpec, num_examples: int) -> None:
-        """What is encoded at once must be enough samples, and the public set of their shape."""
+        """Check that enough samples are encoded at once, and the shape of public images."""
         super().validate(gradient_map, spec, num_examples)
         if num_examples < self.num_private:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Which samples are mixed, and how much of each: the draws of MixUp and InstaHide."""
+"""The random draws of MixUp and InstaHide: which samples are mixed, and how much of each."""
 
 from dataclasses import dataclass
 

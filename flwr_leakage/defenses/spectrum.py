@@ -1,4 +1,4 @@
-"""How strongly a client's samples show in its update: what the risk-driven defenses look at.
+"""Spectra of a client's samples, by which risk-driven defenses choose their noise.
 
 For sample i let A_i = ∂g/∂x_i ∈ R^{P×N}, the derivative of the pseudo-gradient
 g = −Δ/learning_rate, with singular values σ. An attacker with a Gaussian prior of standard
