@@ -1,4 +1,4 @@
-"""What a server does with what it observes: grant, attack, evaluate, record. No Flower here."""
+"""The audit of a server's observations: grant, attack, evaluate, record. It knows no Flower."""
 
 from typing import TYPE_CHECKING
 

@@ -13,7 +13,7 @@ from flwr_leakage.records import Reconstruction
 
 @dataclass(frozen=True)
 class Attempt:
-    """What an attack answered, and what it took.
+    """The answer of an attack, and its cost.
 
     Attributes:
         answers: one for each target, in their order.

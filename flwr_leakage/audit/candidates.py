@@ -83,7 +83,7 @@ def inputs_of(records: Records) -> Tensor:
 
 @dataclass(frozen=True)
 class DrawnCandidates:
-    """Which records the server of a simulation tests, as it knows everybody's.
+    """The choice of records that the server of a simulation tests; it knows those of all clients.
 
     Attributes:
         per_client: private samples of each client that are tested in every update, ≥ 1.

@@ -1,4 +1,4 @@
-"""What a server that knows the mixing makes of a client's encodings, over the rounds."""
+"""Decoding of a client's encodings over the rounds, by a server that knows the mixing."""
 
 from dataclasses import dataclass, field, replace
 

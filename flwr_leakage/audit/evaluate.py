@@ -1,4 +1,4 @@
-"""How near an attack's answer comes to the truth, and what there is to look at."""
+"""The evaluation of an attack's answer against the truth, in numbers and images."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of attacking one target.
+    """The result of attacking one target.
 
     Attributes:
         measurements: one a metric; none without a truth.

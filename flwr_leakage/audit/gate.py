@@ -25,7 +25,7 @@ _WORSE = {
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a gate says of one defended update.
+    """The decision of a gate on one defended update.
 
     Attributes:
         passes: whether it may be sent.

@@ -1,4 +1,4 @@
-"""What the threat model grants an attacker by name; all else of the truth stays hidden."""
+"""The facts that a threat model grants an attacker; everything else of the truth stays hidden."""
 
 from dataclasses import dataclass, replace
 

@@ -47,7 +47,7 @@ class HasObservation(Protocol):
 
     @property
     def observation(self) -> Observation:
-        """What the attack is given."""
+        """Everything that the attack is given."""
 
 
 T = TypeVar("T", bound=HasObservation)

@@ -1,4 +1,4 @@
-"""What a client tells of its round beside the update, as text.
+"""The note that a client sends beside its update, as text.
 
 A client is free to write anything into its note: what is read here is checked, and never executed.
 """
@@ -52,7 +52,7 @@ REPLAY_WORDS: dict[ReplayKind, str] = {
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """What came of replaying a client's captured training.
+    """The result of replaying a client's captured training.
 
     Attributes:
         kind: the category, a key of ``REPLAY_WORDS``. It is all that travels by default.
@@ -83,7 +83,7 @@ class ReplayResult:
 
 @dataclass(frozen=True)
 class ClientNote:
-    """What a client tells of its round, beside the update.
+    """The note that a client sends beside its update.
 
     Attributes:
         client_id: the partition id.

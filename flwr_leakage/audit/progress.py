@@ -1,4 +1,4 @@
-"""What a person sees while an audit runs: which round, which attack, how far, how long."""
+"""Progress of an audit for a person: the round, the attack, how far it is and how long it took."""
 
 import time
 from typing import Protocol, runtime_checkable

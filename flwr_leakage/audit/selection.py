@@ -1,4 +1,4 @@
-"""Which of a round's updates are attacked."""
+"""The choice of the updates that are attacked in a round."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -31,7 +31,7 @@ PREFIX = "self_attack_"
 
 @dataclass(frozen=True)
 class Probed:
-    """What an attack made of one step on a few of a client's images, which was never sent.
+    """The answer of an attack on one step over a few images of a client, which was never sent.
 
     Attributes:
         size: the number of images.
@@ -46,7 +46,7 @@ class Probed:
 
 @dataclass(frozen=True)
 class SelfAttacked:
-    """What came of a self-attack.
+    """The result of a self-attack.
 
     Attributes:
         attempt: the attack's answer, and what it took.
@@ -95,7 +95,7 @@ class SelfAttacked:
 
 @dataclass(frozen=True)
 class SelfAttack:
-    """How a client attacks its own update, after its defense.
+    """The settings of a client's attack on its own update, after its defense.
 
     The attack is given what a server sees and what ``threat`` grants; the client's samples are
     used afterwards only, to measure its answer. A failure is no evidence of safety.

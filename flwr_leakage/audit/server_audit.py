@@ -1,4 +1,4 @@
-"""What an honest-but-curious server does with what it observes: the walk, step by step."""
+"""The audit of an honest-but-curious server's observations, step by step."""
 
 import logging
 import time

@@ -94,4 +94,4 @@ def _without(note: ClientNote, measurement: Measurement) -> Measurement:
 
 
 Shared = Sharing | str | Sequence[str]
-"""How an owner says what is shared; see ``Sharing.of``."""
+"""The forms in which an owner says what is shared; see ``Sharing.of``."""

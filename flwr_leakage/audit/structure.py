@@ -119,8 +119,8 @@ def _structure(
     require_arguments(spec, num_examples)
     if spec.is_text:
         raise ValueError(
-            "structure draws images, and these inputs are token ids: attack the update of texts of "
-            "your own by flwr_leakage.attack, which names what is read."
+            "structure draws images, and these inputs are token ids: attack an update of your own "
+            "texts by flwr_leakage.attack, which says what is read."
         )
     schedule = schedule or LocalSchedule(1.0, 1, num_examples)
     batch = synthetic_batch(spec, schedule.num_samples_used(num_examples), seed)

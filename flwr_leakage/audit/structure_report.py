@@ -1,4 +1,4 @@
-"""What ``structure`` finds, as records that print well."""
+"""The findings of ``structure``, as records that print well."""
 
 import textwrap
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ RECOVERED_DB = 40.0
 
 @dataclass(frozen=True)
 class Opening:
-    """What one exact attack can do with such an update.
+    """The verdict on one exact attack for such an update.
 
     Attributes:
         attack: its name.
@@ -32,7 +32,7 @@ class Opening:
 
 @dataclass(frozen=True)
 class Directions:
-    """How many directions of the inputs an update determines, to first order.
+    """The number of directions of the inputs that an update determines, to first order.
 
     Attributes:
         unknowns: input values that are sought.
@@ -70,7 +70,7 @@ class Directions:
 
 @dataclass(frozen=True)
 class Structure:
-    """What ``structure`` found; ``print`` it.
+    """The findings of ``structure``; ``print`` shows them.
 
     Attributes:
         title: the setting in words.

@@ -1,4 +1,4 @@
-"""What is attacked: a client's update or the aggregate of several, over one round or more."""
+"""Targets of an attack: one client's update or the aggregate of several, of one or more rounds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""What a simulation knows of the truth, for the evaluation and for what is granted by name."""
+"""The truth that a simulation knows, for the evaluation and for facts that are granted by name."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ from flwr_leakage.untrusted import parse_json
 
 @dataclass(frozen=True)
 class Mixed:
-    """How a defense mixed a client's samples.
+    """The mixing of a client's samples by a defense.
 
     Attributes:
         matrix: W (B, n) of the encodings W · samples.
@@ -26,7 +26,7 @@ class Mixed:
 
 @dataclass(frozen=True)
 class Truth:
-    """What a client really trained on; only a simulation can know it.
+    """The samples that a client trained on, which only a simulation can know.
 
     Attributes:
         private: the private samples, against which reconstructions are measured.

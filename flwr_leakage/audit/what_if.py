@@ -1,4 +1,4 @@
-"""What an update would have been under a defense, which only a simulation can know."""
+"""Updates as they would have been under a defense, which only a simulation can know."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
