@@ -44,7 +44,7 @@ def read_arrays(arrays: Mapping[str, Array], gradient_map: GradientMap) -> tuple
 def read_reply(
     arrays: Mapping[str, Array], params: Params, buffers: Params
 ) -> tuple[Params, Params, tuple[str, ...]]:
-    """As :func:`read_arrays`, with the names of the arrays that are narrower than the model's.
+    """Return what :func:`read_arrays` does, and the names of arrays narrower than the model's.
 
     The model is given by its parameters and buffers, which take longer to list than to compare.
 
@@ -104,7 +104,7 @@ class Expected:
             self._plain.setdefault(like.dtype, []).append(entry)
 
     def misfit(self, names: Sequence[str]) -> str:
-        """In words, why arrays of these names are not the model's; empty where they are."""
+        """Return in words why arrays of these names are not the model's; empty where they are."""
         try:
             _check_names(names, {**self.params, **self.buffers})
         except MalformedArraysError as error:
@@ -116,7 +116,7 @@ class Expected:
         return read_reply(arrays, self.params, self.buffers)
 
     def check(self, arrays: Mapping[str, Array]) -> tuple[str, ...]:
-        """As :func:`read_reply`, without a copy by array: the names of narrower arrays.
+        """Check arrays as :func:`read_reply` does, and return the names of narrower ones.
 
         Raises:
             MalformedArraysError: as there.
@@ -195,7 +195,7 @@ def _holds_the_same(array: Array, tensor: Tensor) -> bool:
 def unequal(
     arrays: Mapping[str, Array], others: Mapping[str, Array], names: Sequence[str]
 ) -> list[str]:
-    """Which of the names hold other values in one than in the other, or are in one alone."""
+    """Return the names that hold different values in the two, or that only one of them has."""
     if not names:
         return []
     one, two = dict(arrays.items()), dict(others.items())
@@ -251,7 +251,7 @@ def _read(name: str, array: Array, like: Tensor) -> Tensor:
 
 
 def _is_finite(value: Tensor) -> bool:
-    """Whether all entries are. A sum tells so, unless it overflows, at a third of the time."""
+    """Return whether all entries are finite. A sum takes a third of the time."""
     total = float(value.sum(dtype=torch.float64))
     return math.isfinite(total) or bool(torch.isfinite(value).all())
 
@@ -277,7 +277,7 @@ def _header_of(like: Tensor) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _header(dtype: torch.dtype, shape: tuple[int, ...]) -> bytes:
-    """What ``np.save`` writes before the entries."""
+    """Return the header that ``np.save`` writes before the entries."""
     buffer = io.BytesIO()
     fields = {"descr": _numpy(dtype).str, "fortran_order": False, "shape": tuple(shape)}
     np.lib.format.write_array_header_1_0(buffer, fields)

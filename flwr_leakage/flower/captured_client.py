@@ -52,12 +52,12 @@ from flwr_leakage.scores.plan import ScorePlan
 
 _LOG = logging.getLogger(__name__)
 _NOTHING = Release(Update({}, {}, LocalSchedule(1.0), 0))
-"""In the place of what would be released, where nothing is measured."""
+"""A stand-in for the released update where nothing is measured."""
 
 
 @dataclass(frozen=True)
 class CapturePlan:
-    """What is done with each training that is captured; see ``audit``."""
+    """The settings of what is done with each captured training; see ``audit``."""
 
     scores: Mapping[str, Score] = field(default_factory=dict)
     defense: Defense = field(default_factory=Defense)
@@ -122,12 +122,12 @@ class _Round(SeenRound):
 
     @cached_property
     def received(self) -> Mapping[str, Tensor]:
-        """What the server sent."""
+        """The arrays that the server sent."""
         return tensors_of(self.arrays)
 
     @cached_property
     def sent(self) -> Mapping[str, Tensor]:
-        """What the client sends."""
+        """The arrays that the client sends."""
         return tensors_of(self.answer)
 
 
@@ -214,7 +214,7 @@ def guard(plan: CapturePlan, message: Message, reply: Message) -> Message:
 
 @dataclass(frozen=True)
 class _Todo:
-    """What is done with a round.
+    """The work on one round.
 
     Attributes:
         limits: of the capture, which a replay, scores and defenses need; ``None`` for none.
@@ -239,7 +239,7 @@ class _Todo:
         return self.server_round
 
     def glance(self, received: ArrayRecord) -> AbstractContextManager[Glance | None]:
-        """What looks on where nothing is replayed."""
+        """The observer of a training that is not replayed."""
         if self.replays or self.kept is None:
             return nullcontext()
         return Glance(self.kept.names, partial(differing, received))

@@ -1,4 +1,4 @@
-"""What a client keeps for its owner, and what of it travels."""
+"""The record that a client keeps for its owner, and the part of it that travels."""
 
 import logging
 from dataclasses import replace
@@ -87,7 +87,7 @@ def own_folder(folder: str, context: Context, client_id: int) -> Path:
 
 
 def said(done: Release) -> tuple[str, ...]:
-    """What the gate said, in sentences for the owner."""
+    """Return the gate's decision in sentences for the owner."""
     sentences = []
     for number, each in enumerate(done.tries):
         verdict = "passes" if each.judgement.passes else "does not pass"

@@ -51,7 +51,7 @@ class Explained:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a client's training made of the parameters that it received.
+    """The parameters that a client received, and those after its training.
 
     Attributes:
         params: as received.
@@ -76,7 +76,7 @@ class Try:
 
 @dataclass(frozen=True)
 class Release:
-    """What comes of a round before anything is sent.
+    """The results of a round before anything is sent.
 
     Attributes:
         update: what may be sent, or would have been.

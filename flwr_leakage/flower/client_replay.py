@@ -51,7 +51,7 @@ _WORDS = {"rewritten": "change of gradients before a step"}
 
 @dataclass(frozen=True)
 class Replayed:
-    """What the latest replay of a client found.
+    """The findings of a client's latest replay.
 
     Attributes:
         server_round: of it, or 0 where nobody named it.
@@ -285,7 +285,7 @@ def look(
     kept: Replayed,
     context: Context,
 ) -> ReplayResult:
-    """What is said of a training that is not replayed; a change asks for a replay of the next."""
+    """Return the note on a training that is not replayed; after a change the next one is."""
     if not kept.explains:
         sentence = f"not replayed since round {kept.server_round}, where {kept.sentence}"
         return ReplayResult("differs", sentence=sentence)
@@ -307,7 +307,7 @@ def look(
 
 
 def _unreplayed(kept: Replayed, changed: tuple[str, ...], *, told: bool, masked: bool) -> str:
-    """What was seen of a round that nothing speaks against, and no more."""
+    """Return the facts seen in a round that nothing speaks against."""
     end = "not the end, which was masked" if masked else "end"
     looked = f"start, optimizer, settings, steps, {end}" if told else f"start, {end}"
     then = f"round {kept.server_round}, where {kept.sentence}"
@@ -332,7 +332,7 @@ def _causes(glance: Glance, seen: SeenRound, kept: Replayed) -> tuple[str, ...]:
 
 
 def _not_sent(seen: SeenRound, trained: Mapping[str, Tensor]) -> list[str]:
-    """What was changed after training, by more than a replay would explain."""
+    """Return the names of what changed after training by more than a replay would explain."""
     names = differing(seen.answer, trained)
     if names and is_rounded(
         trained, seen.arrays.to_torch_state_dict(), seen.answer.to_torch_state_dict()

@@ -45,7 +45,7 @@ class Session:
 
     @property
     def device(self) -> torch.device:
-        """Where the audit's model is, and so scores and defenses compute."""
+        """The device of the audit's model, on which scores and defenses compute."""
         return next(iter(self.audit.gradient_map.params.values()), torch.zeros(())).device
 
     def randomness(self, purpose: str) -> Randomness:

@@ -1,4 +1,4 @@
-"""What the differential privacy of a Flower app really guarantees, read off its settings.
+"""The guarantee of a Flower app's differential privacy, read off its settings.
 
 Flower's mods and strategies take a clip, a sensitivity, a noise multiplier and an ε as separate
 numbers, and compute with them as they are. This check reads them, says what follows, for whom,
@@ -28,7 +28,7 @@ _CLIPPING_MODS = ("fixedclipping_mod", "adaptiveclipping_mod")
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that the settings mean.
+    """One consequence of an app's settings for its differential privacy.
 
     Attributes:
         level: ``guarantee``: it holds as stated here; ``condition``: it holds where the message's
@@ -215,7 +215,7 @@ def _local(mod: Any, num_rounds: int, num_pixels: int) -> Iterator[Finding]:
 
 
 def _left_with(noise_to_clip: float, multiplier: float, num_rounds: int, num_pixels: int) -> str:
-    """What an attacker who sees the noisy update itself is left with."""
+    """Return in words what an attacker who sees the noisy update itself can still read."""
     if multiplier == 0:
         return "An attacker sees the clipped update as it is."
     psnr = image_psnr(noise_to_clip / math.sqrt(num_rounds), num_pixels)

@@ -1,4 +1,4 @@
-"""What the audit does beside a training, and what becomes of its errors."""
+"""A guard around the audit, so that none of its errors ends or changes a training."""
 
 import logging
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What clients' messages hold beside what a strategy of ``flwr.server`` is shown of them."""
+"""The parts of clients' messages that a strategy of ``flwr.server`` is not shown."""
 
 from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Any

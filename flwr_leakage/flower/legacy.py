@@ -125,7 +125,7 @@ class LegacyHonestButCurious(Strategy):
     def _look(
         self, server_round: int, results: Results, failures: Failures
     ) -> tuple[list[Observation], list[ClientNote], Set[int]]:
-        """What can be attacked, what clients told, and whose samples nobody can know."""
+        """Return observations to attack, clients' notes, and clients without a known truth."""
         told = self.heard.notes()
         unknown = self._learn_names(server_round, results, told)
         self.heard.end_round({int(proxy.node_id) for proxy, _ in results}, failures)
@@ -136,7 +136,7 @@ class LegacyHonestButCurious(Strategy):
     def _observe(
         self, server_round: int, results: Results, facts: Mapping[int, TrainingFacts | None]
     ) -> list[Observation]:
-        """What can be attacked: of a sum all of its clients, or nothing."""
+        """Return the observations to attack; a sum needs all of its clients, else there is none."""
         is_sum = len(results) > 1 and len({id(fit.parameters) for _, fit in results}) == 1
         if is_sum and self.audit.threat.view != "aggregate":
             self.audit.warn_once(
@@ -218,7 +218,7 @@ class LegacyHonestButCurious(Strategy):
         return claims.keys() - self._names.known
 
     def _whole(self, server_round: int, parameters: Parameters) -> tuple[Params, Params]:
-        """What was sent; what was not is as in the model that the server was given."""
+        """Return the arrays that were sent, and the given model's for all others."""
         params, buffers = self._read(server_round, parameters)
         gradient_map = self.audit.gradient_map
         return {**gradient_map.params, **params}, {**gradient_map.buffers, **buffers}

@@ -1,4 +1,4 @@
-"""Which client a node is. The node id is a fact; the partition id in its note is a claim."""
+"""The client behind a node. The node id is a fact; the partition id in its note is a claim."""
 
 from collections import Counter
 from collections.abc import Mapping, Set

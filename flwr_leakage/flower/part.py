@@ -1,4 +1,4 @@
-"""Which of a model's tensors are exchanged: all, a part, or others besides."""
+"""The tensors of a model that are exchanged: all of them, a part, or others besides."""
 
 import math
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from flwr_leakage.params import Params, scale, subtract
 
 @dataclass(frozen=True)
 class Part:
-    """How arrays are matched to a model, by names and shapes; those without names by their order.
+    """The match of arrays to a model, by names and shapes, or by order where they have no names.
 
     Attributes:
         names: of the model's entries, by the arrays' names.
@@ -83,7 +83,7 @@ class Part:
         return read_reply(held, params, buffers)
 
     def sentence(self) -> str:
-        """What is exchanged, in words; empty where it is the whole model and nothing else."""
+        """Say in words what is exchanged; empty where it is the whole model and nothing else."""
         said = []
         if self.missing:
             verb = "is" if len(self.missing) == 1 else "are"

@@ -1,4 +1,4 @@
-"""What is wrong with the replies of a round, as far as it would harm an aggregation.
+"""Faults of a round's replies that would harm an aggregation.
 
 Nothing here changes a reply. Whether a bad one is handed on is the caller's choice.
 """
@@ -109,7 +109,7 @@ def check_metrics(reply: Message, needs: Needs, *, is_train: bool = True) -> Non
 
 
 def layout(reply: Message, sent: Collection[str] | None = None) -> Layout:
-    """What has to be the same in all replies, or Flower aggregates none of them.
+    """The layout that all replies must share, as Flower otherwise aggregates none of them.
 
     Names of arrays are among it where they are others than those that were ``sent``.
     """
@@ -140,7 +140,7 @@ def usual_layout(layouts: Sequence[Layout], before: Layout | None) -> Layout:
 
 
 def tell_layout(found: Layout, usual: Layout) -> str:
-    """In words, how a reply differs from most."""
+    """Return in words how a reply differs from most."""
     return f"its records are {_named(found)}, most clients' are {_named(usual)}"
 
 

@@ -1,4 +1,4 @@
-"""What the server sees of one phase of a round: who was asked, who answered, and what."""
+"""The server's view of one phase of a round: who was asked, who answered, and what."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -33,7 +33,7 @@ from flwr_leakage.tracking.text import plain_text
 
 @dataclass(frozen=True)
 class Seen:
-    """What came of a round of training.
+    """The result of a round of training.
 
     Attributes:
         observations: (place among the replies, observation) of each update that can be read.
@@ -232,7 +232,7 @@ class RoundView:
 
     @cached_property
     def _part(self) -> Part | None:
-        """How what is sent fits the model; ``None`` where it is the model's own ``state_dict``."""
+        """The match of sent arrays to the model; ``None`` where they are its own ``state_dict``."""
         shapes = self.sent.shapes()
         if self._misfit or not shapes or not self.expected.misfit(list(shapes)):
             return None

@@ -1,4 +1,4 @@
-"""In a simulation, captured samples on their way to the evaluator: through a folder.
+"""A folder by which the captured samples of a simulation reach the evaluator.
 
 Clients and server of a simulation share a file system. The samples travel in no message: a
 client on a real node that names a folder writes to its own disk, and nobody else reads it.

@@ -234,5 +234,5 @@ class HonestButCurious(Strategy):
                     setattr(self.strategy, name, covered[name])
 
     def _guarded(self, server_round: int, action: Callable[..., Any], *args: Any) -> Any:
-        """What the audit does, whose errors are none of the training's."""
+        """The audit of a round, whose errors never reach the training."""
         return guarded(self.audit, server_round, action, *args)

@@ -14,15 +14,15 @@ from flwr_leakage.normalization import BatchNormMode
 from flwr_leakage.records import InputSpec, LocalSchedule, Observation
 
 UNTOLD_SPEC = InputSpec((1, 1, 1), 1)
-"""In the place of inputs that no client has told of yet; nothing is attacked before."""
+"""A stand-in for inputs that no client has told of yet; nothing is attacked before."""
 
 UNTOLD_SCHEDULE = LocalSchedule(1.0)
-"""In the place of a schedule that each client tells."""
+"""A stand-in for a schedule that each client tells by itself."""
 
 
 @dataclass(frozen=True)
 class Given:
-    """What the operator of the server said; ``None`` is taken from what clients tell.
+    """The operator's settings; ``None`` stands for what clients tell.
 
     Attributes:
         spec: of the inputs.
@@ -39,7 +39,7 @@ class Given:
 
 @dataclass(frozen=True)
 class _Assumed:
-    """What an attack on one client assumes."""
+    """The assumptions of an attack on one client."""
 
     spec: InputSpec
     schedule: LocalSchedule
@@ -184,7 +184,7 @@ class ToldAudit(ServerAudit):
     def _assume_all(
         self, observations: list[Observation], facts: Mapping[int, TrainingFacts | None]
     ) -> tuple[dict[int, _Assumed], dict[int, str]]:
-        """By client, what is assumed of it, or why it cannot be attacked."""
+        """Return by client what is assumed of it, or why it cannot be attacked."""
         assumed, refused = {}, {}
         for seen in observations:
             client_id = seen.client_id
@@ -236,7 +236,7 @@ class ToldAudit(ServerAudit):
         return dict.fromkeys(clients, common), {}
 
     def _schedule_of(self, told: TrainingFacts | None) -> LocalSchedule | None:
-        """What is given, else what a client told, if a schedule says it."""
+        """Return the given schedule, else the one that a client told, if a schedule can say it."""
         if self.given.schedule or told is None:
             return self.given.schedule
         try:
@@ -245,7 +245,7 @@ class ToldAudit(ServerAudit):
             return None
 
     def _assume(self, told: TrainingFacts | None) -> _Assumed:
-        """What a client told, and what was given in its place.
+        """Return the inputs that a client told, and the given ones where they take their place.
 
         Raises:
             ValueError: something is neither given nor told.

@@ -1,4 +1,4 @@
-"""What an observer must leave as it found it: the process-wide random states, and SIGTERM."""
+"""Guards for the process-wide state that an observer must not change: random states and SIGTERM."""
 
 import random
 import signal
