@@ -1,4 +1,4 @@
-"""Whether the captured training explains the update that is sent, and if not, why."""
+"""A check whether the captured training explains the update that is sent, with causes if not."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -20,7 +20,7 @@ TOLERANCE = 1e-3
 
 @dataclass(frozen=True)
 class ReplayCheck:
-    """What came of replaying a training.
+    """The result of replaying a training.
 
     Attributes:
         residual: ‖sent − replayed‖ / ‖sent − received‖ over the parameters; ``None`` where there
@@ -166,7 +166,7 @@ def _remarks(
     sends: str,
     personal: tuple[str, ...],
 ) -> Iterable[str]:
-    """What is particular to a method, in words: what is exchanged, and how it trains."""
+    """Return in words what a method does otherwise: what it exchanges, and how it trains."""
     if sends != PARAMETERS:
         yield f"the client sends {sends} and not its parameters"
     model = training.roots[next(iter(names.values())).root]
@@ -245,7 +245,7 @@ def _causes(
 
 
 def _after_training(trained: Params, released: Params) -> str:
-    """What was done to the update after training: a factor, or something else."""
+    """Return in words what changed the update after training: a factor, or something else."""
     inner = sum(float((released[name] * trained[name]).sum()) for name in trained)
     norm = _norm(trained.values())
     factor = inner / norm**2 if norm else 0.0

@@ -1,4 +1,4 @@
-"""What follows the steps that are kept: counted, and hardly felt by the training."""
+"""A counter of the steps behind those that are kept, which costs the training next to nothing."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -94,12 +94,12 @@ def has_closure(args: Any, kwargs: Any) -> bool:
 
 
 def versions_of(parameters: Sequence[Tensor]) -> list[int]:
-    """How often each was written to."""
+    """Return how often each tensor was written to."""
     return list(map(_version, parameters))
 
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
-    """What an optimizer holds, in its order."""
+    """Return the parameters that an optimizer holds, in its order."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
@@ -109,7 +109,7 @@ def settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
 
 
 def writes_of(parameters: Sequence[Tensor], args: Any, kwargs: Any) -> int:
-    """How often the gradient was written to that was written to most, as a step begins.
+    """Return the largest number of writes to any one gradient when a step begins.
 
     ``backward`` writes once to an empty one and counts 0. Clipping and accumulation count more.
     −1 where there is none, and where a closure has still to compute it: what is there is old.

@@ -21,7 +21,7 @@ from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Update
 
 @dataclass(frozen=True)
 class CapturedRound:
-    """What a ``ClientAudit`` would have been told by hand, and the round itself.
+    """The settings that a ``ClientAudit`` would have been given by hand, and the round itself.
 
     Attributes:
         gradient_map: of the captured model and loss.

@@ -1,4 +1,4 @@
-"""What a client can tell of its training without telling of its samples."""
+"""Facts about a client's training that say nothing of its samples."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -29,10 +29,10 @@ OWN_TERM = "a loss with a term in the parameters, as FedProx's and FedDyn's"
 """That term is zero at the first step of FedProx, and small where the steps stay near."""
 
 SEVERAL_LABELS = "a loss of several labels for each input, as MixUp's"
-"""What an attack finds are then mixtures, as they were trained on."""
+"""An attack then finds mixtures of samples, as the client trained on mixtures."""
 
 _LOSSES = (CROSS_ENTROPY, OWN_LOSS, OWN_TERM, SEVERAL_LABELS)
-"""What travels of a loss."""
+"""The names of losses that may travel to the server."""
 
 UNCOUNTED = "the app reports no number of samples from which its mini-batches would follow"
 """Why a client does not tell its steps and its batch size."""
@@ -56,7 +56,7 @@ overflow within a few steps: no client that trains says so."""
 
 @dataclass(frozen=True)
 class TrainingFacts:
-    """How a client trained.
+    """The settings and steps of a client's training.
 
     Attributes:
         optimizer: name of the class.
@@ -276,7 +276,7 @@ def _rewritten(training: CapturedTraining) -> int:
 
 @dataclass(frozen=True)
 class _Inputs:
-    """What is told of the loss and the inputs; see ``TrainingFacts``."""
+    """Return the facts about the loss and the inputs; see ``TrainingFacts``."""
 
     loss: str
     shape: tuple[int, ...] = ()
@@ -318,7 +318,7 @@ def differences(
     spec: InputSpec,
     batch_norm: BatchNormMode,
 ) -> tuple[str, ...]:
-    """Where an audit assumes another training than the client's, in words; empty where nowhere."""
+    """Return in words each point in which an audit assumes another training than the client's."""
     found = []
     if facts.optimizer != "SGD":
         found.append(f"optimizer {facts.optimizer}, assumed SGD")

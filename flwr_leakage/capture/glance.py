@@ -1,4 +1,4 @@
-"""What is seen of a training that is not replayed, by hooks of the optimizer alone."""
+"""A glance at a training that is not replayed, by hooks of the optimizer alone."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -100,7 +100,7 @@ class Glance:
         )
 
     def causes(self, not_sent: Differing) -> tuple[str, ...]:
-        """What speaks against an update that is not replayed, in words; empty where nothing does.
+        """Return in words what speaks against an update that is not replayed; empty if nothing.
 
         What goes through autograd's version counter between the steps is seen. Writes through
         ``.data`` raise no version, and neither the model's calls nor the loss are looked at.

@@ -73,10 +73,10 @@ def _gap(values: Tensor) -> float | None:
 
 
 def _count_levels(levels: Tensor) -> int:
-    """How many of the sorted values differ by more than rounding does."""
+    """Return how many of the sorted values differ by more than rounding."""
     return 1 + int((levels.diff() > _CLOSE * (levels[-1] - levels[0])).sum())
 
 
 def _round(value: float) -> float:
-    """Four decimals, which is how normalisations are written."""
+    """Round to four decimals, with which normalisations are commonly written."""
     return float(f"{value:.4f}") + 0.0  # no −0

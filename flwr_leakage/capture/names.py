@@ -1,4 +1,4 @@
-"""Which tensor of the captured modules is which entry of the arrays that a server sends."""
+"""The match of the captured modules' tensors to the arrays that a server sends."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from flwr_leakage.capture.order import in_order
 from flwr_leakage.capture.training import Root
 
 _WRAPPERS = ("", "_module.", "module.", "_orig_mod.")
-"""What Opacus, data parallelism and ``torch.compile`` put before a model's own names."""
+"""Prefixes that Opacus, data parallelism and ``torch.compile`` put before a model's own names."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def name_live(
     models: Sequence[nn.Module],
     values: Sequence[Mapping[str, Tensor]] | None = None,
 ) -> dict[str, tuple[int, str, Tensor]]:
-    """As ``name_tensors``, of modules that need not be copied: index, own name, live tensor.
+    """Match modules without copies of them; return index, own name and live tensor of each entry.
 
     Args:
         received: the arrays.
@@ -126,7 +126,7 @@ def _own_names(
     taken: Collection[str],
     values: Mapping[str, Tensor],
 ) -> dict[str, str]:
-    """From names in the module to received names."""
+    """Map names in the module to received names."""
     if received and all(name.isdigit() for name in received):
         order = sorted(received, key=int)
 
@@ -160,7 +160,7 @@ def _own_names(
 def _part_of(
     received: Mapping[str, Tensor], live: Mapping[str, Tensor], taken: Collection[str]
 ) -> dict[str, str]:
-    """From names in the module to received names, where only a part of the module is sent."""
+    """Map names in the module to received names, if only a part of the module is sent."""
     first = next((name for name in received if name not in taken), None)
     if first is None:
         return {}

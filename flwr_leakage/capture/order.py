@@ -1,4 +1,4 @@
-"""Which tensors of a model arrays without names are, from their order, their shapes and values."""
+"""The match of arrays without names to a model's tensors, by order, shapes and values."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 

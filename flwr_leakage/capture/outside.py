@@ -1,4 +1,4 @@
-"""What changes the parameters between an optimizer's steps, as SCAFFOLD's control variates do."""
+"""Changes of parameters between an optimizer's steps, such as SCAFFOLD's control variates."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from flwr_leakage.capture.training import Correction
 
 _ROUNDING = 16 * torch.finfo(torch.float32).eps
-"""What a difference of parameters in single precision is off by, relative to the parameters."""
+"""The error of a difference of parameters in single precision, relative to the parameters."""
 _ALIKE = 1e-3
 """Changes of two steps that differ by less than this share of their norm are the same."""
 

@@ -47,7 +47,7 @@ from flwr_leakage.function_mode import FunctionMode
 
 @dataclass(frozen=True)
 class Limits:
-    """What is kept of a training; the rest is counted.
+    """Limits of what is kept of a training; the rest is counted.
 
     Attributes:
         max_samples: samples of the steps that are kept, ≥ 1.
@@ -184,13 +184,13 @@ class Recorder:
         self._keep_no_more()
 
     def _keep_no_more(self) -> None:
-        """From here on nothing is kept."""
+        """Stop keeping steps."""
         self._keeps = False
         self._tape = Tape()
         self._calls.rest()
 
     def _count_the_rest(self, optimizer: Optimizer) -> None:
-        """From here on steps are counted, and the samples of calls."""
+        """Count further steps, and the samples of calls, without keeping them."""
         self._keeps = False
         self._tape = Tape()
         self._rest = Counting(optimizer, self._trained, self._begin_versions)
@@ -468,7 +468,7 @@ class Recorder:
             self._keeps = False
 
     def training(self) -> CapturedTraining:
-        """What was seen."""
+        """Return the captured training."""
         rest = self._rest
         if rest is None:
             self._outside.look(at_end=True)

@@ -1,4 +1,4 @@
-"""From a captured training to what the scores and attacks speak of: samples, loss, schedule."""
+"""The samples, the loss and the schedule of a captured training, for scores and attacks."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from flwr_leakage.normalization import BatchNormMode
 from flwr_leakage.records import Batch, LocalSchedule
 
 CPU = torch.device("cpu")
-"""Where scores and attacks compute, wherever the client trained."""
+"""The device on which scores and attacks compute, wherever the client trained."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def has_parameter_term(training: CapturedTraining, backward: Backward) -> bool:
 
 @dataclass(frozen=True)
 class SeenInputs:
-    """What the model was called with, whatever the loss made of its output.
+    """The inputs with which the model was called.
 
     Attributes:
         inputs: of the trained model's one call.
@@ -174,7 +174,7 @@ _MEAN_CROSS_ENTROPY = {
     "weight": None, "size_average": None, "ignore_index": -100, "reduce": None,
     "reduction": "mean", "label_smoothing": 0.0,
 }  # fmt: skip
-"""What ``F.cross_entropy`` hands on beside its two tensors where nothing else is asked for."""
+"""The default arguments that ``F.cross_entropy`` hands on beside its two tensors."""
 
 
 def _plain(tail: tuple[Entry, ...]) -> Loss | None:

@@ -1,4 +1,4 @@
-"""Whether a client sends its parameters, or its update in the place of them."""
+"""A check whether a client sends its parameters or a multiple of its update."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ SENDS: dict[str, Callable[[float, float, int], float]] = {
     "minus its update by step": lambda rate, momentum, steps: -1.0 / steps,
     "FedNova's normalised update": lambda rate, momentum, steps: -1.0 / _fednova(momentum, steps),
 }
-"""What methods send, by name, as a multiple of θ_local − θ_t. The multiples follow from the app's
+"""The multiples of θ_local − θ_t that methods send, by name. The multiples follow from the app's
 settings, and from nothing that the samples decide: SCAFFOLD (Karimireddy et al., 2020) sends the
 update, FedNova (Wang et al., 2020) the update divided by Σ of its normalising vector."""
 

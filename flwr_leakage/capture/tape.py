@@ -66,7 +66,7 @@ class Autocast:
 
 
 def map_leaves(change: Callable[[Any], Any], tree: Any) -> Any:
-    """As torch's ``tree_map``, which takes longer than a small layer does."""
+    """Map nested arguments as torch's ``tree_map`` does, which takes longer than a small layer."""
     kind = type(tree)
     if kind is tuple:
         return tuple([map_leaves(change, part) for part in tree])
@@ -108,7 +108,7 @@ class Entry:
         return leaves
 
     def map(self, change: Callable[[Any], Any]) -> "Entry":
-        """The same call, with other leaves."""
+        """Return the call with other leaves."""
         arguments = map_leaves(change, self.arguments)
         return replace(self, arguments=arguments)
 
@@ -178,7 +178,7 @@ class Tape:
                 self._alive.append((number, tensor))
 
     def cut(self, loss: Tensor, gradient: Tensor | None) -> Backward:
-        """What leads to ``loss``.
+        """Return the operations that lead to ``loss``.
 
         Raises:
             ValueError: the loss is not on the tape, or a part of it is not.

@@ -1,4 +1,4 @@
-"""What was captured of one training: its steps, its model and its optimizer."""
+"""A captured training: its steps, its model and its optimizer."""
 
 import copy
 from collections.abc import Mapping, Sequence
