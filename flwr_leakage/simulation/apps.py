@@ -36,10 +36,10 @@ from flwr_leakage.simulation.weights import save_weights
 from flwr_leakage.tracking.text import accept_any_text
 
 ConfigOf = Callable[[Context], Config]
-"""Where the server finds its config: closed over, or composed from the context's run config."""
+"""A function that gives the server its config from the context of a run."""
 
 ExperimentOf = Callable[[Context], Experiment]
-"""Where a client finds its experiment: that of the run, or on a real node its own."""
+"""A function that gives a client its experiment: that of the run, or on a real node its own."""
 
 
 def make_client_app(experiment_of: ExperimentOf) -> ClientApp:

@@ -1,4 +1,4 @@
-"""Whether the keys and values of a config section are arguments of what reads it.
+"""A check that a config section's keys and values are arguments of the function that reads it.
 
 The signature of a target says which keys exist and what they hold, so that a key is declared in
 one place, and one that nobody reads is an error.

@@ -1,4 +1,4 @@
-"""From a config to an experiment that is checked."""
+"""The experiment that a config describes, built and checked."""
 
 import inspect
 import json

@@ -58,7 +58,7 @@ def check_settings(settings: Settings) -> None:
 
 
 def check_experiment(experiment: Experiment) -> None:
-    """Whether the parts fit each other.
+    """Check that the parts fit each other.
 
     Raises:
         ConfigError: naming the key.
@@ -73,7 +73,7 @@ def check_experiment(experiment: Experiment) -> None:
 
 
 def check_texts(experiment: Experiment) -> None:
-    """What is made for images is not asked of texts; of defenses, ``check_defense`` tells."""
+    """Refuse parts made for images if inputs are texts; ``check_defense`` covers defenses."""
     if not experiment.spec.is_text:
         return
     for name, score in experiment.scores.items():
@@ -116,7 +116,7 @@ def check_clients(experiment: Experiment) -> None:
 
 
 def check_threat(experiment: Experiment) -> None:
-    """What the attacker is said to know must exist, as every result names it."""
+    """Check that the knowledge granted to the attacker exists, as every result names it."""
     threat, client = experiment.threat, experiment.settings.client
     if threat.batch_norm != "none":
         if not experiment.gradient_map.has_batch_norm:

@@ -91,13 +91,13 @@ class Experiment:
         return self._batch(client_id, server_round, self.num_examples(client_id))
 
     def num_examples(self, client_id: int) -> int:
-        """How many private samples a client trains on in a round."""
+        """Return the number of private samples on which a client trains in a round."""
         given = self.settings.client.num_examples
         return len(self.data.partitions[client_id]) if given is None else given
 
     @property
     def sizes(self) -> list[int]:
-        """How many private samples each client trains on in a round."""
+        """The number of private samples on which each client trains in a round."""
         return [self.num_examples(client) for client in range(self.data.num_clients)]
 
     def _batch(self, client_id: int, server_round: int, num_examples: int) -> Batch:
@@ -252,7 +252,7 @@ class Experiment:
         return indices[torch.randperm(len(indices), generator=generator)[:101]]
 
     def what_if(self, name: str, seen: Observation) -> WhatIf:
-        """What a client's update would have been under a defense of ``config.what_if``.
+        """Return a client's update as it would have been under a defense of ``config.what_if``.
 
         The raw update is the observed one where neither the client's own defense nor this one
         changes it before; otherwise local training is run again.
@@ -287,7 +287,7 @@ class Experiment:
             return local_update(self.gradient_map, seen.params, batch, schedule, seen.buffers)
 
     def caveats(self) -> list[str]:
-        """What the numbers of this experiment do not say, to be told where they are."""
+        """Return the limits of this experiment's numbers, which the report states beside them."""
         if not self.defense.encodes_batches:
             return []
         found = [

@@ -32,7 +32,7 @@ def has_config(folder: Path) -> bool:
 
 
 def received_config(folder: Path, allowed: Sequence[Path] = ()) -> Config:
-    """The config of a run folder that may come from anybody, without what attacks do not need.
+    """Return the config of an untrusted run folder, reduced to what attacks need.
 
     Trackers and engines are left out, and so are files that a run starts from or writes elsewhere;
     nothing is downloaded.

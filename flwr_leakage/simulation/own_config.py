@@ -1,4 +1,4 @@
-"""What an app takes from a run's config, which others write.
+"""The settings that an app takes from a run's config, which others write.
 
 Under ``flwr run`` the run config comes from whoever submits the run: for a client that is the
 server's side, which is the adversary. So a client on a real node takes from it no defense, no
@@ -46,7 +46,7 @@ TAKEN = (
     "client.num_steps",
     "client.weight_decay",
 )
-"""What a client on a real node takes from a run's config, unless its owner says otherwise."""
+"""The keys that a client on a real node takes from a run's config by default."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -124,7 +124,7 @@ def _own_config(
 def split_overrides(
     overrides: list[str], allowed: tuple[str, ...]
 ) -> tuple[list[str], tuple[str, ...]]:
-    """Which of a run's overrides a client follows, and the keys of the others.
+    """Return the overrides of a run that a client follows, and the keys of the others.
 
     An override is followed where its key is allowed and its value is a number, a truth value or
     null; for a config group, the name of a packaged option.
@@ -156,6 +156,6 @@ def _is_plain(override: Override, allowed: tuple[str, ...]) -> bool:
 
 
 def _run_dir(context: Context) -> str:
-    """Where the server writes; on a client it names nothing."""
+    """The folder that the server writes to; on a client it names nothing."""
     run_dir = str(context.run_config.get("run-dir", ""))
     return run_dir or str(Path.home() / ".flwr" / "leakage" / f"run-{context.run_id}")

@@ -1,4 +1,4 @@
-"""What a run would do and what it would take, told before it starts; nothing is written."""
+"""The price of a run: its work, time and memory, told before it starts. Nothing is written."""
 
 import json
 import logging
@@ -224,7 +224,7 @@ def _seconds(call: Callable[[], object], repeats: int = 10, limit: float = 1.0) 
 
 
 def _same_sample(config: Config) -> str:
-    """What the small sample depends on."""
+    """Return everything that the small sample depends on."""
     keys = ("model", "dataset", "partition", "client", "defense", "score", "num_clients")
     return json.dumps({key: config[key] for key in keys}, default=str) + str(
         torch.get_num_threads()

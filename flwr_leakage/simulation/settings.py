@@ -1,4 +1,4 @@
-"""What of the config belongs to no class of the package. Its defaults are in ``config.yaml``."""
+"""Config sections that belong to no class of the package. ``config.yaml`` has their defaults."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -39,7 +39,7 @@ class ClientSettings:
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """What of the ``client`` section the server sets: the local training.
+    """The part of the ``client`` section that the server sets: the local training.
 
     Attributes:
         learning_rate: of SGD.

@@ -32,7 +32,7 @@ RANGES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "noise_multiplier": _NOT_NEGATIVE,
     "clipping_norm": _POSITIVE,
 }
-"""By the names of settings: what they must do, and whether they do it."""
+"""Conditions of strategies' settings by name: what is required, and a check of it."""
 
 SPOKEN: Mapping[str, tuple[str, ...]] = {
     "arrayrecord_key": ("arrays",),
@@ -40,7 +40,7 @@ SPOKEN: Mapping[str, tuple[str, ...]] = {
     "weighted_by_key": ("num-examples", "train-loss"),
     "train_loss_key": ("train-loss",),
 }
-"""By the names of settings: which keys of messages the clients of a simulation know."""
+"""The keys of messages that clients of a simulation know, by the names of settings."""
 
 
 def check_strategy(strategy: Strategy, num_clients: int, key: str = "strategy") -> None:

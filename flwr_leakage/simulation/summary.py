@@ -1,4 +1,4 @@
-"""What a run says of itself: its first line, ``run.json``, the report, the closing table."""
+"""A run's own summary: its first line, ``run.json``, the report and the closing table."""
 
 import json
 import shlex

@@ -55,7 +55,7 @@ def fail(run_dir: str | Path, error: Exception, objective: str | Sequence[str] |
 
 
 def objective_of(run_dir: str | Path, objective: str | Sequence[str] | None) -> Any:
-    """What a sweeper is told of a run: the measures that ``objective`` names, NaN where none is.
+    """Return what a sweeper optimises: the measures that ``objective`` names, or NaN.
 
     Args:
         run_dir: of the run.

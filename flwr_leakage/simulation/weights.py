@@ -12,7 +12,7 @@ from flwr_leakage.tracking.text import plain_text
 from flwr_leakage.untrusted import NotTensorsError, inside, open_tensors
 
 FOLDER = "weights"
-"""Of a run folder."""
+"""Bounds of a run folder's weights."""
 
 
 def save_weights(run_dir: Path, server_round: int, state: Mapping[str, Tensor]) -> Path:

@@ -1,4 +1,4 @@
-"""How much a run does, counted from its config."""
+"""The amount of work in a run, counted from its config."""
 
 import math
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ REPORT = 200_000
 
 @dataclass(frozen=True)
 class Work:
-    """What a run does; where a strategy draws clients, on average.
+    """The work of a run, on average over the draws of clients.
 
     Attributes:
         clients: in the federation.
