@@ -118,7 +118,7 @@ def normalizations_agree(one: InputSpec, other: InputSpec) -> bool:
 
 
 Claim = Literal["confirmed", "read off", "as told", "refuted", "by fit"]
-"""What the pixels of an answer rest on; see :class:`Reading`. ``by fit`` is said of a normalisation
+"""Basis of a claim about pixels; see :class:`Reading`. ``by fit`` is said of a normalisation
 that is unknown, and that inputs do not show."""
 
 CONFIRMED = "The values are levels of pixels under the normalisation that was told, and no other."
@@ -149,7 +149,7 @@ NO_IMAGES = "inputs in a single row or column that are no levels of pixels may b
 
 @dataclass(frozen=True)
 class Reading:
-    """What exact inputs of a network show of their normalisation.
+    """The normalisation that exact inputs of a network show.
 
     Attributes:
         claim: ``confirmed`` if the inputs themselves show the normalisation that was told, ``read

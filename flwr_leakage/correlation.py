@@ -1,4 +1,4 @@
-"""How well one quantity follows another: correlation coefficients with their uncertainty."""
+"""Correlation coefficients of two quantities, with their uncertainty."""
 
 import itertools
 import math
@@ -81,7 +81,7 @@ MAX_RANKS = 10_000_000
 
 @dataclass(frozen=True)
 class RankAgreement:
-    """How two quantities rank the same units within rounds.
+    """The agreement of two quantities in ranking the same units within rounds.
 
     Attributes:
         coefficient: rank correlation within rounds, in [−1, 1]; ``None`` where no two units can be

@@ -102,7 +102,7 @@ class Dropouts(FunctionMode):
 
 
 def _names(function: Callable[..., Any]) -> tuple[str, ...]:
-    """Of the arguments, as far as they may be given without."""
+    """The defaults of the arguments that a call may leave out."""
     if function is F.scaled_dot_product_attention:
         return ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
     if function is F.multi_head_attention_forward:
@@ -111,7 +111,7 @@ def _names(function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def functional_dropout(model: nn.Module, inputs: Tensor) -> list[str]:
-    """Which functions drop something in a pass of a model in the mode that it is in, in words.
+    """Return in words the functions that drop something in a pass of a model in its present mode.
 
     Those of ``nn.Dropout`` modules in train mode among them. The global random state is kept.
 

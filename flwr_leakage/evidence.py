@@ -1,4 +1,4 @@
-"""What a run shows, on one page to be filed: each sentence with the records that it rests on.
+"""Evidence of a run on one page to be filed: each sentence names the records that it rests on.
 
 A record has an id, which is made of its own content: the first 12 hexadecimal digits of the
 SHA-256 of its canonical JSON. A sentence has the ids of its records and one digest of them all; the

@@ -1,4 +1,4 @@
-"""What of a model is trained, what it returns, and how it can be differentiated twice."""
+"""The trained parameters of a model, its outputs, and its second derivatives."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager

@@ -24,7 +24,7 @@ class FunctionMode(TorchFunctionMode):
     def on_call(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """What the call gives; as it is where a subclass does not say otherwise.
+        """Return the call's result; a subclass may change it.
 
         Args:
             function: that is called.

@@ -1,4 +1,4 @@
-"""What is measured and written down: numbers, how they may be read, and events. All are frozen."""
+"""Records of measurements: numbers, how they may be read, and events. All are frozen."""
 
 import math
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ RecordKind = Literal[
     "labels", "probe",
 ]  # fmt: skip
 State = Literal["exact", "within tolerance", "lower bound", "upper bound", "unresolved"]
-"""How a value stands to the quantity that it is named after; see ``Measurement``."""
+"""The relation of a value to the quantity that it is named after; see ``Measurement``."""
 NOT_CHECKED = "explains the update was not checked: "
 """The part of an event's message that stands before the reason why a client's training could not be
 replayed. The report finds these events by it."""

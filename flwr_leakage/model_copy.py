@@ -23,7 +23,7 @@ class Uncompiled(nn.Module):
         self.training = compiled.training
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the module itself gives."""
+        """Return the output of the module itself."""
         module = self._orig_mod
         assert module is not None
         return module(*args, **kwargs)

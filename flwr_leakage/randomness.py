@@ -1,4 +1,4 @@
-"""Where random numbers come from: a seed, in a simulation, or the operating system's entropy.
+"""Sources of random numbers: a seed in a simulation, else the operating system's entropy.
 
 A defense hides data behind its draws, so that whoever can repeat them undoes it. A generator
 made of (seed, round, client) can be repeated by everyone who knows or guesses the seed, and
@@ -21,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 Draws = torch.Generator | Sequence[torch.Generator]
-"""Where the rows of a random matrix come from: one generator for all, or one for each row.
+"""The generators of a random matrix: one for all rows, or one for each row.
 
 With one for each, a row does not depend on which other rows are drawn beside it.
 """

@@ -70,7 +70,7 @@ class Batch(_Shapes):
         return Batch(self.inputs[index], self.targets[index])
 
     def to(self, device: torch.device) -> "Batch":
-        """The same samples on another device."""
+        """Return the samples on another device."""
         return Batch(self.inputs.to(device), self.targets.to(device))
 
     @staticmethod
@@ -84,7 +84,7 @@ class Batch(_Shapes):
 
 @dataclass(frozen=True)
 class InputSpec:
-    """What is public about the data: shapes, classes and the normalisation.
+    """Public facts about the data: shapes, classes and the normalisation.
 
     A model input is ``(pixel − mean) / std`` with pixels in [0, 1]. Inputs that are no images, such
     as the rows of a standardised table or embeddings, lie in no box; see ``table``. Inputs that are
@@ -268,7 +268,7 @@ class InputSpec:
 
 @dataclass(frozen=True)
 class LocalSchedule:
-    """How a client trains in one round: SGD over its samples in order, cyclically.
+    """The local training of one round: SGD over the client's samples in order, cyclically.
 
     Step t of an epoch uses samples ``t·batch_size … (t+1)·batch_size − 1``; the last
     mini-batch of an epoch may be smaller, as in a ``DataLoader`` without shuffling.
@@ -333,7 +333,7 @@ class LocalSchedule:
         return [slice(start, min(start + self.batch_size, num_examples)) for start in starts]
 
     def num_samples_used(self, num_examples: int) -> int:
-        """How many of ``num_examples`` samples the steps touch; the others leave no trace."""
+        """Return how many of ``num_examples`` samples the steps touch; others leave no trace."""
         return min(num_examples, self.num_steps * self.batch_size)
 
     def sample_weights(self, num_examples: int) -> Tensor:
@@ -356,7 +356,7 @@ class LocalSchedule:
 
 @dataclass(frozen=True, repr=False)
 class Update(_Shapes):
-    """What a client's round changed.
+    """The change of a model by a client's round.
 
     Attributes:
         delta: θ_local − θ_t, keyed as the model's parameters.
@@ -449,7 +449,7 @@ class Exposure(_Shapes):
 
 @dataclass(frozen=True)
 class ThreatModel:
-    """What the honest-but-curious server knows besides the update; named in every result.
+    """The knowledge of the honest-but-curious server besides the update; every result names it.
 
     Attributes:
         labels: ``known`` (given), or ``inferred`` from the update by the attack.
@@ -505,7 +505,7 @@ class ThreatModel:
 
 @dataclass(frozen=True, repr=False)
 class Disclosure(_Shapes):
-    """What the threat model grants the attacker by fiat; empty in a real deployment.
+    """Facts that the threat model grants the attacker by fiat; empty in a real deployment.
 
     Attributes:
         targets: the true targets, where ``ThreatModel.labels`` is ``known``.
@@ -521,7 +521,7 @@ class Disclosure(_Shapes):
 
 @dataclass(frozen=True, repr=False)
 class Observation(_Shapes):
-    """All that the server sees of one client in one round, or of the sum of several clients.
+    """The server's view of one client in one round, or of the sum of several clients.
 
     Attributes:
         server_round: counted from 1.
@@ -550,7 +550,7 @@ PartOutcome = Literal["solved", "found", "stopped", "refused", "failed", "not ru
 
 @dataclass(frozen=True)
 class Part:
-    """What came of one attack of several that were tried on an observation.
+    """The outcome of one of several attacks that were tried on an observation.
 
     Attributes:
         name: of the attack.
@@ -614,7 +614,7 @@ class Reconstruction:
 
     @property
     def summary(self) -> str:
-        """What each part said, and what was read of dropout; empty where there are no parts.
+        """The outcome of each part, and the dropout that was read; empty where there are no parts.
 
         Neighbours that were left out or refused at once for one reason are said together.
         """

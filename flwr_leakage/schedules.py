@@ -11,7 +11,7 @@ MAX_STEPS = 1_000_000
 
 @dataclass(frozen=True)
 class EpochSchedule:
-    """How clients train in one round where each goes through its own samples.
+    """The local training of clients that each go through their own samples for some epochs.
 
     A client with n samples takes ``num_epochs · ⌈n / batch_size⌉`` steps. The server knows n, as
     clients tell it to be weighted, so it knows each client's schedule.

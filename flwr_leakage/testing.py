@@ -51,7 +51,7 @@ EXIT_CODES: Mapping[Outcome, int] = {"passed": 0, "leaked": 3, "unsure": 4, "unt
 
 @dataclass(frozen=True)
 class UpdateCheck:
-    """What came of one update.
+    """The outcome of the check for one update.
 
     Attributes:
         place: round and client.
@@ -73,7 +73,7 @@ class UpdateCheck:
 
 @dataclass(frozen=True)
 class Check:
-    """What came of a run.
+    """The outcome of the check for a run.
 
     Attributes:
         run: its name.

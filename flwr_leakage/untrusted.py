@@ -282,7 +282,7 @@ def open_tensors(path: Path, follow: bool = False) -> Iterator[Any]:
 
 
 def check_archive(path: Path) -> None:
-    """Check a file that ``torch.save`` wrote: it is bounded, and nothing in it is packed.
+    """Check that a file written by ``torch.save`` is bounded in size and not compressed.
 
     ``torch.load(…, weights_only=True)`` then takes no more memory than the file has bytes.
 
@@ -329,7 +329,7 @@ def read_npz(path: Path, names: Sequence[str]) -> list[NDArray]:
 
 
 def _claimed(held: zipfile.ZipFile, name: str) -> int:
-    """How many bytes an array will take: what the archive says and what the header says agree."""
+    """Return the bytes that an array will take, on which its archive and its header must agree."""
     with held.open(name) as member:
         version = np.lib.format.read_magic(member)
         read = {(1, 0): np.lib.format.read_array_header_1_0}

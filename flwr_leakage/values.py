@@ -1,4 +1,4 @@
-"""Whether values that anybody may have written are numbers, and how they are shown."""
+"""Checks that untrusted values are numbers, and the way in which numbers are shown."""
 
 import math
 from numbers import Integral, Real

@@ -762,7 +762,7 @@ def _plain_table(title: str | None = None) -> Table:
 
 
 def _say(text: object, file: TextIO | None = None) -> None:
-    """Print what may name files or settings of others: nothing in it moves a terminal."""
+    """Print untrusted text with its control characters removed, which could move a terminal."""
     from flwr_leakage.tracking.text import plain_text
 
     print(plain_text(str(text)), file=file)

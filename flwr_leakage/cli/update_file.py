@@ -247,7 +247,7 @@ def _saved(path: Path) -> Any:
     except (EOFError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
         raise ValueError(
             f"{path} must hold tensors alone, as torch.save(model.state_dict(), …) writes them; it "
-            f"is another file, or holds objects that code would have to be run for."
+            f"is another file, or holds objects whose loading would run code."
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Runs that differ in some settings, and the same settings over several seeds."""
+"""A comparison of runs that differ in some settings, with seeds of the same settings grouped."""
 
 import html
 import os

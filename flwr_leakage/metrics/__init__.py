@@ -1,4 +1,4 @@
-"""How close reconstructions come to the truth, and what the trained model is good for."""
+"""Metrics of reconstructions against the truth, and of the trained model's quality."""
 
 from typing import TYPE_CHECKING
 

@@ -31,7 +31,7 @@ _LEAKS: Direction = "larger leaks more"
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How close a reconstruction came.
+    """The distance of a reconstruction from the truth, by several metrics.
 
     Attributes:
         measurements: one a metric; entry i belongs to truth sample i.
@@ -267,7 +267,7 @@ def _lpips(lpips: Lpips, measure: _Rows, ours: Tensor, theirs: Tensor) -> Measur
 def _against(
     reference: Reference, measure: _Rows, ours: Tensor, theirs: Tensor, truth: Tensor
 ) -> list[Measurement]:
-    """What the blind guess reaches on every sample, and whether the original is identified."""
+    """Measure the blind guess on every sample, and whether the original is identified."""
     guesses = reference.guess.to(truth).expand_as(truth)
     every = _Rows(len(truth), list(range(len(truth))), "")
     blind = [min(v, 120.0) for v in psnr(guesses, truth).tolist()]

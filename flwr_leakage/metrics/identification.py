@@ -1,4 +1,4 @@
-"""What is known of a sample without its update, and whether a reconstruction tells it apart."""
+"""Identification: whether a reconstruction tells its original apart from other samples."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ MEAN_COLOUR = "one flat image, in the mean colour that the inputs are normalised
 
 @dataclass(frozen=True)
 class Reference:
-    """What an attacker knows of the data without any update.
+    """The knowledge that an attacker has of the data without any update.
 
     Attributes:
         guess: (C, H, W) pixels in [0, 1], or (T,) token ids: the blind guess.

@@ -1,4 +1,4 @@
-"""Whether an attack found the private labels."""
+"""Accuracy of the labels that an attack found."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""Which reconstruction belongs to which private sample."""
+"""The assignment of reconstructions to private samples."""
 
 import torch
 from jaxtyping import Float, Int

@@ -1,4 +1,4 @@
-"""How close recovered texts come to the private ones."""
+"""Metrics of recovered texts against the private ones."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""What several networks share: activations by name, and checks of the input's shape."""
+"""Common parts of the networks: activations by name, and checks of the input's shape."""
 
 from collections.abc import Callable, Sequence
 

@@ -76,7 +76,7 @@ class Bottleneck(nn.Module):
 def make_shortcut(
     in_channels: int, out_channels: int, stride: int, skip_connection: bool
 ) -> nn.Module | None:
-    """What is added to a block: its input, or a 1×1 convolution of it where the shape changes."""
+    """Return the shortcut of a block: its input, or a 1×1 convolution if the shape changes."""
     if not skip_connection:
         return None
     if stride == 1 and in_channels == out_channels:

@@ -271,7 +271,7 @@ def _dots(groups: dict[int, list[float]]) -> str:
 
 
 def _claim(direction: str) -> str:
-    """Return a score's direction as its paper's claim, which this run may bear out or not."""
+    """Return the direction of a score that its paper claims, and that this run may contradict."""
     return f"Its paper claims: {direction}."
 
 

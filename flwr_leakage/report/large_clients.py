@@ -223,7 +223,7 @@ def _probe_sizes(index: Index) -> list[int]:
 
 
 def _probe(index: Index, sizes: list[int]) -> tuple[Table, str]:
-    """Return one row a number of samples, and a sentence on what was seen."""
+    """Return one row for each number of samples, and a sentence on what was seen."""
     rows, leaks, noun = [], [], index.sample
     for size in sizes:
         grades = _grades(index, size)

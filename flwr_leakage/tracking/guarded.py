@@ -34,7 +34,7 @@ class GuardedTracker:
     _last: tuple[str, int] = field(default=("", 0), init=False)
 
     def log(self, record: LeakageRecord) -> None:
-        """Log, if possible."""
+        """Log one number; an error of the tracker is told and counted, and not raised."""
         self._try(lambda: self.tracker.log(record), record)
 
     def event(self, event: RunEvent) -> None:

@@ -74,7 +74,7 @@ class RunData:
     texts: tuple[TextRecord, ...] = ()
 
     def to_pandas(self) -> "pd.DataFrame":
-        """All records as a table: a row a record, a column a field of ``LeakageRecord``."""
+        """Return all records as a table, a row for each record and a column for each field."""
         import pandas as pd
 
         names = [field.name for field in fields(LeakageRecord)]
