@@ -146,5 +146,3 @@ def _link(link: re.Match[str], source: str, page: str, repository: str | None) -
     if not repository:
         return text
     return f"{bang}[{text}]({repository.rstrip('/')}/blob/main/{place}{anchor})"
-
-

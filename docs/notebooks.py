@@ -24,8 +24,8 @@ def code_cells(notebook: dict[str, Any]) -> list[dict[str, Any]]:
 def run(notebook: dict[str, Any]) -> dict[str, Any]:
     """Run the cells of a notebook in one namespace, in the current folder.
 
-    Each cell's outputs are replaced: what it printed, its last value unless a semicolon ends it, and
-    the figures of matplotlib that it left open, as PNG.
+    Each cell's outputs are replaced: what it printed, its last value unless a semicolon ends it,
+    and the figures of matplotlib that it left open, as PNG.
 
     Args:
         notebook: the content of an ``.ipynb`` file, which is changed.
