@@ -260,9 +260,9 @@ def rehearse(
         gradient = {name: gradient[name].detach() for name in client.gradient}
         gradient = _as_released(gradient, client.gradient, noise_std, generator)
         shown = replace(flat, gradient=gradient, buffers=buffers)
-        spans, _ = find_spans(shown, noise_std or None, layers)
+        by_name = {span.name: span for span in find_spans(shown, noise_std or None, layers)[0]}
         orders.append(order)
-        seen.append(Seen(shown, spans))
+        seen.append(Seen(shown, [by_name[name] for name in layers]))
     if client.own_statistics:
         features = [compute_features([each], pool, statistics)[0] for each in seen]
     else:

@@ -240,3 +240,16 @@ def test_mixtures_that_a_client_tells_of_end_the_exactness():
     assert "trained on mixtures of its records" in found.reason
     # The mixtures span in the first layer what the records span.
     assert found.corrected.max() < 0.01
+
+
+def test_a_rehearsal_takes_the_layers_in_the_order_of_the_update():
+    """The convolution comes first in the network, and the linear layer is the emptier one."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 12, 5), nn.Tanh(), nn.Flatten(), nn.Linear(48, 5))
+    members, null = data(0, 2), data(1, 700)
+    found = membership(
+        model, trained(model, members, noise=1e-4), members, spec=SPEC, null=null,
+        **one_step(members),
+    )  # fmt: skip
+    assert found.evidence == "statistical" and found.rehearsal.auc > 0.99
+    assert found.rank_p_values.max() < 0.05
