@@ -141,12 +141,14 @@ def parsed(kind: type[_Line], row: _Row) -> _Line:
         TypeError: a field is of another type.
     """
     content: dict[str, Any] = {}
-    for name, told, fits in _CHECKS[kind]:
+    for name, hint, fits in _CHECKS[kind]:
         value = row[name]
         if not fits(value):
-            raise TypeError(f"{name} must be {told}, got {value!r}")
+            raise TypeError(f"{name} must be {_told(hint)}, got {value!r}")
         if type(value) is str:
-            value = plain_text(value)
+            value = Path(value) if hint is Path else plain_text(value)
+        elif type(value) is int and hint is not int:
+            value = float(value)
         content[name] = tuple(value) if type(value) is list else value
     return kind(**content)
 
@@ -195,11 +197,11 @@ def _told(hint: Any) -> str:
     return " or ".join(kinds) if isinstance(kinds, list) else str(kinds)
 
 
-_CHECKS: Mapping[type, tuple[tuple[str, str, Callable[[object], bool]], ...]] = {
-    kind: tuple((name, _told(hint), _check(hint)) for name, hint in get_type_hints(kind).items())
+_CHECKS: Mapping[type, tuple[tuple[str, Any, Callable[[object], bool]], ...]] = {
+    kind: tuple((name, hint, _check(hint)) for name, hint in get_type_hints(kind).items())
     for kind in LINES.values()
 }
-"""By kind, each field with what it must be: made once, as a run may have a million lines."""
+"""By kind, each field, its annotation and its check: made once for a million lines."""
 
 
 def _descriptions(kind: type) -> dict[str, str]:

@@ -193,9 +193,6 @@ def _record(row: Mapping[str, Any]) -> LeakageRecord:
         raise ValueError(f"value must lie in ±{MAX_VALUE:g}, got {value}")
     if error is not None and not (error >= 0 and is_plottable(error)):
         raise ValueError(f"error must lie in [0, {MAX_VALUE:g}], got {error}")
-    if type(value) is int or type(error) is int:
-        as_float = (None if number is None else float(number) for number in (value, error))
-        record = replace(record, **dict(zip(("value", "error"), as_float, strict=True)))
     return record
 
 
