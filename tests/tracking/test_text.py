@@ -35,7 +35,6 @@ def test_a_long_text_says_how_long_it_was():
 def test_a_terminal_gets_what_its_encoding_has(monkeypatch):
     """Of each entry point: none may end with an error because a terminal is not Unicode."""
     from flwr_leakage.cli import app
-    from flwr_leakage.report import __main__ as report
     from flwr_leakage.simulation import command
 
     def cli():
@@ -51,11 +50,7 @@ def test_a_terminal_gets_what_its_encoding_has(monkeypatch):
         with pytest.raises(SystemExit):
             command.main()
 
-    def report_alone():
-        monkeypatch.setattr(report, "write_report", lambda *arguments: "λ")
-        report.main(["folder"])
-
-    for entry in (cli, simulation, report_alone):
+    for entry in (cli, simulation):
         written = io.BytesIO()
         monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding="ascii"))
         entry()
