@@ -1,13 +1,18 @@
 """Flower's own examples, from a fetched copy; their data alone are replaced."""
 
 import importlib
+import os
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
+import flwr.common.typing
+import numpy as np
 import torch
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
@@ -16,13 +21,14 @@ from flwr.serverapp import strategy as records
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import flwr_leakage._torchvision  # noqa: F401  # examples import torchvision
 from simulations.benchmarks.methods import Method, arrays_of, state_of
 
 _ABSENT = (
-    "datasets", "flwr_datasets", "flwr_datasets.partitioner", "wandb", "tensorboard",
-    "torch.utils.tensorboard", "transformers", "evaluate", "peft", "monai", "pytorch_lightning",
+    "datasets", "flwr_datasets", "flwr_datasets.partitioner", "wandb", "flwr.client.typing",
+    "torch.utils.tensorboard", "torch.utils.tensorboard.writer",
 )  # fmt: skip
-"""Modules that an example may import for its data or its logs, and that need not be installed."""
+"""Modules that an example imports for its data, its logs, or types that are gone from Flower."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,8 @@ class _Example:
         settings: what the app finds in ``context.run_config``.
         net: the name of the model in the module ``task``.
         older: whether it is an app of ``flwr.client``.
+        unnamed: whether its arrays have no names.
+        rows: whether it takes arrays of training and test data in the place of loaders.
         labels: of the four samples.
     """
 
@@ -45,6 +53,8 @@ class _Example:
     settings: Mapping[str, Any] = field(default_factory=dict)
     net: Callable[[Any], nn.Module] = lambda task: task.Net()
     older: bool = False
+    unnamed: bool = False
+    rows: bool = False
     labels: Tensor = field(default_factory=lambda: torch.arange(4))
 
 
@@ -62,12 +72,15 @@ _EXAMPLES = {
         labels=torch.tensor([[0.0], [1.0], [1.0], [0.0]]),
     ),
     "federated-vae": _Example("fedvaeexample", _CIFAR, ("img", "label"), _RATES),
-    "fl-dp-sa": _Example("fl_dp_sa", _GREY, ("image", "label"), older=True),
     "flower-simulation-step-by-step-pytorch/my-awesome-app": _Example(
         "my_awesome_app", _GREY, ("image", "label"), _RATES, older=True
     ),
-    "flower-secure-aggregation": _Example(
-        "secaggexample", _CIFAR, ("img", "label"), {**_RATES, "is-demo": False}, older=True
+    "quickstart-numpy": _Example(
+        "quickstart_numpy", (1, 1), net=lambda task: nn.Linear(1, 1), unnamed=True
+    ),
+    "quickstart-sklearn": _Example(
+        "sklearnexample", (4,), None, {"penalty": "l2"}, lambda task: nn.Linear(4, 3),
+        rows=True, unnamed=True, labels=torch.tensor([0, 1, 2, 0]),
     ),
 }  # fmt: skip
 
@@ -81,7 +94,7 @@ def fetched_examples(folder: Path) -> dict[str, Method]:
     found = {}
     for name, example in _EXAMPLES.items():
         if (folder / name / example.package).is_dir():
-            sys.path.insert(0, str(folder / name))
+            sys.path.insert(0, str((folder / name).resolve()))
             found[name] = _method(example)
     return found
 
@@ -92,9 +105,10 @@ def _method(example: _Example) -> Method:
             importlib.import_module(absent)
         except ImportError:
             sys.modules[absent] = MagicMock()
+    flwr.common.typing.UserConfig = dict  # type: ignore[attr-defined]  # gone from Flower 1.41
     clients = importlib.import_module(f"{example.package}.client_app")
     task = importlib.import_module(f"{example.package}.task")
-    loaders = lambda where, *_, **__: (_loader(example, int(where)),) * 2  # noqa: E731
+    loaders = partial(_data, example)
     for module in (clients, task):
         for load in ("load_data", "load_data_from_disk"):
             if hasattr(module, load):
@@ -105,12 +119,22 @@ def _method(example: _Example) -> Method:
         return example.net(task)
 
     def make() -> ClientApp:
+        os.chdir(tempfile.mkdtemp())  # some write to the working folder
         return _Configured(clients.app, example.settings)
 
     if example.older:
         rates = {"on_fit_config_fn": lambda server_round: {"lr": 0.05}}
         return Method(make, net, arrays_of, _told(lists.FedAvg, rates))
-    return Method(make, net, state_of, _FedAvg)
+    return Method(make, net, arrays_of if example.unnamed else state_of, _FedAvg)
+
+
+def _data(example: _Example, where: Any) -> Any:
+    """Training and test data of a partition."""
+    loader = _loader(example, int(where))
+    if example.rows:
+        held = loader.dataset.tensors
+        return tuple(each.double().numpy() for each in (*held, *held))
+    return loader, loader
 
 
 def _by_name(load: Callable[..., Any]) -> Callable[..., Any]:
@@ -140,7 +164,9 @@ class _Configured(ClientApp):
         self._app, self._settings = app, dict(settings)
 
     def __call__(self, message: Message, context: Context) -> Message:
-        torch.manual_seed(int(context.node_config["partition-id"]))
+        seed = int(context.node_config["partition-id"])
+        torch.manual_seed(seed)
+        np.random.seed(seed)  # of libraries that draw from it
         context.run_config = {**context.run_config, **self._settings}
         context.node_config["dataset-path"] = str(context.node_config["partition-id"])
         return self._app(message, context)

@@ -59,7 +59,8 @@ def test_weights_that_come_back_unchanged_are_told_where_they_are_attacked(tmp_p
 
 
 def test_between_replays_a_glance_compares_what_it_can_and_the_rest_is_replayed(tmp_path):
-    for name, count in {"FedBN": 2, "FedPer": 2, "FedRep": 4, "SCAFFOLD": 6, "FedNova": 6, "pFedPara": 2}.items():
+    counts = {"FedBN": 2, "FedPer": 2, "FedRep": 4, "SCAFFOLD": 6, "FedNova": 6, "pFedPara": 2}
+    for name, count in counts.items():
         data = run(METHODS[name], tmp_path / name, num_rounds=3, share="everything").data
         found = residuals(data)
         assert (name, len(found)) == (name, count)
