@@ -439,12 +439,11 @@ class ServerAudit:
             self.warn_once(seen.server_round, seen.client_id, message)
             return None
         if back := _sent_back(seen, gradient_map):
-            verb = "was" if len(back) == 1 else "were"
             self.warn_once(
                 seen.server_round,
                 seen.client_id,
-                f"client {seen.client_id}: {some(back)} {verb} sent back unchanged, as a client "
-                "does that keeps them to itself. The attack takes their gradient for zero; where "
+                f"client {seen.client_id}: sent back unchanged: {some(back)}. Either the client "
+                "keeps its own, or there was no gradient, which is what the attack assumes; where "
                 "it fails, that is no evidence of safety.",
             )
         return self._grant(target, unknown)

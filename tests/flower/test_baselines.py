@@ -54,7 +54,7 @@ def test_a_method_trains_as_without_the_audit_and_is_explained_or_refused_in_wor
 def test_weights_that_come_back_unchanged_are_told_where_they_are_attacked(tmp_path):
     seen = run(METHODS["pFedPara"], tmp_path / "run", "analytic", num_rounds=1, images=1)
     (said,) = {e.message[10:] for e in seen.data.events if "sent back unchanged" in e.message}
-    assert said.startswith("head.weight was sent back unchanged")
+    assert said.startswith("sent back unchanged: head.weight. Either the client keeps its own")
     assert "no evidence of safety" in said
 
 
