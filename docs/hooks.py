@@ -65,7 +65,11 @@ def reference() -> dict[str, str]:
         module = "flwr_leakage" if package == "flwr_leakage" else f"flwr_leakage.{package}"
         shown = examples(package)
         for name in exported(package):
-            lines = [f"# {name}", f"Of [`{module}`]({package}.md).", f"::: {module}.{name}"]
+            lines = [
+                f"# {name}",
+                f"Exported by [`{module}`]({package}.md).",
+                f"::: {module}.{name}",
+            ]
             if name in shown:
                 lines += ["## Example", shown[name]]
             pages[_path(package, name)] = "\n\n".join(lines)
