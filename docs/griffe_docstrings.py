@@ -7,12 +7,10 @@ import griffe
 
 
 class PlainDocstrings(griffe.Extension):
-    """Names the section ``Example:`` as griffe knows it, and takes roles such as ``:func:`` away."""
+    """Names the section ``Example:`` as griffe does, and removes roles such as ``:func:``."""
 
     def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
         """Rewrite the docstring of an object."""
         if obj.docstring is not None:
             text = re.sub(r"^Example:$", "Examples:", obj.docstring.value, flags=re.MULTILINE)
-            obj.docstring.value = re.sub(
-                r":(?:func|class|mod|data|meth):`[~.]?([^`]*)`", r"`\1`", text
-            )
+            obj.docstring.value = re.sub(r":[a-z]+:`[~.]?([^`]*)`", r"`\1`", text)
