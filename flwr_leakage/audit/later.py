@@ -212,7 +212,7 @@ def _go_on(
     if problems and audit.threat.view == "aggregate":
         audit.warn(number, -1, f"round {number} was not attacked: its mean needs every update")
         return False
-    # Of a done round everything is there: answers are read back, and no number is written twice.
+    # A done round has everything: answers are read back, and no number is written twice.
     _attack_round(audit, number, several)
     file.flush()
     if is_done:

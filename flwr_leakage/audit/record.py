@@ -284,7 +284,7 @@ class Recorder:
     def blind_guess(self, server_round: int, pixels: Tensor) -> None:
         """Record what a round's reconstructions are compared with: (C, H, W) in [0, 1].
 
-        That of texts, one token repeated, is told by the notes of its accuracy.
+        The guess of texts is one token repeated, and notes of their accuracy tell it.
         """
         if pixels.is_floating_point():
             self.tracker.image(server_round, SERVER, -1, "blind_guess", pixels)

@@ -112,7 +112,7 @@ def check_replay(
         }}  # fmt: skip
     target = dict(sent)
     if not training.complete:
-        # What followed the kept steps is taken as it was seen.
+        # Changes after the kept steps are taken as they were seen.
         for name in parameters:
             kept = training.after_kept[id(names[name].live)]
             target[name] = _double(sent[name]) - _double(end[name]) + _double(kept)
@@ -220,7 +220,7 @@ def _causes(
         trained = {name: _double(end[name]) - _double(received[name]) for name in parameters}
         released = {name: _double(sent[name]) - _double(received[name]) for name in parameters}
         yield _after_training(trained, released)
-    # From the client's own parameters: what is left is no matter of where it began.
+    # The replay began from the client's own parameters, so that its start explains no residual.
     again = replay(training, names, {})
     last = {
         name: _double(training.after_kept.get(id(names[name].live), end[name]))

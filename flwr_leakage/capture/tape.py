@@ -61,7 +61,7 @@ class Autocast:
 
     @staticmethod
     def now(device: str) -> "Autocast":
-        """That of this moment."""
+        """Return the state of this moment."""
         return Autocast(device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
 
 

@@ -257,7 +257,7 @@ def _is_finite(value: Tensor) -> bool:
 
 
 def _values(array: Array, like: Tensor) -> NDArray[Any]:
-    """As ``array.numpy()``, which parses a header anew that is nearly always the expected one."""
+    """Return ``array.numpy()``, but parse the header only if it is not the expected one."""
     dtype, header = _numpy(like.dtype), _header_of(like)
     size = len(header) + like.numel() * dtype.itemsize
     plain = array.stype == "numpy.ndarray" and len(array.data) == size

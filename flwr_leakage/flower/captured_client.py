@@ -329,7 +329,7 @@ def _work(plan: CapturePlan, seen: _Round, work: _Work) -> _Done:
     trained = Trained(read.params, read.buffers, read.raw, answer)
     explained = work.explained()
     done = release(session, trained, work.context, lambda _: explained, work.train_seconds)
-    # What the owner's gate chose is not the server's to know.
+    # The server must not know the choice of the owner's gate.
     remark = f"The update was defended by {type(plan.defense).__name__}." if plan.defends else ""
     return _Done(session, answer, done, remark, plan.truth is not None)
 

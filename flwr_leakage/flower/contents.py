@@ -8,5 +8,5 @@ R = TypeVar("R", ArrayRecord, MetricRecord, ConfigRecord)
 
 
 def records_of(content: RecordDict, kind: type[R]) -> dict[str, R]:
-    """As ``content.array_records`` and its like, whose checked views take ten times as long."""
+    """Return the records of one kind ten times as fast as ``content.array_records`` does."""
     return {name: record for name, record in content.items() if isinstance(record, kind)}

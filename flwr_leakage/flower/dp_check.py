@@ -243,7 +243,7 @@ def _central(
     sampled, multiplier = wrapper.num_sampled_clients, wrapper.noise_multiplier
     adaptive = "Adaptive" in about
     if adaptive and multiplier > 0:
-        # What the adaptive clip's noisy count spends is taken from the stated multiplier.
+        # The adaptive clip's noisy count spends a part of the stated multiplier.
         count = wrapper.clipped_count_stddev
         multiplier = (multiplier**-2 + (2 * count) ** -2) ** -0.5 if count else 0.0
     asked = asked_clients(inner, num_clients)

@@ -90,7 +90,7 @@ def _pullback(function: Function, point: Tensor) -> tuple[Tensor, Function]:
 
 
 def _autograd_pullback(function: Function, point: Tensor) -> tuple[Tensor, Function]:
-    """As ``_pullback``, by plain autograd; where the value depends on nothing, zeros."""
+    """Do what ``_pullback`` does by plain autograd; zeros if the value depends on nothing."""
     with torch.enable_grad():
         leaf = point.detach().requires_grad_()
         value = function(leaf)

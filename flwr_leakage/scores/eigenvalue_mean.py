@@ -79,7 +79,7 @@ def eigenvalue_mean(
         return EigenvalueMean(values, errors, True, rank, eigenvalues[:, 0])
     values, largest = _quadrature(problem, function, draws, num_probes, max_steps)
     unknown = torch.full((len(problem),), -1)
-    # Of a few probes: Student's t.
+    # Few probes need Student's t.
     quantile = float(stdtrit(num_probes - 1, 0.995))
     width = quantile * values.std(0) / num_probes**0.5
     return EigenvalueMean(values.mean(0), width, False, unknown, largest)

@@ -22,7 +22,7 @@ def quantities(scores: Mapping[str, Score]) -> tuple[tuple[str, ...], tuple[str,
         The names, and the scores that cannot be computed of such a model.
     """
     draws = torch.Generator().manual_seed(0)
-    # What the client draws next must not depend on whether its scores were looked at.
+    # The client's next draws must not depend on whether its scores were looked at.
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore", ScoreWarning)
         model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))

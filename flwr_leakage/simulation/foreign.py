@@ -70,8 +70,8 @@ def paths_outside(
 ) -> list[tuple[str, str]]:
     """Return the (key, path) of each path in a config that leads out of its run folder.
 
-    A text is a path where the annotation of its argument names ``os.PathLike``. Those of the
-    packaged config are left out.
+    A text is a path where the annotation of its argument names ``os.PathLike``. Paths of
+    the packaged config are left out.
 
     Args:
         config: whose targets were checked before, as they are imported here.

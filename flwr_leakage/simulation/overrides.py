@@ -118,7 +118,7 @@ def _check_key(cfg: DictConfig, key: str) -> str:
     node: Any = cfg
     path: list[str] = []
     for part in key.split("."):
-        # Not ``in node``, which denies keys whose value is still missing, ``???``.
+        # ``in node`` would deny keys whose value is still missing, ``???``.
         keys = [str(k) for k in node] if isinstance(node, DictConfig) else []
         if part not in keys:
             return unknown_key(".".join(path), part, [k for k in keys if k != "hydra"])
