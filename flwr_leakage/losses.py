@@ -26,7 +26,7 @@ class FollowingLoss:
     loss: nn.Module | partial[Tensor]
 
     def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """The loss, a scalar."""
+        """Return the loss as a scalar."""
         if isinstance(self.loss, partial):
             args = [_like(value, logits) for value in self.loss.args]
             options = {name: _like(value, logits) for name, value in self.loss.keywords.items()}

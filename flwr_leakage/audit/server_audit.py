@@ -176,7 +176,7 @@ class ServerAudit:
             self.warn(server_round, client_id, said)
 
     def inform_once(self, server_round: int, client_id: int, message: str) -> None:
-        """Record what is worth knowing in the first of its rounds only."""
+        """Record a message about a client in the first round only in which it is told."""
         if said := self._once.says(client_id, message):
             self.inform(server_round, client_id, said)
 

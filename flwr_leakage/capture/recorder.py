@@ -366,7 +366,7 @@ class Recorder:
             self._rest.before_step(optimizer)
 
     def after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """A step has ended."""
+        """Record the end of a step."""
         if self._rest is None:
             self._end_step(optimizer)
         else:

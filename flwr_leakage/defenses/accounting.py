@@ -116,7 +116,7 @@ def dp_epsilon(
 def replace_one_rdp(
     sample_rate: float, noise_multiplier: float, orders: Sequence[float]
 ) -> Float[np.ndarray, " k"]:
-    """Rényi divergences of one Poisson-sampled Gaussian step, where one record is another.
+    """Return the Rényi divergences of one Poisson-sampled Gaussian step under replaced records.
 
     D_α(A ‖ B) of A = (1 − q) N(0, σ²) + q N(1, σ²) and B = (1 − q) N(0, σ²) + q N(−1, σ²). No pair
     of records of norm ≤ 1 is told apart better, in any direction. By joint convexity the other

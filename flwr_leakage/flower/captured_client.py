@@ -354,7 +354,7 @@ def _probe(plan: CapturePlan, seen: _Round, work: _Work, remark: str) -> None:
         note = ClientNote(work.client_id, remark=remark)
         folder = own_folder(plan.folder, work.context, work.client_id)
         write_own_probes(folder, work.server_round, note, seen.num_examples, found)
-    except Exception:  # what is a what-if must not be what breaks a training
+    except Exception:  # an error in a what-if must not break a training
         _LOG.exception("flwr_leakage: one step on few samples was not probed")
 
 

@@ -172,7 +172,7 @@ def check_own(
 
 
 def check_limits(gate: Gate | None, scores: Mapping[str, Score]) -> None:
-    """Refuse a limit of what no score measures, such as one whose name is misspelt.
+    """Refuse a limit on a quantity that no score measures, such as a misspelt name.
 
     It scores one sample of a small model, which takes about as long as it does in a round. Of names
     such as ``layer_share/conv1.weight`` what follows the slash is the client's model's, and is not

@@ -1,4 +1,4 @@
-"""What speaks for a record's membership in an update: the published statistics, by their names.
+"""Published statistics of a record's membership in an update, by their names.
 
 Each gives one number a record, and a small number speaks for membership.
 """

@@ -61,7 +61,7 @@ class FunctionJacobian(LinearOperator):
         self.point = point
         self._pullback = pullback
         try:
-            # At any u, as the pullback is linear; F(x) is one that is asked for later.
+            # The pullback is linear, so that any u serves; F(x) is asked for later anyway.
             product, self._pushforward = pull(pullback, self.value)
         except RuntimeError as error:
             try:

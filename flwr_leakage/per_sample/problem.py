@@ -67,7 +67,7 @@ class SampleProblem:
 
     @property
     def inputs(self) -> Float[Tensor, "S N"]:
-        """The samples' x, flat."""
+        """Return the samples' inputs x as flat rows."""
         return self.samples.inputs
 
     @property

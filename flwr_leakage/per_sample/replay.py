@@ -16,7 +16,7 @@ EXPLAINED = 1e-2
 
 @dataclass(frozen=True)
 class Explanation:
-    """How far the update that was made lies from the one that is scored.
+    """The distance of the update that was made from the one that is scored.
 
     Attributes:
         distance: ‖replayed − made‖/‖made‖; ``None`` where nothing was replayed.

@@ -56,7 +56,7 @@ def instantiate_each(config: Mapping[str, Any], key: str, kind: type) -> dict[st
 
 
 def checked(key: str, function: Callable[P, T]) -> Callable[P, T]:
-    """``function``, with its errors turned into a ``ConfigError`` that names the config key."""
+    """Return ``function`` with its errors turned into a ``ConfigError`` that names the key."""
 
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         try:

@@ -1,4 +1,4 @@
-"""Say what exists where an override on the command line names something that does not."""
+"""Messages for overrides that name something unknown, which list what exists."""
 
 from pathlib import Path
 from typing import Any
