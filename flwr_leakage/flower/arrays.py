@@ -133,7 +133,7 @@ class Expected:
     def _is_finite(
         dtype: torch.dtype, plain: Sequence["_Plain"], arrays: Mapping[str, Array]
     ) -> bool:
-        """Whether all arrays are of the model's own type and shape, and finite."""
+        """Return whether all arrays are of the model's own type and shape, and finite."""
         if dtype not in _PLAIN:
             return False
         parts = []
@@ -166,7 +166,7 @@ def tensors_of(arrays: Mapping[str, Array]) -> Params:
 
 
 def differing(arrays: Mapping[str, Array], tensors: Mapping[str, Tensor]) -> list[str]:
-    """The names of the tensors whose values no array of that name has.
+    """Return the names of the tensors whose values no array of that name has.
 
     Bytes are compared first, as that is fast.
     """

@@ -116,7 +116,7 @@ class AuditedApp(ClientApp):
         return train_and_report(self._plan, self._app, message, context)
 
     def _is_for_another_strategy(self, message: Message) -> bool:
-        """Whether a ``NumPyClient`` got arrays of a strategy of ``flwr.serverapp``."""
+        """Return whether a ``NumPyClient`` got arrays of a strategy of ``flwr.serverapp``."""
         if getattr(self._app, "_call", None) is None:
             return False
         names = list(records_of(message.content, ArrayRecord))

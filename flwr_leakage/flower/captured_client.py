@@ -101,7 +101,7 @@ class CapturePlan:
         return self.defends or self.gate is not None
 
     def measures(self, server_round: int) -> bool:
-        """Whether the samples of a round, counted from 1, are needed."""
+        """Return whether the samples of a round, counted from 1, are needed."""
         scores = bool(self.scores) and self.score_plan.includes(server_round)
         return bool(scores or self.withholds or self.truth or self.attack is not None)
 
@@ -229,7 +229,7 @@ class _Todo:
     server_round: int | ValueError
 
     def round_or_error(self) -> int:
-        """The round, as the server named it.
+        """Return the round, as the server named it.
 
         Raises:
             ValueError: it named none that can be read.
@@ -239,7 +239,7 @@ class _Todo:
         return self.server_round
 
     def glance(self, received: ArrayRecord) -> AbstractContextManager[Glance | None]:
-        """The observer of a training that is not replayed."""
+        """Return the observer of a training that is not replayed."""
         if self.replays or self.kept is None:
             return nullcontext()
         return Glance(self.kept.names, partial(differing, received))
@@ -286,7 +286,7 @@ class _Work:
     sends: str = PARAMETERS
 
     def explained(self) -> Explained:
-        """The replay's result, for the scores' notes."""
+        """Return the replay's result, for the scores' notes."""
         sentence = self.check.sentence
         if self.check.explains and not self.check.replayed:
             sentence = f"whether the captured training {NOT_CHECKED}{sentence}"

@@ -194,7 +194,7 @@ def _threads(count: int | None) -> Iterator[None]:
 
 
 def server_round_of(message: Message) -> int:
-    """The round that the server names; 0 where it names none."""
+    """Return the round that the server names; 0 where it names none."""
     for config in records_of(message.content, ConfigRecord).values():
         if "server-round" in config:
             value = config["server-round"]

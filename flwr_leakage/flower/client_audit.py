@@ -107,7 +107,7 @@ class ClientAudit:
             )
 
     def always_checks(self, server_round: int) -> bool:
-        """Whether the update of a round is replayed, scored or not."""
+        """Return whether the update of a round is replayed, scored or not."""
         chosen = self.check_rounds is not None and self.check_rounds(server_round)
         return chosen or self.check_update == "always"
 
@@ -135,7 +135,7 @@ class ClientAudit:
 
 
 def as_self_attack(attack: Any) -> SelfAttack:
-    """An attack with the settings of a self-attack; one that is given stays as it is.
+    """Return an attack with the settings of a self-attack; one that is given stays as it is.
 
     Raises:
         ImportError: what attacks or measures is not installed; the message names the extra.

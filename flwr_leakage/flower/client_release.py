@@ -182,7 +182,7 @@ def explain_by_replay(session: Session, context: Context, exposure: Exposure) ->
 
 
 def _looks(audit: ClientAudit, server_round: int) -> bool:
-    """Whether anything is measured in a round."""
+    """Return whether anything is measured in a round."""
     attacks = audit.self_attack is not None and audit.self_attack.includes(server_round)
     return bool(attacks or audit.gate or (audit.scores and audit.score_plan.includes(server_round)))
 
@@ -223,7 +223,7 @@ def _judge(gate: Gate, defense: Defense, done: Release, trained: Trained) -> Try
 
 
 def _named(defense: Defense) -> str:
-    """A defense with its settings, for the owner."""
+    """Return a defense with its settings, for the owner."""
     return repr(defense)[:200] if is_dataclass(defense) else type(defense).__name__
 
 
@@ -262,7 +262,7 @@ def _score(
 
 
 def _attack(session: Session, exposure: Exposure) -> SelfAttacked | None:
-    """The self-attack of a round that is attacked; an error of it is its answer."""
+    """Return the self-attack of a round that is attacked; an error of it is its answer."""
     audit, attack = session.audit, session.audit.self_attack
     if attack is None or not attack.includes(session.server_round):
         return None

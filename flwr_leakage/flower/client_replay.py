@@ -111,7 +111,7 @@ def _read(text: str) -> Replayed:
 def is_due(
     every: int | None, server_round: int, kept: Replayed | None, num_arrays: int | None = None
 ) -> bool:
-    """Whether a client's training is replayed.
+    """Return whether a client's training is replayed.
 
     Args:
         every: rounds from one replay to the next; ``None`` for the first training alone.
@@ -189,7 +189,7 @@ class SeenRound:
 
 
 def _is_cut_alike(known: TrainingFacts, count: int, num_steps: int, now: int) -> bool:
-    """Whether steps on ``now`` samples are of the batch size that was known for ``count``.
+    """Return whether steps on ``now`` samples are of the batch size that was known for ``count``.
 
     A client takes a number of epochs, with or without a last small batch, or a number of steps.
     """
@@ -263,7 +263,7 @@ def _kind(check: ReplayCheck, seen: SeenRound) -> ReplayKind:
 def _names(
     training: CapturedTraining, received: Mapping[str, Tensor], sent: Container[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The received names of the optimizer's parameters, and of the other parameters.
+    """Return the received names of the optimizer's parameters, and of the other parameters.
 
     What a client receives and keeps to itself, such as a head, has none: no replay looks at it.
     """
@@ -344,7 +344,7 @@ def _not_sent(seen: SeenRound, trained: Mapping[str, Tensor]) -> list[str]:
 def _changed(
     facts: TrainingFacts | None, kept: Replayed, writes: int | None = None
 ) -> tuple[str, ...]:
-    """The settings in which a training differs from the one that was replayed."""
+    """Return the settings in which a training differs from the one that was replayed."""
     if facts is None or kept.facts is None:
         return ()
     then = kept.facts

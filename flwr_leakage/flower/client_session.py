@@ -33,7 +33,7 @@ class Session:
         self._draws: dict[str, Randomness] = {}
 
     def seed(self, purpose: str) -> int:
-        """A seed for draws that hide nothing."""
+        """Return a seed for draws that hide nothing."""
         if self.audit.seed is None:
             return entropy_seed()
         return derive_seed(
@@ -56,11 +56,11 @@ class Session:
         return self._draws[purpose]
 
     def _generator(self, purpose: str) -> torch.Generator:
-        """The generator of a simulation, in the state before its first draw."""
+        """Return the generator of a simulation, in the state before its first draw."""
         return torch.Generator().manual_seed(self.seed(purpose))
 
     def has_reproducible_draws(self) -> bool:
-        """Whether the defense drew anything that can be repeated."""
+        """Return whether the defense drew anything that can be repeated."""
         return any(
             not torch.equal(drawn.generator.get_state(), self._generator(purpose).get_state())
             for purpose, drawn in self._draws.items()

@@ -135,7 +135,7 @@ def check_privacy(
 
 
 def _unwrapped(strategy: Any) -> Iterator[Any]:
-    """The strategy and those that it wraps, the innermost last."""
+    """Return the strategy and those that it wraps, the innermost last."""
     while strategy is not None:
         yield strategy
         strategy = getattr(strategy, "strategy", None)
@@ -303,7 +303,7 @@ def asked_clients(inner: Any, num_clients: int) -> int:
 
 
 def _averages(inner: Any) -> bool:
-    """Whether the clients' arrays are averaged by FedAvg's own method."""
+    """Return whether the clients' arrays are averaged by FedAvg's own method."""
     for kind in type(inner).__mro__:
         for method in ("aggregate_train", "aggregate_fit"):
             if method in vars(kind):

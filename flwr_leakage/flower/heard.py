@@ -55,7 +55,7 @@ class Heard:
         self._grids = []
 
     def notes(self) -> dict[int, ClientNote]:
-        """The readable notes that clients put beside their updates, by node."""
+        """Return the readable notes that clients put beside their updates, by node."""
         notes = {}
         for node, record in self._notes.items():
             try:
@@ -105,7 +105,7 @@ class Heard:
             self._warn(node, f"{{}} answered with an error: {reason}")
 
     def _is_told(self, failure: BaseException) -> bool:
-        """Whether a failure is the error of a node, which was told under its name."""
+        """Return whether a failure is the error of a node, which was told under its name."""
         return any(
             any(argument is error for argument in failure.args)
             or (error.reason and error.reason in str(failure))

@@ -81,7 +81,7 @@ class InlineGrid(Grid):
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
-        """All nodes, in the order of their partitions."""
+        """Return all nodes, in the order of their partitions."""
         return list(self._contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:

@@ -25,7 +25,7 @@ class ClientNames:
     _client_of: dict[int, int] = field(default_factory=dict)
 
     def of(self, node_id: int) -> int:
-        """The client that a node is known as."""
+        """Return the client that a node is known as."""
         return self._client_of.get(node_id, node_id)
 
     @property

@@ -116,7 +116,7 @@ def told_audit(
     attack: Attack | str | None,
     **settings: Any,
 ) -> ToldAudit:
-    """The audit of either kind of observer, which records into a folder; see ``observe``."""
+    """Return the audit of either kind of observer, which records into a folder; see ``observe``."""
     gradient_map = gradient_map_of(model)
     if truth is not None:
         settings.setdefault("truth", TruthFolder(Path(truth)))
@@ -134,7 +134,7 @@ def told_audit(
 
 
 def gradient_map_of(model: nn.Module | GradientMap) -> GradientMap:
-    """The model with the mean cross-entropy, where it is no gradient map yet.
+    """Return the model with the mean cross-entropy, where it is no gradient map yet.
 
     Raises:
         TypeError: it is neither.

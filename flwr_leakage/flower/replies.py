@@ -63,7 +63,7 @@ class Needs:
 
 
 def count_examples(reply: Message, weighted_by_key: str) -> int:
-    """The number of samples that a reply claims.
+    """Return the number of samples that a reply claims.
 
     Raises:
         ValueError: there is none, or it is no number in [1, 2⁵³]; a sum of larger ones may
@@ -109,7 +109,7 @@ def check_metrics(reply: Message, needs: Needs, *, is_train: bool = True) -> Non
 
 
 def layout(reply: Message, sent: Collection[str] | None = None) -> Layout:
-    """The layout that all replies must share, as Flower otherwise aggregates none of them.
+    """Return the layout that all replies must share, as Flower otherwise aggregates none of them.
 
     Names of arrays are among it where they are others than those that were ``sent``.
     """
@@ -172,7 +172,7 @@ class Sent:
             self._arrays.setdefault(message.metadata.dst_node_id, []).append(records)
 
     def arrays(self, node: int) -> ArrayRecord:
-        """The one ``ArrayRecord`` that a node was sent.
+        """Return the one ``ArrayRecord`` that a node was sent.
 
         Raises:
             ValueError: it was sent none or several.
@@ -183,13 +183,13 @@ class Sent:
         return records[0]
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The arrays that the first node was sent; none where that sent no model."""
+        """Return the arrays that the first node was sent; none where that sent no model."""
         for records in self._arrays.values():
             return {name: tuple(a.shape) for record in records[0] for name, a in record.items()}
         return {}
 
     def silent(self, replies: Sequence[Message]) -> list[int]:
-        """The nodes that did not answer, in order."""
+        """Return the nodes that did not answer, in order."""
         answered = {reply.metadata.src_node_id for reply in replies}
         return sorted(node for node in self._arrays if node not in answered)
 

@@ -129,7 +129,7 @@ class RoundView:
             self._warn_of(node, f"{phase}{self._node(node)} never replied")
 
     def _read_notes(self, replies: Sequence[Message]) -> dict[int, ClientNote]:
-        """The readable notes by node; names are learnt from them."""
+        """Return the readable notes by node; names are learnt from them."""
         notes: dict[int, ClientNote] = {}
         for reply in replies:
             record = None if reply.has_error() else reply.content.get(RECORD_KEY)
@@ -183,7 +183,7 @@ class RoundView:
         return Observation(self.server_round, client, params, buffers, update), narrow
 
     def _names_to(self, reply: Message) -> set[str]:
-        """The names of the arrays that the node was sent."""
+        """Return the names of the arrays that the node was sent."""
         return set(self.sent.arrays(reply.metadata.src_node_id))
 
     def _read_part(self, reply: Message) -> tuple[Params, Params, tuple[str, ...]]:

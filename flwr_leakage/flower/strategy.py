@@ -211,7 +211,7 @@ class HonestButCurious(Strategy):
         return seeded_sampling(seed) if self.reproducible else nullcontext()
 
     def _inner(self, name: str) -> Callable[..., Any]:
-        """The wrapped strategy's own method, which ``start`` may have covered by ours."""
+        """Return the wrapped strategy's own method, which ``start`` may have covered by ours."""
         method: Callable[..., Any] = self._own.get(name) or getattr(self.strategy, name)
         return method
 
@@ -234,5 +234,5 @@ class HonestButCurious(Strategy):
                     setattr(self.strategy, name, covered[name])
 
     def _guarded(self, server_round: int, action: Callable[..., Any], *args: Any) -> Any:
-        """The audit of a round, whose errors never reach the training."""
+        """Return the audit of a round, whose errors never reach the training."""
         return guarded(self.audit, server_round, action, *args)
