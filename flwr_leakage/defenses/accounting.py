@@ -166,7 +166,7 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """The smallest ε at which a μ-Gaussian mechanism is (ε, δ)-differentially private.
+    """Return the smallest ε at which a μ-Gaussian mechanism is (ε, δ)-differentially private.
 
     Args:
         mu: (1), ≥ 0; √T over the noise multiplier for T releases.
@@ -212,7 +212,7 @@ class CanaryEstimate:
 
 
 def canary(like: Params, max_norm: float, index: int, seed: int) -> Params:
-    """The update of canary ``index``: a uniformly random direction of norm ``max_norm``.
+    """Return the update of canary ``index``: a uniformly random direction of norm ``max_norm``.
 
     Andrew et al. (2023, section 4). A client that plays it sends it in place of an update of its
     own; nothing of it is private, so that a seed may make it.

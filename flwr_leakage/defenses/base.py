@@ -41,7 +41,7 @@ class LocalRound:
             object.__setattr__(self, "num_examples", len(self.private))
 
     def samples(self, schedule: LocalSchedule) -> Samples:
-        """The samples as the client trained on them, each on its own.
+        """Return the samples as the client trained on them, each on its own.
 
         Args:
             schedule: the local training, which gives each sample its weight in the update.

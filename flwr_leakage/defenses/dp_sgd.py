@@ -209,7 +209,7 @@ class DPSGD(Defense):
     def _steps(
         self, batch: Batch, schedule: LocalSchedule, randomness: Randomness
     ) -> Iterator[tuple[Batch, float]]:
-        """The samples of each step, and the B that divides their sum."""
+        """Return the samples of each step, and the B that divides their sum."""
         if self.sampling == "in_order":
             for window in schedule.slices(len(batch)):
                 yield batch[window], window.stop - window.start

@@ -21,7 +21,7 @@ Allotment = Literal["equal", "max_min"]
 def allot_energy(
     spectra: SampleSpectra, energy: float, allotment: Allotment
 ) -> Float[Tensor, " S"]:
-    """The cutoffs of the samples that share ``energy``.
+    """Return the cutoffs of the samples that share ``energy``.
 
     ``equal`` gives every sample the same energy. ``max_min`` gives all of them the same
     predicted error, the largest that the energy pays for: since a sample's error grows with its

@@ -25,7 +25,7 @@ class Mixing:
     coefficients: Float[Tensor, "B k"]
 
     def matrix(self, num_samples: int) -> Float[Tensor, "B n"]:
-        """The mixing as a matrix W (B, n): encodings = W · samples."""
+        """Return the mixing as a matrix W (B, n): encodings = W · samples."""
         weights = torch.zeros(len(self.indices), num_samples, dtype=self.coefficients.dtype).to(
             self.coefficients.device
         )

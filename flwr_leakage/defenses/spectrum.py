@@ -112,7 +112,7 @@ class SampleSpectra:
         return self.rmse(self.trace(self.prior_std**2 * share.clamp_min(0)))
 
     def cutoffs_of_energy(self, energy: Float[Tensor, " S"]) -> Float[Tensor, " S"]:
-        """The c at which :meth:`energies` add up to ``energy``.
+        """Return the c at which :meth:`energies` add up to ``energy``.
 
         Between two nodes the sum is linear in c: with the m nodes below c,
         τ² N (c Σ wσ − Σ wσ²) = energy.
@@ -128,7 +128,7 @@ class SampleSpectra:
         return torch.where(energy > 0, cutoffs[:, 0], 0.0)
 
     def cutoffs_of_error(self, rmse: float) -> Float[Tensor, " S"]:
-        """The c at which :meth:`error_at` reaches ``rmse`` < τ.
+        """Return the c at which :meth:`error_at` reaches ``rmse`` < τ.
 
         Between two nodes, with the m nodes below c, τ² (Σ w − Σ wσ / c) = rmse².
         """
