@@ -51,7 +51,7 @@ class ReplayCheck:
         return self.residual is not None and self.residual <= TOLERANCE
 
     def sentence(self) -> str:
-        """The result in words.
+        """Return the result in words.
 
         Example:
             >>> ReplayCheck(4e-7, steps=3, num_steps=3).sentence()
@@ -193,7 +193,7 @@ def _remarks(
 def is_rounded(
     trained: Mapping[str, Tensor], received: Mapping[str, Tensor], sent: Mapping[str, Tensor]
 ) -> bool:
-    """Whether what is sent differs from what was trained by no more than a replay explains.
+    """Return whether what is sent differs from what was trained by no more than a replay explains.
 
     A mod that clips nothing adds the update to the parameters anew, and rounds.
     """

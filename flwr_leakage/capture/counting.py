@@ -77,7 +77,7 @@ class Counting:
         return self._versions != versions_of(self._parameters)
 
     def _are_set_anew(self) -> bool:
-        """Whether the settings of a step are others than those of the steps that were kept.
+        """Return whether the settings of a step are others than those of the steps that were kept.
 
         Those that cannot be compared, as tensors of several entries cannot, count as changed. What
         a scheduler sets after the last step is of no step, and is not read.
@@ -89,7 +89,7 @@ class Counting:
 
 
 def has_closure(args: Any, kwargs: Any) -> bool:
-    """Whether the arguments of a step hold one."""
+    """Return whether the arguments of a step hold one."""
     return kwargs.get("closure") is not None or any(callable(arg) for arg in args[1:])
 
 
@@ -104,7 +104,7 @@ def parameters_of(optimizer: Optimizer) -> list[Tensor]:
 
 
 def settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """The learning rate and all else, by group of parameters."""
+    """Return the learning rate and all else, by group of parameters."""
     return [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
 
 
@@ -120,7 +120,7 @@ def writes_of(parameters: Sequence[Tensor], args: Any, kwargs: Any) -> int:
 
 
 def _settled(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """The settings without what a scheduler adds when it is made."""
+    """Return the settings without what a scheduler adds when it is made."""
     return [
         {name: value for name, value in group.items() if name != "initial_lr"}
         for group in settings_of(optimizer)
@@ -137,14 +137,14 @@ def batch_size(args: Any, kwargs: Any) -> int:
 
 
 def tensors_of(value: Any) -> list[Tensor]:
-    """The tensors of any nested arguments or results."""
+    """Return the tensors of any nested arguments or results."""
     if isinstance(value, Tensor):  # the usual case, and walking a tree costs more than a layer
         return [value]
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def requires_gradient(value: Any) -> bool:
-    """Whether a tensor among nested arguments requires a gradient."""
+    """Return whether a tensor among nested arguments requires a gradient."""
     if isinstance(value, Tensor):
         return value.requires_grad
     if isinstance(value, tuple | list):

@@ -137,7 +137,7 @@ class TrainingFacts:
         return replace(self, sends=sends)
 
     def schedule(self) -> LocalSchedule:
-        """The schedule, for attacks.
+        """Return the schedule, for attacks.
 
         Raises:
             ValueError: no schedule says how it was trained.
@@ -153,7 +153,7 @@ class TrainingFacts:
         )
 
     def spec(self) -> InputSpec:
-        """The inputs, for attacks.
+        """Return the inputs, for attacks.
 
         The normalisation is unknown (``known=False``) if none is told, as after interpolation.
 
@@ -269,7 +269,7 @@ def facts_of(
 
 
 def _rewritten(training: CapturedTraining) -> int:
-    """The first step whose gradients were changed; 0 where none was."""
+    """Return the first step whose gradients were changed; 0 where none was."""
     changed = (n for n, step in enumerate(training.steps, 1) if step.rescaled_to is not None)
     return next(changed, 0)
 
@@ -358,7 +358,7 @@ def differences(
 
 
 def _near(told: Sequence[float], assumed: Sequence[float]) -> bool:
-    """Whether normalisations agree to half a level of 8 bits."""
+    """Return whether normalisations agree to half a level of 8 bits."""
     return len(told) == len(assumed) and all(
         abs(left - right) <= 0.5 / 255 for left, right in zip(told, assumed, strict=True)
     )

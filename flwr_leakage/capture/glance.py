@@ -130,6 +130,6 @@ class Glance:
 
 
 def some(names: list[str]) -> str:
-    """The first names, and how many there are besides."""
+    """Return the first names, and how many there are besides."""
     shown = ", ".join(names[:3])
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

@@ -54,7 +54,7 @@ def infer_spec(batch: Batch, num_classes: int) -> InputSpec:
 
 
 def _gap(values: Tensor) -> float | None:
-    """The spacing of the grid that the values lie on; ``None`` where none or several fit."""
+    """Return the spacing of the grid that the values lie on; ``None`` where none or several fit."""
     if _count_levels(torch.unique(values[:_GLANCE]).double()) > _LEVELS + 1:
         return None  # all values have at least as many, and sorting them takes long
     levels = torch.unique(values).double()

@@ -177,7 +177,7 @@ def _part_of(
 
 
 def _all_fit(received: Mapping[str, Tensor], live: Mapping[str, Tensor]) -> bool:
-    """Whether all tensors of a module are received under their own names."""
+    """Return whether all tensors of a module are received under their own names."""
     return received.keys() >= live.keys() and all(
         tuple(received[own].shape) == value.shape for own, value in live.items()
     )

@@ -55,7 +55,7 @@ def _parts(names: list[str], trained: list[str], count: int) -> list[list[str]]:
 def _first_fit(
     arrays: Sequence[Shape], own: Mapping[str, Shape], same: Callable[[int, str], bool]
 ) -> list[str]:
-    """The names of tensors with the arrays' values, in order; none where one is missing."""
+    """Return the names of tensors with the arrays' values, in order; none where one is missing."""
     found: list[str] = []
     place = 0
     for name, shape in own.items():

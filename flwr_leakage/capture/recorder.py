@@ -103,13 +103,13 @@ def _told_of_compiling(tell: Callable[[], None]) -> Iterator[None]:
 
 
 def _has_compiled() -> bool:
-    """Whether this process has run a function or model that ``torch.compile`` made."""
+    """Return whether this process has run a function or model that ``torch.compile`` made."""
     dynamo: Any = sys.modules.get("torch._dynamo.utils")
     return dynamo is not None and bool(dynamo.counters["frames"]["total"])
 
 
 def _looking(method: Callable[..., None]) -> Callable[..., None]:
-    """A hook of this thread, whose failure ends the capture and never the training."""
+    """Return a hook of this thread, whose failure ends the capture and never the training."""
 
     @wraps(method)
     def hook(self: "Recorder", *args: Any) -> None:
@@ -436,7 +436,7 @@ class Recorder:
         return tuple(size for key, size in self._batch_sizes if key in trains)
 
     def _rewritten(self) -> tuple[float | None, float | None]:
-        """The gradient's norm and largest entry where it is not what ``backward`` left."""
+        """Return the gradient's norm and largest entry where it is not what ``backward`` left."""
         now = {id(p): p.grad for p in self._trained if p.grad is not None}
         same = now.keys() == self._gradients.keys() and all(
             gradient is self._gradients[key][0] and gradient._version == self._gradients[key][1]

@@ -15,7 +15,7 @@ from flwr_leakage.params import Params
 def replay(
     training: CapturedTraining, names: Mapping[str, NamedTensor], start: Mapping[str, Tensor]
 ) -> Params:
-    """The entries ``names`` after the captured steps, begun from ``start``.
+    """Return the entries ``names`` after the captured steps, begun from ``start``.
 
     The copied modules and the copied optimizer, of whatever class, take the captured steps on
     the captured batches: with their learning rates, their order, their dropout masks (by the

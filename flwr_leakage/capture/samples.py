@@ -30,7 +30,7 @@ class TapedLoss:
     loss: Value
 
     def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """The loss, a scalar."""
+        """Return the loss, a scalar."""
         given = {Value(0, 0): logits, Value(1, 0): targets}
         value: Tensor = play(self.entries, lambda thing: thing, given)[self.loss.entry][
             self.loss.leaf
@@ -178,7 +178,7 @@ _MEAN_CROSS_ENTROPY = {
 
 
 def _plain(tail: tuple[Entry, ...]) -> Loss | None:
-    """The mean cross-entropy under its own name, where it is that."""
+    """Return the mean cross-entropy under its own name, where it is that."""
     if len(tail) != 1:
         return None
     function, (args, kwargs) = tail[0].function, tail[0].arguments
@@ -227,7 +227,7 @@ def _never() -> None:
 
 
 def captured_batches(training: CapturedTraining) -> list[LossCall]:
-    """Every kept mini-batch, in the order of use.
+    """Return every kept mini-batch, in the order of use.
 
     Raises:
         ValueError: nothing was captured, or a loss is none of a model's output and targets.
@@ -243,7 +243,7 @@ def batch_norm_mode(training: CapturedTraining) -> BatchNormMode:
 
 
 def drops_out(training: CapturedTraining) -> bool:
-    """Whether a call drew random numbers, as dropout does."""
+    """Return whether a call drew random numbers, as dropout does."""
     return any(
         entry.rng_state is not None
         for step in training.steps
@@ -255,7 +255,7 @@ def drops_out(training: CapturedTraining) -> bool:
 def captured_gradient_map(
     training: CapturedTraining, names: Mapping[str, NamedTensor], call: LossCall
 ) -> GradientMap:
-    """The gradient map of the captured model and loss, named as the received arrays.
+    """Return the gradient map of the captured model and loss, named as the received arrays.
 
     Raises:
         ValueError: the model's arrays are not all of those received.
@@ -274,7 +274,7 @@ def captured_gradient_map(
 
 
 def captured_schedule(training: CapturedTraining, num_examples: int) -> LocalSchedule:
-    """The schedule of the captured training.
+    """Return the schedule of the captured training.
 
     Raises:
         ValueError: a ``LocalSchedule`` cannot say how it was trained.

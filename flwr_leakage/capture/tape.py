@@ -39,7 +39,7 @@ class Constant:
     version: int
 
     def get(self) -> Tensor:
-        """The tensor, if it is still what was used.
+        """Return the tensor, if it is still what was used.
 
         Raises:
             ChangedConstantError: it was changed in place.
@@ -102,7 +102,7 @@ class Entry:
     samples: int = 0
 
     def inputs(self) -> list[Any]:
-        """The arguments' leaves."""
+        """Return the arguments' leaves."""
         leaves: list[Any] = []
         map_leaves(leaves.append, self.arguments)
         return leaves

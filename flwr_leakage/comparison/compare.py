@@ -126,7 +126,7 @@ class Comparison:
         return pd.DataFrame(rows)
 
     def runs_to_pandas(self) -> "pd.DataFrame":
-        """A row a run: its settings, ``seed``, ``status``, ``folder`` and every measure."""
+        """Return a row a run: its settings, ``seed``, ``status``, ``folder`` and every measure."""
         import pandas as pd
 
         return pd.DataFrame(
@@ -213,7 +213,7 @@ def compare(folders: str | Path | RunData | Iterable[str | Path | RunData]) -> C
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """A run folder itself, or those below it, sorted as a person would (2 before 10)."""
+    """Return a run folder itself, or those below it, sorted as a person would (2 before 10)."""
     if not folder.is_dir():
         return []
     found = [
@@ -225,7 +225,7 @@ def run_folders(folder: Path) -> list[Path]:
 
 
 def differing(runs: Sequence[Outcome]) -> list[str]:
-    """The settings in which runs differ: the groups' options first, then single keys.
+    """Return the settings in which runs differ: the groups' options first, then single keys.
 
     A key of a group counts only if it differs between runs of the same option, as the keys of two
     options differ anyway.

@@ -82,6 +82,6 @@ def _drawn(comparison: Comparison, narrow: bool) -> Markup:
 
 
 def _link(folder: Path, page: Path) -> str:
-    """A run's report as a relative link, or empty where there is none."""
+    """Return a run's report as a relative link, or empty where there is none."""
     report = folder / "report.html"
     return os.path.relpath(report, page.parent) if report.is_file() else ""

@@ -8,7 +8,7 @@ KEY = "defense"
 
 
 def prices(comparison: Comparison) -> list[str]:
-    """A sentence for each defense that stands beside the same training without one."""
+    """Return a sentence for each defense that stands beside the same training without one."""
     without = {
         _others(group): group for group in comparison.groups if group.settings.get(KEY) == "none"
     }
@@ -21,7 +21,7 @@ def prices(comparison: Comparison) -> list[str]:
 
 
 def _others(group: Group) -> tuple[tuple[str, str], ...]:
-    """The settings that are not of the defense."""
+    """Return the settings that are not of the defense."""
     return tuple((k, v) for k, v in group.settings.items() if k.partition(".")[0] != KEY)
 
 

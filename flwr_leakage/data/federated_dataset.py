@@ -86,7 +86,7 @@ class FederatedDataset:
         return partition[order[slot * num_examples : (slot + 1) * num_examples]]
 
     def client_batch(self, client_id: int, server_round: int, num_examples: int) -> Batch:
-        """The private batch of a client in a round; see ``client_indices``."""
+        """Return the private batch of a client in a round; see ``client_indices``."""
         return self.train.batch(self.client_indices(client_id, server_round, num_examples))
 
     def test_batches(self, batch_size: int, limit: int | None = None) -> Iterator[Batch]:

@@ -66,7 +66,7 @@ class ImageDataset:
         )
 
     def batch(self, indices: Tensor | Sequence[int]) -> Batch:
-        """The chosen samples, normalised, in float32."""
+        """Return the chosen samples, normalised, in float32."""
         chosen = torch.as_tensor(indices, dtype=torch.int64)
         pixels = self.images[chosen].float() / 255
         return Batch(self.spec.normalize(pixels), self.labels[chosen])

@@ -68,6 +68,6 @@ class TextDataset:
         )
 
     def batch(self, indices: Tensor | Sequence[int]) -> Batch:
-        """The chosen texts."""
+        """Return the chosen texts."""
         chosen = torch.as_tensor(indices, dtype=torch.int64)
         return Batch(self.ids[chosen], self.labels[chosen])

@@ -29,12 +29,12 @@ class BackboneUnavailableError(RuntimeError):
 
 
 def hub_folder() -> Path:
-    """The folder that torch keeps checkpoints in, which other programs fill, too."""
+    """Return the folder that torch keeps checkpoints in, which other programs fill, too."""
     return Path(torch.hub.get_dir()) / "checkpoints"
 
 
 def checkpoint(url: str, folder: Path, download: bool, seconds: float = SECONDS) -> Path:
-    """The file of a checkpoint, which is fetched if it is not there yet.
+    """Return the file of a checkpoint, which is fetched if it is not there yet.
 
     Args:
         url: of the file; its name ends in ``-DIGEST.pth``.
@@ -68,7 +68,7 @@ def checkpoint(url: str, folder: Path, download: bool, seconds: float = SECONDS)
 
 
 def matches(path: Path) -> bool:
-    """Whether a file's SHA-256 begins as its name ends."""
+    """Return whether a file's SHA-256 begins as its name ends."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest().startswith(_digest(path))
 

@@ -34,7 +34,7 @@ class Reference:
 
     @staticmethod
     def of(spec: InputSpec) -> "Reference":
-        """The least that is public: the mean colour of the normalisation, and an empty pool.
+        """Return the least that is public: the mean colour of the normalisation, and an empty pool.
 
         For texts it is any token, at all positions.
         """
@@ -52,7 +52,7 @@ class Reference:
         class_names: tuple[str, ...] = (),
         words: tuple[str, ...] = (),
     ) -> "Reference":
-        """The most frequent token of public texts, at all positions.
+        """Return the most frequent token of public texts, at all positions.
 
         Args:
             spec: of the texts.

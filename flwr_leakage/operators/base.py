@@ -88,7 +88,7 @@ class LinearOperator(ABC):
         return self.rmatvec(self.matvec(vectors))
 
     def narrow(self, rows: Int[Tensor, " R"]) -> "LinearOperator":
-        """The maps of some of the S rows. Products count for those rows only.
+        """Return the maps of some of the S rows. Products count for those rows only.
 
         Args:
             rows: their indices, ascending.
@@ -96,7 +96,7 @@ class LinearOperator(ABC):
         return _Rows(self, rows)
 
     def to_dense(self) -> Float[Tensor, "S P N"]:
-        """Every A_s as a matrix, from N products."""
+        """Return every A_s as a matrix, from N products."""
         dense = torch.empty(
             self.num_blocks, self.num_outputs, self.num_inputs, dtype=self.dtype, device=self.device
         )
@@ -120,7 +120,7 @@ class LinearOperator(ABC):
         )
 
     def unit(self, column: int) -> Float[Tensor, "S N"]:
-        """The unit vector of one input, for every s."""
+        """Return the unit vector of one input, for every s."""
         unit = torch.zeros(self.num_blocks, self.num_inputs, dtype=self.dtype, device=self.device)
         unit[:, column] = 1
         return unit

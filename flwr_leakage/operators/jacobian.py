@@ -144,7 +144,7 @@ def sample_gradients(
 
 
 def last_layer(names: Iterable[str]) -> tuple[str, ...]:
-    """The parameters of the module that owns the last one."""
+    """Return the parameters of the module that owns the last one."""
     every = tuple(names)
     owner = every[-1].rpartition(".")[0]
     return tuple(name for name in every if name.rpartition(".")[0] == owner)

@@ -139,7 +139,7 @@ class ClientSamples:
         yield from made
 
     def _windows(self, point: Point, precision: Precision, size: int) -> Iterator[SampleProblem]:
-        """The problems of ``size`` samples each, which are kept where one holds all."""
+        """Return the problems of ``size`` samples each, which are kept where one holds all."""
         delta = update_perturbation(self.gradient_map, self.exposure, point)
         kept = []
         for dtype, samples, places, rounding in self._by_dtype(point, precision):
@@ -301,7 +301,7 @@ def _problem(
     derivable: Callable[[SampleProblem], str],
     single_step: bool,
 ) -> SampleProblem:
-    """The problem of some samples, with a reason for each that has none."""
+    """Return the problem of some samples, with a reason for each that has none."""
     gradients = samples.gradients()
     finite = gradients.isfinite().all(1)
     if not bool(finite.all()):

@@ -37,7 +37,7 @@ class StableCrossEntropy:
     label_smoothing: float = 0.0
 
     def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """The loss, a scalar.
+        """Return the loss, a scalar.
 
         Args:
             logits: (B, K).
@@ -63,7 +63,7 @@ class StableCrossEntropy:
         return losses.sum() / total if self.reduction == "mean" else losses.sum()
 
     def _of_classes(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """The usual case, in few operations, as J is made of them.
+        """Return the usual case, in few operations, as J is made of them.
 
         The logits less that of the true class, whose own difference is a constant zero here: so
         nothing of it is left to cancel in the derivatives of log-softmax.

@@ -101,7 +101,7 @@ class SampleProblem:
         return replace(self.samples, gradient_map=gradient_map.differentiated_by_autograd(reason))
 
     def jacobian_of(self, function: Callable[[Samples], Tensor]) -> FunctionJacobian:
-        """The Jacobian of any function of the samples, (S, N) ↦ (S, P), in their inputs."""
+        """Return the Jacobian of any function of the samples, (S, N) ↦ (S, P), in their inputs."""
         samples = self.differentiable
         return FunctionJacobian(
             lambda x: function(samples.with_inputs(x)),
@@ -111,11 +111,11 @@ class SampleProblem:
         )
 
     def generators(self, seed: int) -> list[torch.Generator]:
-        """A generator for each sample, from the seed and the sample's place in the round."""
+        """Return a generator for each sample, from the seed and the sample's place in the round."""
         return [make_generator(seed, purpose=f"sample {index}") for index in self.indices]
 
     def start(self, tolerance: float) -> Float[Tensor, "S N"]:
-        """A start for Krylov methods that look for the top to a relative tolerance.
+        """Return a start for Krylov methods that look for the top to a relative tolerance.
 
         Jg where a rough value will do; the last layer's top eigenvector, which takes products
         of its own, where it must be known to ``WELL_KNOWN`` or better.

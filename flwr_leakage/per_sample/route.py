@@ -11,7 +11,7 @@ from flwr_leakage.records import Batch
 def differentiable(
     gradient_map: GradientMap, params: Params, buffers: Params, batch: Batch
 ) -> GradientMap:
-    """The map itself, or, where ``torch.func`` cannot take its model, one by plain autograd.
+    """Return the map itself, or, where ``torch.func`` cannot take its model, one by plain autograd.
 
     ``torch.func.vmap`` refuses recurrent layers, flow that depends on data, assignment into
     tensors, and autograd functions without ``setup_context``. Plain autograd takes them, one sample

@@ -56,12 +56,12 @@ class Samples:
         return self.batch.inputs.flatten(1)
 
     def with_inputs(self, inputs: Float[Tensor, "S N"]) -> "Samples":
-        """The same targets and weights at other inputs."""
+        """Return the same targets and weights at other inputs."""
         shaped = inputs.reshape(self.batch.inputs.shape)
         return replace(self, batch=Batch(shaped, self.batch.targets))
 
     def to(self, dtype: torch.dtype) -> "Samples":
-        """The same samples, parameters and statistics in another type."""
+        """Return the same samples, parameters and statistics in another type."""
         params, batch = _converted(self.params, self.batch, dtype)
         return replace(self, params=params, batch=batch)
 

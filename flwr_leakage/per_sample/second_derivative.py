@@ -41,7 +41,7 @@ class SecondDerivative:
 def product_is_right(
     samples: Samples, rounding: float, direction: Float[Tensor, " N"], product: Float[Tensor, " P"]
 ) -> bool:
-    """Whether a product with Jᵀ that is at hand is a difference of gradients in float64.
+    """Return whether a product with Jᵀ that is at hand is a difference of gradients in float64.
 
     Costs one gradient. If the product is right, J is, as far as the direction is random. If it is
     not, nothing is known: a unit may change sides near the sample, or the product's type be too
@@ -62,7 +62,7 @@ def product_is_right(
 
 
 def _first_less_second(samples: Samples) -> Tensor:
-    """The difference of two samples' gradients, flat, from one pass over both."""
+    """Return the difference of two samples' gradients, flat, from one pass over both."""
     gradient_map, params, batch = samples.gradient_map, samples.params, samples.batch
     wanted = {name: value for name, value in params.items() if name in gradient_map.trained}
 
@@ -78,7 +78,7 @@ def _first_less_second(samples: Samples) -> Tensor:
 
 
 def check_second_derivative(sample: Samples, seed: int = 0) -> SecondDerivative:
-    """Whether J is right by ``torch.func``, and if it is not, whether by plain autograd.
+    """Return whether J is right by ``torch.func``, and if it is not, whether by plain autograd.
 
     Costs two gradients, and one product with its graphs; more where something is wrong.
 

@@ -93,7 +93,7 @@ class SampleScore(ABC):
 
     @abstractmethod
     def measure(self, problem: SampleProblem, draws: Draws) -> Sequence[Column]:
-        """The quantities of S samples, the same ones for all samples of a round.
+        """Return the quantities of S samples, the same ones for all samples of a round.
 
         Args:
             problem: of the samples.
@@ -193,7 +193,7 @@ def first_notes(*notes: Sequence[str]) -> list[str]:
 
 
 def states_of(values: Float[Tensor, " S"], state: State) -> list[State]:
-    """The state of all samples but of those without a number, which are unresolved."""
+    """Return the state of all samples but of those without a number, which are unresolved."""
     return [state if number else "unresolved" for number in values.isfinite().tolist()]
 
 

@@ -47,7 +47,7 @@ class Calibration:
     highest: float
 
     def predict(self, value: float) -> tuple[float, float, float]:
-        """The predicted RMSE or PSNR with the interval of one leave-one-out error around it.
+        """Return the predicted RMSE or PSNR with the interval of one leave-one-out error around it.
 
         Raises:
             ValueError: the score is not positive or lies outside the range of the fit.
@@ -65,7 +65,7 @@ class Calibration:
         return middle, lower, upper
 
     def to_json(self) -> str:
-        """All fields, as one JSON object."""
+        """Return all fields, as one JSON object."""
         return json.dumps(asdict(self), indent=2)
 
     @classmethod

@@ -61,7 +61,7 @@ def compute_scores(
 
 
 def warned(measured: Measurement, warnings: Sequence[str]) -> Measurement:
-    """The measurement with all warnings beside every sample's own note."""
+    """Return the measurement with all warnings beside every sample's own note."""
     if not warnings:
         return measured
     own = measured.notes or ("",) * len(measured.values)

@@ -39,7 +39,7 @@ class EigenvalueMean:
 
 
 def fits(num_inputs: int, num_parameters: int, max_dense_inputs: int, memory_bytes: int) -> bool:
-    """Whether the dense route is taken."""
+    """Return whether the dense route is taken."""
     needed = dense_bytes(num_inputs, num_parameters, torch.float64)
     return num_inputs <= max_dense_inputs and needed <= memory_bytes
 

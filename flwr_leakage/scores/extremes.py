@@ -31,7 +31,7 @@ class ExtremesScore(SampleScore):
         return self.extremes().extra_bytes(num_inputs, num_parameters)
 
     def extremes(self) -> LAVP:
-        """The score that measures λmax, and λmin after it."""
+        """Return the score that measures λmax, and λmin after it."""
         return LAVP(
             ("lambda_max", "lambda_min") if self.smallest else ("lambda_max",),
             self.tolerance,

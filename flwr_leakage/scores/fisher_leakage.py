@@ -103,7 +103,7 @@ def _column(
     errors: Tensor,
     states: list[State],
 ) -> Column:
-    """A value that is NaN is unresolved, a bound or not."""
+    """Return the states, in which a value that is NaN and no bound is unresolved."""
     known = values.isfinite().tolist()
     told: list[State] = [s if ok else "unresolved" for s, ok in zip(states, known, strict=True)]
     return Column(name, values, unit, direction, notes, errors, told)

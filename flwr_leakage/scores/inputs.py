@@ -11,7 +11,7 @@ from flwr_leakage.records import Batch
 
 
 def as_batch(inputs: Any, targets: Any, like: Tensor) -> Batch:
-    """A batch of tensors, arrays, numbers, or lists of them, in a model's own types.
+    """Return a batch of tensors, arrays, numbers, or lists of them, in a model's own types.
 
     Numbers with a fraction take the type of the model's parameters, class indices int64. Whole
     numbers among the inputs stay as they are, as 0 … 255 is not what a model expects.

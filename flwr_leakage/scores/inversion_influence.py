@@ -159,7 +159,7 @@ class InversionInfluence(SampleScore):
         label: str,
         draws: Draws,
     ) -> Column:
-        """The expected influence, from the dense spectrum where there is one."""
+        """Return the expected influence, from the dense spectrum where there is one."""
         if spectrum is not None:
             total, width, top = _dense_sum(spectrum, problem.rounding, damping)
             resolved, state = torch.ones_like(top, dtype=torch.bool), "exact"

@@ -132,7 +132,7 @@ def _geometric_mean(left: Numbers, right: Numbers) -> Numbers:
 
 
 def angular_operator(problem: SampleProblem) -> tuple[AngularJacobian, list[str]]:
-    """The Jacobian of each gradient's direction, and a note for a sample that has none."""
+    """Return the Jacobian of each gradient's direction, and a note for a sample that has none."""
     zero = (problem.gradients == 0).all(1)
     # A zero gradient has no direction. Another vector stands in, and a note leaves the sample out.
     stand_in = torch.where(zero[:, None], 1.0, problem.gradients)

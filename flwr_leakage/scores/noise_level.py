@@ -56,7 +56,7 @@ def noise_level(
 
 
 def _trained(problem: SampleProblem, vectors: Float[Tensor, "S P"]) -> Float[Tensor, "S Q"]:
-    """The entries of parameters that the client trains; of the others it sends no noise."""
+    """Return the entries of parameters that the client trains; of the others it sends no noise."""
     trained = problem.samples.gradient_map.trained
     kept = [
         torch.full((value.numel(),), name in trained)

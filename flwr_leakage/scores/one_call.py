@@ -36,7 +36,7 @@ class ScoreWarning(UserWarning):
 
 
 def default_scores() -> dict[str, Score]:
-    """The scores that a client can afford every round, as in ``conf/score/default.yaml``."""
+    """Return the scores that a client can afford every round, as in ``conf/score/default.yaml``."""
     return {
         "gradient_norm": GradientNorm(),
         "lambda_max": LambdaMax(tolerance=2e-2),

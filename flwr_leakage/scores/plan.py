@@ -21,7 +21,7 @@ Selection = Literal["most_at_risk", "first", "random", "largest_gradient"]
 def rank_samples(
     client: ClientSamples, how: str, seed: int = 0
 ) -> tuple[list[int], list[Measurement]]:
-    """The places of all samples in the order in which they are to be scored.
+    """Return the places of all samples in the order in which they are to be scored.
 
     Args:
         client: the samples.
@@ -125,5 +125,5 @@ class ScorePlan:
         return Budget(self.products, self.seconds)
 
     def includes(self, server_round: int) -> bool:
-        """Whether a round, counted from 1, is scored."""
+        """Return whether a round, counted from 1, is scored."""
         return (server_round - 1) % self.every == 0

@@ -80,7 +80,7 @@ class ScoreResult:
         return sum(measured.products for measured in self.measurements)
 
     def tensor(self) -> Float[Tensor, " S"]:
-        """The values in float64, NaN where there is none."""
+        """Return the values in float64, NaN where there is none."""
         return self.measurements[0].tensor()
 
 
@@ -128,7 +128,7 @@ class Scores(Mapping[str, ScoreResult]):
         ]
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """A row for each sample and measurement, with all that is known of it.
+        """Return a row for each sample and measurement, with all that is known of it.
 
         Its columns are ``score`` (the name that was asked by), ``measurement``, ``sample``,
         ``value`` (NaN where there is none), ``error``, ``state``, ``unit``, ``direction`` and

@@ -199,7 +199,7 @@ class _Purse:
 def _join(
     parts: Sequence[tuple[list[int], ScoreResult]], left_out: Mapping[int, str], count: int
 ) -> list[Measurement]:
-    """The measurements of one score of all samples, from those of groups of them."""
+    """Return the measurements of one score of all samples, from those of groups of them."""
     shown = next((found for _, found in parts if not found.error), parts[0][1])
     return [
         _merge([(places, found[model.name]) for places, found in parts], left_out, count)

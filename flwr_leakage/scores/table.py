@@ -49,7 +49,7 @@ class _Grid:
 
 
 def to_text(columns: Sequence[Column], notes: Sequence[str], most_rows: int) -> str:
-    """The table in lines of text.
+    """Return the table in lines of text.
 
     Args:
         columns: all of the same samples.
@@ -71,7 +71,7 @@ def to_text(columns: Sequence[Column], notes: Sequence[str], most_rows: int) -> 
 
 
 def to_html(columns: Sequence[Column], notes: Sequence[str], most_rows: int) -> str:
-    """The table as HTML, with every text escaped; see ``to_text``."""
+    """Return the table as HTML, with every text escaped; see ``to_text``."""
     grid = _grid(columns, most_rows)
     body = [_tag("tr", [_tag("th", [escape(cell)]) for cell in row]) for row in grid.head]
     body += [_tag("tr", [_tag("td", [escape(cell)]) for cell in row]) for row in grid.rows]

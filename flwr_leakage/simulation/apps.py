@@ -67,7 +67,7 @@ def make_client_app(experiment_of: ExperimentOf) -> ClientApp:
 
 
 def local_model(experiment: Experiment) -> nn.Module:
-    """A client's own copy of the model, in the mode that it trains in."""
+    """Return a client's own copy of the model, in the mode that it trains in."""
     model = copy.deepcopy(experiment.network)
     set_training_mode(model, experiment.gradient_map.batch_norm)
     return model
@@ -94,7 +94,7 @@ def train_locally(model: nn.Module, batch: Batch, schedule: LocalSchedule) -> fl
 
 
 def make_server_app(config_of: ConfigOf, console: Console, own_configs: bool = False) -> ServerApp:
-    """The app of the server: it trains, attacks, and writes the run folder and its report.
+    """Return the app of the server: it trains, attacks, and writes the run folder and its report.
 
     Args:
         config_of: where it finds its config.

@@ -77,7 +77,7 @@ def _required(function: Callable[..., Any]) -> list[str]:
 
 
 def _takes(found: type, names: list[str]) -> bool:
-    """Whether the instances of a class can be called with these arguments and no others."""
+    """Return whether the instances of a class can be called with these arguments and no others."""
     if not names:
         return True
     call = inspect.signature(cast(Any, found).__call__)
@@ -167,7 +167,7 @@ def unknown_key(section: str, name: object, known: Iterable[str]) -> str:
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """The known word that is nearest, as a question; empty where none is near."""
+    """Return the known word that is nearest, as a question; empty where none is near."""
     close = difflib.get_close_matches(word, list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
@@ -186,7 +186,7 @@ def hints(target: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _fits(value: object, expected: Any) -> bool:
-    """Whether a plain value may be an instance of an annotation.
+    """Return whether a plain value may be an instance of an annotation.
 
     It may where the annotation cannot be checked at run time. The entries of a list or a mapping
     are checked one by one, by ``check_value``.
@@ -219,7 +219,7 @@ def _fits(value: object, expected: Any) -> bool:
 
 
 def _entry(expected: Any) -> Any:
-    """The annotation of the entries of a list or a mapping; anything where it has none."""
+    """Return the annotation of the entries of a list or a mapping; anything where it has none."""
     options = [a for a in typing.get_args(expected) if a is not type(None)]
     if typing.get_origin(expected) in (typing.Union, types.UnionType):
         return _entry(options[0]) if len(options) == 1 else Any
@@ -234,7 +234,7 @@ def _holds_a_list(kind: Any) -> bool:
 
 
 def _describe(expected: Any, many: bool = False) -> str:
-    """An annotation in words."""
+    """Return an annotation in words."""
     origin, arguments = typing.get_origin(expected), typing.get_args(expected)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(_describe(argument) for argument in arguments)

@@ -87,7 +87,7 @@ class Experiment:
         return self.data.spec
 
     def client_batch(self, client_id: int, server_round: int) -> Batch:
-        """The private samples of a client in a round."""
+        """Return the private samples of a client in a round."""
         return self._batch(client_id, server_round, self.num_examples(client_id))
 
     def num_examples(self, client_id: int) -> int:
@@ -105,7 +105,7 @@ class Experiment:
         return self.data.client_batch(client_id, drawn_in, num_examples)
 
     def client_audit(self, client_id: int | None = None) -> ClientAudit:
-        """The settings of a client's mod; on a real node, no draws come from the seed."""
+        """Return the settings of a client's mod; on a real node, no draws come from the seed."""
         client = self.settings.client
         return ClientAudit(
             gradient_map=self.gradient_map,
@@ -135,7 +135,7 @@ class Experiment:
         return replace(share, replay=True, training=True, times=True, reasons=True)
 
     def may_be_attacked(self, client_id: int | None, server_round: int) -> bool:
-        """Whether the server of a simulation may attack a client's update of a round.
+        """Return whether the server of a simulation may attack a client's update of a round.
 
         Such an update is replayed, which costs about as much as its training: only then does an
         attack that fails say something. ``selection.max_clients`` may still leave it out.
@@ -150,7 +150,7 @@ class Experiment:
         )
 
     def server_audit(self, tracker: Tracker, run: str, progress: Progress) -> ServerAudit:
-        """The server's audit, which is given the truth to measure against it."""
+        """Return the server's audit, which is given the truth to measure against it."""
         return ServerAudit(
             gradient_map=self.gradient_map,
             spec=self.spec,
@@ -281,7 +281,7 @@ class Experiment:
         return WhatIf(released, Truth(private, encoded), change)
 
     def _trained(self, seen: Observation, batch: Batch) -> Params:
-        """The update of a client that trains on a batch, without any defense."""
+        """Return the update of a client that trains on a batch, without any defense."""
         schedule = seen.update.schedule
         with torch.no_grad():
             return local_update(self.gradient_map, seen.params, batch, schedule, seen.buffers)
@@ -339,12 +339,12 @@ class Experiment:
         return schedule.num_steps > math.ceil(num_examples / schedule.batch_size)
 
     def strategy(self) -> Strategy:
-        """A fresh strategy of the config's."""
+        """Return a fresh strategy of the config's."""
         strategy: Strategy = instantiate(self.config, "strategy", Strategy)
         return strategy
 
     def tracker(self, tell: Callable[[str], None]) -> Tracker:
-        """The run folder's record, which the report reads, and the config's live view.
+        """Return the run folder's record, which the report reads, and the config's live view.
 
         Args:
             tell: is given a line when one of them can no longer be written; the run goes on.

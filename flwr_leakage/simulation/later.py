@@ -27,7 +27,7 @@ _INLINE = {"_target_": "flwr_leakage.flower.run_inline", "_partial_": True}
 
 
 def has_config(folder: Path) -> bool:
-    """Whether a run folder tells the config that it was run by."""
+    """Return whether a run folder tells the config that it was run by."""
     return isinstance(read_run(folder).metadata.get("config"), Mapping)
 
 

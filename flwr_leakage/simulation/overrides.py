@@ -77,7 +77,7 @@ def _without_values_of_flags(arguments: list[str]) -> list[str]:
 
 
 def _as_option(folder: Path, text: str) -> str:
-    """The groups that have an option of this name."""
+    """Return the groups that have an option of this name."""
     groups = sorted(path.name for path in folder.iterdir() if path.is_dir())
     found = [f"{group}={text}" for group in groups if text in _options(folder, group)]
     return f" (do you mean {' or '.join(found)}?)" if found else ""

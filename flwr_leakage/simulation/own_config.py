@@ -52,7 +52,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def on_virtual_node() -> bool:
-    """Whether this process is an actor of Flower's simulation runtime, and no SuperNode's.
+    """Return whether this process is an actor of Flower's simulation runtime, and no SuperNode's.
 
     It is read off the process, as nothing in a message or a run config could be believed.
     """
@@ -63,7 +63,7 @@ def on_virtual_node() -> bool:
 
 
 def config_of_run(context: Context) -> Config:
-    """The config that the run config asks for: a server's, or a virtual node's.
+    """Return the config that the run config asks for: a server's, or a virtual node's.
 
     Raises:
         ConfigError: it names a class that the packaged config does not name.
@@ -73,7 +73,7 @@ def config_of_run(context: Context) -> Config:
 
 
 def experiment_of_client(context: Context) -> Experiment:
-    """A client's experiment: of the run on a virtual node, of its own config on a real one.
+    """Return a client's experiment: of the run on a virtual node, of its own config on a real one.
 
     Raises:
         ConfigError: the config cannot be used. On a real node the text is for the server, and
@@ -156,6 +156,6 @@ def _is_plain(override: Override, allowed: tuple[str, ...]) -> bool:
 
 
 def _run_dir(context: Context) -> str:
-    """The folder that the server writes to; on a client it names nothing."""
+    """Return the folder that the server writes to; on a client it names nothing."""
     run_dir = str(context.run_config.get("run-dir", ""))
     return run_dir or str(Path.home() / ".flwr" / "leakage" / f"run-{context.run_id}")

@@ -91,7 +91,7 @@ class Price:
 
 
 def price_runs(overrides: Sequence[str], multirun: bool = False) -> list[tuple[Work, Price]]:
-    """The work and the price of a run, or of each run of a sweep.
+    """Return the work and the price of a run, or of each run of a sweep.
 
     Every plan is built as for the run itself, so that its errors come now. Runs that differ in
     seed and attacks only are measured once.
@@ -126,7 +126,7 @@ def price_runs(overrides: Sequence[str], multirun: bool = False) -> list[tuple[W
 
 
 def expand(overrides: Sequence[str]) -> list[list[str]]:
-    """The overrides of each run of a sweep, as Hydra's own sweeper tells them.
+    """Return the overrides of each run of a sweep, as Hydra's own sweeper tells them.
 
     Raises:
         ConfigError: another sweeper chooses the runs as it goes, or a pattern stands for options.

@@ -60,7 +60,7 @@ class TrainingSettings:
     weight_decay: float = 0.0
 
     def schedule(self) -> Schedule:
-        """The local training by steps or by epochs."""
+        """Return the local training by steps or by epochs."""
         rest = (self.batch_size, self.momentum, self.weight_decay)
         if self.num_steps is None:
             return EpochSchedule(self.learning_rate, self.epochs, *rest)
@@ -211,5 +211,5 @@ def read_settings(config: Config) -> Settings:
 
 
 def _take(kind: type, section: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of a section that are fields of a dataclass."""
+    """Return the entries of a section that are fields of a dataclass."""
     return {field.name: section[field.name] for field in fields(kind) if field.name in section}

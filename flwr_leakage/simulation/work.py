@@ -113,7 +113,7 @@ def count_work(experiment: Experiment, products: int) -> Work:
 
 
 def _share_that_trains(experiment: Experiment) -> float:
-    """The share of clients that a strategy draws in a round."""
+    """Return the share of clients that a strategy draws in a round."""
     strategy, clients = experiment.strategy(), experiment.settings.num_clients
     fraction = float(getattr(strategy, "fraction_train", 1.0))
     least = int(getattr(strategy, "min_train_nodes", 1))

@@ -195,7 +195,7 @@ class JsonlTracker:
 
 
 def is_plottable(value: float) -> bool:
-    """Whether a number is finite and far enough from overflow to be averaged and drawn."""
+    """Return whether a number is finite and far enough from overflow to be averaged and drawn."""
     return math.isfinite(value) and abs(value) <= MAX_VALUE
 
 

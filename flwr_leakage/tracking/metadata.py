@@ -76,7 +76,7 @@ def write_metadata(
 
 
 def without_secrets(arguments: Sequence[str]) -> list[str]:
-    """A command's arguments without the token by which Flower's processes know each other.
+    """Return a command's arguments without the token by which Flower's processes know each other.
 
     Example:
         >>> without_secrets(["flwr-serverapp", "--token", "6215d1", "--insecure", "--token=6215d1"])

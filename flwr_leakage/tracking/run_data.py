@@ -168,7 +168,7 @@ def read_run(folder: str | Path) -> RunData:
 
 
 def _lines(folder: Path, problems: list[str]) -> Iterator[tuple[int, bytes]]:
-    """The lines of the record with their numbers; one that is too long is cut short."""
+    """Return the lines of the record with their numbers; one that is too long is cut short."""
     if not os.path.lexists(folder / RECORDS_FILE):
         return
     try:
