@@ -231,7 +231,8 @@ def examine(
         gradient_map=problem.gradient_map.with_batch_norm("running"),
         buffers={**problem.buffers, **problem.own_statistics},
     )
-    spans, left_out = ([], [])
+    spans: list[LayerSpan] = []
+    left_out: list[str] = []
     if {"row_space", "outer_product"} & set(used):
         spans, left_out = find_spans(flat, noise_std)
     train_mode = problem.gradient_map.uses_batch_statistics and not problem.own_statistics
