@@ -3,6 +3,7 @@
 import pytest
 import torch
 from one_line import audited, client_app, run
+from torch.nn import functional as F
 
 from flwr_leakage.audit import Candidates
 from flwr_leakage.records import Batch
@@ -34,3 +35,15 @@ def test_candidates_of_another_shape_are_told_and_nothing_ends(tmp_path):
     said = [event.message for event in data.events]
     assert any("the candidates have shape (1, 5, 5), and its inputs (1, 6, 6)" in m for m in said)
     assert "no candidates were given" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_a_loss_of_several_labels_ends_the_exactness(tmp_path):
+    def mixed(model, logits, labels):
+        return 0.7 * F.cross_entropy(logits, labels) + 0.3 * F.cross_entropy(logits, labels.flip(0))
+
+    candidates = Candidates(records(0, 4), records(1, 300))
+    app = audited(client_app(loss=mixed))
+    _, data, _ = run(tmp_path / "run", app, candidates=candidates)
+    found = [r for r in data.records if r.name == "membership_evidence"]
+    assert len(found) == 2 and all(r.value == 1 for r in found)
+    assert all("trained on mixtures of its records" in r.note for r in found)
