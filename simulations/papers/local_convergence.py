@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
-from flwr_leakage.attacks.optimizers.first_order import GradientDescent
 from flwr_leakage.correlation import spearman
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.operators import sample_gradients
@@ -209,9 +208,18 @@ def final_loss(
     truth = samples.inputs.flatten(1)[owner]
     generator = make_generator(seed, purpose="start beside the truth")
     signs = torch.randn(truth.shape, generator=generator).sign().to(truth)
-    descent = GradientDescent(steps, learning_rate, keep="last")
-    found = descent(evaluate, truth + offset * signs)
-    return found.values.reshape(len(samples), runs)
+    # Plain gradient descent. A run keeps its last finite loss, and ends once that is zero.
+    points, rows = truth + offset * signs, torch.arange(len(truth), device=truth.device)
+    losses = truth.new_full((len(truth),), torch.inf)
+    for step in range(steps + 1):
+        values, gradients = evaluate(points, rows)
+        finite = values.isfinite()
+        losses[rows[finite]] = values[finite]
+        alive = finite & (values > 0)
+        if step == steps or not bool(alive.any()):
+            break
+        rows, points = rows[alive], points[alive] - learning_rate * gradients[alive]
+    return losses.reshape(len(samples), runs)
 
 
 def _or(value: float | None, other: float | None) -> float:

@@ -4,7 +4,6 @@ from torch.func import grad_and_value, vmap
 
 from flwr_leakage.attacks import LBFGS, Adam
 from flwr_leakage.attacks.optimizers.base import FirstValues
-from flwr_leakage.attacks.optimizers.first_order import GradientDescent
 
 
 def quadratics(rows, size, condition):
@@ -77,7 +76,6 @@ def test_lbfgs_accepts_only_steps_that_descend():
         LBFGS(iterations=30),
         Adam(iterations=40),
         Adam(iterations=40, sign="soft", decay="cosine"),
-        GradientDescent(iterations=40, learning_rate=1e-4),
     ],
 )
 def test_rows_do_not_touch_each_other(optimizer):
@@ -108,7 +106,7 @@ def test_a_start_without_a_finite_value_is_reported_as_such():
     def evaluate(points, rows):
         return points.sum(dim=1) * torch.nan, points * torch.nan
 
-    for optimizer in (LBFGS(iterations=3), Adam(iterations=3), GradientDescent(iterations=3)):
+    for optimizer in (LBFGS(iterations=3), Adam(iterations=3)):
         assert torch.isinf(optimizer(evaluate, torch.ones(2, 3)).values).all()
 
 
@@ -136,19 +134,6 @@ def test_adam_decays_and_projects():
     torch.testing.assert_close(found.points, minima.clamp(-0.1, 0.1), atol=2e-3, rtol=0)
 
 
-def test_gradient_descent_takes_the_plain_step_and_diverges_above_two_over_the_curvature():
-    evaluate, minima = quadratics(rows=1, size=4, condition=10)  # eigenvalues 1 … 10
-    start, rows = torch.zeros_like(minima), torch.zeros(1, dtype=torch.int64)
-    one = GradientDescent(iterations=1, learning_rate=0.05, keep="last")(evaluate, start)
-    torch.testing.assert_close(one.points, start - 0.05 * evaluate(start, rows)[1])
-    below = GradientDescent(iterations=400, learning_rate=0.19, keep="last")(evaluate, start)
-    assert float(below.values) < 1e-12
-    above = GradientDescent(iterations=400, learning_rate=0.21, keep="last")(evaluate, start)
-    assert float(above.values) > 1e6
-    best = GradientDescent(iterations=400, learning_rate=0.21)(evaluate, start)
-    assert float(best.values) <= float(evaluate(start, rows)[0])
-
-
 def test_first_values_are_those_of_the_start():
     evaluate, minima = quadratics(rows=3, size=4, condition=10)
     first = FirstValues(evaluate, 3)
@@ -160,9 +145,7 @@ def test_first_values_are_those_of_the_start():
 
 def test_settings_are_checked(unchecked):
     with pytest.raises(ValueError, match="learning_rate"):
-        GradientDescent(learning_rate=0.0)
-    with pytest.raises(ValueError, match="keep"):
-        GradientDescent(keep="first")
+        Adam(learning_rate=0.0)
     with pytest.raises(ValueError, match="iterations"):
         Adam(iterations=0)
     with pytest.raises(ValueError, match="armijo"):

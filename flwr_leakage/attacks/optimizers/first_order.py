@@ -1,4 +1,4 @@
-"""First-order optimizers over many rows: Adam and plain gradient descent."""
+"""Adam over many rows."""
 
 import math
 from collections.abc import Callable
@@ -11,61 +11,6 @@ from torch import Tensor
 
 from flwr_leakage.attacks.budget import UNLIMITED, Budget
 from flwr_leakage.attacks.optimizers.base import Evaluate, Minimum, Report
-
-Change = Callable[[Tensor, Tensor, int], Tensor]
-"""(gradients (A, D), rows (A,), number of the step from 0) ↦ the changes (A, D) of the points."""
-
-
-def _descended(
-    change: Change,
-    evaluate: Evaluate,
-    start: Tensor,
-    project: Callable[[Tensor], Tensor] | None,
-    report: Report | None,
-    budget: Budget,
-    iterations: int,
-    tolerance: float,
-    keep: Literal["best", "last"] = "best",
-) -> Minimum:
-    """Return the minima of R objectives after steps of a rule; see :class:`.Optimizer`.
-
-    A row ends once its objective is not finite, or at most ``tolerance``.
-
-    Args:
-        change: the rule of the steps.
-        evaluate: the objectives.
-        start: (R, D) the first points.
-        project: the map to the feasible set.
-        report: the callback for progress.
-        budget: the descent ends once this is spent.
-        iterations: largest number of steps.
-        tolerance: objective at which a row is finished.
-        keep: ``best`` returns the iterate with the least objective, ``last`` the last one.
-    """
-    num_rows, stopped = start.shape[0], False
-    rows = torch.arange(num_rows, device=start.device)
-    points, kept = start.clone(), start.clone()
-    kept_values = start.new_full((num_rows,), math.inf)
-    taken = torch.zeros(num_rows, dtype=torch.int64, device=start.device)
-    for step in range(iterations + 1):
-        values, gradients = evaluate(points, rows)
-        taken[rows] += 1
-        finite = torch.isfinite(values)
-        better = finite & ((values < kept_values[rows]) | (keep == "last"))
-        kept[rows[better]], kept_values[rows[better]] = points[better], values[better]
-        if report is not None:
-            report(step, num_rows - len(rows), kept_values)
-        alive = finite & (values > tolerance)
-        if step == iterations or not bool(alive.any()):
-            break
-        if budget.is_spent:
-            stopped = True
-            break
-        rows, points = rows[alive], points[alive]
-        points = points + change(gradients[alive], rows, step)
-        if project is not None:
-            points = project(points)
-    return Minimum(kept, kept_values, (taken - 1).clamp_min(0), taken, stopped)
 
 
 @dataclass(frozen=True)
@@ -121,22 +66,41 @@ class Adam:
         report: Report | None = None,
         budget: Budget = UNLIMITED,
     ) -> Minimum:
-        """Return the best iterate of each of R objectives from ``start`` (R, D)."""
-        first, second = torch.zeros_like(start), torch.zeros_like(start)
+        """Return the best iterate of each of R objectives from ``start``; see :class:`.Optimizer`.
 
-        def change(gradients: Tensor, rows: Tensor, step: int) -> Tensor:
-            gradients = self._signed(gradients)
+        A row ends once its objective is not finite, or at most ``tolerance``.
+        """
+        num_rows, stopped = start.shape[0], False
+        rows = torch.arange(num_rows, device=start.device)
+        points, kept = start.clone(), start.clone()
+        kept_values = start.new_full((num_rows,), math.inf)
+        taken = torch.zeros(num_rows, dtype=torch.int64, device=start.device)
+        first, second = torch.zeros_like(start), torch.zeros_like(start)
+        for step in range(self.iterations + 1):
+            values, gradients = evaluate(points, rows)
+            taken[rows] += 1
+            finite = torch.isfinite(values)
+            better = finite & (values < kept_values[rows])
+            kept[rows[better]], kept_values[rows[better]] = points[better], values[better]
+            if report is not None:
+                report(step, num_rows - len(rows), kept_values)
+            alive = finite & (values > self.tolerance)
+            if step == self.iterations or not bool(alive.any()):
+                break
+            if budget.is_spent:
+                stopped = True
+                break
+            rows, points, gradients = rows[alive], points[alive], self._signed(gradients[alive])
             first[rows] = first[rows].mul_(self.beta1).add_(gradients, alpha=1 - self.beta1)
             second[rows] = (
                 second[rows].mul_(self.beta2).addcmul_(gradients, gradients, value=1 - self.beta2)
             )
             mean = first[rows] / (1 - self.beta1 ** (step + 1))
             root = (second[rows] / (1 - self.beta2 ** (step + 1))).sqrt()
-            return -self.rate(step) * mean / (root + self.eps)
-
-        return _descended(
-            change, evaluate, start, project, report, budget, self.iterations, self.tolerance
-        )
+            points = points - self.rate(step) * mean / (root + self.eps)
+            if project is not None:
+                points = project(points)
+        return Minimum(kept, kept_values, (taken - 1).clamp_min(0), taken, stopped)
 
     def _signed(self, gradients: Tensor) -> Tensor:
         if self.sign == "hard":
@@ -145,45 +109,3 @@ class Adam:
             unit = gradients.abs().mean(dim=1, keepdim=True).clamp_min(1e-30)
             return torch.tanh(gradients / unit)
         return gradients
-
-
-@dataclass(frozen=True)
-class GradientDescent:
-    """Minimise by x ← x − rate · ∇f(x), the plain SGD of papers on the convergence of attacks.
-
-    It diverges along every direction of curvature λ with rate · λ > 2, so that no rate suits all
-    targets. A row ends once its objective is no longer finite.
-
-    Attributes:
-        iterations: number of steps, ≥ 1.
-        learning_rate: factor of the objective's gradient in units of the normalised input, > 0.
-        keep: ``best`` returns the iterate with the least objective, ``last`` the last one.
-        tolerance: objective at which a row is finished.
-    """
-
-    iterations: int = 1000
-    learning_rate: float = 0.1
-    keep: Literal["best", "last"] = "best"
-    tolerance: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.iterations < 1:
-            raise ValueError(f"iterations must be at least 1, got {self.iterations}.")
-        if not self.learning_rate > 0:
-            raise ValueError(f"learning_rate must be positive, got {self.learning_rate}.")
-        if self.keep not in ("best", "last"):
-            raise ValueError(f"keep must be 'best' or 'last', got {self.keep!r}.")
-
-    def __call__(
-        self,
-        evaluate: Evaluate,
-        start: Float[Tensor, "R D"],
-        project: Callable[[Tensor], Tensor] | None = None,
-        report: Report | None = None,
-        budget: Budget = UNLIMITED,
-    ) -> Minimum:
-        """Return the minima of R objectives from ``start`` (R, D); see :class:`.Optimizer`."""
-        return _descended(
-            lambda gradients, rows, step: -self.learning_rate * gradients,
-            *(evaluate, start, project, report, budget, self.iterations, self.tolerance, self.keep),
-        )
