@@ -4,10 +4,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
-from scipy.sparse.linalg import LinearOperator as ScipyLinearOperator
 from torch import Tensor
 
 from flwr_leakage.operators.budget import Meter
@@ -103,21 +101,6 @@ class LinearOperator(ABC):
         for column in range(self.num_inputs):
             dense[:, :, column] = self.matvec(self.unit(column))
         return dense
-
-    def to_scipy(self, block: int = 0) -> ScipyLinearOperator:
-        """One A_s as a SciPy operator of shape (P, N)."""
-
-        def embed(vector: np.ndarray, length: int) -> Tensor:
-            full = torch.zeros(self.num_blocks, length, dtype=self.dtype, device=self.device)
-            full[block] = torch.as_tensor(vector.reshape(-1), dtype=self.dtype)
-            return full
-
-        return ScipyLinearOperator(
-            shape=(self.num_outputs, self.num_inputs),
-            matvec=lambda v: self.matvec(embed(v, self.num_inputs))[block].cpu().numpy(),
-            rmatvec=lambda u: self.rmatvec(embed(u, self.num_outputs))[block].cpu().numpy(),
-            dtype=np.float64 if self.dtype == torch.float64 else np.float32,
-        )
 
     def unit(self, column: int) -> Float[Tensor, "S N"]:
         """Return the unit vector of one input, for every s."""

@@ -152,16 +152,6 @@ def test_float32_stays_float32_and_is_close():
     torch.testing.assert_close(narrow.double(), wide, rtol=1e-4, atol=1e-6)
 
 
-def test_scipy_sees_the_same_matrix():
-    gradient_map, params, batch = problem()
-    operator = SampleJacobian(gradient_map, params, batch)
-    v = torch.randn(operator.num_inputs, dtype=torch.float64)
-    scipy = operator.to_scipy(block=2)
-    expected = operator.to_dense()[2] @ v
-    torch.testing.assert_close(torch.as_tensor(scipy.matvec(v.numpy())), expected)
-    assert scipy.shape == (operator.num_outputs, operator.num_inputs)
-
-
 def test_products_are_counted():
     operator = FunctionJacobian(lambda x: x**2, torch.ones(3, 5))
     operator.gram(torch.ones(3, 5))
