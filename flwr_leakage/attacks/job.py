@@ -20,8 +20,7 @@ class AttackJob:
     Attributes:
         gradient_map: the public model and loss, in the BatchNorm mode of the clients.
         spec: the public facts about the data.
-        observations: the server's observations, one for each target. For several restarts of a
-            target the same observation stands several times in a row.
+        observations: the server's observations, one for each target, or for each restart of one.
         threat: the further knowledge of the attacker.
         seed: seed of all random draws, ≥ 0.
         restarts: the number 0, 1, … of each observation's restart; empty if all are 0.
@@ -56,9 +55,7 @@ class AttackJob:
         """Return the number of the restart that observation ``index`` stands for."""
         return self.restarts[index] if self.restarts else 0
 
-    def generator(
-        self, index: int, purpose: str, *, same_for_restarts: bool = False
-    ) -> torch.Generator:
+    def generator(self, index: int, purpose: str) -> torch.Generator:
         """Return the random stream of observation ``index`` for one purpose.
 
         It depends only on the seed, the observation's round and client, the purpose and the
@@ -67,15 +64,13 @@ class AttackJob:
         Args:
             index: index of the observation.
             purpose: the name of the stream.
-            same_for_restarts: whether all restarts of a target get the stream of the first.
         """
         observation = self.observations[index]
-        number = 0 if same_for_restarts else self.restart(index)
         return make_generator(
             self.seed,
             server_round=observation.server_round,
             client_id=max(observation.client_id, 0),
-            purpose=f"{purpose}, restart {number}",
+            purpose=f"{purpose}, restart {self.restart(index)}",
         )
 
     def take(self, indices: Iterable[int]) -> "AttackJob":
@@ -86,18 +81,3 @@ class AttackJob:
             observations=[self.observations[i] for i in chosen],
             restarts=[self.restarts[i] for i in chosen] if self.restarts else (),
         )
-
-    def by_target(self) -> list[list[int]]:
-        """Return lists of indices of the observations, one list for all restarts of a target."""
-        targets: list[list[int]] = []
-        for index, observation in enumerate(self.observations):
-            before = targets[-1][-1] if targets else None
-            if (
-                before is not None
-                and observation is self.observations[before]
-                and self.restart(index) > self.restart(before)
-            ):
-                targets[-1].append(index)
-            else:
-                targets.append([index])
-        return targets

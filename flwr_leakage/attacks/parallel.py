@@ -41,8 +41,7 @@ class Parallel:
     of everything that the result depends on, code included (:mod:`flwr_leakage.attacks.digest`). So
     an interrupted call that is made again continues where it stopped. If that digest cannot be
     computed, a warning says so and nothing is kept. Workers are new processes (``forkserver``), so
-    a script that uses them needs ``if __name__ == "__main__":``. The restarts of one target stay in
-    one chunk.
+    a script that uses them needs ``if __name__ == "__main__":``.
 
     Attributes:
         attack: the attack of each chunk.
@@ -91,11 +90,8 @@ class Parallel:
 
     def chunks(self, job: AttackJob) -> list[list[int]]:
         """Return the indices of the observations that are attacked together."""
-        targets = job.by_target()
-        return [
-            [i for target in targets[begin : begin + self.chunk] for i in target]
-            for begin in range(0, len(targets), self.chunk)
-        ]
+        indices = torch.arange(len(job.observations))
+        return [several.tolist() for several in indices.split(self.chunk) if len(several)]
 
     def _files(self, chunks: "list[_Chunk]") -> list[Path | None]:
         """Return the files of chunks' results, named by a digest of all that they depend on."""

@@ -59,7 +59,6 @@ class GradientInversion:
         batching: the evaluation of rows. ``vmap``: all in one pass. ``loop``: one by one. ``auto``:
             ``vmap`` unless the gradients of all rows would have more than ``max_entries`` entries.
         max_rows: largest number of candidates that are solved together, ≥ 1, which limits memory.
-            The restarts of one target stay together.
         max_entries: see ``batching``, ≥ 1. In float32, 1e8 entries take 0.4 GB.
     """
 
@@ -101,12 +100,11 @@ class GradientInversion:
         """Attack all observations; see :class:`flwr_leakage.attacks.base.Attack`."""
         results: list[Reconstruction | None] = [None] * len(job.observations)
         groups: dict[tuple[Any, ...], list[_Target]] = {}
-        for indices in job.by_target():
+        for index in range(len(job.observations)):
             try:
-                target = self._prepare(job, indices)
+                target = self._prepare(job, index)
             except (ValueError, RuntimeError) as error:
-                for index in indices:
-                    results[index] = failure(error)
+                results[index] = failure(error)
                 continue
             groups.setdefault(target.kind, []).append(target)
         done = sum(result is not None for result in results)
@@ -118,48 +116,45 @@ class GradientInversion:
                 budget = _budget(job.max_seconds, chunk)
                 solved = self._solve_safely(chunk, report, budget)
                 for target, found in zip(chunk, solved, strict=True):
-                    for index, result in zip(target.indices, found, strict=True):
-                        results[index] = result
-                    done += len(target.indices)
+                    results[target.index] = found
+                done += len(chunk)
         return [result for result in results if result is not None]
 
-    def _prepare(self, job: AttackJob, indices: list[int]) -> "_Target":
-        """Return one target with the starts of all its restarts.
+    def _prepare(self, job: AttackJob, index: int) -> "_Target":
+        """Return one target with its starts.
 
         Raises:
             ValueError: the observation cannot be attacked.
         """
-        observation = job.observations[indices[0]]
+        observation = job.observations[index]
         require_kind(self, job.spec)
         problem = unscaled(pose(job.gradient_map, job.spec, observation, job.threat))
         if self.normalize_by != "candidate" and job.gradient_map.uses_batch_statistics:
             problem = problem.normalized_by(self.normalize_by)
         problem = problem.to(getattr(torch, self.dtype))
         like = next(iter(problem.params.values()))
-        stream = job.generator(indices[0], "labels", same_for_restarts=True)
-        assumed = assume_targets(problem, self.labels, stream)
+        assumed = assume_targets(problem, self.labels, job.generator(index, "labels"))
         steps = local_steps_of(problem)
         ordered = self._searches_order(assumed) and has_order(steps)
         if self.order and self.order.required and not ordered:
             raise ValueError("the order of the samples is known, or makes no difference.")
-        streams = [job.generator(index, "inversion") for index in indices]
+        stream = job.generator(index, "inversion")
         search = self.order if self._searches_order(assumed) else None
         num_starts = search.starts if search else 1
         starts, orders = [], []
-        for index, stream in zip(indices, streams, strict=True):
-            for start in range(num_starts):
-                number = job.restart(index) * num_starts + start
-                starts.append(self._start(problem, assumed, number, stream).to(like))
-                count = problem.num_samples
-                drawn = torch.randperm(count, generator=stream) if search else torch.arange(count)
-                orders.append(drawn)
+        for start in range(num_starts):
+            number = job.restart(index) * num_starts + start
+            starts.append(self._start(problem, assumed, number, stream).to(like))
+            count = problem.num_samples
+            drawn = torch.randperm(count, generator=stream) if search else torch.arange(count)
+            orders.append(drawn)
         targets = assumed.values
         return _Target(
-            indices,
+            index,
             problem,
             assumed,
             steps,
-            streams,
+            stream,
             torch.stack(starts),
             targets.expand(len(starts), *targets.shape).clone(),
             torch.stack(orders).to(like.device),
@@ -183,21 +178,21 @@ class GradientInversion:
 
     def _solve_safely(
         self, chunk: "list[_Target]", report: Reporter, budget: Budget
-    ) -> list[list[Reconstruction]]:
+    ) -> list[Reconstruction]:
         """Return the results; after an error solve in halves, so that one target harms no other."""
         try:
             return self._solve(chunk, report, budget)
         except (RuntimeError, ValueError, IndexError, MemoryError) as error:
             if len(chunk) == 1:
-                return [[failure(error) for _ in chunk[0].indices]]
+                return [failure(error)]
         half = len(chunk) // 2
         first = self._solve_safely(chunk[:half], report, budget)
         return first + self._solve_safely(chunk[half:], report, budget)
 
     def _solve(
         self, chunk: "list[_Target]", report: Reporter, budget: Budget
-    ) -> list[list[Reconstruction]]:
-        """Return the results of targets of one kind, one for each restart of each target."""
+    ) -> list[Reconstruction]:
+        """Return the results of targets of one kind."""
         watch = Stopwatch()
         rows = _Rows.of(chunk)
         bounds = rows.project if self.box else None
@@ -209,12 +204,10 @@ class GradientInversion:
         found = self.optimizer(begun, rows.points, bounds, report, budget)
         share = watch.seconds / len(rows.points)
         stats = {"cpu_seconds": share, "batching": batching, **stop_mark(found.stopped)}
-        results = [
+        return [
             _reconstruction(rows, found, row, {**stats, "initial_objective": begun.values[row]})
             for row in range(len(rows.points))
         ]
-        count = len(chunk[0].indices)
-        return [results[begin : begin + count] for begin in range(0, len(results), count)]
 
     def _choose_batching(self, rows: "_Rows") -> Batching:
         """Return the batching that is set, or one pass for as many rows as memory allows."""
@@ -226,7 +219,7 @@ class GradientInversion:
     def _search_order(
         self, rows: "_Rows", batching: Batching, report: Reporter, budget: Budget
     ) -> "_Rows":
-        """Return rows with the best order and labels found, one for each restart, not start."""
+        """Return rows with the best order and labels found, one for each target, not start."""
         assert self.order is not None
         points, targets, orders = self.order.search(
             lambda targets, orders: self._evaluator(
@@ -259,34 +252,33 @@ class GradientInversion:
 
 
 def _budget(seconds: float | None, chunk: "list[_Target]") -> Budget:
-    """Return the common budget of a chunk's observations, which are solved together."""
-    count = sum(len(target.indices) for target in chunk)
-    return Budget.of(None if seconds is None else seconds * count)
+    """Return the common budget of a chunk's targets, which are solved together."""
+    return Budget.of(None if seconds is None else seconds * len(chunk))
 
 
 @dataclass(frozen=True)
 class _Target:
-    """One observation of a job, with all starts of its restarts.
+    """One observation of a job, with its starts.
 
     Each of the R rows is one start, with its own targets and its own order of the samples in the
-    client's steps. A restart has several rows if the order is searched, else one.
+    client's steps. There are several rows if the order is searched, else one.
 
     Attributes:
-        indices: the positions of the observation in the job, which lists it once for each restart.
+        index: the position of the observation in the job.
         problem: the problem to be solved.
         assumed: the assumed targets with their origin.
         steps: (B,) the local step of each place of the client's sequence of samples.
-        streams: the random stream of each restart.
-        starts: (R, D) variables of the starts, those of the first restart first.
+        stream: the random stream of the starts.
+        starts: (R, D) variables of the starts.
         targets: (R, B) or (R, B, K) targets.
         orders: (R, B) the sample at each place of that sequence.
     """
 
-    indices: list[int]
+    index: int
     problem: Problem
     assumed: AssumedTargets
     steps: Tensor
-    streams: list[torch.Generator]
+    stream: torch.Generator
     starts: Tensor
     targets: Tensor
     orders: Tensor
@@ -313,7 +305,7 @@ class _Rows:
         problems: the problems of the targets, of one kind.
         assumed: the assumed targets of the first problem; all have its origin.
         steps: (B,) the local step of each place of the clients' sequences, the same for all.
-        streams: the random stream of each restart of each target.
+        streams: the random stream of each target.
         points: (R, D) the variables, those of the first target first.
         targets: (R, B) or (R, B, K) targets.
         orders: (R, B) the sample at each place of these sequences.
@@ -335,7 +327,7 @@ class _Rows:
             [target.problem for target in chunk],
             first.assumed,
             first.steps,
-            [stream for target in chunk for stream in target.streams],
+            [target.stream for target in chunk],
             torch.cat([target.starts for target in chunk]),
             torch.cat([target.targets for target in chunk]),
             torch.cat([target.orders for target in chunk]),
