@@ -187,7 +187,7 @@ class ExactBatch(ExactAttack):
     """An attack that solves a linear layer's gradient for all samples of a batch, with proofs.
 
     It splits ``∂L/∂W = S H`` into the samples' errors S and inputs H (SPEAR: Dimitrov et al. 2024),
-    by peeling, quadratic lifting and sparse vectors with closure; see ``batch_search``. If the
+    by peeling and sparse vectors with closure; see ``batch_search``. If the
     first layer is linear, its inputs are the images. If convolutions come first, the inputs are
     features, which are no images: the attack then returns them in ``stats["features"]``, with a
     reason that says so.

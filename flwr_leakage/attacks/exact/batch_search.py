@@ -3,16 +3,12 @@
 Every sample found is removed from the equations, so that the others become easier to find. The
 sources of proposals are
 
-* ``lifting``: quadratic lifting finds all remaining samples at once if they are few enough
-  (``quadratic_lifting``);
 * ``peeling``: if one sample alone activates a unit, the unit's gradient is that sample's input
   (Cascading: Shariati and Alambardar 2026);
 * ``errors``: a sparse vector in the span of S gives a mask;
 * ``features``: a sparse nonnegative vector in the span of the next layer's inputs gives a mask;
 * ``inputs``: a sparse nonnegative vector in the span of the layer's own inputs (outputs of a ReLU,
   or images with black pixels) is a sample's input itself;
-* ``rays``: linear programs from a unit's gradient find such vectors among outputs of a ReLU. They
-  lead to many samples even if one or two attract nearly all starts of ``inputs``;
 * ``masks``: if the next layer gives the logits, a mask determines a sample's errors, and these
   correct the mask. It starts at the mask of a unit's gradient, a mixture of the samples that
   activate the unit, and ends at the mask of one of them.
@@ -32,9 +28,7 @@ from torch import Tensor
 from flwr_leakage.attacks.budget import Budget
 from flwr_leakage.attacks.exact.batch_layer import ZERO_SHARE, BatchLayer, BatchSample
 from flwr_leakage.attacks.exact.batch_masks import MaskColumns
-from flwr_leakage.attacks.exact.quadratic_lifting import fits, lifted_columns
 from flwr_leakage.attacks.exact.sparse_columns import (
-    extreme_ray,
     null_vector,
     sparsest,
     zero_entries,
@@ -83,8 +77,6 @@ class _Rest:
         layer: the layer attacked.
         factor: the factors of the gradient of the r samples that remain.
         lift: C (r, b), which maps a dual t of these factors to the dual t C of the whole gradient.
-        behind: a basis (m, d) of ``W₂ᵀ S₂`` of the samples that remain, or ``None`` if other paths
-            lead around the next layer.
         features: an orthonormal basis (m, r) of the next layer's inputs of the samples that remain,
             or ``None`` if the next layer's gradient does not have the same rank.
     """
@@ -92,7 +84,6 @@ class _Rest:
     layer: BatchLayer
     factor: LayerFactor
     lift: Tensor
-    behind: Tensor | None
     features: Tensor | None
 
     @cached_property
@@ -151,7 +142,6 @@ class BatchSearch:
         self._following_columns: list[Tensor] = []
         self._misses = 0
         self._scaled: list[BatchSample] = []  # candidates that tell a factor, see ``told_scale``
-        self._lifted = torch.inf  # number of samples left when lifting was last tried
         # The next layer's gradient spans its inputs only if its errors have full rank.
         self._linked = following is not None and following.factor.rank == layer.factor.rank
         self._features = following.factor.right.T if following and self._linked else None
@@ -171,7 +161,6 @@ class BatchSearch:
         sources = self._sources()
         peeled = -1  # number of samples found when peeling was last tried
         for _ in range(self.settings.starts):
-            self._lift()
             if len(self.found) > peeled and self._may_peel(peeled < 0):
                 self._peel(budget)
                 peeled = len(self.found)
@@ -206,8 +195,7 @@ class BatchSearch:
         layer = self.layer
         sources = ["errors", "features"] if layer.rectified and self._linked else []
         sources += ["masks"] * (self._masks is not None)
-        sources += ["inputs"] * (layer.takes_input or layer.sparse_inputs)
-        return sources + ["rays"] * layer.sparse_inputs
+        return sources + ["inputs"] * (layer.takes_input or layer.sparse_inputs)
 
     def _propose(self, source: str) -> None:
         """Judge the proposal of one random start of a source."""
@@ -236,11 +224,8 @@ class BatchSearch:
                 dual = self._close(mask)
         else:
             basis, triangle = rest.orthonormal
-            if source == "rays":
-                vector = extreme_ray(basis, triangle @ row)
-            else:
-                vector = sparsest(basis, triangle @ start, nonnegative=True)
-            zeros = None if vector is None else zero_entries(basis @ vector, rank)
+            vector = sparsest(basis, triangle @ start, nonnegative=True)
+            zeros = zero_entries(basis @ vector, rank)
             if zeros is not None:
                 dual, _ = null_vector(rest.pixels[zeros])
         self._judge(source, dual)
@@ -331,37 +316,6 @@ class BatchSearch:
         """
         layer = self.layer
         return (layer.projected * duals).sum(1) / (duals @ layer.factor.bias) + layer.offset > 0
-
-    def _lift(self) -> None:
-        """Judge all remaining samples by quadratic lifting, if there are enough units."""
-        rest, rank = self._rest, self._left
-        if not self.layer.rectified or rest.behind is None or rank < 2:
-            return
-        live = rest.live
-        if rank > 0.7 * self._lifted or not fits(int(live.sum()), rank, rest.behind.shape[1]):
-            return
-        self._lifted = rank
-        left = rest.factor.left
-        columns = lifted_columns(left[live], rest.behind[live], self.generator)
-        for _ in range(2):
-            duals = torch.linalg.pinv(columns)
-            for index, dual in enumerate(duals):
-                columns[:, index] = self._cleaned(columns[:, index], dual)
-        lift = rest.lift
-        for dual in torch.linalg.pinv(columns) @ lift:
-            self._judge("lifting", None, dual)
-
-    def _cleaned(self, column: Tensor, dual: Tensor) -> Tensor:
-        """Return the column of Q (r,) that its zeros determine, or the column as it was."""
-        rest = self._rest
-        values = rest.factor.left @ column
-        zeros = zero_entries(values[rest.live], self._left)
-        if zeros is None:
-            return column
-        cleaned, ratio = null_vector(rest.factor.left[rest.live][zeros])
-        if ratio > 0.1 or float((cleaned @ column).abs()) < 0.9 * float(column.norm()):
-            return column
-        return cleaned
 
     def _judge(self, source: str, dual: Tensor | None, whole: Tensor | None = None) -> bool:
         """Accept a dual if the network behind confirms it, and return whether it did.
@@ -506,7 +460,6 @@ class BatchSearch:
         for sample in self.found:
             self._follow(sample)
         self._rest = self._remainder()
-        self._lifted = torch.inf
 
     def _follow(self, candidate: BatchSample) -> None:
         """Add the sample's dual and column in the next layer's gradient to the lists of both."""
@@ -532,13 +485,11 @@ class BatchSearch:
             factor, lift = layer.factor.remainder(duals, columns)
         else:
             factor, lift = layer.factor, torch.eye(layer.factor.rank).to(layer.factor.left)
-        if behind is None:
-            return _Rest(layer, factor, lift, None, None)
+        if behind is None or not self._linked:
+            return _Rest(layer, factor, lift, None)
         rest = behind.factor
         if self._following_duals:
             rest, _ = rest.remainder(
                 torch.stack(self._following_duals), torch.stack(self._following_columns, 1)
             )
-        features = torch.linalg.qr(rest.right.T).Q if self._linked else None
-        errors = behind.matrix.T @ rest.left if behind.alone else None
-        return _Rest(layer, factor, lift, errors, features)
+        return _Rest(layer, factor, lift, torch.linalg.qr(rest.right.T).Q)

@@ -7,7 +7,6 @@ of H have zeros too. The gradient gives the spans of both. A sample's own vector
 than any mixture of samples (SPEAR: Dimitrov et al. 2024; dictionary learning: SPEAR++ 2025).
 """
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -58,46 +57,6 @@ def sparsest(
         values = basis @ vector
         width *= decay
     return vector
-
-
-def extreme_ray(
-    basis: Tensor, start: Tensor, programs: int = 4, slack_share: float = 1e-2
-) -> Tensor | None:
-    """Return a vector v, near a start, for which ``basis @ v`` is nonnegative with many zeros.
-
-    It is a vertex of ``{v : Mv ≥ 0, Σ Mv = 1}`` with the least ``Σ_j w_j (Mv)_j``. The next linear
-    program has the weights ``w_j = 1 / ((Mv)_j + e)`` of the vertex before (reweighted ℓ₁, Candès,
-    Wakin and Boyd 2008), and :func:`sparsest` refines the last vertex. A sample's ReLU outputs are
-    an extreme ray of that cone. A program has no local minima, and its vertex is near the start.
-    Gradients of units are mixtures of the few samples that activate them: they lead to many
-    different rays. The cost grows as m b: 0.05 s at 400 × 32, 1.4 s at 4,096 × 64.
-
-    Args:
-        basis: M (m, b), with orthonormal columns.
-        start: (b,) the vector to start from, of any length.
-        programs: number of linear programs.
-        slack_share: an entry counts as near zero below this share of the mean entry.
-
-    Returns:
-        v (b,), or ``None`` if a program has no solution.
-    """
-    from scipy.optimize import linprog  # takes most of a second to import
-
-    matrix = basis.numpy(force=True)
-    values = matrix @ start.numpy(force=True)
-    values = values if values.sum() > 0 else -values
-    slack = np.full(len(matrix), slack_share / len(matrix))
-    for _ in range(programs):
-        weights = 1 / (values.clip(0) + slack_share * np.abs(values).mean())
-        solved = linprog(
-            matrix.T @ weights, -matrix, slack, matrix.sum(0)[None], [1.0], (None, None)
-        )
-        if solved.x is None:
-            return None
-        values = matrix @ solved.x
-    # The slack leaves small entries in place of zeros. The refinement, which has none, finds them.
-    refined = torch.from_numpy(solved.x).to(basis)
-    return sparsest(basis, refined, nonnegative=True, near=slack_share)
 
 
 def zero_entries(values: Tensor, at_least: int, contrast: float = 10.0) -> Tensor | None:
