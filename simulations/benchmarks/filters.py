@@ -27,7 +27,7 @@ from statistics import fmean
 
 import torch
 
-from flwr_leakage.attacks import LBFGS, AttackJob, GradientInversion, TotalVariation
+from flwr_leakage.attacks import LBFGS, Attack, AttackJob, GradientInversion, TotalVariation
 from flwr_leakage.attacks.finish import Finish
 from flwr_leakage.attacks.presets import load_preset
 from flwr_leakage.attacks.problem import pose, simulate_rounds
@@ -125,7 +125,7 @@ def attack(
     sent, (first, again, alone) = seen.update.pseudo_gradient(), seconds
     knows = kind.knows(sent, kind.rate)
     problem = pose(gradient_map, spec, seen, STRONG)
-    strongest = load_preset("strongest")
+    strongest = _strongest()
 
     def gradient(batch: Batch) -> Params:
         with torch.no_grad():
@@ -163,6 +163,11 @@ def attack(
     found.append(made.batch or grey)
     found.append(Finish(own)(job(alone), min(found, key=misfit)).batch or grey)
     return min(found, key=misfit), plain
+
+
+@lru_cache
+def _strongest() -> Attack:
+    return load_preset("strongest")
 
 
 def image(network_name: str, kind: Filter, sources: Sources, seed: int) -> dict[str, float]:
@@ -278,7 +283,7 @@ def read(path: Path) -> list[dict]:
 def table(rows: Sequence[dict]) -> str:
     """A line for each filter and network."""
     columns = (
-        "filter", "network", "n", "PSNR, mean [lowest, highest], dB", "strongest alone",
+        "filter", "network", "updates", "PSNR, mean [lowest, highest], dB", "strongest alone",
         "blind guess", "identified",
         "members found at 1 %", "AUC", "sent untouched", "accuracy, %", "attack, CPU s each",
     )  # fmt: skip
@@ -296,7 +301,7 @@ def table(rows: Sequence[dict]) -> str:
                 pool.add(torch.tensor(r["p_values"], dtype=torch.float64), MEMBERS)
             first = sum(r["rank"] == 1 for r in parts["image"])
             lines.append((
-                name, network, len(psnrs),
+                name, network, f"{len(psnrs)} / {len(parts['members'])}",
                 f"{fmean(psnrs):.1f} [{min(psnrs):.1f}, {max(psnrs):.1f}]",
                 f"{fmean(r['plain'] for r in parts['image']):.1f}",
                 f"{fmean(r['blind'] for r in parts['image']):.1f}",

@@ -91,5 +91,5 @@ def test_a_row_that_is_there_is_not_measured_again(tmp_path: Path, monkeypatch) 
         filters.run(*case)
     assert len(measured) == len(cases)
     *_, row = filters.table(filters.read(given.output)).splitlines()
-    assert row.startswith("| CENSOR | mlp | 2 | 121.0 [120.0, 122.0] | 15.0 | 9.0 | 2 of 2 |")
+    assert row.startswith("| CENSOR | mlp | 2 / 2 | 121.0 [120.0, 122.0] | 15.0 | 9.0 | 2 of 2 |")
     assert "| 0 of 4 | 50.0" in row
