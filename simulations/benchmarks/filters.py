@@ -67,6 +67,7 @@ from simulations.benchmarks.defense_lab import STRONG
 from simulations.benchmarks.membership import Case, Pool, Sources, make, mapped, released, split
 
 FIRST_SEED = 100
+RATE = 0.1
 SECONDS = {"quickstart": (1.2, 0.9, 0.3), "mlp": (0.5, 0.4, 1.0)}
 """CPU seconds of ``strongest`` on what was sent and on what was completed, and of L-BFGS."""
 COMPLETIONS = 2
@@ -83,14 +84,12 @@ class Filter:
         knows: what its sender's gradient must satisfy.
         smoothing: weight of total variation in L-BFGS; chosen on a few seeds below 100.
         feedback: whether a client carries on what it left out.
-        rate: learning rate of the client's steps.
     """
 
     defense: Defense
     knows: known.Reading = known.whole
     smoothing: float = 1e-4
     feedback: bool = False
-    rate: float = 0.1
 
 
 FLIP = Chain([Clipping(1.0), GaussianNoise(4.8448e-5, "update")])
@@ -99,7 +98,6 @@ FILTERS = {
     "PercentilePrivacy(10, 0.01)": Filter(PercentilePrivacy(), known.bounded(0.01)),
     "SVTPrivacy()": Filter(SVTPrivacy(), known.clipped_under_noise(1e-5), 1e-2),
     "FLIP's local DP": Filter(FLIP),
-    "FLIP's local DP, learning rate 0.001": Filter(FLIP, rate=1e-3),
     "truncated SVD, 99 %": Filter(TruncatedSVD(), known.low_rank),
     "CENSOR": Filter(Censor(), known.orthogonal, 1e-2),
     "random subset, 10 %": Filter(RandomSubset(), known.masked),
@@ -123,7 +121,7 @@ def attack(
     Both are one sample, as a model takes it; grey where ``strongest`` finds none.
     """
     sent, (first, again, alone) = seen.update.pseudo_gradient(), seconds
-    knows = kind.knows(sent, kind.rate)
+    knows = kind.knows(sent, RATE)
     problem = pose(gradient_map, spec, seen, STRONG)
     strongest = _strongest()
 
@@ -151,7 +149,7 @@ def attack(
         completed = knows.complete(gradient(min(found[start:], key=misfit)), sent)
         if completed is sent:
             break  # nothing was left out
-        (made,) = strongest(job(again, scale(completed, -kind.rate)))
+        (made,) = strongest(job(again, scale(completed, -RATE)))
         found.append(made.batch or grey)
     own = GradientInversion(
         objective=knows.misfit,
@@ -173,7 +171,7 @@ def _strongest() -> Attack:
 def image(network_name: str, kind: Filter, sources: Sources, seed: int) -> dict[str, float]:
     """PSNR, identification and CPU seconds of one update of one sample."""
     images = sources(network_name)
-    case = Case(network_name, 1, rate=kind.rate, defense=kind.defense, null=101)
+    case = Case(network_name, 1, rate=RATE, defense=kind.defense, null=101)
     network, spec = make(case, images, seed)
     inside, _, others = split(images, case, spec, seed)
     seen = released(case, network, inside, seed)
@@ -198,7 +196,7 @@ def image(network_name: str, kind: Filter, sources: Sources, seed: int) -> dict[
 def members(network_name: str, kind: Filter, sources: Sources, seed: int) -> dict[str, object]:
     """The p-values of members and of others in one update of 32 samples."""
     images = sources(network_name)
-    case = Case(network_name, MEMBERS, rate=kind.rate, defense=kind.defense, null=400)
+    case = Case(network_name, MEMBERS, rate=RATE, defense=kind.defense, null=400)
     network, spec = make(case, images, seed)
     inside, outside, null = split(images, case, spec, seed)
     seen = released(case, network, inside, seed)
@@ -224,12 +222,12 @@ def _is_untouched(
 def trained(network_name: str, kind: Filter, sources: Sources, seed: int) -> dict[str, float]:
     """Accuracy after federated training of one-step clients under a filter."""
     images = sources(network_name)
-    case = Case(network_name, MEMBERS, rate=kind.rate)
+    case = Case(network_name, MEMBERS, rate=RATE)
     network, _ = make(case, images, seed)
     gradient_map = mapped(network)
     order = torch.randperm(len(images.records), generator=lab.generator(seed))
     held, order = order[:1000], order[1000:]
-    schedule = LocalSchedule(kind.rate, 1, MEMBERS)
+    schedule = LocalSchedule(RATE, 1, MEMBERS)
     params, velocity = gradient_map.params, scale(gradient_map.params, 0.0)
     carried: dict[int, Params] = {}
     began = time.process_time()
