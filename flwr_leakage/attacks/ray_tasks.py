@@ -19,7 +19,7 @@ class RayTasks:
 
     Attributes:
         num_cpus: CPUs that a task asks for, ≥ 0. Flower's clients hold theirs for as long as the
-            simulation runs; tasks of no CPUs run beside them.
+            simulation runs.
         num_gpus: GPUs that a task asks for, ≥ 0.
         retries: how often a task is tried again whose worker or node died, ≥ 0.
     """
@@ -102,8 +102,7 @@ class RayTasks:
                 time.sleep(0.25)
             raise ValueError(
                 f"no {self.num_cpus:g} CPUs of the Ray cluster are free: Flower's clients hold "
-                "theirs for as long as the simulation runs. Ask for num_cpus=0 "
-                "(server.attack_cpus=0), or leave CPUs to the attacks."
+                "theirs for as long as the simulation runs. Leave CPUs to the attacks."
             )
         try:
             ray.init(address="auto", log_to_driver=False, configure_logging=False)

@@ -10,13 +10,16 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from audits import numbers, tiny_config, values
 from audits import run as run_audit
 
+from flwr_leakage.flower import RayEngine, run_inline
 from flwr_leakage.simulation.build import build
 from flwr_leakage.simulation.config import ConfigError
+from flwr_leakage.simulation.machine import check_room
 from flwr_leakage.simulation.sweep import objective_of
 from flwr_leakage.tracking import read_run
 
@@ -141,6 +144,13 @@ def test_a_typo_is_told_before_anything_that_a_run_needs_is_imported(monkeypatch
     monkeypatch.setattr(sys, "argv", ["run.py", "num_round=3"])
     with pytest.raises(SystemExit, match="did you mean 'num_rounds'"):
         importlib.import_module("flwr_leakage.simulation.command").main()
+
+
+def test_attacks_on_ray_need_room_beside_the_clients():
+    server = SimpleNamespace(attack_workers="ray")
+    with pytest.raises(ConfigError, match="must be a number with engine=ray"):
+        check_room(RayEngine(num_cpus=2, client_cpus=1), server)
+    check_room(run_inline, server)
 
 
 @pytest.mark.ray
