@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flwr_leakage import load_preset
 from flwr_leakage.attacks import AttackJob
 from flwr_leakage.attacks.base import ProgressCallback, failure
-from flwr_leakage.attacks.presets import load_preset
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, Reconstruction, ThreatModel
 from flwr_leakage.untrusted import inside, read_npz
