@@ -203,7 +203,8 @@ def _sentences(data: RunData) -> list[tuple[str, str, str, Chosen | None]]:
             f"{noun} as these, each by itself)."
         )
         add(noun.capitalize(), interval, grades)
-    add("Labels", labels_told(index, metadata) or "Not tested.", _of("metric", names="label"))
+    labels = labels_told(index, metadata, attempts(index)) or "Not tested."
+    add("Labels", labels, _of("metric", "client", names="^label|^class$"))
     members = membership_section(index)
     for text in members.sentences if members else (UNTESTED,):
         add("Membership", text, _of("membership"))
@@ -238,7 +239,7 @@ def _sentences(data: RunData) -> list[tuple[str, str, str, Chosen | None]]:
             continue
         behind = next((RESTS_ON[start] for start in RESTS_ON if text.startswith(start)), None)
         add("What else is known", text, _of(behind[0], names=behind[1]) if behind else None)
-    for text in not_covered(index.sample):
+    for text in not_covered(index.sample, with_members=members is not None):
         add("What was not tested", text, None, METHOD)
     add("As information", RELIANCE, None, METHOD)
     for text in INFORMATION:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from flwr_leakage.report.advice import advise
+from flwr_leakage.report.advice import Line, advise
 from flwr_leakage.report.attempts import attempts, fates
 from flwr_leakage.report.first_screen import Tile, tiles
 from flwr_leakage.report.grades import GRADES, Grade
@@ -94,7 +94,7 @@ class Check:
     message: str
     updates: tuple[UpdateCheck, ...]
     tiles: tuple[Tile, ...]
-    lines: tuple[str, ...]
+    lines: tuple[Line, ...]
 
     @property
     def exit_code(self) -> int:
@@ -150,7 +150,7 @@ def check(run: str | Path | RunData, above: Grade = "nothing") -> Check:
             outcome, message = "unsure", f"This run cannot say. {is_open}"
     elif outcome != "leaked" and worst:
         message = f"This run cannot say: {next(iter(told.unsure.values()))}."
-    large, members = large_clients_section(index), membership_section(index)
+    large, members = large_clients_section(index, metadata), membership_section(index)
     name = str(metadata.get("run") or data.folder.name)
     numbers = tiles(index, metadata, found, members, large)
     return Check(name, above, outcome, message, tuple(updates), numbers, advice.lines)
@@ -267,7 +267,8 @@ def markdown(found: Check) -> str:
             for tile in found.tiles
         ) + " |", "",
     ]  # fmt: skip
-    lines += [f"{place}. {_md(line)}" for place, line in enumerate(found.lines, 1)]
+    for place, line in enumerate(found.lines, 1):
+        lines += [f"{place}. {_md(line.text)}", *(f"   - {_md(item)}" for item in line.items)]
     groups = grouped((each.outcome, each) for each in found.updates)
     lines += [""] + [f"- {count(len(held), 'update')} {name}" for name, held in groups.items()]
     worse: Sequence[UpdateCheck] = groups.get("leaked", [])

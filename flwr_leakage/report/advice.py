@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from flwr_leakage.records import RunEvent
 from flwr_leakage.report.attempts import (
     LEAKED,
+    SEEN,
     Attempt,
     Fates,
     attempts,
@@ -32,8 +33,20 @@ from flwr_leakage.report.remedies import Remedy, told_of_time, what_it_costs
 from flwr_leakage.report.replays import replays
 from flwr_leakage.report.samples import Sample
 from flwr_leakage.report.story import defense_of
-from flwr_leakage.report.tried import more_time, worth
+from flwr_leakage.report.tried import Worth, more_time, worth
 from flwr_leakage.tracking.text import plain_text
+
+
+class Line(NamedTuple):
+    """A short line of what to do.
+
+    Attributes:
+        text: the line.
+        items: alternatives below it, of which one is to be chosen.
+    """
+
+    text: str
+    items: tuple[str, ...] = ()
 
 
 class Advice(NamedTuple):
@@ -48,7 +61,7 @@ class Advice(NamedTuple):
 
     headline: str
     answer: str
-    lines: tuple[str, ...]
+    lines: tuple[Line, ...]
     steps: tuple[Step, ...]
 
     @property
@@ -92,9 +105,9 @@ def advise(
     if at_risk:
         steps.append(_go_on_if(found, metadata))
     if not leaking:
-        fold = "The command that does it"
+        fold = "The command that tests more"
         steps.append(Step("Do", nothing_seen.do, commands=nothing_seen.commands, fold=fold))
-    lines = _in_short(index, metadata, found, fate, asked, unsure, nothing_seen.do)
+    lines = _in_short(index, metadata, found, fate, asked, unsure, nothing_seen)
     return Advice(headline, answer, lines, tuple(step for step in steps if step.text))
 
 
@@ -109,41 +122,49 @@ def _in_short(
     fate: Fates,
     asked: Sequence[Remedy],
     unsure: set[int],
-    do: str,
-) -> tuple[str, ...]:
-    """Return what to do in short lines: three changes to ask for, or what says more."""
+    nothing_seen: Worth,
+) -> tuple[Line, ...]:
+    """Return what to do in short lines: changes of which one is to be tested, or what says more."""
     at_risk = with_grade(found, SEEN)
     lines = []
     if unsure:
         lines.append(f"Mend first: {_briefly(unsure)} trained something else than was sent.")
     if not at_risk:
+        do = nothing_seen.do
         sentences = re.split(r"(?<=[.:]) (?=[A-Z])", do) if do else []
         lines += [plain_text(sentence, MAX_LINE) for sentence in sentences]
         decide = "Whoever answers for the data decides: no run tests all (What is not covered)."
-        return (*lines[: MAX_LINES - 1], decide)
-    stop = "Decide whether such parts may be seen, and test a change:"
+        if nothing_seen.level == "unknown":
+            lines.insert(0, "Pause the training until a new run can say, or decide to go on.")
+        return tuple(map(Line, (*lines[: MAX_LINES - 1], decide)))
+    stop = "Decide whether such parts may be seen."
     if with_grade(found, LEAKED):
-        stop = "Stop, or leave out who is seen, until a new run has tested one of these changes:"
+        stop = "Stop, or leave out who is seen."
     told = "; ".join(f"here {each.name} {_result(each)}" for each in asked[:MAX_DEFENSES])
     own = defense_of(metadata)
     defense = f"A stronger defense than {own}" if own else "A defense on each update, such as noise"
     other = " other one" if own else "ne"
     summed = "measured" if any(attempt.key[1] < 0 for attempt in found) else "not measured"
-    lines += [
-        stop,
+    changes = (
         f"{defense}; {told or f'no{other} was measured here'}.",
         _more_images(index, found, at_risk, fate),
         f"Secure aggregation, so that the server sees sums only: {summed} here.",
-        f"Go on only if a new run sees no {index.sample.one}, not even in part, and time cuts off "
-        f"no attack.",
-    ]
-    return tuple(lines[:MAX_LINES])
+    )
+    is_cut_off = ended(index, found) or any(_is_cut_off(each, at_risk) for each in asked)
+    go_on = (
+        f"Go on only if the new run sees no {index.sample.one}, not even in part, and time cuts "
+        f"off no attack."
+    )
+    return (
+        *map(Line, (*lines, stop)),
+        Line("Test one of these changes in a new run:", changes),
+        *([Line(more_time(metadata)[0])] if is_cut_off else []),
+        Line(go_on),
+    )
 
 
 MAX_DEFENSES = 2
 """Defenses that a short line names."""
-
-SEEN = (*LEAKED, "partly")
 
 
 def _what(found: Sequence[Attempt]) -> str:
@@ -194,7 +215,7 @@ def _at_risk(found: Sequence[Attempt], at_risk: set[int]) -> str:
         tried = count(len(here), "attempt")
         told.append(f"{named({client})}: of {tried} {graded(tally(here))}; seen {_when(here)}")
     more = len(groups) - len(told)
-    rest = f"; and {count(more, 'other client')} (see Clients)" if more else ""
+    rest = f"; and {count(more, 'other client')} (see Clients and classes)" if more else ""
     text = ". ".join(f"{each[0].upper()}{each[1:]}" for each in told) + rest
     return f"{text}. An attempt is one {found[0].sample.one} in one attacked round."
 
@@ -256,7 +277,7 @@ def _what_helps(asked: Sequence[Remedy], at_risk: set[int], metadata: Mapping[st
     text = f"Not established: {ended} {despite}{effects}"
     if len(cut_off) < len(asked):
         text = f"{despite}{effects} Of {names} it is not established: {ended}"
-    commands, fold = rerun(metadata, changes), "The command that establishes it"
+    commands, fold = rerun(metadata, changes), "The command that establishes what helps"
     return Step("What helps", text, (), note, commands, fold)
 
 

@@ -1,7 +1,7 @@
 """What was attacked: every attempt on an image, its grade, and the time that it had."""
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +25,7 @@ def graded(tally: Counter[Grade], skip_none: bool = True) -> str:
 
 
 LEAKED = ("exact", "recognisable")
+SEEN = (*LEAKED, "partly")
 """The grades that count as leaked."""
 
 
@@ -221,6 +222,30 @@ def fates(index: Index) -> Fates:
     return Fates(frozenset(answered), failed, spared, frozenset(stopped & failed.keys()))
 
 
+def left_out(fate: Fates, sample: Sample) -> tuple[list[str], list[str]]:
+    """Return who was not attacked, and in which rounds nobody was, each with the reason."""
+    attacked_rounds = {server_round for server_round, _ in fate.attacked}
+    resting: dict[str, set[int]] = defaultdict(set)
+    clients_by_reason: dict[str, set[int]] = defaultdict(set)
+    sizes_by_reason: dict[str, set[int]] = defaultdict(set)
+    for (server_round, client), reason in fate.spared.items():
+        too_many = re.fullmatch(r"([\d,]+) (?:images|samples), (more than .*)", reason)
+        if too_many:
+            sizes_by_reason[too_many[2]].add(int(too_many[1].replace(",", "")))
+            clients_by_reason[too_many[2]].add(client)
+        elif attacked_rounds and server_round not in attacked_rounds:
+            resting[reason].add(server_round)
+        else:
+            clients_by_reason[reason].add(client)
+    whom = []
+    for reason, clients in clients_by_reason.items():
+        sizes = sorted(sizes_by_reason[reason])
+        span = f"{sizes[0]:,} to {sizes[-1]:,} {sample.many}, " if len(sizes) > 1 else ""
+        span = f"{count(sizes[0], sample.one)}, " if len(sizes) == 1 else span
+        whom.append(f"{several(sorted(clients))} ({span}{reason})")
+    return whom, [f"{several(sorted(rs), 'round')} ({reason})" for reason, rs in resting.items()]
+
+
 def does(index: Index) -> dict[int, str]:
     """Return what each client does in a round, in words, as of its last one."""
     series = index.series("client", "images")
@@ -322,26 +347,41 @@ def ended_by_time(
     )
 
 
-def unexplained_told(index: Index, fate: Fates, replayed: Collection[Place]) -> tuple[str, ...]:
-    """Say which updates the attack's own answer does not explain; nothing if it explains all.
+def unexplained_told(
+    index: Index,
+    fate: Fates,
+    found: Sequence[Attempt],
+    replayed: Collection[Place],
+    with_defense: bool,
+) -> tuple[str, ...]:
+    """Say which updates the attack's own answer does not explain while nothing is seen of them.
 
     Args:
         index: the run's numbers.
         fate: of every update.
+        found: the attempts.
         replayed: the updates of which a replay shows that clients trained as the attack assumes.
+        with_defense: whether clients may have changed their updates by a defense.
     """
-    places = unexplained(index)
+    seen = {attempt.key[:2] for attempt in found if attempt.grade in SEEN}
+    places = {place: left for place, left in unexplained(index).items() if place not in seen}
     if not places:
         return ()
     why = "As clients trained what the attack assumes, it is the attack that did not come so far"
+    if with_defense:
+        why = (
+            "Clients trained what the attack assumes: what the defense changed, as by noise, may "
+            "be why, or the attack did not come so far"
+        )
     if not places.keys() <= set(replayed):
         why = (
             "Clients trained otherwise than the attack assumes, as by another optimizer, or a "
             "defense changed what they sent, or the attack did not come so far"
         )
     return (
-        f"On {len(places)} of {count(len(fate.attacked), 'attacked update')} the attack’s answer "
-        f"does not explain the update ({where(places)}): up to {max(places.values()):.4g} of its "
+        f"On {len(places)} of {count(len(fate.attacked), 'attacked update')} no {index.sample.one} "
+        f"is graded as seen, and the attack’s answer does not explain the update "
+        f"({where(places)}): up to {max(places.values()):.4g} of its "
         f"squared size is left over, where an answer that explains nothing leaves 1. {why}. That "
         f"nothing is seen there is no sign of safety.",
     )
@@ -368,6 +408,15 @@ def beyond_chance(found: Sequence[Attempt]) -> bool:
     """Return whether originals are identified more often than a guess among the candidates does."""
     ranked, most = [attempt for attempt in found if attempt.rank is not None], by_chance(found)
     return most is not None and sum(attempt.rank == 1 for attempt in ranked) > most
+
+
+def commonest_class(found: Sequence[Attempt]) -> tuple[int, int] | None:
+    """Return how many labels a guess has right that names their commonest class, and of how many.
+
+    ``None`` where no class is known.
+    """
+    classes = Counter(attempt.label for attempt in found if attempt.label)
+    return (max(classes.values()), classes.total()) if classes else None
 
 
 def by_chance(found: Sequence[Attempt]) -> int | None:

@@ -182,7 +182,11 @@ def _draw(panel: Panel, axes: Axes) -> None:
     axes.set_ylabel(f"{panel.title}\nPSNR, dB")
     _bands(panel, axes, low, top)
     if panel.blind:
-        draw_medians(axes, panel.blind, color=INK, lw=1.2, ls=(0, (1, 2)), marker="_", ms=12)
+        (first, *_), dotted = panel.blind, (0, (1, 2))
+        if len(panel.blind) == 1:  # a line through a single point would not show
+            ends, level = [first - 0.25, first + 0.25], _blind(panel)
+            axes.plot(ends, [level, level], color=INK, lw=1.2, ls=dotted)
+        draw_medians(axes, panel.blind, color=INK, lw=1.2, ls=dotted)
     for style, marker, by_round in zip(_DASHES, "svP", panel.under.values(), strict=False):
         draw_medians(axes, _capped(by_round), color=ACCENT, lw=1.4, ls=style, marker=marker, ms=4)
     own = {r: [dot.psnr for dot in dots] for r, dots in panel.dots.items()}

@@ -6,7 +6,14 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from flwr_leakage.report.attempts import LEAKED, Attempt, Fates, ended, worst_by_image
+from flwr_leakage.report.attempts import (
+    LEAKED,
+    Attempt,
+    Fates,
+    commonest_class,
+    ended,
+    worst_by_image,
+)
 from flwr_leakage.report.gallery import Exhibit, Gallery, Picture
 from flwr_leakage.report.grades import GRADES
 from flwr_leakage.report.index import Index, by_round, count, decibel, median, values, who
@@ -55,11 +62,11 @@ def _seen(found: Sequence[Attempt], sample: Sample) -> Tile:
     each = worst_by_image(found) or [attempt for attempt in found if attempt.grade]
     noun = sample.many if worst_by_image(found) else "attempts"
     if not any(attempt.grade for attempt in each):
-        return Tile(f"{sample.many} seen", UNTRIED, "no result that can be graded" if found else "")
+        return Tile(sample.many, UNTRIED, "no result that can be graded" if found else "")
     seen = sum(attempt.grade in LEAKED for attempt in each)
     parts = sum(attempt.grade == "partly" for attempt in each)
-    more = f", {parts} more in part" if parts else ""
-    return Tile(f"{noun} seen{more}", f"{seen:,} of {len(each):,}", "blind guess: 0", seen > 0)
+    more = f", {parts:,} in part" if parts else ""
+    return Tile(noun, f"{seen:,} of {len(each):,} seen{more}", "blind guess: 0", seen > 0)
 
 
 def _labels(
@@ -71,13 +78,11 @@ def _labels(
     """Return how many labels were right; the blind guess always names the commonest class."""
     told = values(index.series("metric", "label_accuracy"))
     if told and "labels inferred" in str(metadata.get("threat", "")):
-        classes = [attempt.label for attempt in found if attempt.label]
         guess = "blind guess not known"
-        if classes:
-            most = max(map(classes.count, set(classes)))
-            guess = f"naming the commonest class: {most:,} of {len(classes):,}"
+        if most := commonest_class(found):
+            guess = f"naming the commonest class: {most[0]:,} of {most[1]:,}"
         if large and large.right is not None:
-            guess += f"; large clients {large.right}, blind {large.blind}"
+            guess += f"; large clients (mean) {large.right}, blind {large.blind}"
         return Tile("labels inferred", f"{round(sum(told)):,} of {len(told):,}", guess)
     if large and large.right is not None:
         return Tile("labels inferred", large.right, f"blind guess: {large.blind}")
@@ -159,7 +164,8 @@ class Map:
     """Clients by rounds, each with the worst grade that an attack on its update had.
 
     Attributes:
-        svg: a unit square for each attacked update; what was not attacked stays free.
+        svg: a unit square for each attacked update, with a bar below if time cut the attack off;
+            what was not attacked stays free.
         rows: clients, in words, with the number of rows that each label stands for.
         columns: rounds, likewise.
         legend: the states that occur: a style and words.
@@ -182,11 +188,11 @@ MAX_ROUNDS = 10_000
 
 STATES: dict[str, str] = {
     **dict(zip(GRADES[:-1], GRADES[:-1], strict=True)),
-    "cut": "nothing, cut off by time",
     "nothing": "nothing",
     "tried": "tried, without a grade",
+    "cut": "bar below: cut off by time",
 }
-"""What became of an attacked update, worst first, and in words."""
+"""What became of an attacked update, worst first, and in words; the last one marks others."""
 
 
 def heat_map(index: Index, found: Sequence[Attempt], fate: Fates, rounds_done: int) -> Map | None:
@@ -198,7 +204,6 @@ def heat_map(index: Index, found: Sequence[Attempt], fate: Fates, rounds_done: i
         if place not in worst_in or attempt.leak > worst_in[place].leak:
             worst_in[place] = attempt
     state |= {place: attempt.grade or "tried" for place, attempt in worst_in.items()}
-    state |= {place: "cut" for place in ended(index, found) if state.get(place) == "nothing"}
     took_part = {key[:2] for key in index.series("client", "images")}
     known = state.keys() | fate.spared.keys() | took_part
     clients = sorted({client for _, client in known})
@@ -212,6 +217,9 @@ def heat_map(index: Index, found: Sequence[Attempt], fate: Fates, rounds_done: i
     row_of = {client: row for row, client in enumerate(clients)}
     for (server_round, client), name in sorted(state.items()):
         drawn.setdefault(name, []).append(f"M{column_of[server_round]} {row_of[client]}h1v1h-1z")
+    for server_round, client in sorted(ended(index, found) & state.keys()):
+        corner = f"M{column_of[server_round]} {row_of[client]}.7"
+        drawn.setdefault("cut", []).append(f"{corner}h1v.3h-1z")
     paths = "".join(
         f'<path class="g-{name}" d="{"".join(drawn[name])}"/>' for name in STATES if name in drawn
     )

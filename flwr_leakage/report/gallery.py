@@ -11,7 +11,7 @@ from flwr_leakage.report.index import CEILING_DB, Key, decibel, grouped, several
 from flwr_leakage.tracking import ImageRecord
 from flwr_leakage.untrusted import MAX_IMAGE_BYTES, MAX_PAGE_BYTES, check_png, read_file
 
-HIGHLIGHTS = ("worst leak", "middle of the ranking", "least leak")
+HIGHLIGHTS = ("worst leak", "middle of the ranking", "least leaked, by its worst round")
 
 
 UNGRADED = ("an example",) * 3

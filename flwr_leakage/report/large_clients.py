@@ -3,8 +3,9 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from flwr_leakage.report.attempts import fates, graded
+from flwr_leakage.report.attempts import fates, graded, left_out
 from flwr_leakage.report.grades import GRADES, Grade, grade, text_grade
 from flwr_leakage.report.index import (
     MAX_ROWS,
@@ -13,14 +14,13 @@ from flwr_leakage.report.index import (
     Table,
     count,
     decibel,
-    grouped,
     number,
     percent,
-    several,
     values,
     who,
 )
 from flwr_leakage.report.samples import Sample
+from flwr_leakage.report.story import is_defended
 
 MAX_REASONS = 4
 """Reasons that the section names, with their clients."""
@@ -36,9 +36,9 @@ class LargeClientsSection:
     """What the page shows of clients of many samples.
 
     Attributes:
-        right: the share of labels that were inferred rightly, or are expected to be; ``None`` where
-            nothing was inferred.
-        blind: the share by a blind guess.
+        right: the share of labels that were inferred rightly, or are expected to be, as a mean over
+            the updates; ``None`` where nothing was inferred.
+        blind: the share by the better blind guess for each update, likewise.
         why: why no sample of them was attacked; empty if all were.
         labels: one row an update whose class counts were inferred, or the reason why not.
         probe: one row a number of samples; without rows where nothing was probed.
@@ -54,7 +54,7 @@ class LargeClientsSection:
     scores: Table
 
 
-def large_clients_section(index: Index) -> LargeClientsSection | None:
+def large_clients_section(index: Index, metadata: Mapping[str, Any]) -> LargeClientsSection | None:
     """Return what was told; ``None`` if nothing was inferred and nothing probed."""
     expected = index.series("labels", "expected_right")
     sizes = _probe_sizes(index)
@@ -63,7 +63,7 @@ def large_clients_section(index: Index) -> LargeClientsSection | None:
     known = _counts(index, "inferred")
     true = _counts(index, "true")
     labels, right = _labels(index, known, true)
-    probe, seen = _probe(index, sizes)
+    probe, seen = _probe(index, sizes, is_defended(metadata))
     told, share, guess, many = [], None, "not known", index.sample.many
     if right:
         mean, blind = (100 * sum(part) / len(part) for part in zip(*right, strict=True))
@@ -71,12 +71,14 @@ def large_clients_section(index: Index) -> LargeClientsSection | None:
         if mean > blind:
             told.append(
                 f"What leaks all the same is how many {many} of each class a client has: "
-                f"{mean:.0f} % of the labels were inferred rightly (a blind guess: {blind:.0f} %)."
+                f"{mean:.0f} % of an update’s labels were inferred rightly, and {blind:.0f} % by "
+                f"the better blind guess for each ({_mean_over(right)})."
             )
         else:
             told.append(
                 f"Of how many {many} of each class a client has, the inference tells no more than "
-                f"a blind guess does: {mean:.0f} % of the labels are right, {blind:.0f} % by guess."
+                f"a blind guess does: {mean:.0f} % of an update’s labels are right, and "
+                f"{blind:.0f} % by the better blind guess for each ({_mean_over(right)})."
             )
     elif known:
         shares = values(expected)
@@ -92,6 +94,10 @@ def large_clients_section(index: Index) -> LargeClientsSection | None:
     return LargeClientsSection(
         share, guess, head, _why(index), labels, probe, _scores(index.sample)
     )
+
+
+def _mean_over(updates: Sequence[object]) -> str:
+    return f"mean over {count(len(updates), 'update')}"
 
 
 def _scores(noun: Sample) -> Table:
@@ -132,14 +138,14 @@ def _scores(noun: Sample) -> Table:
 
 def _why(index: Index) -> str:
     """Return why samples of clients were not attacked; empty if all were."""
-    clients = grouped((reason, key[1]) for key, reason in fates(index).spared.items())
-    told = [f"{several(sorted(set(held)))} ({reason})" for reason, held in clients.items()]
+    clients, rounds = left_out(fates(index), index.sample)
+    told = [*clients, *(f"anybody in {each}" for each in rounds)]
     if not told:
         return ""
     left, noun = len(told) - MAX_REASONS, index.sample.many
-    more = f" and {count(left, 'other')} (see Clients)" * (left > 0)
+    more = f"; and for {count(left, 'other reason')} (see Clients and classes)" * (left > 0)
     return (
-        f"No attack on {noun} was made on {'; '.join(told[:MAX_REASONS])}{more}. An attack on "
+        f"No attack on {noun} was made on {'; on '.join(told[:MAX_REASONS])}{more}. An attack on "
         f"{noun} repeats the client's steps, one by one, and searches for all of their {noun} at "
         f"once. That nobody tried does not make an update safe."
     )
@@ -222,7 +228,7 @@ def _probe_sizes(index: Index) -> list[int]:
     return sorted(int(head) for head in heads if head.isdigit())
 
 
-def _probe(index: Index, sizes: list[int]) -> tuple[Table, str]:
+def _probe(index: Index, sizes: list[int], with_defense: bool) -> tuple[Table, str]:
     """Return one row for each number of samples, and a sentence on what was seen."""
     rows, leaks, noun = [], [], index.sample
     for size in sizes:
@@ -246,9 +252,10 @@ def _probe(index: Index, sizes: list[int]) -> tuple[Table, str]:
         "ended by",
     )  # fmt: skip
     spent = sum(values(index.series("cost", "probe_cpu_seconds")))
+    bare = ", without the run’s defense," if with_defense else ""
     notes = (
         f"What-if: no client sent this. A single SGD step on the first {noun.many} of a client was "
-        f"made from the same model and attacked as an update of a small client is. It took "
+        f"made from the same model{bare} and attacked as an update of a small client is. It took "
         f"{number(spent)} CPU seconds. More of them, other sizes or none: "
         f"large_clients.probe_seconds and large_clients.probe_sizes.",
     )
@@ -256,12 +263,13 @@ def _probe(index: Index, sizes: list[int]) -> tuple[Table, str]:
     if leaks:
         several_told = " and ".join(filter(None, (", ".join(leaks[:-1]), leaks[-1])))
         told = (
-            f"Had a client sent one step on few of its {noun.many}, {several_told} {noun.many} "
-            f"could be seen (what-if)."
+            f"Had a client sent one step on few of its {noun.many}{bare or ','} "
+            f"{several_told} {noun.many} could be seen (what-if)."
         )
     elif rows:
         told = (
-            f"One step on few of its {noun.many} would show none of them to this attack (what-if)."
+            f"One step on few of its {noun.many}{bare} would show none of them to this attack "
+            f"(what-if)."
         )
     return Table(columns, tuple(rows), notes, texts=(columns[2],)), told
 

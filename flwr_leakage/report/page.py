@@ -120,7 +120,7 @@ def render_report(run: RunData, max_gallery: int = 1000, live: str = "") -> str:
     gallery = make_gallery(run.images, found, max_gallery)
     texts = text_gallery(run.texts, found, index, max_gallery)
     any_grade = bool(tally(found)) and not texts
-    members, large = membership_section(index), large_clients_section(index)
+    members, large = membership_section(index), large_clients_section(index, metadata)
     agreed, blind = agreements(index), median(values(index.series("metric", "blind_psnr")))
     story_chart, clients_chart = story_figures(index, found, asked)
     scripts = [_script(name) for name in ("script.js", "live.js")[: 2 if live else 1]]
@@ -170,7 +170,7 @@ def render_report(run: RunData, max_gallery: int = 1000, live: str = "") -> str:
             members=members,
             members_curve=membership_curve(index),
             not_covered=(
-                *not_covered(index.sample, with_labels=bool(large and large.labels.rows)),
+                *not_covered(index.sample, bool(large and large.labels.rows), members is not None),
                 *([] if members else [UNTESTED]),
                 *_absent(index, [*clients.rows, *others.rows], costs, gallery),
             ),

@@ -9,6 +9,7 @@ from flwr_leakage.report.attempts import (
     Attempt,
     all_exact,
     attempts,
+    ended,
     graded,
     grouped_by_client,
     most_at_risk_first,
@@ -31,6 +32,7 @@ from flwr_leakage.report.index import (
     values,
 )
 from flwr_leakage.report.story import defense_of, describe, flatten
+from flwr_leakage.report.tried import more_time
 
 BLAND = (
     "A defense can raise the PSNR of samples that are not recovered at all: about the blind guess "
@@ -159,14 +161,18 @@ def what_it_costs(
     if not own and not is_at_risk:
         return []
     text = known
-    text += f"What {own} costs takes the same training without it." if own else _unknown(asked)
-    commands = _commands(metadata, asked, bool(own))
+    text += (
+        f"To learn what {own} costs, repeat the training without it." if own else _unknown(asked)
+    )
+    found = attempts(index)
+    is_cut_off = bool(ended(index, found)) or any(any(r.ended.values()) for r in asked)
+    commands = _commands(metadata, asked, bool(own), more_time(metadata)[1] if is_cut_off else ())
     if not commands:
         text += (
             " Train once with a defense and once without, each with its own run folder; then "
             "flwr-leakage compare RUN RUN sets their accuracy and leakage side by side."
         )
-    fold = f"The commands that measure it, as mean and spread over the seeds {SEEDS}"
+    fold = f"The commands that measure the price in accuracy, as mean and spread over seeds {SEEDS}"
     return [Step("At what price", text, commands=commands, fold=fold)]
 
 
@@ -181,13 +187,20 @@ def _unknown(asked: Sequence[Remedy]) -> str:
 
 
 def _commands(
-    metadata: Mapping[str, Any], asked: Sequence[Remedy], is_defended: bool
+    metadata: Mapping[str, Any],
+    asked: Sequence[Remedy],
+    is_defended: bool,
+    changes: Sequence[str],
 ) -> tuple[str, ...]:
-    """Return the training with and without defenses over seeds; none if its config is unknown."""
+    """Return the training with and without defenses over seeds; none if its config is unknown.
+
+    ``changes`` are settings that all of them change.
+    """
     config, choices = section(metadata, "config"), section(metadata, "config", "choices")
     if not is_simulation(metadata):
         return ()
-    changed = overrides(metadata, ("seed", "defense", "what_if"))
+    names = [change.partition("=")[0] for change in changes]
+    changed = [*overrides(metadata, ("seed", "defense", "what_if", *names)), *changes]
     options = {"none": "none"}
     if is_defended:
         options["defended"] = _option(choices.get("defense"), config.get("defense"))

@@ -125,7 +125,7 @@ def replay_told(
         told.append(
             f"{FAILED} for {where(other)}: training again from the client’s own {sample.many} "
             f"gives another update than the one that was attacked. Results of it are no evidence "
-            f"of safety (see Clients)."
+            f"of safety (see Clients and classes)."
         )
     if same:
         off = _most(found.same[place] for place in same)

@@ -124,7 +124,8 @@ def _training(index: Index, metadata: Mapping[str, Any], rounds_done: int) -> st
         learnt = f"; test accuracy {word} from {ends[0]} to {ends[1]}"
         if ends[0] == ends[1]:
             learnt = f"; test accuracy stayed at {ends[0]}"
-    guard = {"": "", "none": " No defense was used."}.get(defense, f" Defense: {defense}.")
+    told = defense_told(metadata) or defense
+    guard = {"": "", "none": " No defense was used."}.get(defense, f" Defense: {told}.")
     return f"{' '.join(parts)}{learnt}.{guard}"
 
 
@@ -136,7 +137,7 @@ def _locally(index: Index) -> str:
     shown = list(clients_by_deed.items())[:MAX_CLIENTS]
     told = [f"{several(clients)}: {deed}" for deed, clients in shown]
     more = len(clients_by_deed) - len(shown)
-    rest = f"; and {more} others (see Clients)" if more else ""
+    rest = f"; and {more} others (see Clients and classes)" if more else ""
     return f"What a client does in a round: {'; '.join(told)}{rest}."
 
 
@@ -359,6 +360,13 @@ def defense_of(metadata: Mapping[str, Any]) -> str:
     """Return the defense that the run trained under; empty for none, or if it is not known."""
     named = _part(metadata, "defense")
     return "" if named in ("none", "Defense") else named
+
+
+def defense_told(metadata: Mapping[str, Any]) -> str:
+    """Return the defense that the run trained under, with its strength where that is known."""
+    own = defense_of(metadata)
+    settings = next((fact.settings for fact in facts(metadata) if fact.term == "defense"), "")
+    return f"{own} ({settings})" if own and settings else own
 
 
 def is_defended(metadata: Mapping[str, Any]) -> bool:

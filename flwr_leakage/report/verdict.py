@@ -1,7 +1,6 @@
 """What a run showed, in sentences that a person can act on, and how far it looked."""
 
-import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,11 +13,13 @@ from flwr_leakage.report.attempts import (
     attempts,
     beyond_chance,
     candidates,
+    commonest_class,
     ended,
     ended_by_time,
     fates,
     graded,
     grouped_by_client,
+    left_out,
     limit_told,
     risk,
     seen_of,
@@ -40,7 +41,7 @@ from flwr_leakage.report.index import (
 from flwr_leakage.report.membership import members_told
 from flwr_leakage.report.replays import FAILED, replay_told, replays
 from flwr_leakage.report.samples import Sample
-from flwr_leakage.report.story import BY_FIAT, defense_of, is_defended
+from flwr_leakage.report.story import BY_FIAT, defense_told, is_defended
 from flwr_leakage.report.tried import worth
 
 
@@ -73,7 +74,8 @@ def judge(
     found, fate = attempts(index), fates(index)
     known = replays(index, events)
     replayed = replay_told(known, fate.attacked, is_defended(metadata), index.sample)
-    caveats = (*unexplained_told(index, fate, known.same), *_caveats(events))
+    unexplained = unexplained_told(index, fate, found, known.same, is_defended(metadata))
+    caveats = (*unexplained, *_caveats(events))
     besides = (
         *replayed,
         *_unattacked(fate, index.sample),
@@ -100,7 +102,7 @@ def judge(
     else:
         summary = f"{_attempts(found)}, on {whom}: {_grades(found)}."
     risky, identified = _most_at_risk(found), _identified(found, grades)
-    told = (rest, risky, identified, labels_told(index, metadata), *besides)
+    told = (rest, risky, identified, labels_told(index, metadata, found), *besides)
     details = tuple(text for text in told if text)
     if grades["exact"] + grades["recognisable"]:
         return Verdict(f"Private {index.sample.many} leak. {summary}", "leak", details, head)
@@ -110,22 +112,28 @@ def judge(
     return Verdict(f"{nothing_seen.answer} {summary}", nothing_seen.level, details, head)
 
 
-def not_covered(sample: Sample, with_labels: bool = False) -> tuple[str, ...]:
+def not_covered(
+    sample: Sample, with_labels: bool = False, with_members: bool = False
+) -> tuple[str, ...]:
     """Return what no run of this kind says, for the reader.
 
     Args:
         sample: what the run's samples are.
         with_labels: whether labels were searched for by themselves, with a guess to compare.
+        with_members: whether membership was tested.
     """
     labels = (
         f"Of labels: only whether the attack on {sample.a} had its label right is told. How many a "
         f"guess gets right, a search for labels alone, and the labels of clients that were not "
         f"attacked are not measured."
     )
+    tested = (
+        f"{sample.many}, labels and membership" if with_members else f"{sample.many} and labels"
+    )
     return (
         "A malicious server: one that changes the model, or picks who trains, can take far more.",
         *([] if with_labels else [labels]),
-        f"Leakage other than {sample.many}, labels and membership: properties of the data set.",
+        f"Leakage other than {tested}: properties of the data set.",
         "Stronger or longer attacks, other prior knowledge, and the clients that were not "
         "attacked.",
     )
@@ -136,7 +144,7 @@ def limits_told(
 ) -> str:
     """Return what bounds the answer, for the head of the page: a sentence for each limit."""
     told = (
-        f"Defense: {own}." if (own := defense_of(metadata)) else "",
+        f"Defense: {own}." if (own := defense_told(metadata)) else "",
         _attacked(index, fate, found),
         _given(index, metadata),
         _cut_off(index, fate, found, metadata),
@@ -232,29 +240,9 @@ def _identified(found: Sequence[Attempt], grades: Counter[Grade]) -> str:
 
 def _unattacked(fate: Fates, sample: Sample) -> list[str]:
     """Return which rounds and which clients were not attacked, with the reasons."""
-    told = []
-    attacked_rounds = {server_round for server_round, _ in fate.attacked}
-    resting: dict[str, set[int]] = defaultdict(set)
-    clients_by_reason: dict[str, set[int]] = defaultdict(set)
-    sizes_by_reason: dict[str, set[int]] = defaultdict(set)
-    for (server_round, client), reason in fate.spared.items():
-        too_many = re.fullmatch(r"([\d,]+) (?:images|samples), (more than .*)", reason)
-        if too_many:
-            sizes_by_reason[too_many[2]].add(int(too_many[1].replace(",", "")))
-            clients_by_reason[too_many[2]].add(client)
-        elif attacked_rounds and server_round not in attacked_rounds:
-            resting[reason].add(server_round)
-        else:
-            clients_by_reason[reason].add(client)
-    for reason, clients in clients_by_reason.items():
-        sizes = sorted(sizes_by_reason[reason])
-        span = f"{sizes[0]:,} to {sizes[-1]:,} {sample.many}, " if len(sizes) > 1 else ""
-        span = f"{count(sizes[0], sample.one)}, " if len(sizes) == 1 else span
-        told.append(f"Not attacked: {several(sorted(clients))} ({span}{reason}). "
-                    f"That is no sign of safety.")  # fmt: skip
-    for reason, rounds in resting.items():
-        told.append(f"Not attacked: {several(sorted(rounds), 'round')} ({reason}).")
-    return told
+    clients, rounds = left_out(fate, sample)
+    told = [f"Not attacked: {each}. That is no sign of safety." for each in clients]
+    return told + [f"Not attacked: {each}." for each in rounds]
 
 
 def _failures(fate: Fates) -> list[str]:
@@ -290,7 +278,7 @@ def _caveats(events: Sequence[RunEvent]) -> tuple[str, ...]:
     return tuple(event.message for event in before if event.level != "info")
 
 
-def labels_told(index: Index, metadata: Mapping[str, Any]) -> str:
+def labels_told(index: Index, metadata: Mapping[str, Any], found: Sequence[Attempt]) -> str:
     """Return a sentence on how many labels the attack had right, and whether it inferred them.
 
     It is empty if no labels were compared with the true ones, or if the attack was given them and
@@ -300,8 +288,12 @@ def labels_told(index: Index, metadata: Mapping[str, Any]) -> str:
     right, inferred = round(sum(told)), "labels inferred" in str(metadata.get("threat", ""))
     if not told or (right == len(told) and not inferred):
         return ""
-    leak = "Labels leak too" if right and inferred else "Labels"
+    guess = commonest_class(found)
+    better = guess is not None and right * guess[1] > guess[0] * len(told)
+    leak = "Labels leak too" if better and inferred else "Labels"
     source = ", from the update alone" * inferred
+    if guess is not None and not better:
+        source += f", no more than a blind guess at the commonest class ({guess[0]} of {guess[1]})"
     noun = index.sample.one
     wrong = (
         f" With a wrong label an attack looks for another {noun}, so that its failure says less."

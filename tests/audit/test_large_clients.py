@@ -74,10 +74,11 @@ def test_labels_stand_beside_their_error_the_truth_and_blind_guesses(tmp_path):
         counts = [int(true[1, client, label].value) for label in range(3)]
         assert counts == torch.bincount(samples(client).targets, minlength=3).tolist()
         assert sum(inferred[1, client, label].value for label in range(3)) == 40
-    section = large_clients_section(index)
+    section = large_clients_section(index, {})
     assert [row[0] for row in section.labels.rows] == ["client 0", "client 1"]
-    assert "of the labels were inferred rightly (a blind guess:" in section.head
-    assert "clients 0 and 1 (40 samples, more than the 8 that are attacked at" in section.why
+    assert "of an update’s labels were inferred rightly, and" in section.head
+    assert "(mean over 2 updates)" in section.head
+    assert "clients 0 and 1 (40 images, more than the 8 that are attacked at" in section.why
 
 
 def test_labels_of_clients_that_are_alike_are_not_called_a_leak(tmp_path):
@@ -89,8 +90,8 @@ def test_labels_of_clients_that_are_alike_are_not_called_a_leak(tmp_path):
     ]
     shares = ("expected_right", "least_right", "uniform_right")
     records += [LeakageRecord("run", 1, 0, -1, "labels", name, 0.8) for name in shares]
-    section = large_clients_section(Index(records))
-    assert "tells no more than a blind guess does: 75 % of the labels are right" in section.head
+    section = large_clients_section(Index(records), {})
+    assert "tells no more than a blind guess does: 75 % of an update’s" in section.head
     assert section.labels.rows[0][5:] == ("75 %", "100 %", "–")
 
 
@@ -98,10 +99,12 @@ def test_a_probe_shows_what_one_step_on_few_images_had_shown(tmp_path):
     index = run(tmp_path / "run", [seen_of(0), seen_of(1)])
     probed = index.series("probe", "1/psnr")
     assert list(probed) == [(1, 0, 0)] and probed[1, 0, 0].value > 48.2  # of the first client only
-    section = large_clients_section(index)
+    section = large_clients_section(index, {})
     first = section.probe.rows[0]
     assert first[:3] == ("1 image", "client 0", "1 exact")
-    assert "1 of 1 images could be seen (what-if)" in section.head
+    assert "few of its images, 1 of 1 images could be seen (what-if)" in section.head
+    told = large_clients_section(index, {"defense": "gaussian"}).head
+    assert "few of its images, without the run’s defense, 1 of 1 images could be seen" in told
     assert not index.series("metric", "psnr")  # nothing of it counts as an attack
 
 
@@ -121,7 +124,7 @@ def test_a_probe_is_the_step_of_sgd_on_the_first_images():
 def test_without_the_truth_the_expected_share_stands_alone(tmp_path):
     index = run(tmp_path / "run", [seen_of(0)], truth=None)
     assert not index.series("labels", "true") and not index.names("probe")
-    section = large_clients_section(index)
+    section = large_clients_section(index, {})
     assert "of the inferred labels are expected to be right" in section.head
     assert section.labels.rows[0][5] == "not known here"
 
@@ -142,7 +145,7 @@ def test_a_budget_that_is_too_small_is_told_and_no_section_is_a_blank(tmp_path):
     index = run(tmp_path / "run", [seen_of(0)], large_clients=large)
     (record,) = index.series("labels", "expected_right").values()
     assert record.value is None and "not enough for it (label_seconds)" in record.note
-    assert "not inferred: 1e-06 CPU seconds" in large_clients_section(index).labels.rows[0][3]
+    assert "not inferred: 1e-06 CPU seconds" in large_clients_section(index, {}).labels.rows[0][3]
 
 
 def test_a_client_that_claims_any_number_of_samples_costs_no_memory(tmp_path):

@@ -50,10 +50,11 @@ def said(step):
 def advice(*records, defense="none", **metadata):
     index, metadata = Index(records), {"defense": defense, **metadata}
     found = advise(index, metadata, remedies(index, metadata))
-    everything = " ".join([found.headline, found.answer, *found.lines, *map(said, found.steps)])
+    short = " ".join(text for line in found.lines for text in (line.text, *line.items))
+    everything = " ".join([found.headline, found.answer, short, *map(said, found.steps)])
     for promise in ("is safe", "are safe", "no risk", "may go on.", "guarantee"):
         assert promise not in everything.lower()
-    lines = {"In short": " ".join(found.lines)}
+    lines = {"In short": short}
     return found.answer, {step.term: said(step) for step in found.steps} | lines
 
 

@@ -1,6 +1,7 @@
 """The first screen: the verdict in a sentence, few words, a map that hatches what was not tried."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -56,7 +57,8 @@ def test_the_verdict_is_one_sentence_and_what_to_do_five_lines(records):
     found = advise(index, metadata, remedies(index, metadata))
     assert 4 < len(found.headline.split()) <= 20
     assert re.fullmatch(r"[^.]+(?:\d\.\d[^.]*)?\.", found.headline)
-    assert 1 <= len(found.lines) <= 5 and all(len(line) <= 160 for line in found.lines)
+    assert 1 <= len(found.lines) <= 5
+    assert all(len(text) <= 160 for line in found.lines for text in (line.text, *line.items))
 
 
 @pytest.mark.parametrize("records", KINDS.values(), ids=KINDS)
@@ -102,15 +104,36 @@ def test_the_map_has_the_worst_grade_of_each_update_and_leaves_the_rest_free():
 def test_the_map_tells_nothing_found_from_an_attack_that_was_cut_off():
     index = Index([*graded(11.0), *graded(11.0, 2), CUT])
     found = heat_map(index, attempts(index), fates(index), rounds_done=1)
-    assert found.legend == (("cut", "nothing, cut off by time"), ("nothing", "nothing"))
+    assert found.legend == (("nothing", "nothing"), ("cut", "bar below: cut off by time"))
+    assert '<path class="g-cut" d="M0 0.7h1v.3h-1z"/>' in found.svg
+
+
+def test_the_map_marks_an_attack_that_was_cut_off_whatever_its_grade():
+    index = Index([*graded(14.0), *graded(14.0, 2), CUT])
+    found = heat_map(index, attempts(index), fates(index), rounds_done=1)
+    assert [name for name, _ in found.legend] == ["partly", "cut"]
+    assert "2 partly, 1 bar below: cut off by time." in found.svg
+
+
+def test_what_to_do_names_more_time_and_a_pause_where_time_cut_attacks_off():
+    index = Index([*graded(60.0), *graded(11.0, 1), replace(CUT, client_id=1)])
+    lines = [line.text for line in advise(index, {}, []).lines]
+    assert lines[0] == "Stop, or leave out who is seen."
+    assert lines[2].startswith("Give the attack more time") and lines[3].startswith("Go on only")
+    assert "Give the attack more time" not in str(advise(Index(graded(60.0)), {}, []).lines)
+    first = advise(Index([*graded(11.0), CUT]), {}, []).lines[0]
+    assert first.text.startswith("Pause the training until")
 
 
 def test_the_defense_of_the_training_stands_on_the_first_screen():
     index, metadata = Index(graded(14.0)), {"defense": "gaussian"}
     limits = limits_told(index, fates(index), attempts(index), metadata)
     assert limits.startswith("Defense: gaussian. ")
+    strong = {**metadata, "config": {"defense": {"_target_": "x.Noise", "noise_std": 0.05}}}
+    limits = limits_told(index, fates(index), attempts(index), strong)
+    assert limits.startswith("Defense: gaussian (noise std 0.05). ")
     told = "A stronger defense than gaussian; no other one was measured here."
-    assert told in advise(index, metadata, []).lines
+    assert told in advise(index, metadata, []).lines[1].items
 
 
 def test_the_map_of_many_clients_has_few_labels():
@@ -125,7 +148,7 @@ def test_the_map_of_many_clients_has_few_labels():
 def shown(records, **metadata):
     index = Index(records)
     found, members = attempts(index), membership_section(index)
-    made = tiles(index, metadata, found, members, large_clients_section(index))
+    made = tiles(index, metadata, found, members, large_clients_section(index, metadata))
     return [(tile.value, tile.guess) for tile in made]
 
 
@@ -145,7 +168,7 @@ def test_each_number_has_its_blind_guess_or_was_not_tested():
         sample = -1 if name == "evidence" else 0
         records.append(LeakageRecord("r", 1, 0, sample, "membership", f"membership_{name}", value))
     assert shown(records, threat="labels inferred, single view") == [
-        ("1 of 3", "blind guess: 0"),
+        ("1 of 3 seen, 1 in part", "blind guess: 0"),
         ("2 of 3", "naming the commonest class: 2 of 3"),
         ("1 of 1", "by chance: 0, in 99 of 100 runs"),
         ("50.0 %", "before training: 10.0 %"),

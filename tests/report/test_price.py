@@ -38,7 +38,9 @@ def test_a_defense_that_was_tried_has_its_change_and_commands_for_its_price(tmp_
     }
     [step] = price(ACCURACY, CHANGE, PSNR, config=config, command=command)
     assert step.text.startswith("Test accuracy was 90.0 % after round 2 without a defense. What it")
-    assert step.fold == "The commands that measure it, as mean and spread over the seeds 0,1,2"
+    assert step.fold.startswith(
+        "The commands that measure the price in accuracy, as mean and spread"
+    )
     bare, half, both = step.commands
     assert both == "flwr-leakage compare price -o price.html"
     assert bare.startswith("flwr-leakage run -m defense=none seed=0,1,2 what_if=null num_rounds=2 ")
@@ -52,8 +54,20 @@ def test_a_defense_that_was_tried_has_its_change_and_commands_for_its_price(tmp_
 def test_a_defended_run_asks_for_one_without(tmp_path):
     config = {"defense": PRUNING, "choices": {"defense": "pruning"}}
     [step] = price(ACCURACY, is_at_risk=False, defense="pruning", config=config)
-    assert "90.0 % after round 2 under pruning. What pruning costs takes the same" in step.text
+    assert (
+        "90.0 % after round 2 under pruning. To learn what pruning costs, repeat the" in step.text
+    )
     assert composed(step.commands[1], tmp_path)["defense"]["prune_ratio"] == 0.5
+
+
+def test_the_commands_give_an_attack_more_time_that_was_cut_off():
+    stopped = LeakageRecord("r", 1, 0, -1, "attack", "stopped_by_budget", 1.0)
+    config = {"choices": {}, "attack": {"max_seconds": 120}, "server": {"attack_max_seconds": 8}}
+    command = "flwr-leakage run server.attack_max_seconds=8"
+    [step] = price(stopped, config=config, command=command)
+    assert step.commands[0].endswith("what_if=null server.attack_max_seconds=null")
+    [step] = price(config=config, command=command)
+    assert step.commands[0].endswith("what_if=null server.attack_max_seconds=8")
 
 
 def test_without_a_defense_that_was_tried_two_are_named():

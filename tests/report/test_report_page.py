@@ -53,12 +53,12 @@ def test_the_first_screen_is_the_answer_four_numbers_and_a_map(run_folder):
     assert head.endswith("from clients 1 and 2.") and "The run ended after 2 rounds." in head
     seen = page.visible
     for words in (
-        "attempts seen 6 of 10 blind guess: 0",
+        "attempts 6 of 10 seen blind guess: 0",
         "labels inferred not tested members found not tested",
         "test accuracy after round 2 50.0 % blind guess not known",
         "Worst grade of each update recognisable nothing tried, without a grade client 0",
         "Attacked: all of 3 clients",
-        "What to do Stop, or leave out who is seen, until a new run has tested one of",
+        "What to do Stop, or leave out who is seen. Test one of these changes in a new run: A",
     ):
         assert words in seen, words
     for below in ("Replay check", "it was given", "Attack could not be applied", "98 of 100"):
@@ -206,7 +206,7 @@ def test_a_page_with_a_defense_folds_its_commands_and_keeps_a_short_caption(tmp_
     tracker.log(LeakageRecord("r", 1, -1, -1, "utility", "test_accuracy", 0.5))
     tracker.close()
     html, page = report(tmp_path)
-    told = "The commands that measure it"
+    told = "The commands that measure the price"
     assert told in page.text and told not in page.visible
     assert re.search(r"<summary>Commands</summary>.*?<code class=\"command\">", html, re.DOTALL)
     caption, _ = re.findall(r"</svg>\s*(?:</div>)?\s*<figcaption>(On top.*?)</figcaption>", html)

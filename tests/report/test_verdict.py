@@ -11,10 +11,13 @@ from flwr_leakage.report.attempts import (
     condition_told,
     ended_by_time,
     fates,
+    left_out,
+    unexplained_told,
 )
 from flwr_leakage.report.index import Index
+from flwr_leakage.report.samples import IMAGE
 from flwr_leakage.report.tables import clients_table
-from flwr_leakage.report.verdict import judge
+from flwr_leakage.report.verdict import judge, not_covered
 
 
 def test_verdict_counts_grades_and_names_who_is_most_at_risk():
@@ -38,8 +41,12 @@ def test_verdict_counts_grades_and_names_who_is_most_at_risk():
 
 
 def test_verdict_says_where_labels_were_wrong():
-    def details(*right, threat=""):
+    def details(*right, threat="", classes=()):
         records = [metric(1, 0, i, value, "label_accuracy") for i, value in enumerate(right)]
+        records += [
+            LeakageRecord("r", 1, 0, i, "client", "class", 0.0, "", "", name)
+            for i, name in enumerate(classes)
+        ]
         index = with_blind(metric(1, 0, 0, 11.0), *records)
         return judge(index, [], {"threat": threat}).details
 
@@ -47,7 +54,14 @@ def test_verdict_says_where_labels_were_wrong():
     assert any(text.startswith(told) for text in details(1.0, 0.0))
     assert not any("Labels" in text for text in details(1.0, 1.0, threat="labels known"))
     told = "Labels leak too: the attack got the label right in 2 of 2 attempts, from the update"
-    assert any(text.startswith(told) for text in details(1.0, 1.0, threat="labels inferred"))
+    better = details(1.0, 1.0, threat="labels inferred", classes=("cat", "dog"))
+    assert any(text.startswith(told) for text in better)
+    alike = details(1.0, 0.0, threat="labels inferred", classes=("cat", "dog"))
+    told = (
+        "Labels: the attack got the label right in 1 of 2 attempts, from the update alone, no more "
+        "than a blind guess at the commonest class (1 of 2)."
+    )
+    assert any(text.startswith(told) for text in alike)
 
 
 def image(server_round, client_id, sample, number):
@@ -221,3 +235,35 @@ def test_a_run_is_refused_where_no_attack_gave_a_result(values, refused):
     records = [objective(1, client, value, "no") for client, value in enumerate(values)]
     assert fates(Index(records)).is_refused is refused
     assert not fates(Index([spared(1, 0, 9, "too many")])).is_refused
+
+
+def test_a_round_in_which_nobody_is_attacked_names_no_client():
+    big = [
+        spared(1, client, 30 + client, f"{30 + client} images, more than 8") for client in (2, 3)
+    ]
+    rest = [spared(2, client, 1, "attacks run every 2 rounds") for client in range(4)]
+    index = Index([objective(1, 0, 0.1), objective(1, 1, 0.1), *big, *rest])
+    assert left_out(fates(index), index.sample) == (
+        ["clients 2 and 3 (32 to 33 images, more than 8)"],
+        ["round 2 (attacks run every 2 rounds)"],
+    )
+
+
+def test_an_update_is_not_explained_where_nothing_is_seen_and_noise_may_be_why():
+    note = "a chosen: it came nearest"
+    index = with_blind(
+        metric(1, 0, 0, 14.0), metric(1, 1, 0, 11.0), objective(1, 0, 0.9, note),
+        objective(1, 1, 0.8, note),
+    )  # fmt: skip
+    found, same = attempts(index), {(1, 0), (1, 1)}
+    [told] = unexplained_told(index, fates(index), found, same, False)
+    assert told.startswith("On 1 of 2 attacked updates no image") and "up to 0.8 of" in told
+    assert "(client 1 in round 1)" in told and "noise" not in told
+    [told] = unexplained_told(index, fates(index), found, same, True)
+    assert "as by noise, may be why, or the attack did not come so far" in told
+
+
+def test_membership_is_not_among_what_was_tested_unless_it_was():
+    [told] = [each for each in not_covered(IMAGE) if each.startswith("Leakage other than")]
+    assert told == "Leakage other than images and labels: properties of the data set."
+    assert "labels and membership: " in " ".join(not_covered(IMAGE, with_members=True))
