@@ -81,7 +81,16 @@ class Nodes:
         ray.init(address=self.cluster.address, log_to_driver=False, logging_level=logging.ERROR)
 
     def kill_worker(self) -> None:
-        """End a process that attacks on the second node, by SIGKILL."""
+        """End a process that attacks on the second node, by SIGKILL, once there is one."""
+        until = time.monotonic() + 60
+        while (process := self._attacking()) is None:
+            if time.monotonic() > until:
+                raise RuntimeError("no worker of the second node attacks.")
+            time.sleep(0.005)
+        os.kill(process, signal.SIGKILL)
+
+    def _attacking(self) -> int | None:
+        """Return the number of a process that attacks on the second node, if there is one."""
         (raylet,) = self.second.all_processes["raylet"]
         for folder in Path("/proc").glob("[0-9]*"):
             try:
@@ -90,9 +99,8 @@ class Nodes:
             except OSError:  # it ended
                 continue
             if parent == raylet.process.pid and attacks:
-                os.kill(int(folder.name), signal.SIGKILL)
-                return
-        raise RuntimeError("no worker of the second node attacks.")
+                return int(folder.name)
+        return None
 
     def kill_node(self) -> None:
         """End the second node with all of its processes."""

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from audits import numbers, tiny_config, values
@@ -18,8 +17,9 @@ from audits import run as run_audit
 
 from flwr_leakage.flower import RayEngine, run_inline
 from flwr_leakage.simulation.build import build
-from flwr_leakage.simulation.config import ConfigError
+from flwr_leakage.simulation.config import ConfigError, compose
 from flwr_leakage.simulation.machine import check_room
+from flwr_leakage.simulation.settings import read_settings
 from flwr_leakage.simulation.sweep import objective_of
 from flwr_leakage.tracking import read_run
 
@@ -146,8 +146,8 @@ def test_a_typo_is_told_before_anything_that_a_run_needs_is_imported(monkeypatch
         importlib.import_module("flwr_leakage.simulation.command").main()
 
 
-def test_attacks_on_ray_need_room_beside_the_clients():
-    server = SimpleNamespace(attack_workers="ray")
+def test_attacks_on_ray_need_room_beside_the_clients(tmp_path):
+    server = read_settings(compose(["server.attack_workers=ray"], str(tmp_path))).server
     with pytest.raises(ConfigError, match="must be a number with engine=ray"):
         check_room(RayEngine(num_cpus=2, client_cpus=1), server)
     check_room(run_inline, server)
