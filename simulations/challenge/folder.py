@@ -159,6 +159,9 @@ def _read_update(path: Path) -> Frozen:
         {n.removeprefix(f"{part}."): t for n, t in tensors.items() if n.startswith(f"{part}.")}
         for part in ("sent", "buffer", "change")
     )
+    # A file has tensors by their names; attacks of others count on the order of the network.
+    order = [name for name, _ in NETWORKS[told["network"]](tuple(told["shape"])).named_parameters()]
+    params, change = ({name: each[name] for name in order} for each in (params, change))
     update = Update(change, buffers, LocalSchedule(**told["schedule"]), told["num_examples"])
     shape, mean, std = (tuple(told[name]) for name in ("shape", "mean", "std"))
     spec = InputSpec(shape, told["num_classes"], mean, std)

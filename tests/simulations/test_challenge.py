@@ -61,6 +61,9 @@ def test_an_update_holds_what_the_server_knows_and_no_private_image(bench: Path)
         with torch.no_grad():
             logits = frozen.model()(frozen.spec.normalize(private.inputs))
         assert logits.shape == (COUNT, 10)
+        assert [*frozen.seen.update.delta] == [
+            name for name, _ in frozen.model().named_parameters()
+        ]
 
 
 def test_the_private_images_in_another_order_are_exact(bench: Path, tmp_path: Path) -> None:
