@@ -136,6 +136,8 @@ def _in_short(
         decide = "Whoever answers for the data decides: no run tests all (What is not covered)."
         if nothing_seen.level == "unknown":
             lines.insert(0, "Pause the training until a new run can say, or decide to go on.")
+        if nothing_seen.level == "partly":
+            lines.insert(0, "Decide whether the server may know what was found.")
         return tuple(map(Line, (*lines[: MAX_LINES - 1], decide)))
     stop = "Decide whether such parts may be seen."
     if with_grade(found, LEAKED):

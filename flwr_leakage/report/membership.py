@@ -148,13 +148,20 @@ def _power(index: Index) -> str:
     return f"How many of the used records it finds: {'; '.join(told)}."
 
 
-def members_told(index: Index) -> str:
-    """Return the answer for the head of the page; empty where nothing was found used."""
+def members_told(index: Index, with_link: bool = True) -> str:
+    """Return how many of the tested records were found used; empty where none was.
+
+    Args:
+        index: the run's numbers.
+        with_link: whether the part of the page that tells more is named.
+    """
     evidence = index.series("membership", "membership_evidence")
     found = _candidates(index, len(evidence))
     called = sum(each.is_found for each in found)
     if not called:
         return ""
+    if not with_link:
+        return f"{called} of {count(len(found), 'tested record')} found used"
     exact = sum(each.is_found and each.exact_in > 0 for each in found)
     by = f", {exact} by algebra" if exact else ""
     return (

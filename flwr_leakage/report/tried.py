@@ -21,6 +21,7 @@ from flwr_leakage.report.attempts import (
 )
 from flwr_leakage.report.commands import is_simulation, rerun
 from flwr_leakage.report.index import Index, count, grouped, section, several
+from flwr_leakage.report.membership import members_told
 from flwr_leakage.report.replays import replays
 from flwr_leakage.report.story import is_defended
 from flwr_leakage.tracking.text import plain_text
@@ -40,8 +41,8 @@ class Worth:
         answer: whether training may go on, in a sentence or two.
         headline: the same in a sentence of at most 20 words.
         level: ``quiet`` where the strongest attack ended by itself on some update and found
-            nothing, ``partly`` where originals are identified more often than by chance,
-            ``unknown`` where nothing can be said.
+            nothing, ``partly`` where originals are identified more often than by chance, or records
+            were found used, ``unknown`` where nothing can be said.
         do: what would say more, in sentences; empty where nothing here would.
         commands: that do it, for a simulation.
         unsure: attacked updates of which nothing can be said, by (round, client), and why.
@@ -85,6 +86,7 @@ def worth(
     graded = {attempt.key[:2] for attempt in found if attempt.grade}
     kept = _kept(events, metadata, attacked)
     left_out = _left_out(fate, attacked, metadata, bool(kept))
+    members = members_told(index, with_link=False)
     if not attacked:
         nothing = [_Doubt((), "no attack was run", *_run_strongest(metadata))]
         doubts = [*kept, *left_out] or _broken(events) or nothing
@@ -95,6 +97,10 @@ def worth(
         why = "updates were kept, and are not attacked yet" if kept else "no update was attacked"
         headline = f"This run cannot say: {why}."
         more = " ".join([*by_labels, more]).strip()
+        if members:
+            headline = f"Not without a decision: {members}; {why}."
+            answer = f"Not without a decision: {members}. No update was attacked. {told}"
+            return Worth(answer, headline, "partly", more, commands)
         return Worth(answer, headline, "unknown", more, commands)
     of = partial(_of, attacked=len(attacked))
     single, replayed = single_attack(index, metadata), replays(index, events)
@@ -125,6 +131,10 @@ def worth(
             f"Not without a decision: no {index.sample.one} shows, yet originals are identified "
             f"more often than by chance."
         )
+        return Worth(answer, headline, "partly", *do, unsure)
+    if members:
+        headline = f"Not without a decision: {members}, though no {index.sample.one} shows."
+        answer = f"{headline} Of the attacks: {told}." if told else headline
         return Worth(answer, headline, "partly", *do, unsure)
     if not sure:
         but = "nothing was recovered, but " * bool(graded)

@@ -89,7 +89,7 @@ def judge(
     head = (*(t for t in replayed if t.startswith(FAILED)), *caveats)
     grades, nothing_seen = tally(found), worth(index, events, metadata, found, fate)
     if not grades:
-        return Verdict(nothing_seen.answer, "unknown", besides, head)
+        return Verdict(nothing_seen.answer, nothing_seen.level, besides, head)
     each = worst_by_image(found)
     repeated = 0 < len(each) < len(found)
     rest = f"Over all {_attempts(found)}: {_grades(found)}." if repeated else ""

@@ -4,6 +4,7 @@ import pytest
 from told import blind, column, metric, objective, score, spared, with_blind
 
 from flwr_leakage.records import LeakageRecord, RunEvent
+from flwr_leakage.report.advice import advise
 from flwr_leakage.report.attempts import (
     attempts,
     beyond_chance,
@@ -267,3 +268,22 @@ def test_membership_is_not_among_what_was_tested_unless_it_was():
     [told] = [each for each in not_covered(IMAGE) if each.startswith("Leakage other than")]
     assert told == "Leakage other than images and labels: properties of the data set."
     assert "labels and membership: " in " ".join(not_covered(IMAGE, with_members=True))
+
+
+@pytest.mark.parametrize(("corrected", "found"), [((1e-5, 0.4), 1), ((0.2, 0.4), 0)])
+def test_records_found_used_ask_for_a_decision_where_no_update_was_attacked(corrected, found):
+    records = [
+        LeakageRecord("r", 1, 0, sample, "membership", "membership_corrected", value)
+        for sample, value in enumerate(corrected)
+    ]
+    evidence = LeakageRecord("r", 1, 0, -1, "membership", "membership_evidence", 1.0)
+    index = Index([*records, evidence])
+    verdict, advice = judge(index, []), advise(index, {}, [])
+    if found:
+        assert advice.headline == (
+            "Not without a decision: 1 of 2 tested records found used; no update was attacked."
+        )
+        assert verdict.level == "partly" and "1 of 2 tested records found used" in verdict.sentence
+        assert advice.lines[0].text == "Decide whether the server may know what was found."
+    else:
+        assert "cannot say" in advice.headline and verdict.level == "unknown"
