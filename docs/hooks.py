@@ -1,4 +1,4 @@
-"""What mkdocs adds to this folder: a page for each public name, the notebooks, the results.
+"""Hooks of mkdocs: they add a page for each public name, the notebooks and the results.
 
 A public name is one that a package exports. Its page has the signature and the docstring, by
 mkdocstrings, and the example of its package's guide in ``reference/``. Links that leave this folder

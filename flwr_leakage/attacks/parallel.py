@@ -79,13 +79,18 @@ class Parallel:
         ]
         missing = [i for i, found in enumerate(results) if found is None]
         done = sum(len(found) for found in results if found is not None)
+        total = len(job.observations)
         if isinstance(self.workers, RayTasks):
-            run = self._on_ray
+            run = self._on_ray(chunks, missing)
+        elif self.workers > 1 and len(missing) > 1:
+            run = self._in_processes(chunks, missing)
         else:
-            run = self._in_processes if self.workers > 1 and len(missing) > 1 else self._in_turn
-        for index, found in run(chunks, missing, done, len(job.observations), progress):
+            run, progress = self._in_turn(chunks, missing, done, total, progress), None
+        for index, found in run:
             results[index] = found
             _save(found, files[index])
+            done += len(found)
+            _tell(progress, done, total, found)
         return [result for found in results if found is not None for result in found]
 
     def chunks(self, job: AttackJob) -> list[list[int]]:
@@ -122,12 +127,7 @@ class Parallel:
             done += len(chunks[index].job.observations)
 
     def _in_processes(
-        self,
-        chunks: "list[_Chunk]",
-        missing: list[int],
-        done: int,
-        total: int,
-        progress: ProgressCallback | None,
+        self, chunks: "list[_Chunk]", missing: list[int]
     ) -> Iterator[tuple[int, Results]]:
         assert not isinstance(self.workers, RayTasks)
         broken = []
@@ -144,8 +144,6 @@ class Parallel:
                     broken.append(index)
                     continue
                 yield index, found
-                done += len(found)
-                _tell(progress, done, total, found)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
         # A worker that dies ends the whole pool. Each chunk then runs alone to find the cause.
@@ -160,14 +158,7 @@ class Parallel:
                     reason = "the worker process died, most likely as it ran out of memory."
                     yield index, [failure(reason) for _ in chunks[index].job.observations]
 
-    def _on_ray(
-        self,
-        chunks: "list[_Chunk]",
-        missing: list[int],
-        done: int,
-        total: int,
-        progress: ProgressCallback | None,
-    ) -> Iterator[tuple[int, Results]]:
+    def _on_ray(self, chunks: "list[_Chunk]", missing: list[int]) -> Iterator[tuple[int, Results]]:
         assert isinstance(self.workers, RayTasks)
         if not missing:
             return
@@ -184,8 +175,6 @@ class Parallel:
                     for each in found
                 ]
             yield index, found
-            done += len(found)
-            _tell(progress, done, total, found)
 
 
 @dataclass(frozen=True)

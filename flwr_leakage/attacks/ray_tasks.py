@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class RayTasks:
-    """What a task asks of a Ray cluster, and how often it is tried again.
+    """The resources that a task needs on a Ray cluster, and the number of times it is tried again.
 
     The cluster is the one that this process is connected to, such as the one of Flower's
     simulation, or else the one that ``RAY_ADDRESS`` names or that runs on this machine. None is

@@ -39,7 +39,7 @@ FORMAT = "flwr-leakage observation, version 1"
 """What the metadata of each file says under ``format``; a reader refuses any other."""
 
 KeptPolicy = Literal["oldest", "attacked", "newest"]
-"""Which round gives way where there is no room for all."""
+"""The names of the rules by which a round gives way if there is no room for all."""
 
 DONE = "done"
 """The empty file of a round that was attacked and recorded."""

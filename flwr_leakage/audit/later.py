@@ -55,7 +55,7 @@ class KeptRun:
 
     @property
     def kept(self) -> KeptObservations:
-        """What was kept.
+        """The observations that were kept.
 
         Raises:
             ValueError: nothing was.

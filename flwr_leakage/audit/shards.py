@@ -30,7 +30,7 @@ MANIFEST = "shard.json"
 """The file of a shard's folder that says which it is, once all of its targets are attacked."""
 
 FORMAT = "flwr-leakage shard, version 1"
-"""What it says under ``format``; a reader refuses any other."""
+"""The manifest's value of ``format``; a reader refuses any other."""
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ class _Chunk:
 
 @dataclass
 class _Share:
-    """In the place of the attack: attacks the chunks of a shard, or only names those of all.
+    """A stand-in for the attack, which attacks the chunks of a shard, or only names those of all.
 
     Attributes:
         chunk: targets attacked together.

@@ -136,7 +136,7 @@ def check_replay(
 def _personal(
     names: Mapping[str, NamedTensor], received: Mapping[str, Tensor], sent: Mapping[str, Tensor]
 ) -> tuple[str, ...]:
-    """What a client trains and keeps, and sends back as it was received, as pFedPara does.
+    """Return the names of what a client trains but sends back as received, as pFedPara does.
 
     Where all that was trained comes back so, nothing was sent of the training, and none is.
     """

@@ -29,7 +29,8 @@ CHUNK = 64
 """Records that pass through the network at a time."""
 
 TELLING = 3
-"""Layers that are weighed against each other where none decides alone."""
+"""Number of layers that are weighed against each other where none decides alone. The choice was
+made on development draws; no table."""
 
 NOTICED = 10.0
 """How many times the rounding of single precision noise has to be to count as a defense's."""

@@ -22,7 +22,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 """Hosts by which a browser on this machine, or at the near end of a tunnel, names the server."""
 
 _ENDS = (b'"name": "round_wall_seconds"', b'{"type": "run", "status"')
-"""In lines that end a round, or begin or end the run."""
+"""Parts of the lines that end a round, or begin or end the run."""
 
 
 class Changes:

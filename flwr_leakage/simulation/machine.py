@@ -68,7 +68,7 @@ def make_folder(key: str, name: str) -> None:
 
 
 def check_room(engine: object, server: ServerSettings) -> None:
-    """Whether attacks find room on the Ray cluster that the engine starts: they did not.
+    """Refuse attacks on the Ray cluster that the engine itself starts, where they hung.
 
     Flower's clients hold its CPUs for as long as the simulation runs, and tasks of no CPUs did not
     end beside them.

@@ -17,7 +17,7 @@ from flwr_leakage.records import LeakageRecord, RunEvent
 from flwr_leakage.tracking.text import plain_text
 
 VERSION = 2
-"""Of the lines that are written now. Lines of version 1 hold none."""
+"""The version of the lines that are written now. Lines of version 1 name none."""
 
 
 @dataclass(frozen=True)
