@@ -127,6 +127,8 @@ def test_the_command_serves_prints_the_tunnel_and_ends_by_ctrl_c(watched):
     process = subprocess.Popen(
         [*command, "--no-browser"], stdout=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        # A shell that starts the tests in the background lets them ignore Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     try:
         port = re.search(r"http://127\.0\.0\.1:(\d+)", process.stdout.readline())[1]
