@@ -5,16 +5,12 @@ import subprocess
 
 import pytest
 import torch
+from browser import started_browser
 
 from flwr_leakage.comparison import compare, write_comparison
 from flwr_leakage.records import LeakageRecord, RunEvent
 from flwr_leakage.report import write_report
 from flwr_leakage.tracking import JsonlTracker, write_metadata
-from simulations.benchmarks.chromium import browse, find_chromium
-
-pytestmark = pytest.mark.skipif(
-    find_chromium() is None, reason="no Chromium on the path: apt-get install chromium"
-)
 
 METRICS = {"psnr": 20.0, "ssim": 0.5, "lpips_alex": 0.2, "blind_psnr": 12.0, "blind_ssim": 0.1,
            "label_accuracy": 1.0, "identification_rank": 1.0}  # fmt: skip
@@ -106,7 +102,7 @@ def pages(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def page():
-    with browse() as found:
+    with started_browser() as found:
         yield found
 
 

@@ -10,13 +10,13 @@ import threading
 import time
 
 import pytest
+from browser import started_browser
 from report_page import fill
 
 from flwr_leakage.records import LeakageRecord
 from flwr_leakage.report import render_report
 from flwr_leakage.report.live import serve
 from flwr_leakage.tracking import JsonlTracker, read_run
-from simulations.benchmarks.chromium import browse, find_chromium
 
 
 def end_round(tracker, server_round):
@@ -104,10 +104,9 @@ def test_a_record_that_leads_out_of_the_folder_is_not_shown(watched):
     assert status == 500 and "symbolic link" in body and "demo" not in body
 
 
-@pytest.mark.skipif(find_chromium() is None, reason="no Chromium on the path")
 def test_a_browser_shows_the_next_round_by_itself_and_keeps_what_is_unfolded(watched):
     _, tracker, port = watched
-    with browse() as page:
+    with started_browser() as page:
         page.show(f"http://127.0.0.1:{port}/", 1280)
         page.evaluate("document.getElementById('costs').closest('details').open = true")
         tracker.log(LeakageRecord("demo", 3, -1, -1, "utility", "test_accuracy", 0.875))
