@@ -90,12 +90,12 @@ class GradientMap:
 
     @property
     def has_batch_norm(self) -> bool:
-        """Whether the model has a BatchNorm layer."""
+        """Return whether the model has a BatchNorm layer."""
         return any(isinstance(layer, StatelessBatchNorm) for layer in self.model.modules())
 
     @property
     def uses_batch_statistics(self) -> bool:
-        """Whether a sample's gradient depends on the batch that it is in.
+        """Return whether a sample's gradient depends on the batch that it is in.
 
         True of a client that trains BatchNorm layers in train mode: they normalise with the mean
         and variance of the batch.

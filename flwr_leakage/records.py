@@ -161,14 +161,14 @@ class InputSpec:
 
     @property
     def sample(self) -> str:
-        """What one input is called: ``image``, ``text`` or ``row``, of a table or an embedding."""
+        """Return the name of an input: ``image``, ``text``, or ``row`` of a table or an embedding."""
         if self.is_text:
             return "text"
         return "row" if not self.box and self.shape[:2] == (1, 1) else "image"
 
     @property
     def is_text(self) -> bool:
-        """Whether inputs are token ids."""
+        """Return whether inputs are token ids."""
         return self.vocabulary > 0
 
     @property

@@ -1,4 +1,4 @@
-"""What can be named in a config: one line each, from the configs themselves."""
+"""List what a config can name, one line each, from the configs themselves."""
 
 import itertools
 from dataclasses import dataclass

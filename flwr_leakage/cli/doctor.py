@@ -1,4 +1,4 @@
-"""What is installed here, and what would be missing."""
+"""Find out what is installed here, and what would be missing."""
 
 import importlib.util
 import os
@@ -36,7 +36,7 @@ OPTIONAL = {
     "mlflow": "tracker=mlflow: pip install 'flwr-leakage[mlflow]'",
     "pyarrow": "export to Parquet: pip install 'flwr-leakage[parquet]'",
 }
-"""What is lost without each optional package."""
+"""The loss without each optional package, in words."""
 
 
 def examine() -> list[Finding]:

@@ -1,4 +1,4 @@
-"""What a client kept for its owner, by round, as a table in the terminal."""
+"""Print what a client kept for its owner, by round, as a table in the terminal."""
 
 from collections.abc import Iterable
 from fnmatch import fnmatch
@@ -14,7 +14,7 @@ from flwr_leakage.tracking.jsonl import RECORDS_FILE
 from flwr_leakage.tracking.text import plain_text
 
 OWN_FOLDER = "run-*-client-*"
-"""What a client's own record is named like."""
+"""The pattern of the names of clients' own records."""
 
 
 def own_folders(folder: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""What a dry run prints: a table of what would be done, what it would take, and why that is so."""
+"""Print a dry run: a table of what would be done, what it would take, and why that is so."""
 
 from collections.abc import Iterable, Sequence
 from functools import reduce
@@ -43,7 +43,7 @@ def print_price(found: Sequence[tuple[Work, Price]], console: Console) -> None:
 
 
 def rows(works: Sequence[Work], total: Price) -> list[Row]:
-    """What is done, how often, and the time that it takes in all runs."""
+    """One kind of work, how often it is done, and the time that it takes in all runs."""
 
     def of(name: str) -> int:
         return sum(getattr(work, name) for work in works)
@@ -83,7 +83,7 @@ def rows(works: Sequence[Work], total: Price) -> list[Row]:
 
 
 def grounds(works: Sequence[Work], total: Price) -> list[str]:
-    """What the figures rest on."""
+    """Return a sentence on what the figures rest on."""
     limits = sorted({work.target_seconds for work in works if work.target_seconds is not None})
     told = [f"{limit:g} s" for limit in limits]
     attacks = (

@@ -34,18 +34,18 @@ from flwr_leakage.untrusted import (
 )
 
 Holds = Literal["difference", "gradient", "parameters"]
-"""What a file holds: θ_local − θ_t, as NVFlare's ``WEIGHT_DIFF``; ∇L; or θ_local."""
+"""The kinds of contents of a file: θ_local − θ_t, as NVFlare's ``WEIGHT_DIFF``; ∇L; θ_local."""
 
 SUFFIXES = (".safetensors", ".npz", ".pt", ".pth", ".bin")
 """Of the files that are read: safetensors, numpy's archive, and what ``torch.save`` wrote."""
 
 _KINDS: dict[str, Holds] = {"WEIGHT_DIFF": "difference", "WEIGHTS": "parameters"}
-"""What NVFlare's data objects say of themselves."""
+"""The kinds that NVFlare's data objects name, and what they hold."""
 
 
 @dataclass(frozen=True)
 class UpdateFile:
-    """What is known of an update in a file.
+    """The facts on an update in a file that the user gives.
 
     Attributes:
         path: of the file.

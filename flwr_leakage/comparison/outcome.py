@@ -1,4 +1,4 @@
-"""What a run came to, in a few numbers."""
+"""Sum up a run in a few numbers."""
 
 import statistics
 from collections.abc import Mapping
@@ -88,7 +88,7 @@ MEASURES = (
         "CPU seconds of a client's training in a round, mean; its defense included.",
     ),
 )  # fmt: skip
-"""What is compared, in the order of the table's columns."""
+"""The numbers that are compared, in the order of the table's columns."""
 
 
 @dataclass(frozen=True)

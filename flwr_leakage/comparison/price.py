@@ -1,4 +1,4 @@
-"""What each defense changed and what it cost, in sentences."""
+"""Say in sentences what each defense changed and what it cost."""
 
 from flwr_leakage.comparison.compare import Comparison, Group
 from flwr_leakage.comparison.outcome import FOUND, MEASURES
@@ -26,7 +26,7 @@ def _others(group: Group) -> tuple[tuple[str, str], ...]:
 
 
 def _price(group: Group, bare: Group) -> list[str]:
-    """What is recognised and the accuracy, with and without; nothing where a number is missing."""
+    """Compare recognised images and accuracy with and without; empty where a number is missing."""
     accuracy, accuracy_without = group.mean("test_accuracy"), bare.mean("test_accuracy")
     if group.mean("leaked") is None or bare.mean("leaked") is None:
         return []

@@ -43,7 +43,7 @@ class FederatedDataset:
 
     @property
     def spec(self) -> InputSpec:
-        """What is public about the data."""
+        """Return the public facts on the data."""
         return self.train.spec
 
     @property

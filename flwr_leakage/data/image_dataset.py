@@ -56,7 +56,7 @@ class ImageDataset:
 
     @property
     def spec(self) -> InputSpec:
-        """What is public about the data: shape, number of classes, normalisation."""
+        """Return the public facts on the data: shape, number of classes, normalisation."""
         channels, height, width = self.images.shape[1:]
         return InputSpec(
             shape=(channels, height, width),

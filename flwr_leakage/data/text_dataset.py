@@ -62,7 +62,7 @@ class TextDataset:
 
     @property
     def spec(self) -> InputSpec:
-        """What is public about the data: length, vocabulary, number of classes, padding."""
+        """Return the public facts on the data: length, vocabulary, number of classes, padding."""
         return InputSpec.text(
             len(self.words), self.ids.shape[1], len(self.class_names), padding=PADDING
         )

@@ -1,4 +1,4 @@
-"""What every score of a client's round is given: the round, and what scores share."""
+"""Give every score of a client's round the same: the round, and what scores share."""
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
@@ -204,7 +204,7 @@ class ClientSamples:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the caller should know of how these samples were scored so far."""
+        """Return notes to the caller on how these samples were scored so far."""
         model, notes = self._model, []
         for (point, _), samples in model.separated.items():
             note = scale_note(self.exposure, samples.weights) if point == "defended" else ""
@@ -255,7 +255,7 @@ class ClientSamples:
 
 @dataclass
 class _Model:
-    """What the samples of a round and the parts of it share.
+    """Values that the samples of a round and its parts share.
 
     Attributes:
         separated: all samples of the round, by point and type.
@@ -267,7 +267,7 @@ class _Model:
 
 
 def _seen_right(problem: SampleProblem) -> bool:
-    """Whether one product with a problem's operator shows that second derivatives are right."""
+    """Return whether one product with a problem's operator confirms the second derivatives."""
     sound = [place for place, note in enumerate(problem.notes) if note != NOT_FINITE]
     if not sound:
         return False

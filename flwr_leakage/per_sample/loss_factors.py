@@ -1,4 +1,4 @@
-"""How a loss weighs the samples of a mini-batch: as their mean, their sum, or by class."""
+"""Find how a loss weighs the samples of a mini-batch: as their mean, their sum, or by class."""
 
 from collections.abc import Sequence
 

@@ -51,7 +51,7 @@ def update_perturbation(
 
 
 def scale_note(exposure: Exposure, weights: Float[Tensor, " B"]) -> str:
-    """How a sample's own δ follows from that of the update; empty where the update has none.
+    """Return a note on how a sample's own δ follows from the update's; empty where it has none.
 
     Args:
         exposure: the client's round.

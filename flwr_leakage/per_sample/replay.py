@@ -1,4 +1,4 @@
-"""Whether the training that is scored explains the update that was made."""
+"""Check whether the training that is scored explains the update that was made."""
 
 from dataclasses import dataclass
 
@@ -28,7 +28,7 @@ class Explanation:
 
     @property
     def fails(self) -> bool:
-        """Whether another training was scored than the one that made the update."""
+        """Return whether another training was scored than the one that made the update."""
         return self.distance is not None and not self.distance <= EXPLAINED
 
 

@@ -1,4 +1,4 @@
-"""How a model can be differentiated: all samples at once, or one by one."""
+"""Choose how a model is differentiated: all samples at once, or one by one."""
 
 import torch
 

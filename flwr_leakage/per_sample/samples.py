@@ -79,7 +79,7 @@ class Samples:
         )
 
     def rounding(self) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
-        """How far rounding takes a product with J, relative to ‖J‖, and ‖∂L/∂z‖; in float64.
+        """Return rounding's error of a product with J, relative to ‖J‖, and ‖∂L/∂z‖; in float64.
 
         Logits z are off by some units in the last place of the largest. As this is the relative
         error of a small probability, J inherits it. A loss other than ``StableCrossEntropy``

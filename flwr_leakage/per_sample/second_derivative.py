@@ -1,4 +1,4 @@
-"""Whether a model's second derivative is that of its gradient: finite differences against J."""
+"""Check a model's second derivative: finite differences of its gradient against J."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ _JITTER = 0.1
 
 @dataclass(frozen=True)
 class SecondDerivative:
-    """What is known of a model's second derivatives.
+    """The findings on a model's second derivatives.
 
     Attributes:
         fault: why they are wrong, or empty.
@@ -98,7 +98,7 @@ def check_second_derivative(sample: Samples, seed: int = 0) -> SecondDerivative:
 
 
 def _fault(sample: Samples, seed: int) -> tuple[str, str]:
-    """What is wrong, and why nothing can be said."""
+    """Return what is wrong, or why nothing can be said."""
     try:
         return second_derivative_fault(sample, seed)
     except Exception as error:  # a model may not take float64, or refuse in other ways

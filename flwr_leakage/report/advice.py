@@ -1,4 +1,4 @@
-"""What to do now: what the numbers of a run say for and against going on as it is.
+"""Advise what to do now: weigh what a run's numbers say for and against going on as it is.
 
 It is derived from what was measured, and promises nothing beyond that.
 """
@@ -50,7 +50,7 @@ class Line(NamedTuple):
 
 
 class Advice(NamedTuple):
-    """Whether training may go on as it is, and what to do.
+    """The answer whether training may go on as it is, and the steps to take.
 
     Attributes:
         headline: the answer in a sentence of at most 20 words.

@@ -1,4 +1,4 @@
-"""What was attacked: every attempt on an image, its grade, and the time that it had."""
+"""List every attempt of a run on a sample, with its grade and the time that it had."""
 
 import re
 from collections import Counter, defaultdict
@@ -31,7 +31,7 @@ SEEN = (*LEAKED, "partly")
 
 @dataclass(frozen=True)
 class Attempt:
-    """What an attack made of one private image in one round.
+    """The outcome of one attack on one private image in one round.
 
     Attributes:
         key: round, client, sample.
@@ -63,7 +63,7 @@ class Attempt:
 
     @property
     def place(self) -> str:
-        """Which image it is, in words: by its number, or else by its place in the batch."""
+        """Return the name of the image in words: its number, or else its place in the batch."""
         if self.image is None:
             return f"place {self.key[2]} of the batch"
         return f"{self.sample.one} {self.image}"
@@ -186,7 +186,7 @@ Place = tuple[int, int]  # round, client
 
 @dataclass(frozen=True)
 class Fates:
-    """What became of clients' updates, by (round, client).
+    """The outcome of each client's update, by (round, client).
 
     Attributes:
         answered: attacked, with a reconstruction.
@@ -208,7 +208,7 @@ class Fates:
 
     @property
     def is_refused(self) -> bool:
-        """Whether updates were attacked, and none of them with a reconstruction."""
+        """Return whether updates were attacked, and none of them with a reconstruction."""
         return bool(self.unanswered) and not self.answered
 
 

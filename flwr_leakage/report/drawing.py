@@ -78,7 +78,7 @@ class Dot(NamedTuple):
 
 @dataclass(frozen=True)
 class Panel:
-    """What became of one client's images, or of all.
+    """The number of images by grade, of one client or of all.
 
     Attributes:
         client: its number; ``None`` for all clients, −1 for the aggregate.
@@ -94,7 +94,7 @@ class Panel:
 
     @property
     def title(self) -> str:
-        """Whose images, in words."""
+        """Return whose images these are, in words."""
         return "all clients" if self.client is None or self.client < 0 else f"client {self.client}"
 
     @property

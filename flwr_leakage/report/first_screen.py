@@ -1,4 +1,4 @@
-"""What stands on the first screen: the worst image, four numbers, and a map of what was tried."""
+"""Draw the first screen: the worst image, four numbers, and a map of what was tried."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -192,7 +192,7 @@ STATES: dict[str, str] = {
     "tried": "tried, without a grade",
     "cut": "bar below: cut off by time",
 }
-"""What became of an attacked update, worst first, and in words; the last one marks others."""
+"""The outcomes of an attacked update in words, worst first; the last one marks others."""
 
 
 def heat_map(index: Index, found: Sequence[Attempt], fate: Fates, rounds_done: int) -> Map | None:

@@ -73,12 +73,12 @@ class Exhibit:
 
     @property
     def has_defended(self) -> bool:
-        """Whether the sample as its defense encoded it is there."""
+        """Return whether the sample as its defense encoded it is there."""
         return any(picture.role == "defended" for picture in self.pictures)
 
     @property
     def has_decoded(self) -> bool:
-        """Whether encodings were decoded to it."""
+        """Return whether encodings were decoded to it."""
         return any(picture.role == "decoded" for picture in self.pictures)
 
     @property
@@ -89,7 +89,7 @@ class Exhibit:
 
     @property
     def elsewhere(self) -> str:
-        """What the other rounds gave of the same image; empty where nothing is known."""
+        """Return a sentence on the same image in other rounds; empty where nothing is known."""
         rounds_of = grouped((graded, server_round) for server_round, graded in self.others)
         told = [f"in {several(rounds, 'round')}: {graded}" for graded, rounds in rounds_of.items()]
         return "; ".join(told)
@@ -102,7 +102,7 @@ class Exhibit:
 
 @dataclass(frozen=True)
 class Gallery:
-    """What is shown of all images.
+    """The images that the page shows, and the words around them.
 
     Attributes:
         highlights: worst leak, median and least, where there are three images or more. Each image
@@ -125,7 +125,7 @@ class Gallery:
 
     @property
     def is_private(self) -> bool:
-        """Whether a private image, or what was made of one, is shown."""
+        """Return whether a private image, or what was made of one, is shown."""
         shown = [picture for exhibit in self.exhibits for picture in exhibit.pictures]
         return any(picture.uri for picture in shown)
 

@@ -1,4 +1,4 @@
-"""What a reconstruction shows, in four grades that compare it with a blind guess.
+"""Grade a reconstruction in four steps, by comparing it with a blind guess.
 
 A decibel by itself says little: a grey image has 12 dB on CIFAR-10. So every reconstruction is
 compared with the *blind guess*, what the server could guess of the sample without its update: in
@@ -276,7 +276,7 @@ SURENESS = (
     f"{_of_hundred(_NOTHING.most)} of 100 “nothing”. So “nothing” does not mean nothing is "
     f"left."
 )
-"""How often each grade is borne out, in words, for the head of the page."""
+"""Sentences on how often each grade is borne out, for the head of the page."""
 
 
 READING = (

@@ -34,11 +34,11 @@ _LABELS = {
 
 
 SPARED = re.compile(r"([\d,]+) of ([\d,]+) samples not scored:")
-"""How a record begins that stands for all samples that the plan of scoring left out."""
+"""The first words of a record that stands for all samples that the plan of scoring left out."""
 
 
 CEILING_DB = 120.0
-"""What the evaluator writes at most, as an error of nothing has no decibels."""
+"""The largest PSNR that the evaluator writes, in dB, as an error of zero has no decibels."""
 
 
 MAX_ROWS = 12
@@ -47,7 +47,7 @@ MAX_ROWS = 12
 
 @dataclass(frozen=True)
 class Table:
-    """What the page shows as a table; the first cell of a row names the row.
+    """A table of the page; the first cell of a row names the row.
 
     Attributes:
         columns: the headings.
@@ -65,7 +65,7 @@ class Table:
 
     @property
     def is_long(self) -> bool:
-        """Whether some rows are folded."""
+        """Return whether some rows are folded."""
         return 0 < self.stands < len(self.rows) - 3
 
 
@@ -84,7 +84,7 @@ class Index:
 
     @property
     def sample(self) -> Sample:
-        """What the samples of the run are; those of a run that does not tell it are images."""
+        """Return the kind of the run's samples; those of a run that does not tell it are images."""
         if self.series("metric", "token_accuracy"):
             return TEXT
         return SAMPLES.get(unit_of(self.series("client", "images")), IMAGE)

@@ -1,4 +1,4 @@
-"""What is told of clients of many samples: their labels, and what a step on a few had shown."""
+"""Tell of clients of many samples: their labels, and what a step on a few would have shown."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ Counts = dict[int, float]
 
 @dataclass(frozen=True)
 class LargeClientsSection:
-    """What the page shows of clients of many samples.
+    """The page's part on clients of many samples.
 
     Attributes:
         right: the share of labels that were inferred rightly, or are expected to be, as a mean over

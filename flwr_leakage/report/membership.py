@@ -18,7 +18,7 @@ UNTESTED = "Whether a given record was used: no candidates were given to the ser
 
 @dataclass(frozen=True)
 class MembershipSection:
-    """What the page shows of membership.
+    """The page's part on membership.
 
     Attributes:
         called: how many candidates were found used.
@@ -56,7 +56,7 @@ class _Candidate:
 
     @property
     def is_found(self) -> bool:
-        """Whether the test says that it was used."""
+        """Return whether the test says that it was used."""
         return self.p_value is not None and self.p_value <= LEVEL
 
 

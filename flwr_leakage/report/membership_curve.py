@@ -1,4 +1,4 @@
-"""How many members a membership test finds at which rate of false alarms, on two log axes."""
+"""Draw the share of members that a test finds over its rate of false alarms, on two log axes."""
 
 import matplotlib
 from markupsafe import Markup

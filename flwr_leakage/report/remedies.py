@@ -1,4 +1,4 @@
-"""What each defense that this run measured would have changed, and at what price."""
+"""Tell what each defense that this run measured would have changed, and at what price."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -67,7 +67,7 @@ class Remedy:
 
     @property
     def role(self) -> str:
-        """What its pictures are called in the gallery."""
+        """Return the name of its pictures in the gallery."""
         return f"under {self.name.replace('_', ' ')}"
 
 
@@ -137,7 +137,7 @@ def _cells(found: Sequence[Attempt]) -> tuple[str, ...]:
 
 SEEDS = "0,1,2"
 SUGGESTED = "pruning,gaussian"
-"""What to begin with where a run tried no defense; each is an option of the command."""
+"""The defenses to begin with where a run tried none; each is an option of the command."""
 
 
 def what_it_costs(

@@ -1,4 +1,4 @@
-"""Whether what was attacked is what the clients trained: their replays, in the report's words."""
+"""Tell, by the clients' replays, whether the attacked updates are those that they trained."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,12 +24,12 @@ _EMPTY_WORDS = ("; results are no evidence of safety", "the training was not rep
 
 
 FAILED = "Replay check failed"
-"""How the sentence on updates begins that are not those that were trained."""
+"""The first words of the sentence on updates that are not those that were trained."""
 
 
 @dataclass(frozen=True)
 class Replays:
-    """What came of running clients' training again, by (round, client).
+    """The outcomes of the replays of clients' training, by (round, client).
 
     Attributes:
         same: the training gives the update that was sent; how far off, relative to its length, or
@@ -44,7 +44,7 @@ class Replays:
 
     @property
     def any(self) -> bool:
-        """Whether a client told of a replay."""
+        """Return whether a client told of a replay."""
         return bool(self.same or self.other or self.undone)
 
 

@@ -1,4 +1,4 @@
-"""What a run's samples are called: images, texts, or rows of a table."""
+"""Name a run's samples: images, texts, or rows of a table."""
 
 from dataclasses import dataclass
 

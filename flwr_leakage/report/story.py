@@ -1,4 +1,4 @@
-"""What was tested: who trained what, what the attacker was given, the configuration."""
+"""Tell what was tested: who trained what, what the attacker was given, the configuration."""
 
 import math
 from collections.abc import Mapping
@@ -90,7 +90,7 @@ _PLAIN = {
     "lenet_zhu": "a small convolutional network (LeNet)",
     "fedavg": "federated averaging",
 }
-"""What the names of the configuration mean; the names themselves stand in the appendix."""
+"""The meaning of the configuration's names, which stand in the appendix themselves."""
 
 
 def _plain(name: str) -> str:
@@ -204,7 +204,7 @@ _GIVEN = {
 
 
 BY_FIAT = {phrase: _GIVEN[phrase] for phrase in ("labels known", "batch norm exact")}
-"""What a threat model gives an attacker that no update tells it."""
+"""The knowledge that a threat model grants and that no update tells."""
 
 
 class Fact(NamedTuple):

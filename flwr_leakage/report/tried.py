@@ -1,4 +1,4 @@
-"""What a run that shows no sample is worth: what was tried, and what would say more."""
+"""Judge a run that shows no sample: list what was tried, and what would say more."""
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -35,7 +35,7 @@ MAX_REASON = 400
 
 @dataclass(frozen=True)
 class Worth:
-    """What a run that shows no sample is worth.
+    """The judgement of a run that shows no sample.
 
     Attributes:
         answer: whether training may go on, in a sentence or two.
@@ -310,7 +310,7 @@ _SETTINGS = (
 
 
 RESTING = "attacks run "
-"""How the reason begins if a whole round was not attacked, which tells least of a client."""
+"""The first words of the reason if a whole round was not attacked, which tells little."""
 
 
 def _left_out(

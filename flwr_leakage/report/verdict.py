@@ -1,4 +1,4 @@
-"""What a run showed, in sentences that a person can act on, and how far it looked."""
+"""Say what a run showed, in sentences that a person can act on, and how far it looked."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -47,7 +47,7 @@ from flwr_leakage.report.tried import worth
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a run showed.
+    """The verdict on a run, in sentences.
 
     Attributes:
         sentence: the answer, in plain words.

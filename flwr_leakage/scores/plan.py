@@ -73,7 +73,7 @@ def select_samples(
 
 @dataclass(frozen=True)
 class ScorePlan:
-    """How much of a client's time and state the scores may take; see ``score_round``.
+    """The share of a client's time and state that the scores may take; see ``score_round``.
 
     Attributes:
         every: rounds from one scoring to the next, ≥ 1; the first round is scored.

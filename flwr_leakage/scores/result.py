@@ -61,7 +61,7 @@ class ScoreResult:
 
     @property
     def states(self) -> tuple[State, ...]:
-        """How each value may be read, see ``Measurement``; or empty."""
+        """Return the note on how each value may be read, see ``Measurement``; or an empty one."""
         return self.measurements[0].states
 
     @property
@@ -71,7 +71,7 @@ class ScoreResult:
 
     @property
     def direction(self) -> Direction:
-        """What a larger value means; empty where the score failed."""
+        """Return the meaning of a larger value; empty where the score failed."""
         return self.measurements[0].direction
 
     @property

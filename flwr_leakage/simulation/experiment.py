@@ -83,7 +83,7 @@ class Experiment:
 
     @property
     def spec(self) -> InputSpec:
-        """What is public about the data."""
+        """Return the public facts on the data."""
         return self.data.spec
 
     def client_batch(self, client_id: int, server_round: int) -> Batch:
@@ -334,7 +334,7 @@ class Experiment:
         )
 
     def _repeats(self, num_examples: int) -> bool:
-        """Whether a client of this size goes through its samples more than once in a round."""
+        """Return whether a client of this size takes its samples more than once in a round."""
         schedule = self.schedule.for_client(num_examples)
         return schedule.num_steps > math.ceil(num_examples / schedule.batch_size)
 

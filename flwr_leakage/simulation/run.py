@@ -78,7 +78,7 @@ def launch(config: Config) -> None:
 
 
 def check_complete(data: RunData) -> None:
-    """Whether a run's record is closed, lacks nothing, and has its report.
+    """The answers whether a run's record is closed, lacks nothing, and has its report.
 
     Raises:
         IncompleteRunError: naming what is missing, and what can be done.

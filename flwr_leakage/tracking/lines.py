@@ -90,7 +90,7 @@ _Row = Mapping[str, Any]
 
 
 class NewerVersionError(ValueError):
-    """What a newer version of this package wrote cannot be read by this one."""
+    """The run was written by a newer version of this package, and this one cannot read it."""
 
 
 def _to_2(row: _Row) -> _Row:

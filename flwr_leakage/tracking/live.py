@@ -1,4 +1,4 @@
-"""What the live views share: a point a round, counts of events, checked images."""
+"""Share between the live views: a point a round, counts of events, checked images."""
 
 from abc import ABC, abstractmethod
 from collections import Counter

@@ -7,7 +7,7 @@ import unicodedata
 from typing import Any
 
 MAX_CHARACTERS = 2000
-"""How much of a message is kept."""
+"""The number of characters of a message that are kept."""
 
 _ROOM = 50
 """For the words that say how long a text was."""

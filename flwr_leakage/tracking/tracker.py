@@ -14,7 +14,7 @@ from flwr_leakage.records import LeakageRecord, RunEvent
 from flwr_leakage.tracking.lines import TextRecord
 
 ROLES = ("original", "reconstruction", "defended", "decoded", "blind_guess", "named")
-"""What an image or a text can be; beside these ``what_if_NAME``, what was made of the same update
+"""The kinds of images and texts; beside these ``what_if_NAME``, what was made of the same update
 under another defense.
 
 ``named`` are tokens that are known to occur in a batch. ``decoded`` is made of the encodings of all
