@@ -161,7 +161,7 @@ class InputSpec:
 
     @property
     def sample(self) -> str:
-        """Return the name of an input: ``image``, ``text``, or ``row`` of a table or an embedding."""
+        """Return the name of an input: ``image``, ``text``, or ``row`` of a table or embedding."""
         if self.is_text:
             return "text"
         return "row" if not self.box and self.shape[:2] == (1, 1) else "image"

@@ -83,7 +83,7 @@ def rows(works: Sequence[Work], total: Price) -> list[Row]:
 
 
 def grounds(works: Sequence[Work], total: Price) -> list[str]:
-    """Return a sentence on what the figures rest on."""
+    """Return sentences on what the figures rest on."""
     limits = sorted({work.target_seconds for work in works if work.target_seconds is not None})
     told = [f"{limit:g} s" for limit in limits]
     attacks = (

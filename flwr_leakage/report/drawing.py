@@ -78,7 +78,7 @@ class Dot(NamedTuple):
 
 @dataclass(frozen=True)
 class Panel:
-    """The number of images by grade, of one client or of all.
+    """One chart of the page: the images of one client, or of all, over rounds.
 
     Attributes:
         client: its number; ``None`` for all clients, −1 for the aggregate.
