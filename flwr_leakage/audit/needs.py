@@ -4,7 +4,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeGuard, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -245,7 +245,7 @@ class _TooMuchError(Exception):
 
 
 class _Counted(TorchDispatchMode):
-    """Counts the bytes of all results that are no views, and stops at a limit."""
+    """Counts the bytes of all results that share no storage with arguments; stops at a limit."""
 
     def __init__(self, max_bytes: float) -> None:
         super().__init__()
@@ -258,12 +258,22 @@ class _Counted(TorchDispatchMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         self.calls += 1
+        # Views are not marked as such here. The transposed weight of a linear layer is one.
+        held = {_storage(value) for value in tree_leaves((args, kwargs)) if _is_tensor(value)}
         for value in tree_leaves(result):
-            if isinstance(value, Tensor) and not value._is_view():
+            if _is_tensor(value) and _storage(value) not in held:
                 self.num_bytes += value.nbytes
         if self.num_bytes > self.max_bytes or self.calls > _MAX_CALLS:
             raise _TooMuchError
         return result
+
+
+def _is_tensor(value: object) -> TypeGuard[Tensor]:
+    return isinstance(value, Tensor)
+
+
+def _storage(value: Tensor) -> int:
+    return value.untyped_storage()._cdata
 
 
 def _too_large(spec: InputSpec, max_bytes: float) -> str:

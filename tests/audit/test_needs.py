@@ -106,6 +106,12 @@ def test_an_attack_beyond_a_limit_is_refused_in_words(trials, observation, said)
     assert said in reason
 
 
+def test_weights_of_linear_layers_count_once_however_many_samples_there_are():
+    wide = nn.Sequential(nn.Flatten(), nn.Linear(3072, 256), nn.ReLU(), nn.Linear(256, 10))
+    needs = measure(GradientMap(wide), InputSpec((3, 32, 32), 10))
+    assert needs.num_bytes == 4 * (256 + 256 + 10)
+
+
 def test_what_is_kept_of_trials_has_an_end():
     trials, gradient_map = Trials(), GradientMap(any_size())
     for side in range(1, 300):
