@@ -61,7 +61,7 @@ class Contrast:
 
         def logits(factors: Tensor) -> Sequence[Tensor]:
             scaled = _scaled(inputs, factors)
-            return [problem.gradient_map.logits(problem.params, scaled, problem.buffers)]
+            return [problem.logits(scaled)]
 
         def gradient(factors: Tensor) -> Sequence[Tensor]:
             return simulate_rounds(problem, Batch(_scaled(inputs, factors), targets)).split(sizes)

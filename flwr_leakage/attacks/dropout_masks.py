@@ -65,7 +65,7 @@ class _Marked(Masked):
 
     def __init__(self, params: Params, number: int, shape: Sequence[int] = ()) -> None:
         super().__init__()
-        self.trace = Trace({id(value): name for name, value in params.items()})
+        self.trace = Trace(params)
         self.number = number
         self.units = torch.arange(1.0, torch.Size(shape).numel() + 1).reshape(tuple(shape))
         self.place = 0

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flwr_leakage.attacks.network.linear import LinearUse, find_linear_layers
+from flwr_leakage.attacks.network.linear import traced
+from flwr_leakage.attacks.network.trace import LinearUse
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.rounding import FLOAT32_RELATIVE_ERROR
 
@@ -50,7 +51,7 @@ def input_orders(problem: Problem) -> list[tuple[LinearUse, InputOrder]]:
     drawn = torch.rand(size, generator=torch.Generator().manual_seed(0))
     probes = torch.stack([torch.zeros(size), torch.ones(size), rising, drawn]).to(like)
     with torch.no_grad():
-        uses = find_linear_layers(problem, probes.reshape(-1, *problem.spec.shape))
+        uses = traced(problem, probes.reshape(-1, *problem.spec.shape)).linear
     found = []
     for use in uses:
         order = _order(use.inputs, probes) if use.inputs.shape == probes.shape else None

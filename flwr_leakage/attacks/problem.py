@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flwr_leakage.attacks.dropout_masks import read_masks
 from flwr_leakage.attacks.loss_check import check_loss
-from flwr_leakage.attacks.network.trace import transposed_weights
+from flwr_leakage.attacks.network.trace import Trace
 from flwr_leakage.dropout import Dropouts
 from flwr_leakage.gradient_map import GradientMap, local_update
 from flwr_leakage.normalization import derive_statistics
@@ -124,6 +124,10 @@ class Problem:
             return self
         buffers = {**self.buffers, **self.own_statistics}
         return replace(self, gradient_map=gradient_map, buffers=buffers, own_statistics={})
+
+    def logits(self, inputs: Tensor) -> Tensor:
+        """Return the logits (B, K) of inputs (B, C, H, W) by the network that the client got."""
+        return self.gradient_map.logits(self.params, inputs, self.buffers)
 
     def divided(self, scale: float) -> "Problem":
         """Return the same problem of an update that was scaled by a factor > 0."""
@@ -319,20 +323,16 @@ def as_met(
     """
     like = next(iter(params.values()))
     dummy = spec.blank(2, like) if spec.is_text else like.new_zeros(2, *spec.shape)
-    found = []
-    walk = Dropouts(skip=False)
+    walk, trace = Dropouts(skip=False), Trace(params, records=False)
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), walk:
-            names = transposed_weights(
-                params, lambda: found.append(gradient_map.logits(params, dummy, buffers))
-            )
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), walk, trace:
+            logits = gradient_map.logits(params, dummy, buffers)
     except (RuntimeError, IndexError, TypeError, AssertionError) as error:
         first = (str(error).strip().splitlines() or [""])[0]
         raise ValueError(
             f"the model must take inputs of spec.shape {tuple(spec.shape)}, got "
             f"{type(error).__name__} for two of them: {first}"
         ) from error
-    (logits,) = found
     if spec.next_token and logits.shape != (2, *spec.output_shape):
         raise ValueError(
             f"a model of the next token must return logits (B, T, V) = (B, "
@@ -344,7 +344,7 @@ def as_met(
             f"{logits[0].numel()}."
         )
     gradient_map = gradient_map.without_dropout() if walk.found else gradient_map
-    return gradient_map.with_transposed(names)
+    return gradient_map.with_transposed(trace.turned)
 
 
 def _check_update(expected: Params, observation: Observation) -> None:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flwr_leakage.attacks import AttackJob, ExactBatch
-from flwr_leakage.attacks.network.linear import find_linear_layers
+from flwr_leakage.attacks.network.linear import traced
 from flwr_leakage.attacks.problem import pose
 from flwr_leakage.gradient_map import GradientMap, local_update
 from flwr_leakage.records import (
@@ -248,7 +248,7 @@ def score(
     features = found.stats.get("features")
     if features is not None:
         posed = pose(gradient_map, spec, observe(gradient_map, truth, CASES[0]), ThreatModel())
-        uses = find_linear_layers(posed, truth.inputs)
+        uses = traced(posed, truth.inputs).linear
         known = next(u.inputs for u in uses if u.name == features.layer).double()
         guesses, labels, verdicts = features.inputs, features.labels, features.verdicts
     elif found.batch is not None:

@@ -21,7 +21,8 @@ from flwr_leakage.attacks.input_order import InputOrder, input_orders
 from flwr_leakage.attacks.labels.assumed import AutomaticLabels, answer, assume_targets
 from flwr_leakage.attacks.labels.counts import mean_feature
 from flwr_leakage.attacks.labels.nearest import NearestGradient
-from flwr_leakage.attacks.network.linear import LinearUse, told_of_computed_weights
+from flwr_leakage.attacks.network.linear import told_of_computed_weights
+from flwr_leakage.attacks.network.trace import LinearUse
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.rounding import FLOAT32_RELATIVE_ERROR
 from flwr_leakage.records import Batch, InputSpec, Reconstruction

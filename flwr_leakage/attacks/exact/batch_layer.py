@@ -17,12 +17,8 @@ from torch import Tensor
 from flwr_leakage.attacks.input_order import InputOrder, input_orders
 from flwr_leakage.attacks.loss_check import is_plain_mean
 from flwr_leakage.attacks.network.layer_factor import LayerFactor, factorize
-from flwr_leakage.attacks.network.linear import (
-    LinearUse,
-    find_linear_layers,
-    logits_behind,
-    told_of_computed_weights,
-)
+from flwr_leakage.attacks.network.linear import logits_behind, told_of_computed_weights, traced
+from flwr_leakage.attacks.network.trace import LinearUse
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.rounding import FLOAT32_RELATIVE_ERROR
 from flwr_leakage.params import Params
@@ -396,7 +392,7 @@ def pose_layers(problem: Problem, generator: torch.Generator) -> tuple[list[Batc
     """
     probes = torch.randn(NUM_PROBES, *problem.spec.shape, generator=generator, dtype=torch.float64)
     probes = probes.to(next(iter(problem.params.values())))
-    uses = find_linear_layers(problem, probes)
+    uses = traced(problem, probes).linear
     if not uses:
         told = told_of_computed_weights(problem)
         raise ValueError(
@@ -457,7 +453,7 @@ def layer_behind(
     """
     problem = layer.problem
     probes = torch.randn(NUM_PROBES, *problem.spec.shape, generator=generator, dtype=torch.float64)
-    uses = find_linear_layers(problem, probes.to(layer.matrix))
+    uses = traced(problem, probes.to(layer.matrix)).linear
     weights = [use.weight for use in uses]
     own = weights.index(layer.weight)
     features = uses[own].outputs.clamp_min(0)

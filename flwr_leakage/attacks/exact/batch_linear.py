@@ -22,7 +22,8 @@ from flwr_leakage.attacks.exact.pixel_box import in_box
 from flwr_leakage.attacks.labels.assumed import answer
 from flwr_leakage.attacks.labels.counts import mean_feature
 from flwr_leakage.attacks.labels.head import LARGEST_MISFIT, split_head
-from flwr_leakage.attacks.network.linear import LinearUse, find_linear_layers
+from flwr_leakage.attacks.network.linear import traced
+from flwr_leakage.attacks.network.trace import LinearUse
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.rounding import NOISE_DEVIATIONS
 from flwr_leakage.records import Batch, Reconstruction
@@ -308,4 +309,4 @@ def complete(problem: Problem, found: BatchInputs) -> Batch:
 
 def _linear_uses(problem: Problem) -> list[LinearUse]:
     inputs = next(iter(problem.params.values())).new_zeros(1, *problem.spec.shape)
-    return find_linear_layers(problem, inputs)
+    return traced(problem, inputs).linear

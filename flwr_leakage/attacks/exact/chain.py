@@ -6,9 +6,9 @@ the same chain. The values of a pass show whether a layer follows another, and w
 calls, such as ``(z + z.abs()) / 2``, compute a ReLU.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,10 +16,9 @@ from torch.nn import functional as F
 
 from flwr_leakage.attacks.exact.weight_equations import weight_equations
 from flwr_leakage.attacks.network.activations import IDENTITY, RELU, Activation, Elementwise
-from flwr_leakage.attacks.network.calls import Affine, Normalise, Op, Pool
-from flwr_leakage.attacks.network.geometry import Geometry, zeros_around
-from flwr_leakage.attacks.network.places import describe_call
-from flwr_leakage.attacks.network.trace import Run, Step, Trace
+from flwr_leakage.attacks.network.calls import Affine, Normalise, Op
+from flwr_leakage.attacks.network.geometry import Geometry
+from flwr_leakage.attacks.network.trace import Step, Trace, same_values
 from flwr_leakage.attacks.problem import Problem
 
 
@@ -131,45 +130,6 @@ def features_of(links: Iterable[Link], inputs: Tensor) -> Tensor:
     return inputs
 
 
-class _Told(Trace):
-    """A trace of the calls that a chain may hold, with notes on other calls that change values.
-
-    Attributes:
-        between: descriptions of the other calls that changed values, with their lines in the
-            model: one list for the calls before each step, and one for those behind the last step.
-    """
-
-    def __init__(self, names: Mapping[int, str]) -> None:
-        super().__init__(names)
-        self.between: list[list[str]] = [[]]
-
-    def on_op(self, op: Op, run: Run) -> Tensor:
-        if not _may_be_link(op):
-            return self._tell(run.func, op.inputs, run())
-        before = len(self.steps)
-        outputs = super().on_op(op, run)
-        if len(self.steps) > before:
-            self.between.append([])
-        return outputs
-
-    def on_other(
-        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        inputs: Any = args[0] if args else kwargs.get("input")
-        if not isinstance(inputs, Tensor) or id(inputs) in self.names:
-            return super().on_other(function, args, kwargs)
-        known = inputs.clone()
-        outputs = super().on_other(function, args, kwargs)
-        if function is F.pad and zeros_around(*args, **kwargs) is not None:
-            return outputs  # these zeros count as the convolution's padding
-        return self._tell(function, known, outputs)
-
-    def _tell(self, function: Callable[..., Any], inputs: Tensor, outputs: Any) -> Any:
-        if isinstance(outputs, Tensor) and not _same(outputs, inputs):
-            self.between[-1].append(describe_call(function))
-        return outputs
-
-
 def _may_be_link(op: Op) -> bool:
     if isinstance(op, Elementwise):
         return op.activation.inverse is not None
@@ -194,17 +154,18 @@ def trace_chain(problem: Problem) -> list[Link]:
     # A layer follows another if it takes that layer's outputs as inputs. Random values show this.
     stream = torch.Generator().manual_seed(0)
     probe = torch.rand(1, *problem.spec.shape, dtype=like.dtype, generator=stream)
-    walk, logits = _walked(problem, probe)
+    steps, unlinked, logits = _walked(problem, probe)
     links: list[Link] = []
     previous, used = probe, set[str]()
-    for number, step in enumerate(walk.steps):
-        called = ", ".join(dict.fromkeys(walk.between[number]))
+    for number, step in enumerate(steps):
+        called = ", ".join(dict.fromkeys(unlinked[number]))
         name = _name(step.op)
         what = repr(name.removesuffix(".weight")) if name else "an activation"
-        if number > 0 and not _same(step.inputs, previous) and _is_relu(problem, probe, number):
+        follows = same_values(step.inputs, previous)
+        if number > 0 and not follows and _is_relu(problem, probe, number):
             _extend(links, Step(Elementwise(previous, RELU), step.inputs), "an activation", problem)
-            previous = step.inputs
-        if not _same(step.inputs, previous):
+            follows = True
+        if not follows:
             raise ValueError(
                 f"the model must be a chain of layers; {what} does not take the outputs of the "
                 "layer before it" + (f" (called there: {called})." if called else ".")
@@ -217,9 +178,9 @@ def trace_chain(problem: Problem) -> list[Link]:
         previous = step.outputs
         _extend(links, step, what, problem)
     # Cross-entropy has the same gradient for log-probabilities as for logits.
-    ends = _same(logits, previous) or _same(logits, previous.log_softmax(-1))
+    ends = same_values(logits, previous) or same_values(logits, previous.log_softmax(-1))
     if not links or not ends or links[-1].activation is not IDENTITY:
-        called = ", ".join(dict.fromkeys(walk.between[-1]))
+        called = ", ".join(dict.fromkeys(unlinked[-1]))
         raise ValueError(
             "the model must be a chain that ends in a linear layer"
             + (f" (called at its end: {called})." if called else ".")
@@ -229,30 +190,39 @@ def trace_chain(problem: Problem) -> list[Link]:
     return links
 
 
-def _walked(problem: Problem, probe: Tensor) -> tuple[_Told, Tensor]:
-    walk = _Told({id(value): name for name, value in problem.params.items()})
-    with walk:
-        return walk, problem.gradient_map.logits(problem.params, probe, problem.buffers)
+def _walked(problem: Problem, probe: Tensor) -> tuple[list[Step], list[list[str]], Tensor]:
+    """Return the calls of a pass that a chain may hold, what comes between them, and the logits.
+
+    Returns:
+        The calls; for each of them, and at the end, the descriptions of the calls before it that
+        changed values; and the logits.
+    """
+    trace = Trace.of(partial(problem.logits, probe), problem.params, notes_all=True)
+    steps: list[Step] = []
+    unlinked: list[list[str]] = [[]]
+    for step in trace.steps:
+        if _may_be_link(step.op):
+            steps.append(step)
+            unlinked.append([])
+        elif step.called:
+            unlinked[-1].append(step.called)
+    return steps, unlinked, trace.outputs
 
 
 def _name(op: Op) -> str:
     """Return the name of a layer's or BatchNorm's weight; empty if it has none."""
-    return "" if isinstance(op, Elementwise | Pool) else op.name
+    return op.name if isinstance(op, Affine | Normalise) else ""
 
 
 def _is_relu(problem: Problem, probe: Tensor, number: int) -> bool:
     """Return whether the calls before step ``number`` compute a ReLU of the last step's outputs."""
     for factor in (1, 1e4):  # ReLU6 agrees with a ReLU for small numbers only
-        steps = _walked(problem, factor * probe)[0].steps
+        steps, _, _ = _walked(problem, factor * probe)
         if number >= len(steps):  # a mask that keeps all is no ReLU
             return False
-        if not _same(steps[number].inputs, steps[number - 1].outputs.clamp_min(0)):
+        if not same_values(steps[number].inputs, steps[number - 1].outputs.clamp_min(0)):
             return False
     return True
-
-
-def _same(left: Tensor, right: Tensor) -> bool:
-    return left.numel() == right.numel() and torch.equal(left.flatten(), right.flatten())
 
 
 def _extend(links: list[Link], step: Step, what: str, problem: Problem) -> None:

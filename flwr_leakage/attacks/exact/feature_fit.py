@@ -55,8 +55,7 @@ def fit_features(
 
     def evaluate(points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         inputs = points.reshape(shape).detach().requires_grad_()
-        walk = ReluWalk({}, last=deepest, pooled=features.windows)
-        walk.run(problem, inputs)
+        walk = ReluWalk(problem, inputs, last=deepest, pooled=features.windows)
         distances = [
             features.weight(number) * feature_distance(walk.compared(number), known)
             for number, known in features.outputs.items()

@@ -200,8 +200,7 @@ class FeatureRecursion(ExactAttack):
         number = known.shallowest
 
         def features(inputs: Tensor) -> Tensor:
-            walk = ReluWalk({}, last=number, pooled=known.windows)
-            walk.run(problem, inputs)
+            walk = ReluWalk(problem, inputs, last=number, pooled=known.windows)
             return walk.compared(number).clamp_min(0)
 
         outputs = known.outputs[number]

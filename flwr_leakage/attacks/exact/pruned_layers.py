@@ -23,7 +23,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from flwr_leakage.attacks.exact.known import Known, Mask, outer_product
-from flwr_leakage.attacks.network.linear import LinearUse, find_linear_layers
+from flwr_leakage.attacks.network.linear import traced
+from flwr_leakage.attacks.network.trace import LinearUse
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.rounding import FLOAT32_DEVIATION, NOISE_DEVIATIONS
 
@@ -157,7 +158,7 @@ class PrunedPass:
         like = problem.params[first.weight]
         probes = torch.randn(8, *problem.spec.shape, generator=generator, dtype=torch.float64)
         with torch.no_grad():
-            uses = find_linear_layers(problem, probes.to(like))
+            uses = traced(problem, probes.to(like)).linear
         place = [use.weight for use in uses].index(first.weight)
         layers = [_read(problem, uses[place])]
         for use, following in zip(uses[place:], uses[place + 1 :], strict=False):

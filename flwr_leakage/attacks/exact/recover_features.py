@@ -128,24 +128,21 @@ class Backward:
 
     Attributes:
         problem: holds the network.
-        names: the names of its parameters, by the tensors' ``id``.
         logit_error: ∂L/∂logits (K,).
         inputs: any input that requires its gradient, (1, C, H, W). With all masks known, errors do
             not depend on it.
     """
 
     problem: Problem
-    names: Mapping[int, str]
     logit_error: Tensor
     inputs: Tensor
 
     def __call__(self, masks: Mapping[int, Mask]) -> tuple[ReluWalk, list[Tensor]]:
         """Return a forward pass with these masks, and the errors of all convolutions' outputs."""
-        passed = ReluWalk(self.names, masks)
-        logits = passed.run(self.problem, self.inputs)
-        assert logits is not None
+        passed = ReluWalk(self.problem, self.inputs, masks)
+        assert passed.logits is not None
         outputs = [use.outputs for use in passed.uses]
-        return passed, list(torch.autograd.grad((logits * self.logit_error).sum(), outputs))
+        return passed, list(torch.autograd.grad((passed.logits * self.logit_error).sum(), outputs))
 
     def gradients(self, uses: Sequence[Use]) -> list[Tensor]:
         """Return the observed weight gradients of convolutions; none if one of them is frozen."""
@@ -160,8 +157,7 @@ class Backward:
             index: the convolution, in the order of a forward pass.
             number: only ReLUs behind this one are considered.
         """
-        passed = ReluWalk(self.names)
-        passed.run(self.problem, self.inputs)
+        passed = ReluWalk(self.problem, self.inputs)
         outputs = passed.uses[index].outputs
         for later in range(number + 1, len(passed.preactivations)):
             total = passed.preactivations[later].sum()
@@ -198,10 +194,8 @@ def recover_features(
         raise ValueError("the last layer must have a bias.")
     logit_error = problem.gradient[layer.bias]
     inputs = logit_error.new_zeros(1, *problem.spec.shape).requires_grad_()
-    names = {id(value): name for name, value in problem.params.items()}
-    backward = Backward(problem, names, logit_error, inputs)
-    probe = ReluWalk(names)
-    probe.run(problem, inputs)
+    backward = Backward(problem, logit_error, inputs)
+    probe = ReluWalk(problem, inputs)
     count, windows = len(probe.preactivations), probe.windows
     if not count:
         raise ValueError("features are read from ReLUs, the network has none.")

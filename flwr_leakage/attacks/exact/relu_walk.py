@@ -11,6 +11,7 @@ pooling.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from flwr_leakage.attacks.exact.known import Mask
 from flwr_leakage.attacks.network.activations import Elementwise
 from flwr_leakage.attacks.network.calls import Affine, Op, Pool
 from flwr_leakage.attacks.network.geometry import Geometry, Pair
-from flwr_leakage.attacks.network.trace import ReachedError, Reader, Run
+from flwr_leakage.attacks.network.trace import ReachedError, Run, Trace
 from flwr_leakage.attacks.problem import Problem
 
 
@@ -43,65 +44,62 @@ class Use:
     geometry: Geometry
 
 
-class ReluWalk(Reader):
-    """The context of a pass that applies known masks of ReLUs, which are numbered in their order.
+class ReluWalk:
+    """A pass that applies known masks of ReLUs, which are numbered in their order.
 
     Args:
-        names: names of the parameters, by the tensors' ``id``.
+        problem: the network.
+        inputs: (1, C, H, W) inputs of the pass.
         masks: known masks of ReLUs, by number.
         last: the number of the ReLU at which to stop; ``None`` for the whole network.
         pooled: windows of the ReLUs that are known to be pooled, by number.
 
     Attributes:
+        logits: the logits, or ``None`` if the pass stopped at ``last``.
         preactivations: the inputs of the ReLUs, by number.
         maxima: the largest preactivation of each window of pooled ReLUs, by number.
         windows: the window (height, width) of pooled ReLUs, by number.
-        sources: numbers of the ReLUs by the ``id`` of their output, pooled or not.
         uses: the convolutions in their order.
     """
 
     def __init__(
         self,
-        names: Mapping[int, str],
+        problem: Problem,
+        inputs: Tensor,
         masks: Mapping[int, Mask] | None = None,
         last: int | None = None,
         pooled: Mapping[int, Pair] | None = None,
     ) -> None:
-        super().__init__(names)
         self.masks = masks or {}
         self.last = last
         self.pooled = pooled or {}
         self.preactivations: list[Tensor] = []
         self.maxima: dict[int, Tensor] = {}
         self.windows: dict[int, Pair] = {}
-        self.sources: dict[int, int] = {}
         self.uses: list[Use] = []
-
-    def run(self, problem: Problem, inputs: Tensor) -> Tensor | None:
-        """Return the logits of inputs (1, C, H, W), or None if the pass stopped at ``last``."""
-        try:
-            with self:
-                return problem.gradient_map.logits(problem.params, inputs, problem.buffers)
-        except ReachedError:
-            return None
+        self._sources: dict[int, int] = {}
+        self._kept: list[Tensor] = []  # a living tensor's id is not used again
+        run = partial(problem.logits, inputs)
+        trace = Trace.of(run, problem.params, self._answer, records=False)
+        self.logits: Tensor | None = trace.outputs
 
     def compared(self, number: int) -> Tensor:
         """Return the values to compare known outputs with: preactivations, or windows' maxima."""
         return self.maxima[number] if number in self.maxima else self.preactivations[number]
 
-    def on_op(self, op: Op, run: Run) -> Tensor:
+    def _answer(self, op: Op, run: Run) -> Tensor:
         """Return the outputs of a call, with known masks of ReLUs and their max pooling."""
         if isinstance(op, Elementwise) and op.activation.is_relu:
             return self._activate(op)
-        if isinstance(op, Pool) and op.is_largest and op.is_plain and id(op.inputs) in self.sources:
-            return self._pool(op)
-        outputs = super().on_op(op, run)
+        number = self._sources.get(id(op.inputs), -1)
+        if number >= 0 and isinstance(op, Pool) and op.is_largest and op.is_plain:
+            return self._pool(op, number)
+        outputs: Tensor = run()
         if not isinstance(op, Affine) or not op.is_convolution:
             return outputs
         geometry = op.geometry
         assert geometry is not None
-        source = self.sources.get(id(op.inputs), -1)
-        self.uses.append(Use(op.name, source, op.inputs.shape[1:], outputs, geometry))
+        self.uses.append(Use(op.name, number, op.inputs.shape[1:], outputs, geometry))
         # A later call may write into its input, and must not change the recorded outputs.
         return outputs.clone()
 
@@ -116,8 +114,8 @@ class ReluWalk(Reader):
             outputs = self.masks[number].gate(inputs, outputs)
         return self._from(number, op.answer(outputs))
 
-    def _pool(self, op: Pool) -> Tensor:
-        number, window = self.sources[id(op.inputs)], op.window
+    def _pool(self, op: Pool, number: int) -> Tensor:
+        window = op.window
         self.windows[number] = window
         self.maxima[number] = F.max_pool2d(self.preactivations[number], window)
         if number == self.last:
@@ -129,6 +127,6 @@ class ReluWalk(Reader):
         return self._from(number, outputs)
 
     def _from(self, number: int, outputs: Tensor) -> Tensor:
-        self.sources[id(outputs)] = number
+        self._sources[id(outputs)] = number
         self._kept.append(outputs)
         return outputs

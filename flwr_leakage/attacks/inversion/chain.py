@@ -18,6 +18,7 @@ they are Wᵀ dδ, summed over overlapping patches. The transpose also passes up
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -123,13 +124,12 @@ class Chain:
             names: the names of the parameters whose gradients are wanted.
             images: possible inputs, as far from natural images as candidates get.
         """
-        outputs: list[Tensor] = []
         with torch.no_grad():
-            trace = Trace.of(lambda: outputs.append(forward(images)), params)
+            trace = Trace.of(partial(forward, images), params)
         steps: list[MatrixLayer | Nonlinear] = []
         before, found = images, list[str]()
         for step in trace.steps:
-            if _same(outputs[0], before):
+            if _same(trace.outputs, before):
                 break  # the pass has computed its outputs
             if not _same(step.inputs, before):
                 return None
@@ -140,7 +140,7 @@ class Chain:
             before = step.outputs
             if isinstance(posed, MatrixLayer):
                 found += [posed.weight, posed.bias]
-        if not _same(outputs[0], before) or not (steps and isinstance(steps[0], MatrixLayer)):
+        if not _same(trace.outputs, before) or not (steps and isinstance(steps[0], MatrixLayer)):
             return None
         if sorted(name for name in found if name in set(names)) != sorted(names):
             return None

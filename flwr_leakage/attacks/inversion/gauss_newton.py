@@ -45,7 +45,7 @@ from flwr_leakage.attacks.labels.assumed import (
 )
 from flwr_leakage.attacks.labels.counts import label_moves
 from flwr_leakage.attacks.labels.last_layer import find_last_bias
-from flwr_leakage.attacks.network.blur import Blurred, kink_inputs, measure
+from flwr_leakage.attacks.network.blur import blurring, kink_inputs, measure
 from flwr_leakage.attacks.one_by_one import OneByOne
 from flwr_leakage.attacks.problem import Problem, simulate_gradient
 from flwr_leakage.attacks.settings import require
@@ -379,9 +379,7 @@ class _Model:
         single, prior = problem.to(torch.float32), ImagePrior.of(problem.spec).single()
         draws = torch.randn(DRAWS, *problem.spec.shape, generator=generator)
         images = problem.spec.clamp(prior.inputs(draws))
-        deviations = measure(
-            lambda: single.gradient_map.logits(single.params, images, single.buffers)
-        )
+        deviations = measure(lambda: single.logits(images))
         contrast = Contrast.of(problem)
         return cls(problem, single, targets, prior, deviations, contrast)
 
@@ -416,9 +414,7 @@ class _Model:
         images through the network with the parameters at which the replay begins.
         """
         posed = self.single
-        return kink_inputs(
-            lambda: posed.gradient_map.logits(posed.params, inputs.float(), posed.buffers)
-        )
+        return kink_inputs(lambda: posed.logits(inputs.float()))
 
     def blurred_by(self, widths: Sequence[Tensor]) -> "_Model":
         """Return the same replay with a blur of the given width for each of these inputs."""
@@ -431,7 +427,7 @@ class _Model:
         batch = Batch(inputs.to(dtype), targets)
         found = []
         for posed in (self.problem if precise else self.single).rounds:
-            with Blurred(self.deviations, blur):
+            with blurring(self.deviations, blur):
                 gradient = simulate_gradient(
                     posed.gradient_map,
                     posed.params,

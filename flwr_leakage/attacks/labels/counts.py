@@ -260,7 +260,7 @@ class ClassCounts:
             logits = (weight @ feature + problem.params[bias])[None]
         else:
             images = self._images(problem.spec, generator).to(bias_gradient)
-            logits = problem.gradient_map.logits(problem.params, images, problem.buffers)
+            logits = problem.logits(images)
         softmax = replayed_softmax(
             logits,
             bias_gradient.new_zeros(()) if feature is None else feature.square().sum(),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flwr_leakage.attacks.network.linear import find_linear_layers
+from flwr_leakage.attacks.network.linear import traced
 from flwr_leakage.attacks.problem import Problem
 
 
@@ -32,7 +32,7 @@ def find_last_layer(problem: Problem) -> LastLayer:
     like, spec = next(iter(problem.params.values())), problem.spec
     dummy = spec.blank(2, like) if spec.is_text else like.new_zeros(2, *spec.shape)
     with torch.no_grad():
-        uses = find_linear_layers(problem, dummy)
+        uses = traced(problem, dummy).linear
     heads = [use for use in uses if use.outputs.shape == (2, *spec.output_shape)]
     if not heads:
         raise ValueError(

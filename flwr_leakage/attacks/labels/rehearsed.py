@@ -320,7 +320,7 @@ def _best_rate(method: Callable[[Shift, float], Tensor], made: Sequence[_Rehears
 
 def _shift(problem: Problem, delta: Params, probes: Tensor, bias: str | None) -> Shift:
     with torch.no_grad():
-        before = problem.gradient_map.logits(problem.params, probes, problem.buffers)
+        before = problem.logits(probes)
         moved = {name: value + delta[name] for name, value in problem.params.items()}
         after = problem.gradient_map.logits(moved, probes, problem.buffers)
     return Shift(
@@ -352,9 +352,7 @@ def _dummies(
     targets = classes.to(like.device)
     for _ in range(iterations):
         codes.requires_grad_(True)
-        log_softmax = problem.gradient_map.logits(
-            problem.params, inputs(codes), problem.buffers
-        ).log_softmax(1)
+        log_softmax = problem.logits(inputs(codes)).log_softmax(1)
         (gradient,) = torch.autograd.grad(-F.nll_loss(log_softmax, targets, reduction="sum"), codes)
         own = log_softmax.detach().gather(1, targets[:, None])[:, 0].exp().to(codes)
         length = gradient.flatten(1).norm(dim=1).clamp_min(1e-12)

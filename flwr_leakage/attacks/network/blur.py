@@ -14,6 +14,7 @@ are blurred through their ReLUs.
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import cycle
 from typing import Any, TypeGuard
 
 import torch
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from flwr_leakage.attacks.network.activations import Activation, Elementwise
 from flwr_leakage.attacks.network.calls import Op, Pool
-from flwr_leakage.attacks.network.trace import Reader, Run, Trace
+from flwr_leakage.attacks.network.trace import Run, Trace
 
 
 def blurred_relu(inputs: Tensor, width: Tensor) -> Tensor:
@@ -154,8 +155,8 @@ def has_kinks(op: Op) -> TypeGuard[Elementwise | Pool]:
     return isinstance(op, Pool) and op.is_largest
 
 
-class Blurred(Reader):
-    """The context in which every activation with kinks and every max pooling is blurred.
+def blurring(deviations: Sequence[Tensor], amount: float) -> Trace:
+    """Return the context in which every activation with kinks and every max pooling is blurred.
 
     The order of the calls in a forward pass identifies the layers. A replay of several local steps
     runs through this order once for each pass.
@@ -165,22 +166,20 @@ class Blurred(Reader):
             from :func:`measure`; each is broadcast to that call's input.
         amount: β, the noise in units of these deviations; at 0 nothing is replaced.
     """
+    widths = [amount * deviation for deviation in deviations] if amount > 0 else []
+    following = cycle(widths)
 
-    def __init__(self, deviations: Sequence[Tensor], amount: float) -> None:
-        super().__init__()
-        self.widths = [amount * deviation for deviation in deviations] if amount > 0 else []
-        self.calls = 0
-
-    def on_op(self, op: Op, run: Run) -> Tensor:
-        """Return a call's outputs, blurred if it has kinks."""
-        if not self.widths or not has_kinks(op):
-            return super().on_op(op, run)
-        width = self.widths[self.calls % len(self.widths)].to(op.inputs.dtype)
-        self.calls += 1
+    def answer(op: Op, run: Run) -> Tensor:
+        if not widths or not has_kinks(op):
+            outputs: Tensor = run()
+            return outputs
+        width = next(following).to(op.inputs.dtype)
         if isinstance(op, Pool):
             return blurred_pool(op, width)
         inputs = op.inputs.clone() if op.in_place else op.inputs
         return op.answer(blurred(op.activation, inputs, width))
+
+    return Trace(answer=answer, records=False)
 
 
 def measure(forward: Callable[[], object]) -> list[Tensor]:

@@ -49,6 +49,10 @@ class Affine:
         """Whether the call is a convolution."""
         return self.settings is not None
 
+    def is_layer(self, weight: str) -> bool:
+        """Return whether the call is the linear layer whose weight has this name."""
+        return self.name == weight and not self.is_convolution
+
     @property
     def layer(self) -> str:
         """The name of the layer for messages."""
@@ -177,8 +181,28 @@ class Normalise:
     bias_name: str = ""
 
 
-Op = Affine | Elementwise | Pool | Normalise
-"""The operations that :func:`read_call` recognises."""
+@dataclass(frozen=True)
+class Lookup:
+    """A look-up of rows of a table of embeddings.
+
+    Attributes:
+        inputs: the numbers of the rows.
+        name: the name of the parameter that is the table.
+    """
+
+    inputs: Tensor
+    name: str
+
+
+@dataclass(frozen=True)
+class Other:
+    """A call of any other function, with a copy of its first input."""
+
+    inputs: Tensor
+
+
+Op = Affine | Elementwise | Pool | Normalise | Lookup | Other
+"""The operations that a pass is made of."""
 
 _LAYER_READERS: dict[Callable[..., Any], Callable[..., Op | None]] = {}
 
@@ -207,7 +231,7 @@ def read_call(
     """Return the operation that a call of a torch function computes, or None if it is unknown.
 
     Products with a transposed weight take several calls; see
-    :class:`flwr_leakage.attacks.network.trace.Reader`.
+    :class:`flwr_leakage.attacks.network.trace.Trace`.
     """
     layer = _LAYER_READERS.get(function)
     if layer is not None:

@@ -1,8 +1,8 @@
 """The reader of a pass through a network, call by call, however the network is written.
 
-A :class:`Reader` hands each call that computes an affine map, an activation, a pooling or a
-normalisation to one method, which runs the call or replaces its outputs. A :class:`Trace` is the
-reader that records a pass.
+A :class:`Trace` recognises each call that computes an affine map, an activation, a pooling, a
+normalisation or a look-up. It records these calls, and asks an :data:`Answer` whether other outputs
+take the place of their own.
 
 ``F.linear`` (which ``nn.Linear`` calls), ``torch.addmm``, ``torch.einsum``, and ``x @ W.T`` with
 the bias added after it are all the same layer. The reader follows views of a parameter (``W.T``,
@@ -11,7 +11,7 @@ as the convolution's padding.
 
 Networks written by hand may keep weights as (inputs, outputs), as in ``x @ W + c``. Attacks know
 (outputs, inputs) only. They attack such a network with the transpose as its parameter, which gives
-the same gradients. :func:`transposed_weights` names these weights.
+the same gradients. :attr:`Trace.turned` names these weights.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,8 +24,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flwr_leakage.attacks.network.activations import Elementwise
-from flwr_leakage.attacks.network.calls import Affine, Normalise, Op, read_call
+from flwr_leakage.attacks.network.calls import Affine, Lookup, Normalise, Op, Other, read_call
 from flwr_leakage.attacks.network.geometry import Pair, zeros_around
+from flwr_leakage.attacks.network.places import describe_call
 from flwr_leakage.function_mode import FunctionMode
 
 # A function mode sees an attribute such as W.T as a call of its getter.
@@ -35,10 +36,11 @@ _TRANSPOSES = (
 )  # fmt: skip
 _PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm)
 _SUMS = (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__, Tensor.add_)
+_LOOKUPS = (F.embedding, torch.embedding, Tensor.__getitem__)
 
 
 class ReachedError(Exception):
-    """A reader ends its pass with it, at the place that the reader was made for.
+    """The end of a pass, which an :data:`Answer` raises where the rest is not needed.
 
     Attributes:
         values: the values that the pass has computed there.
@@ -52,59 +54,179 @@ class ReachedError(Exception):
 Run = partial[Any]
 """A call with the arguments of the model; ``func`` is the function."""
 
+Answer = Callable[[Op, Run], Tensor]
+"""Map from a recognised call to its outputs; ``run()`` computes those of the model.
 
-class Reader(FunctionMode):
-    """A context that reads every call of a pass, and lets one method decide about its outputs.
+If it does not call ``run``, it must copy its outputs into the inputs of an activation that works in
+place (:meth:`~flwr_leakage.attacks.network.activations.Elementwise.answer`).
+"""
 
-    Args:
-        names: names of the parameters, by the tensors' ``id``.
+
+@dataclass(frozen=True)
+class Step:
+    """One recognised call of a pass.
+
+    Attributes:
+        op: the operation, with its inputs.
+        outputs: the outputs of the call.
+        called: the function and its line in the model if the trace notes all calls and this one
+            changed its inputs' values, else empty.
     """
 
-    def __init__(self, names: Mapping[int, str] | None = None) -> None:
+    op: Op
+    outputs: Tensor
+    called: str = ""
+
+    @property
+    def inputs(self) -> Tensor:
+        """The inputs of the call."""
+        return self.op.inputs
+
+
+@dataclass(frozen=True)
+class LinearUse:
+    """One call of a linear layer ``z = W h + c`` in a pass.
+
+    Attributes:
+        weight: the name of W (m, n).
+        bias: the name of c (m,), or ``None``.
+        inputs: h (B, n) of the pass.
+        outputs: z (B, m) of the pass.
+    """
+
+    weight: str
+    bias: str | None
+    inputs: Tensor
+    outputs: Tensor
+
+    @property
+    def name(self) -> str:
+        """The name of the layer for messages."""
+        return self.weight.removesuffix(".weight")
+
+
+class Trace(FunctionMode):
+    """The context of a pass, which recognises its calls, and records them unless told otherwise.
+
+    Args:
+        params: the parameters of the pass, by name.
+        answer: gives the outputs of recognised calls; by default they are those of the model.
+        records: whether the recognised calls become ``steps``. Without, no tensor is kept.
+        notes_all: whether calls that are not recognised become steps, too, if they change values.
+
+    Attributes:
+        steps: the recognised calls, in their order. Calls that work in place do not change the
+            tensors of a step.
+        outputs: what the pass returned; ``None`` if the answer ended it.
+        reached: the values at which the answer ended the pass, or ``None``.
+    """
+
+    def __init__(
+        self,
+        params: Mapping[str, Tensor] | None = None,
+        answer: Answer | None = None,
+        records: bool = True,
+        notes_all: bool = False,
+    ) -> None:
         super().__init__()
-        self.names = names or {}
+        self.names = {id(value): name for name, value in (params or {}).items()}
+        self.steps: list[Step] = []
+        self.outputs: Any = None
+        self.reached: Tensor | None = None
+        self._answer, self._records, self._notes_all = answer, records, notes_all
+        self._right: set[str] = set()
+        self._left: set[str] = set()
         self._transposed: dict[int, Tensor] = {}
         self._products: dict[int, Affine] = {}
         self._padded: dict[int, tuple[Tensor, Pair]] = {}
         self._kept: list[Tensor] = []  # a living tensor's id is not used again
 
-    def on_op(self, op: Op, run: Run) -> Tensor:
-        """Return the outputs of a recognised call; ``run()`` computes those of the model.
+    @classmethod
+    def of(
+        cls,
+        run: Callable[[], Any],
+        params: Mapping[str, Tensor] | None = None,
+        answer: Answer | None = None,
+        records: bool = True,
+        notes_all: bool = False,
+    ) -> "Trace":
+        """Return the trace of a pass that ``run`` makes; the other arguments are the class's."""
+        trace = cls(params, answer, records, notes_all)
+        try:
+            with trace:
+                trace.outputs = run()
+        except ReachedError as end:
+            trace.reached = end.values
+        return trace
 
-        A subclass that does not call ``run`` must copy its outputs into the inputs of an activation
-        that works in place (:meth:`Elementwise.answer`).
-        """
-        outputs: Tensor = run()
-        return outputs
+    @property
+    def linear(self) -> list[LinearUse]:
+        """The calls of linear layers with parameters as weights, in their order."""
+        return [
+            LinearUse(op.name, op.bias_name, op.inputs, step.outputs)
+            for step in self.steps
+            if isinstance(op := step.op, Affine) and op.name and not op.is_convolution
+        ]
 
-    def on_other(
-        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Return the result of any other call."""
-        return function(*args, **kwargs)
+    @property
+    def turned(self) -> frozenset[str]:
+        """The names of the weights that the pass takes as (inputs, outputs) only."""
+        return frozenset(self._right - self._left)
 
     def on_call(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Return the result of a call, which ``on_op`` or ``on_other`` decides."""
+        """Return the result of a call, and record it."""
         run = partial(function, *args, **kwargs)
         op = read_call(function, args, kwargs)
         if op is None and self.names:
-            op = self._product(function, args, kwargs)
+            op = self._product(function, args, kwargs) or self._lookup(function, args, kwargs)
         elif isinstance(op, Affine):
             op = self._named(op)
         elif isinstance(op, Normalise):
             name, bias = (self.names.get(id(each), "") for each in (op.weight, op.bias))
             op = replace(op, name=name, bias_name=bias)
         if op is None:
-            outputs = self.on_other(function, args, kwargs)
-            if self.names:
-                self._follow(function, args, kwargs, outputs)
-            return outputs
-        outputs = self.on_op(op, run)
+            return self._other(run)
+        if self._records:
+            op = self._prepared(op)
+        outputs: Tensor = run() if self._answer is None else self._answer(op, run)
         if isinstance(op, Affine) and op.bias is None and not op.is_convolution and op.name:
             self._products[id(outputs)] = op
             self._kept.append(outputs)
+        if self._records:
+            self._record(op, outputs, function)
+        return outputs
+
+    def _prepared(self, op: Op) -> Op:
+        """Return the call with inputs that it does not change."""
+        if isinstance(op, Elementwise) and op.in_place:
+            written, op = op.inputs, replace(op, inputs=op.inputs.clone())
+            self.steps = [
+                replace(step, outputs=op.inputs) if step.outputs is written else step
+                for step in self.steps
+            ]
+        return op
+
+    def _record(self, op: Op, outputs: Tensor, function: Callable[..., Any]) -> None:
+        if isinstance(op, Affine) and op.product is not None:
+            self.steps = [step for step in self.steps if step.outputs is not op.product]
+        changes = self._notes_all and not same_values(op.inputs, outputs)
+        self.steps.append(Step(op, outputs, describe_call(function) if changes else ""))
+        self._kept.append(outputs)
+
+    def _other(self, run: Run) -> Any:
+        """Return the result of a call that is not recognised."""
+        inputs: Any = run.args[0] if run.args else run.keywords.get("input")
+        is_noted = self._notes_all and isinstance(inputs, Tensor) and id(inputs) not in self.names
+        known = inputs.clone() if is_noted else None
+        outputs = run()
+        if self.names:
+            self._follow(run, inputs, outputs)
+        if known is None or not isinstance(outputs, Tensor) or id(outputs) in self._padded:
+            return outputs
+        if not same_values(known, outputs):
+            self._record(Other(known), outputs, run.func)
         return outputs
 
     def _named(self, op: Affine) -> Affine:
@@ -112,7 +234,9 @@ class Reader(FunctionMode):
             inputs, zeros = self._padded[id(op.inputs)]
             op = replace(op, inputs=inputs, zeros=zeros)
         bias = self.names.get(id(op.bias)) if op.bias is not None else None
-        return replace(op, name=self.names.get(id(op.weight), ""), bias_name=bias)
+        name = self.names.get(id(op.weight), "")
+        self._left |= {name} - {""}
+        return replace(op, name=name, bias_name=bias)
 
     def _product(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -123,19 +247,21 @@ class Reader(FunctionMode):
             if found is None:
                 return None
             inputs, weight, is_transposed = found
-            given = self._transposed.get(id(weight)) if is_transposed else weight
+            given = self._upright(weight) if is_transposed else weight
             if given is None or id(given) not in self.names:
                 return None
             return self._named(Affine(inputs, given))
         if function not in _PRODUCTS and function not in _SUMS and function is not torch.addmm:
             return None
         tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
-        if function in _PRODUCTS and len(tensors) == 2 and id(tensors[1]) in self._transposed:
-            return self._named(Affine(tensors[0], self._transposed[id(tensors[1])]))
-        if function is torch.addmm and len(tensors) == 3 and id(tensors[2]) in self._transposed:
-            if any(kwargs.get(name, 1) != 1 for name in ("alpha", "beta")):
+        if function in _PRODUCTS and len(tensors) == 2:
+            given = self._upright(tensors[1])
+            return None if given is None else self._named(Affine(tensors[0], given))
+        if function is torch.addmm and len(tensors) == 3:
+            given = self._upright(tensors[2])
+            if given is None or any(kwargs.get(name, 1) != 1 for name in ("alpha", "beta")):
                 return None
-            return self._named(Affine(tensors[1], self._transposed[id(tensors[2])], tensors[0]))
+            return self._named(Affine(tensors[1], given, tensors[0]))
         if function in _SUMS and len(tensors) == 2:
             for product, bias in (tensors, tensors[::-1]):
                 if id(product) in self._products and id(bias) in self.names and bias.ndim == 1:
@@ -143,22 +269,42 @@ class Reader(FunctionMode):
                     return self._named(replace(op, bias=bias, product=product))
         return None
 
-    def _follow(
-        self,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        outputs: Any,
-    ) -> None:
+    def _upright(self, factor: Tensor) -> Tensor | None:
+        """Return the weight (outputs, inputs) whose transpose a product takes, or None.
+
+        A weight that the product takes as it is counts as one of (inputs, outputs).
+        """
+        if factor.ndim == 2 and id(factor) in self.names:
+            self._right.add(self.names[id(factor)])
+        return self._transposed.get(id(factor))
+
+    def _lookup(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Lookup | None:
+        """Return the look-up of a table's rows that a call makes, or None."""
+        if function not in _LOOKUPS:
+            return None
+        tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
+        for table, indices in (tensors[:2], tensors[1::-1]) if len(tensors) > 1 else ():
+            if id(table) in self.names and not indices.is_floating_point():
+                return Lookup(indices, self.names[id(table)])
+        return None
+
+    def _follow(self, run: Run, inputs: Any, outputs: Any) -> None:
         """Record transposed views of parameters, and zeros around maps."""
-        if function in _TRANSPOSES:
-            weight: Any = args[0] if args else kwargs.get("input")
-            if id(weight) in self.names and weight.ndim == 2 and outputs.shape == weight.T.shape:
-                self._transposed[id(outputs)] = weight
+        if run.func in _TRANSPOSES:
+            if id(inputs) in self.names and inputs.ndim == 2 and outputs.shape == inputs.T.shape:
+                self._transposed[id(outputs)] = inputs
+                self._left.add(self.names[id(inputs)])
                 self._kept.append(outputs)
-        elif function is F.pad and (zeros := zeros_around(*args, **kwargs)) is not None:
-            self._padded[id(outputs)] = (args[0] if args else kwargs["input"], zeros)
+        elif run.func is F.pad and (zeros := zeros_around(*run.args, **run.keywords)) is not None:
+            self._padded[id(outputs)] = (inputs, zeros)
             self._kept.append(outputs)
+
+
+def same_values(left: Tensor, right: Tensor) -> bool:
+    """Return whether two tensors have the same entries in the same order, in any shapes."""
+    return left.numel() == right.numel() and torch.equal(left.flatten(), right.flatten())
 
 
 def einsum_operands(args: Sequence[Any]) -> tuple[Tensor, Tensor, bool] | None:
@@ -176,116 +322,3 @@ def einsum_operands(args: Sequence[Any]) -> tuple[Tensor, Tensor, bool] | None:
     if first[:-1] != outputs[:-1] or shared == made or second not in (made + shared, shared + made):
         return None
     return operands[0], operands[1], second == shared + made
-
-
-@dataclass(frozen=True)
-class Step:
-    """One recognised call of a pass.
-
-    Attributes:
-        op: the operation, with its inputs.
-        outputs: the outputs of the call.
-    """
-
-    op: Op
-    outputs: Tensor
-
-    @property
-    def inputs(self) -> Tensor:
-        """The inputs of the call."""
-        return self.op.inputs
-
-
-class Trace(Reader):
-    """The reader that records a pass.
-
-    Attributes:
-        steps: the recognised calls, in their order. Calls that work in place do not change the
-            tensors of a step.
-    """
-
-    def __init__(self, names: Mapping[int, str] | None = None) -> None:
-        super().__init__(names)
-        self.steps: list[Step] = []
-
-    @classmethod
-    def of(cls, run: Callable[[], object], params: Mapping[str, Tensor] | None = None) -> "Trace":
-        """Return the record of a pass.
-
-        Args:
-            run: makes the pass.
-            params: the parameters of the pass, by name.
-        """
-        trace = cls({id(value): name for name, value in (params or {}).items()})
-        with trace:
-            run()
-        return trace
-
-    @property
-    def linear(self) -> list[Step]:
-        """The steps that are linear layers with parameters as weights."""
-        return [
-            step
-            for step in self.steps
-            if isinstance(step.op, Affine) and step.op.name and not step.op.is_convolution
-        ]
-
-    def on_op(self, op: Op, run: Run) -> Tensor:
-        """Return the outputs of a call, and record it."""
-        if isinstance(op, Elementwise) and op.in_place:
-            written, op = op.inputs, replace(op, inputs=op.inputs.clone())
-            self.steps = [
-                replace(step, outputs=op.inputs) if step.outputs is written else step
-                for step in self.steps
-            ]
-        if isinstance(op, Affine) and op.product is not None:
-            self.steps = [step for step in self.steps if step.outputs is not op.product]
-        outputs: Tensor = run()
-        self.steps.append(Step(op, outputs))
-        self._kept.append(outputs)
-        return outputs
-
-
-class _Orders(Reader):
-    """The reader that records the orientation in which a pass multiplies each weight matrix.
-
-    Attributes:
-        right: names of the weights that a product takes as (inputs, outputs).
-        others: names of the weights that a pass takes as (outputs, inputs).
-    """
-
-    def __init__(self, names: Mapping[int, str]) -> None:
-        super().__init__(names)
-        self.right: set[str] = set()
-        self.others: set[str] = set()
-
-    def on_call(
-        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Return the result of a call, and record the weights of products."""
-        tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
-        weights = [(self.names.get(id(t), "") if t.ndim == 2 else "") for t in tensors]
-        if function in _PRODUCTS and weights[1]:
-            self.right.add(weights[1])
-        elif function is torch.addmm and weights[2]:
-            self.right.add(weights[2])
-        elif function is torch.einsum:
-            operands = einsum_operands(args)
-            if operands is not None and operands[2]:
-                self.right.add(self.names.get(id(operands[1]), ""))
-        elif function is F.linear or function in _TRANSPOSES:
-            self.others.update(weights)
-        return function(*args, **kwargs)
-
-
-def transposed_weights(params: Mapping[str, Tensor], run: Callable[[], object]) -> frozenset[str]:
-    """Return the names of the weights that a pass takes as (inputs, outputs) only.
-
-    Args:
-        params: the parameters of the pass, by name.
-        run: makes the pass.
-    """
-    orders = _Orders({id(value): name for name, value in params.items()})
-    with orders:
-        run()
-    return frozenset(orders.right - orders.others - {""})

@@ -6,18 +6,18 @@ pass, with one token changed, shows what the vectors depend on.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import permutations
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from flwr_leakage.attacks.network.calls import Affine, Op
-from flwr_leakage.attacks.network.trace import Run, Trace
+from flwr_leakage.attacks.network.calls import Affine, Lookup, Op
+from flwr_leakage.attacks.network.trace import ReachedError, Run, Trace
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.rounding import FLOAT32_RELATIVE_ERROR
 
@@ -126,59 +126,29 @@ def _mixed(
     return torch.einsum("hij,jhc->ihc", scores.softmax(-1), v).flatten(1)
 
 
-class _FinishedError(Exception):
-    """The end of a pass whose last part is not needed."""
+def _pass(problem: Problem, ids: Tensor, params: dict[str, Tensor], last: str = "") -> Trace:
+    """Return the record of a pass of tokens, up to the layer with the weight ``last``, if any."""
+    is_done = False
 
-
-class _Pass(Trace):
-    """The record of a pass of tokens, with its look-ups, up to a layer.
-
-    Attributes:
-        lookups: the indices and the name of the table of each look-up.
-        last: the name of the weight of the last layer that is needed; empty for all.
-    """
-
-    def __init__(self, names: Mapping[int, str] | None = None) -> None:
-        super().__init__(names)
-        self.lookups: list[tuple[Tensor, str]] = []
-        self.last = ""
-
-    def on_op(self, op: Op, run: Run) -> Tensor:
-        outputs = super().on_op(op, run)
-        if isinstance(op, Affine) and op.name and op.name == self.last:
-            raise _FinishedError
+    def answer(op: Op, run: Run) -> Tensor:
+        nonlocal is_done
+        if is_done:
+            raise ReachedError(op.inputs)
+        is_done = bool(last) and isinstance(op, Affine) and op.name == last
+        outputs: Tensor = run()
         return outputs
 
-    def on_other(
-        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        if function in (F.embedding, torch.embedding, Tensor.__getitem__):
-            tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
-            for table, indices in (tensors[:2], tensors[1::-1]) if len(tensors) > 1 else ():
-                if id(table) in self.names and not indices.is_floating_point():
-                    self.lookups.append((indices, self.names[id(table)]))
-        return function(*args, **kwargs)
+    logits = problem.gradient_map.logits
+    return Trace.of(partial(logits, params, ids, problem.buffers), params, answer)
 
 
-def _pass(problem: Problem, ids: Tensor, params: dict[str, Tensor], last: str = "") -> _Pass:
-    trace = _Pass({id(value): name for name, value in params.items()})
-    trace.last = last
-    try:
-        with trace:
-            problem.gradient_map.logits(params, ids, problem.buffers)
-    except _FinishedError:
-        pass
-    return trace
-
-
-def _vectors(trace: _Pass, ids: Tensor) -> dict[str, Tensor]:
+def _vectors(trace: Trace, ids: Tensor) -> dict[str, Tensor]:
     """Return the inputs (B, T, n) of each linear layer that takes a vector of each token."""
     found = {}
-    for step in trace.linear:
-        assert isinstance(step.op, Affine)
-        width = step.inputs.shape[-1]
-        if step.inputs.numel() == ids.numel() * width:
-            found[step.op.name] = step.inputs.reshape(*ids.shape, width)
+    for use in trace.linear:
+        width = use.inputs.shape[-1]
+        if use.inputs.numel() == ids.numel() * width:
+            found[use.weight] = use.inputs.reshape(*ids.shape, width)
     return found
 
 
@@ -217,7 +187,8 @@ class Anatomy:
         ids = torch.randint(first, spec.vocabulary, shape, generator=generator)
         if spec.padding:
             ids[ids == spec.padding] = first
-        found = _pass(problem, ids, problem.params).lookups
+        steps = _pass(problem, ids, problem.params).steps
+        found = [(op.inputs, op.name) for step in steps if isinstance(op := step.op, Lookup)]
         words = [name for at, name in found if at.shape == ids.shape and torch.equal(at, ids)]
         if not words:
             raise ValueError("the ids must look up a table of embeddings, and no table is.")
@@ -231,15 +202,10 @@ class Anatomy:
         leaf = problem.params[words[0]].detach().clone().requires_grad_()
         params = {**problem.params, words[0]: leaf}
         with torch.enable_grad():
-            trace = _Pass({id(value): name for name, value in params.items()})
-            with trace:
-                logits = problem.gradient_map.logits(params, ids, problem.buffers)
+            trace = _pass(problem, ids, params)
             targets = ids if spec.next_token else torch.zeros(1, dtype=torch.int64)
-            loss = problem.gradient_map.loss(logits, targets)
-        outputs = {}
-        for step in trace.linear:
-            assert isinstance(step.op, Affine)
-            outputs[step.op.name] = step.outputs
+            loss = problem.gradient_map.loss(trace.outputs, targets)
+        outputs = {use.weight: use.outputs for use in trace.linear}
         vectors = {name: value.detach() for name, value in _vectors(trace, ids).items()}
         wanted = [outputs[name] for name in vectors]
         found_errors = torch.autograd.grad(loss, wanted, allow_unused=True) if wanted else ()
@@ -297,7 +263,7 @@ class Anatomy:
 
 def _attention(
     problem: Problem,
-    trace: _Pass,
+    trace: Trace,
     vectors: dict[str, Tensor],
     groups: list[list[str]],
     moved: dict[str, Tensor],
@@ -309,9 +275,7 @@ def _attention(
     Its query, key and value are three layers of the same inputs, in any order, or one that is cut
     into three. The number of heads is the one that explains the inputs of the layer behind.
     """
-    biases = {
-        step.op.name: step.op.bias_name for step in trace.linear if isinstance(step.op, Affine)
-    }
+    biases = {use.weight: use.bias for use in trace.linear}
     if len(groups) < 2:
         return None
     inner, outer = groups[0], groups[1]

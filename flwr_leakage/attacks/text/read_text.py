@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flwr_leakage.attacks.budget import Budget, stop_mark
 from flwr_leakage.attacks.labels.last_layer import LastLayer, find_last_layer
-from flwr_leakage.attacks.network.linear import find_linear_layers
+from flwr_leakage.attacks.network.linear import traced
 from flwr_leakage.attacks.one_by_one import OneByOne
 from flwr_leakage.attacks.problem import Problem, simulate_gradient
 from flwr_leakage.attacks.text.anatomy import Anatomy
@@ -268,7 +268,7 @@ def _head_errors(
         at: the indices of the predictions among the layer's inputs, flattened.
         total: N, the number of predictions in the loss.
     """
-    use = [each for each in find_linear_layers(problem, ids) if each.weight == head.weight][-1]
+    use = [each for each in traced(problem, ids).linear if each.weight == head.weight][-1]
     features = use.inputs.reshape(-1, use.inputs.shape[-1])[at]
     outputs = use.outputs.reshape(-1, use.outputs.shape[-1])[at]
     gradient = problem.gradient[head.weight] / problem.gradient_weight

@@ -6,50 +6,18 @@ that ReLU. Max pooling and flattening between the ReLU and the layer change noth
 of ReLUs is the ReLU of the maximum. Averages do, so that the ReLU stays.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NoReturn
+from functools import partial
 
 from torch import Tensor
 
 from flwr_leakage.attacks.network.activations import Elementwise
-from flwr_leakage.attacks.network.calls import Op
-from flwr_leakage.attacks.network.linear import AtLayer
-from flwr_leakage.attacks.network.trace import ReachedError, Run
+from flwr_leakage.attacks.network.calls import Affine, Op
+from flwr_leakage.attacks.network.trace import ReachedError, Run, Trace
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.rounding import FLOAT32_RELATIVE_ERROR
 from flwr_leakage.normalization import capture_batch_norm_inputs
 from flwr_leakage.params import Params
-
-
-class _Until(AtLayer):
-    """The reader that ends a pass at one linear layer, and leaves one ReLU out.
-
-    Args:
-        names: the names of the parameters, by the tensors' ``id``.
-        weight: the name of the layer's weight.
-        left_out: number of the ReLU that is left out, −1 for none.
-
-    Attributes:
-        relus: number of calls of ReLUs so far.
-    """
-
-    def __init__(self, names: Mapping[int, str], weight: str, left_out: int) -> None:
-        super().__init__(names, weight, _reached)
-        self.left_out = left_out
-        self.relus = 0
-
-    def on_op(self, op: Op, run: Run) -> Tensor:
-        """Return a call's outputs; leave the ReLU out, and stop at the layer."""
-        if isinstance(op, Elementwise) and op.activation.is_relu:
-            self.relus += 1
-            if self.relus == self.left_out + 1:
-                return op.answer(op.inputs)
-        return super().on_op(op, run)
-
-
-def _reached(features: Tensor) -> NoReturn:
-    raise ReachedError(features)
 
 
 @dataclass(frozen=True)
@@ -96,12 +64,22 @@ class FeaturePass:
 
     def run(self, params: Params, inputs: Tensor) -> tuple[Tensor, int]:
         """Return c(x) (B, n), and the number of ReLUs in the pass."""
-        walk = _Until(
-            {id(value): name for name, value in params.items()}, self.weight, self.left_out
-        )
-        try:
-            with walk:
-                self.problem.gradient_map.logits(params, inputs, self.problem.buffers)
-        except ReachedError as reached:
-            return reached.values, walk.relus
+        relus = 0
+
+        def answer(op: Op, run: Run) -> Tensor:
+            nonlocal relus
+            if isinstance(op, Affine) and op.is_layer(self.weight):
+                raise ReachedError(op.inputs)
+            if isinstance(op, Elementwise) and op.activation.is_relu:
+                relus += 1
+                if relus == self.left_out + 1:
+                    return op.answer(op.inputs)
+            outputs: Tensor = run()
+            return outputs
+
+        logits = self.problem.gradient_map.logits
+        run = partial(logits, params, inputs, self.problem.buffers)
+        trace = Trace.of(run, params, answer, records=False)
+        if trace.reached is not None:
+            return trace.reached, relus
         raise ValueError(f"the pass does not meet {self.weight}.")

@@ -26,8 +26,8 @@ from flwr_leakage.attacks.inversion.chain import Chain, ChainLinearization, Top
 from flwr_leakage.attacks.inversion.gauss_newton import DRAWS
 from flwr_leakage.attacks.inversion.likelihood import Likelihood, kernel_groups
 from flwr_leakage.attacks.network.blur import (
-    Blurred,
     blurred_relu,
+    blurring,
     kink_inputs,
     measure,
     relu_parts,
@@ -222,7 +222,7 @@ class KnownErrors:
                 for name in self.passed.names
             }
             params: Params = {**run.problem.params, **leaves}
-            with Blurred(self.passed.deviations, blur):
+            with blurring(self.passed.deviations, blur):
                 outputs, rest = run.with_held_loss(params, inputs.to(dtype))
             mask = self._mask(blur)
             width = self._width(blur, outputs)

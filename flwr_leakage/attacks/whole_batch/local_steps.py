@@ -24,7 +24,7 @@ from flwr_leakage.attacks.exact.known import Known, Mask
 from flwr_leakage.attacks.inversion.chain import ChainLinearization, Top
 from flwr_leakage.attacks.inversion.likelihood import Likelihood
 from flwr_leakage.attacks.labels.last_layer import LastLayer
-from flwr_leakage.attacks.network.blur import Blurred
+from flwr_leakage.attacks.network.blur import blurring
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.rounding import FLOAT32_NOISE, NOISE_DEVIATIONS
 from flwr_leakage.attacks.solve.linearization import Linearized, Products
@@ -64,7 +64,7 @@ class LocalSteps(KnownErrors):
             follows = is_sloped and first.requires_grad
             params = self._moved(params, last)
             leaves = {name: params[name].requires_grad_() for name in self.passed.names}
-            with torch.enable_grad(), Blurred(self.passed.deviations, blur):
+            with torch.enable_grad(), blurring(self.passed.deviations, blur):
                 outputs = run(params, (inputs if follows else inputs.detach()).to(total.dtype))
                 found = torch.autograd.grad(
                     (errors * outputs).sum(), list(leaves.values()), create_graph=follows

@@ -20,7 +20,7 @@ from flwr_leakage.attacks.inversion.annealing import Annealing
 from flwr_leakage.attacks.inversion.likelihood import Likelihood
 from flwr_leakage.attacks.inversion.settling import Settling
 from flwr_leakage.attacks.labels.last_layer import LastLayer, find_last_layer
-from flwr_leakage.attacks.network.linear import find_linear_layers
+from flwr_leakage.attacks.network.linear import traced
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.rounding import FLOAT32_NOISE
 from flwr_leakage.attacks.settings import require
@@ -91,7 +91,7 @@ def _layers_before(problem: Problem, last: LastLayer) -> list[LastLayer]:
     """Return the trained linear layers with a bias before the last, in the order of a pass."""
     dummy = next(iter(problem.params.values())).new_zeros(1, *problem.spec.shape)
     with torch.no_grad():
-        uses = find_linear_layers(problem, dummy)
+        uses = traced(problem, dummy).linear
     return [
         LastLayer(use.weight, use.bias)
         for use in uses

@@ -190,8 +190,7 @@ def test_features_are_right_where_rounding_on_the_wire_makes_masks_wrong_at_firs
     found = recover_features(problem, 1e-5)
     assert found.repaired
     assert "repaired" in str(found)
-    walk = ReluWalk({})
-    walk.run(problem, image.double())
+    walk = ReluWalk(problem, image.double())
     for number, values in found.outputs.items():
         truth = walk.preactivations[number].clamp_min(0)
         assert float((values - truth).norm()) < 20 * found.noise[number] * float(truth.norm())

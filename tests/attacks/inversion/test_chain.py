@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from flwr_leakage.attacks.inversion.chain import Chain, ChainLinearization, MatrixLayer, Top
-from flwr_leakage.attacks.network.blur import Blurred
+from flwr_leakage.attacks.network.blur import blurring
 from flwr_leakage.attacks.solve.linearization import Linearization
 
 SHAPE = (2, 7, 6)
@@ -98,7 +98,7 @@ def test_values_and_products_are_those_of_autograd(model, names, batch, blur):
 
     def gradient(x):
         leaves = {name: params[name].clone().requires_grad_() for name in chain.names}
-        with Blurred(widths, blur):
+        with blurring(widths, blur):
             outputs = forward(x, {**params, **leaves})
         functional = 0.5 * (errors * outputs.square()).sum()
         found = torch.autograd.grad(functional, list(leaves.values()), create_graph=True)

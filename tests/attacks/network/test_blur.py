@@ -5,9 +5,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from flwr_leakage.attacks.network.blur import (
-    Blurred,
     blurred_maximum,
     blurred_relu,
+    blurring,
     measure,
 )
 from flwr_leakage.attacks.network.calls import read_call
@@ -99,7 +99,7 @@ def _gradient(network, inputs, deviations, amount):
         logits = torch.func.functional_call(network, params, (inputs,))
         return F.cross_entropy(logits, torch.tensor([1, 3]))
 
-    with Blurred(deviations, amount):
+    with blurring(deviations, amount):
         return {k: v.detach() for k, v in torch.func.grad(loss)(params).items()}
 
 
@@ -130,7 +130,7 @@ def test_pooling_takes_a_width_of_each_of_its_inputs(settings):
     inputs = torch.randn(2, 3, 6, 6, generator=draws, dtype=torch.float64)
 
     def pooled(width):
-        with Blurred([width], 1.0):
+        with blurring([width], 1.0):
             return F.max_pool2d(inputs, **settings)
 
     shared = torch.full((1, 3, 1, 1), 0.3, dtype=torch.float64)
@@ -146,14 +146,14 @@ def test_pooling_takes_a_width_of_each_of_its_inputs(settings):
 def test_in_place_replaces_the_tensor_itself():
     deviations = [torch.tensor(1.0)]
     z = torch.zeros(3)
-    with Blurred(deviations, 1.0):
+    with blurring(deviations, 1.0):
         F.relu(z, inplace=True)
     torch.testing.assert_close(z, torch.full((3,), (2 * torch.pi) ** -0.5))
 
 
 def test_pooling_that_is_asked_for_its_indices_is_left_alone():
     inputs = draw(1, 1, 4, 4)
-    with Blurred([torch.tensor(1.0)], 1.0):
+    with blurring([torch.tensor(1.0)], 1.0):
         values, indices = F.max_pool2d(inputs, 2, return_indices=True)
     torch.testing.assert_close(values, F.max_pool2d(inputs, 2))
     assert indices.shape == values.shape
@@ -166,7 +166,7 @@ def test_a_channel_that_is_always_zero_is_blurred_to_finite_values():
     deviations = measure(lambda: network(draw(16, 1, 4, 4)))
     assert all(bool((each > 0).all()) for each in deviations)
     inputs = draw(1, 1, 4, 4, seed=1).requires_grad_()
-    with Blurred(deviations, 1.0):
+    with blurring(deviations, 1.0):
         outputs = network(inputs)
     (slope,) = torch.autograd.grad(outputs.square().sum(), inputs)
     assert bool(torch.isfinite(outputs).all() and torch.isfinite(slope).all())

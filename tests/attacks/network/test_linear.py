@@ -3,7 +3,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from flwr_leakage.attacks.network.linear import find_linear_layers, logits_behind
+from flwr_leakage.attacks.network.linear import logits_behind, traced
 from flwr_leakage.attacks.problem import pose
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import (
@@ -93,7 +93,7 @@ def test_every_spelling_of_a_layer_is_the_same_layer(style):
     network = style()
     network.load_state_dict(reference.state_dict())
     inputs = torch.randn(3, 1, 4, 4)
-    uses = find_linear_layers(posed(network), inputs)
+    uses = traced(posed(network), inputs).linear
     assert [(u.weight, u.bias) for u in uses] == [
         ("a.weight", "a.bias"),
         ("b.weight", "b.bias"),
@@ -119,7 +119,7 @@ def test_weights_of_the_other_order_are_posed_as_their_transposes(spelling):
         torch.testing.assert_close(problem.params[name], expected.params[other])
         torch.testing.assert_close(problem.gradient[name], expected.gradient[other])
     inputs = torch.randn(3, 1, 4, 4)
-    uses = find_linear_layers(problem, inputs)
+    uses = traced(problem, inputs).linear
     assert [(u.weight, u.bias) for u in uses] == [("weight_a", "bias_a"), ("weight_b", "bias_b")]
     torch.testing.assert_close(uses[1].inputs, reference.a(inputs.flatten(1)).relu())
 
