@@ -53,7 +53,7 @@ class Contrast:
         generator, prior = torch.Generator().manual_seed(0), ImagePrior.of(spec)
         shape = (problem.num_samples, *spec.shape)
         inputs = spec.clamp(prior.inputs(torch.randn(shape, generator=generator)))
-        inputs = inputs.to(next(iter(problem.params.values())))
+        inputs = inputs.to(problem.like)
         targets = torch.zeros(len(inputs), dtype=torch.int64)
         common = torch.full((len(inputs),), 1.25)
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from flwr_leakage.attacks.problem import Problem, simulate_gradient
+from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.params import Params
 from flwr_leakage.records import Batch
 
@@ -35,13 +35,6 @@ def gradient_distance(problem: Problem, batch: Batch) -> float:
     distances = []
     with torch.no_grad():
         for posed in problem.rounds:
-            gradient = simulate_gradient(
-                posed.gradient_map,
-                posed.params,
-                posed.buffers,
-                posed.schedule,
-                batch,
-                posed.members,
-            )
+            gradient = posed.replay(batch)
             distances.append(float(relative_squared_distance(gradient, posed.gradient)))
     return sum(distances) / len(distances)

@@ -46,7 +46,7 @@ def input_orders(problem: Problem) -> list[tuple[LinearUse, InputOrder]]:
     Four images are passed through the network. Zeros, ones and rising numbers determine offset,
     scale and positions, and random numbers check them.
     """
-    like, size = next(iter(problem.params.values())), torch.Size(problem.spec.shape).numel()
+    like, size = problem.like, torch.Size(problem.spec.shape).numel()
     rising = torch.linspace(0, 1, size)
     drawn = torch.rand(size, generator=torch.Generator().manual_seed(0))
     probes = torch.stack([torch.zeros(size), torch.ones(size), rising, drawn]).to(like)

@@ -125,6 +125,23 @@ class Problem:
         buffers = {**self.buffers, **self.own_statistics}
         return replace(self, gradient_map=gradient_map, buffers=buffers, own_statistics={})
 
+    @property
+    def like(self) -> Tensor:
+        """A parameter, whose device and precision the inputs of the network must have."""
+        return next(iter(self.params.values()))
+
+    def zeros(self, count: int) -> Tensor:
+        """Return inputs (count, …) of zeros; of a model of text, one token at all positions."""
+        if self.spec.is_text:
+            return self.spec.blank(count, self.like)
+        return self.like.new_zeros(count, *self.spec.shape)
+
+    def replay(self, batch: Batch) -> Params:
+        """Return the pseudo-gradient that the client would send of a batch, without its scale."""
+        return simulate_gradient(
+            self.gradient_map, self.params, self.buffers, self.schedule, batch, self.members
+        )
+
     def logits(self, inputs: Tensor) -> Tensor:
         """Return the logits (B, K) of inputs (B, C, H, W) by the network that the client got."""
         return self.gradient_map.logits(self.params, inputs, self.buffers)
@@ -199,9 +216,7 @@ def simulate_rounds(problem: Problem, batch: Batch) -> Tensor:
     """
     found = []
     for p in problem.rounds:
-        gradient = simulate_gradient(
-            p.gradient_map, p.params, p.buffers, p.schedule, batch, p.members
-        )
+        gradient = p.replay(batch)
         found.append(ravel({name: gradient[name] for name in p.gradient}))
     return torch.cat(found)
 

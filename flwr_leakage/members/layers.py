@@ -114,9 +114,8 @@ def find_spans(
     Returns:
         The spans, in the order of the layers, and a sentence part for each layer left out.
     """
-    like = next(iter(problem.params.values()))
     with torch.no_grad():
-        trace = traced(problem, like.new_zeros(1, *problem.spec.shape))
+        trace = traced(problem, problem.zeros(1))
     found: dict[str, LayerSpan] = {}
     left_out: list[str] = []
     positions: dict[str, int] = {}

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from flwr_leakage.attacks.problem import Problem, simulate_gradient
+from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.members.layers import LayerSpan, agreements, find_spans, leftovers
 from flwr_leakage.members.statistics import (
     gradient_cosine,
@@ -249,10 +249,7 @@ def rehearse(
         order = torch.randperm(len(pool), generator=generator)
         batch = pool[order[:count]]
         with torch.no_grad():
-            gradient = simulate_gradient(
-                client.gradient_map, client.params, client.buffers, client.schedule, batch,
-                client.members,
-            )  # fmt: skip
+            gradient = client.replay(batch)
             buffers = flat.buffers
             if client.own_statistics:
                 own = client.gradient_map.statistics(client.params, batch.inputs, client.buffers)

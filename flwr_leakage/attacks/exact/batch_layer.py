@@ -391,7 +391,7 @@ def pose_layers(problem: Problem, generator: torch.Generator) -> tuple[list[Batc
         ValueError: the network has no linear layer.
     """
     probes = torch.randn(NUM_PROBES, *problem.spec.shape, generator=generator, dtype=torch.float64)
-    probes = probes.to(next(iter(problem.params.values())))
+    probes = probes.to(problem.like)
     uses = traced(problem, probes).linear
     if not uses:
         told = told_of_computed_weights(problem)

@@ -308,5 +308,5 @@ def complete(problem: Problem, found: BatchInputs) -> Batch:
 
 
 def _linear_uses(problem: Problem) -> list[LinearUse]:
-    inputs = next(iter(problem.params.values())).new_zeros(1, *problem.spec.shape)
+    inputs = problem.zeros(1)
     return traced(problem, inputs).linear

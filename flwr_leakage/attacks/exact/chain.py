@@ -150,7 +150,7 @@ def trace_chain(problem: Problem) -> list[Link]:
             that is frozen or used twice). The message names the layer that does not follow, and
             the calls that changed values before it, with their lines in the model.
     """
-    like = next(iter(problem.params.values()))
+    like = problem.like
     # A layer follows another if it takes that layer's outputs as inputs. Random values show this.
     stream = torch.Generator().manual_seed(0)
     probe = torch.rand(1, *problem.spec.shape, dtype=like.dtype, generator=stream)

@@ -134,7 +134,7 @@ def _find(problem: Problem, generator: torch.Generator) -> _Layout:
     if problem.num_samples != 1 or problem.members or problem.schedule.weight_decay:
         decay = " and weight decay" if problem.schedule.weight_decay else ""
         raise ValueError(f"it takes 1 sample without decay, got {problem.num_samples}{decay}.")
-    like = next(iter(problem.params.values()))
+    like = problem.like
     dummy = torch.randn(1, *problem.spec.shape, generator=generator, dtype=torch.float64).to(like)
     with torch.no_grad():
         layer, patches, image = _patches(problem, dummy)

@@ -47,7 +47,7 @@ from flwr_leakage.attacks.labels.counts import label_moves
 from flwr_leakage.attacks.labels.last_layer import find_last_bias
 from flwr_leakage.attacks.network.blur import blurring, kink_inputs, measure
 from flwr_leakage.attacks.one_by_one import OneByOne
-from flwr_leakage.attacks.problem import Problem, simulate_gradient
+from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.settings import require
 from flwr_leakage.attacks.solve.linearization import Linearization, Linearized
 from flwr_leakage.records import Batch, Reconstruction
@@ -428,13 +428,6 @@ class _Model:
         found = []
         for posed in (self.problem if precise else self.single).rounds:
             with blurring(self.deviations, blur):
-                gradient = simulate_gradient(
-                    posed.gradient_map,
-                    posed.params,
-                    posed.buffers,
-                    posed.schedule,
-                    batch,
-                    posed.members,
-                )
+                gradient = posed.replay(batch)
             found += [gradient[name].reshape(-1) for name in posed.gradient]
         return torch.cat(found)

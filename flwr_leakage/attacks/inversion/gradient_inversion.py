@@ -132,7 +132,7 @@ class GradientInversion:
         if self.normalize_by != "candidate" and job.gradient_map.uses_batch_statistics:
             problem = problem.normalized_by(self.normalize_by)
         problem = problem.to(getattr(torch, self.dtype))
-        like = next(iter(problem.params.values()))
+        like = problem.like
         assumed = assume_targets(problem, self.labels, job.generator(index, "labels"))
         steps = local_steps_of(problem)
         ordered = self._searches_order(assumed) and has_order(steps)

@@ -1,7 +1,6 @@
 """Tests of whether a network's derivative jumps, by the functions it calls and by its numbers."""
 
 import torch
-from torch import Tensor
 
 from flwr_leakage.attacks.network.activations import Elementwise
 from flwr_leakage.attacks.network.blur import has_kinks as names_kinks
@@ -23,7 +22,7 @@ def calls_kinks(problem: Problem) -> bool:
     a kink lies in the range of their inputs there. Those of hardswish at ±3 are mostly outside.
     """
     grey = torch.full((1, *problem.spec.shape), 0.5)
-    inputs = problem.spec.normalize(grey).to(next(iter(problem.params.values())))
+    inputs = problem.spec.normalize(grey).to(problem.like)
     with torch.no_grad():
         return any(_meets_kink(step) for step in traced(problem, inputs).steps)
 
@@ -65,7 +64,8 @@ def is_rough(problem: Problem, num_lines: int = 3, num_points: int = 33) -> bool
     for length in (1 / 8, 1.0):
         steps = torch.linspace(0, length, num_points, dtype=torch.float64).reshape(-1, 1, 1, 1)
         lines = [start + steps * (end - start) for start, end in zip(starts, ends, strict=True)]
-        logits = torch.stack([_logits(problem, line) for line in lines])
+        with torch.no_grad():
+            logits = torch.stack([problem.logits(line) for line in lines])
         second = logits.diff(n=2, dim=1)
         # Second differences below 1e-9 of the largest logit show neither kinks nor their absence.
         if float(second.abs().max()) > 1e-9 * float(logits.abs().max()):
@@ -74,8 +74,3 @@ def is_rough(problem: Problem, num_lines: int = 3, num_points: int = 33) -> bool
             # 0.7 was chosen on development draws; no table.
             return float(fourth.square().mean()) > 0.7**2 * float(second.square().mean())
     return False
-
-
-def _logits(problem: Problem, inputs: Tensor) -> Tensor:
-    with torch.no_grad():
-        return problem.logits(inputs)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.labels.last_layer import find_last_layer
-from flwr_leakage.attacks.problem import Problem, simulate_gradient
+from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.rounding import FLOAT32_NOISE
 from flwr_leakage.params import Params
 from flwr_leakage.records import Batch
@@ -226,16 +226,7 @@ def estimate_noise(problem: Problem) -> float | None:
     grey = problem.spec.blank(problem.num_samples, observed)
     targets = torch.zeros(problem.num_samples, dtype=torch.int64)
     targets = grey if problem.spec.next_token else targets
-    own = columns(
-        simulate_gradient(
-            problem.gradient_map,
-            problem.params,
-            problem.buffers,
-            problem.schedule,
-            Batch(grey, targets),
-            problem.members,
-        )
-    )
+    own = columns(problem.replay(Batch(grey, targets)))
     if float(own.sum(0).norm()) > 1e-3 * float(own.norm()):  # the equation does not hold
         return None
     sums = observed[:, zeros < len(observed)].sum(0)

@@ -84,7 +84,7 @@ def assume_targets(
     Raises:
         ValueError: the inference does not give B class indices.
     """
-    like = next(iter(problem.params.values()))
+    like = problem.like
     count, classes = problem.num_samples, problem.spec.num_classes
     granted = problem.known_targets
     if granted is not None:

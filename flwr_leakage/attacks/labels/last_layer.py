@@ -29,11 +29,9 @@ def find_last_layer(problem: Problem) -> LastLayer:
         ValueError: no linear layer has one output for each class.
     """
     classes = problem.spec.num_classes
-    like, spec = next(iter(problem.params.values())), problem.spec
-    dummy = spec.blank(2, like) if spec.is_text else like.new_zeros(2, *spec.shape)
     with torch.no_grad():
-        uses = traced(problem, dummy).linear
-    heads = [use for use in uses if use.outputs.shape == (2, *spec.output_shape)]
+        uses = traced(problem, problem.zeros(2)).linear
+    heads = [use for use in uses if use.outputs.shape == (2, *problem.spec.output_shape)]
     if not heads:
         raise ValueError(
             f"the network must end in a linear layer (F.linear, addmm, einsum, x @ W + c) of "
@@ -62,7 +60,7 @@ def find_last_bias(problem: Problem, scaled: bool = False, tolerance: float = 1e
         return bias if bias in problem.gradient_map.trained else None
     except ValueError:
         pass  # no linear layer gives the logits
-    classes, like = problem.spec.num_classes, next(iter(problem.params.values()))
+    classes, like = problem.spec.num_classes, problem.like
     stream = torch.Generator().manual_seed(0)
     probes = torch.randn(2, *problem.spec.shape, generator=stream).to(like)
     own = torch.eye(classes).to(like)

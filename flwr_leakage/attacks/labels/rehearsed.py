@@ -341,7 +341,7 @@ def _dummies(
     reaches ``goal``. The step and the number of iterations were chosen on development draws.
     """
     spec, prior = problem.spec, ImagePrior.of(problem.spec)
-    like = next(iter(problem.params.values()))
+    like = problem.like
     classes = torch.arange(spec.num_classes).repeat_interleave(per_class)
     codes = torch.randn(len(classes), *spec.shape, generator=stream).double()
     stride = 0.04 * math.sqrt(math.prod(spec.shape))

@@ -20,9 +20,8 @@ def told_of_computed_weights(problem: Problem) -> str:
 
     It is empty if all weights of linear layers are parameters.
     """
-    like = next(iter(problem.params.values()))
     with torch.no_grad():
-        trace = traced(problem, like.new_zeros(1, *problem.spec.shape))
+        trace = traced(problem, problem.zeros(1))
     ops = [step.op for step in trace.steps]
     if all(op.name for op in ops if isinstance(op, Affine) and not op.is_convolution):
         return ""
@@ -44,9 +43,7 @@ def logits_behind(
         inputs: (B, C, H, W) inputs of the network, for paths around the layer; zeros by default.
     """
     if inputs is None:
-        spec = problem.spec
-        blank = spec.blank(1, outputs) if spec.is_text else outputs.new_zeros(1, *spec.shape)
-        inputs = blank.expand(len(outputs), *spec.shape)
+        inputs = problem.zeros(1).expand(len(outputs), *problem.spec.shape)
 
     def answer(op: Op, run: Run) -> Tensor:
         found: Tensor = outputs.clone() if isinstance(op, Affine) and op.is_layer(weight) else run()

@@ -11,7 +11,7 @@ from flwr_leakage.attacks.budget import Budget, stop_mark
 from flwr_leakage.attacks.labels.last_layer import LastLayer, find_last_layer
 from flwr_leakage.attacks.network.linear import traced
 from flwr_leakage.attacks.one_by_one import OneByOne
-from flwr_leakage.attacks.problem import Problem, simulate_gradient
+from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.text.anatomy import Anatomy
 from flwr_leakage.attacks.text.sequences import NEAR, Relaxation, Spans, grow, token_inputs
 from flwr_leakage.attacks.text.tables import (
@@ -332,14 +332,7 @@ def _with_last_tokens(
 
 def _replay(problem: Problem, batch: Batch) -> float:
     """Return the relative distance of the batch's own gradient from the observed one."""
-    own = simulate_gradient(
-        problem.gradient_map,
-        problem.params,
-        problem.buffers,
-        problem.schedule,
-        batch,
-        problem.members,
-    )
+    own = problem.replay(batch)
     names = [name for name in problem.gradient if name in problem.gradient_map.trained]
     theirs = ravel({name: problem.gradient[name] for name in names})
     return float((ravel({name: own[name] for name in names}) - theirs).norm() / theirs.norm())

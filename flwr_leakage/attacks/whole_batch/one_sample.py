@@ -89,7 +89,7 @@ class OneSample:
 
 def _layers_before(problem: Problem, last: LastLayer) -> list[LastLayer]:
     """Return the trained linear layers with a bias before the last, in the order of a pass."""
-    dummy = next(iter(problem.params.values())).new_zeros(1, *problem.spec.shape)
+    dummy = problem.zeros(1)
     with torch.no_grad():
         uses = traced(problem, dummy).linear
     return [
