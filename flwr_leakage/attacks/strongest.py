@@ -9,11 +9,10 @@ import torch
 
 from flwr_leakage.attacks.base import Attack, AttackProgress, DeclaresShare, ProgressCallback
 from flwr_leakage.attacks.budget import Budget, Stopwatch, stop_mark
-from flwr_leakage.attacks.denoising import Denoising
 from flwr_leakage.attacks.evidence import Evidence, Judgement
 from flwr_leakage.attacks.exact.analytic import POSTERIOR
 from flwr_leakage.attacks.exact.pixel_box import NORMALISATION, PROVEN_INPUTS, in_box
-from flwr_leakage.attacks.finish import Finish
+from flwr_leakage.attacks.finish import Denoising, Finish
 from flwr_leakage.attacks.fusion import Candidate, fuse
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.attacks.problem import Problem, pose

@@ -9,10 +9,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from flwr_leakage.attacks import Analytic, ExactBatch, FeatureMatching, FeatureRecursion
-from flwr_leakage.attacks.exact.applicability import ExactAttack
 from flwr_leakage.attacks.exact.patches import Patches
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.attacks.loss_check import check_loss
+from flwr_leakage.attacks.one_by_one import ExactAttack
 from flwr_leakage.attacks.problem import as_met, pose, require_arguments
 from flwr_leakage.audit.structure_report import (
     RECOVERED_DB,

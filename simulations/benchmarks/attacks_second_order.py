@@ -28,9 +28,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flwr_leakage.attacks.exact.applicability import ExactAttack
 from flwr_leakage.attacks.inversion.gauss_newton import GaussNewton
 from flwr_leakage.attacks.inversion.likelihood import Likelihood
+from flwr_leakage.attacks.one_by_one import ExactAttack
 from flwr_leakage.attacks.presets import load_preset
 from flwr_leakage.attacks.problem import pose, simulate_gradient
 from flwr_leakage.defenses.noise import GaussianNoise

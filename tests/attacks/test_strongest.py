@@ -27,9 +27,8 @@ from flwr_leakage.attacks import (
     pose,
 )
 from flwr_leakage.attacks.budget import Budget
-from flwr_leakage.attacks.denoising import Denoising
 from flwr_leakage.attacks.evidence import Evidence, Judgement, ring_energy
-from flwr_leakage.attacks.finish import Finish, in_granted_order
+from flwr_leakage.attacks.finish import Denoising, Finish, in_granted_order
 from flwr_leakage.attacks.inversion.least_absolute import LeastAbsolute
 from flwr_leakage.attacks.inversion.order import OrderSearch
 from flwr_leakage.attacks.parallel import Parallel

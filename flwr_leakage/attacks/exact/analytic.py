@@ -9,11 +9,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from flwr_leakage.attacks.budget import Budget, stop_mark
-from flwr_leakage.attacks.exact.applicability import (
-    Applicability,
-    ExactAttack,
-    require_single_gradient,
-)
 from flwr_leakage.attacks.exact.pixel_box import in_box
 from flwr_leakage.attacks.exact.pruned_layers import PrunedPass
 from flwr_leakage.attacks.exact.unseen_pixels import fill_unseen
@@ -23,6 +18,11 @@ from flwr_leakage.attacks.labels.counts import mean_feature
 from flwr_leakage.attacks.labels.nearest import NearestGradient
 from flwr_leakage.attacks.network.linear import told_of_computed_weights
 from flwr_leakage.attacks.network.trace import LinearUse
+from flwr_leakage.attacks.one_by_one import (
+    Applicability,
+    ExactAttack,
+    require_single_gradient,
+)
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.rounding import FLOAT32_RELATIVE_ERROR
 from flwr_leakage.records import Batch, InputSpec, Reconstruction

@@ -24,8 +24,7 @@ from flwr_leakage.attacks.exact.known import single
 from flwr_leakage.attacks.exact.mask_equations import MaskEquations
 from flwr_leakage.attacks.settings import require
 from flwr_leakage.attacks.solve.descent import Iterate, Posed, Shortening, descend
-from flwr_leakage.attacks.solve.kept import Kept
-from flwr_leakage.attacks.solve.posterior import Posterior, Solver
+from flwr_leakage.attacks.solve.posterior import Kept, Posterior, Solver
 from flwr_leakage.spectral.image_prior import ImagePrior
 from flwr_leakage.spectral.low_rank import LowRank
 

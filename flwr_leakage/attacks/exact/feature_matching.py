@@ -1,7 +1,10 @@
 """Feature matching: recover a network's features layer by layer, then the input that has them.
 
 If a network is a chain of convolutions or linear layers, the gradient of one sample reveals its
-features layer by layer, from the last one on (:mod:`flwr_leakage.attacks.exact.walk_back`).
+features layer by layer, from the last one on (:func:`walk_back`). The last layer's weight gradient
+is ``e hᵀ``, where the logit error e is the bias's gradient. So the layer's input h is known. It
+gives the slope of the last activation, so that the error δ of the layer before is exact. That
+layer's weight gradient is then *linear* in its input a: ``M(δ) a = ∂L/∂W``.
 
 - Through invertible activations the weight gradients are solved for the features, as long as there
   is one solution. The input is then fitted to the deepest features found.
@@ -11,7 +14,7 @@ features layer by layer, from the last one on (:mod:`flwr_leakage.attacks.exact.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
@@ -23,19 +26,20 @@ from torch import Tensor
 from flwr_leakage.attacks.base import failure
 from flwr_leakage.attacks.budget import Budget, stop_mark
 from flwr_leakage.attacks.distance import gradient_distance
-from flwr_leakage.attacks.exact.applicability import (
+from flwr_leakage.attacks.exact.chain import Link, features_of, trace_chain
+from flwr_leakage.attacks.exact.hidden import Hidden
+from flwr_leakage.attacks.exact.known import Known
+from flwr_leakage.attacks.exact.layer_equations import Level, solve_layer
+from flwr_leakage.attacks.exact.masks import MaskSearch
+from flwr_leakage.attacks.exact.relu_fit import FadingPrior, FittedInput, fit_through_relus
+from flwr_leakage.attacks.labels.assumed import answer, assume_targets
+from flwr_leakage.attacks.labels.counts import mean_feature
+from flwr_leakage.attacks.labels.idlg import idlg_label
+from flwr_leakage.attacks.one_by_one import (
     Applicability,
     ExactAttack,
     require_single_gradient,
 )
-from flwr_leakage.attacks.exact.chain import Link, features_of, trace_chain
-from flwr_leakage.attacks.exact.hidden import Hidden
-from flwr_leakage.attacks.exact.layer_equations import Level
-from flwr_leakage.attacks.exact.masks import MaskSearch
-from flwr_leakage.attacks.exact.relu_fit import FadingPrior, FittedInput, fit_through_relus
-from flwr_leakage.attacks.exact.walk_back import require_last_bias, walk_back
-from flwr_leakage.attacks.labels.assumed import answer, assume_targets
-from flwr_leakage.attacks.labels.idlg import idlg_label
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.settings import require
@@ -224,3 +228,87 @@ def fit_level(
     optimizer = LBFGS(iterations, tolerance=1e-18, relative_tolerance=1e-3)
     found = optimizer(evaluate, start.reshape(1, -1), budget=budget)
     return found.points.reshape(start.shape), found.stopped
+
+
+@dataclass(frozen=True)
+class Walk:
+    """The result of a walk.
+
+    Attributes:
+        logit_error: ∂L/∂logits (K,).
+        levels: the known outputs and equations of each layer, from the last layer but one on.
+        residuals: residuals of the convex problems on the way, see :func:`solve_layer`.
+        hidden: the ReLUs at which the walk ended or, if it went on, the last ones that it passed.
+            ``None`` if the last activation that the walk came to is invertible.
+    """
+
+    logit_error: Tensor
+    levels: list[Level]
+    residuals: list[float]
+    hidden: Hidden | None
+
+
+def walk_back(
+    chain: Sequence[Link],
+    begin: Callable[..., Hidden],
+    *,
+    rank_tolerance: float,
+    rank_fraction: float,
+    layer_iterations: int,
+    solved: float,
+) -> Walk:
+    """Return the walk from the logits of a chain as far towards its input as its gradients lead.
+
+    Args:
+        chain: the layers, at least two.
+        begin: :meth:`Hidden.begin` with the settings of the search for masks.
+        rank_tolerance: singular values of a gradient's equations below this fraction of the
+            largest are left out.
+        rank_fraction: the walk ends at a layer whose gradient determines less than this share of
+            its input. Solving it would cost much, and it would rarely have one solution.
+        layer_iterations: largest number of iterations for the convex problem of a layer behind an
+            invertible activation.
+        solved: largest relative mean squared residual of such a layer that counts as found.
+
+    Raises:
+        ValueError: the last layer has no bias.
+    """
+    last = chain[-1]
+    require_last_bias(chain)
+    assert last.bias_gradient is not None
+    known = Known.exactly(mean_feature(last.weight_gradient, last.bias_gradient))
+    errors = last.pull_back(last.bias_gradient[None])
+    levels: list[Level] = []
+    residuals: list[float] = []
+    hidden: Hidden | None = None
+    for position in range(len(chain) - 2, -1, -1):
+        level = Level.of(chain[position], known, errors, rank_tolerance)
+        levels.append(level)
+        if position == 0:
+            break
+        before, link = chain[: position - 1], chain[position - 1]
+        if level.equations.num_equations < rank_fraction * level.equations.num_positions:
+            if hidden is None and link.activation.is_relu:
+                hidden = begin(before, link, level, is_sought=False)
+            break
+        errors = level.input_errors
+        if link.activation.is_relu:
+            hidden = begin(before, link, level)
+            if not hidden.is_proven:
+                break
+            known = hidden.known
+            continue
+        hidden = None
+        low, high = link.activation.low, link.activation.high
+        inputs, residual = solve_layer(level, low, high, layer_iterations)
+        residuals.append(residual)
+        if residual > solved:
+            break
+        known = Known.exactly(inputs.clamp(low, high))
+    return Walk(last.bias_gradient / last.scale, levels, residuals, hidden)
+
+
+def require_last_bias(chain: Sequence[Link]) -> None:
+    """Raise ``ValueError`` if the last layer has no bias gradient."""
+    if chain[-1].bias_gradient is None:
+        raise ValueError("feature matching needs the last layer's bias, the model has none.")

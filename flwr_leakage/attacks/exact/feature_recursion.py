@@ -31,15 +31,13 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.budget import Budget, stop_mark
-from flwr_leakage.attacks.exact.applicability import Applicability, ExactAttack
-from flwr_leakage.attacks.exact.doubtful_signs import settle_signs
-from flwr_leakage.attacks.exact.feature_fit import Fit, fit_features
+from flwr_leakage.attacks.exact.feature_fit import Fit, fit_features, read_input, settle_signs
 from flwr_leakage.attacks.exact.known import single
 from flwr_leakage.attacks.exact.recover_features import Features, recover_features
 from flwr_leakage.attacks.exact.relu_walk import ReluWalk
-from flwr_leakage.attacks.exact.synthetic_start import read_input
 from flwr_leakage.attacks.labels.assumed import answer, assume_targets
 from flwr_leakage.attacks.labels.idlg import SignOfGradient
+from flwr_leakage.attacks.one_by_one import Applicability, ExactAttack
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.starts import Grey, Initialisation
@@ -77,7 +75,7 @@ class FeatureRecursion(ExactAttack):
             of the model's input.
         met: relative squared distance up to which a gradient counts as met.
         draws: largest number of inputs tried if an input meets the features but not the gradient;
-            see :func:`flwr_leakage.attacks.exact.doubtful_signs.settle_signs`.
+            see :func:`flwr_leakage.attacks.exact.feature_fit.settle_signs`.
     """
 
     purpose: ClassVar[str] = "feature recursion"

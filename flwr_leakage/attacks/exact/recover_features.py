@@ -8,13 +8,26 @@ equations determine a, its zeros are the mask of its ReLU, and the recursion goe
 
 Among 200,000 entries of masks a few lie so near zero that noise hides their sign. One wrong entry
 suffices to spoil the features two layers in front, along the skip connections. But it contradicts
-the next equations, which outnumber their unknowns: they reveal it, and repair it
-(:mod:`flwr_leakage.attacks.exact.mask_repair`). So the limit below which an entry counts as zero is
-measured layer by layer, and need not be right everywhere. If the equations leave directions of a
-layer open, the recursion ends, and returns the determined directions as equations.
+the next equations, which outnumber their unknowns: they reveal it, and repair it (see below). So
+the limit below which an entry counts as zero is measured layer by layer, and need not be right
+everywhere. If the equations leave directions of a layer open, the recursion ends, and returns the
+determined directions as equations.
 
 The recursion needs only one fact of the architecture: the ReLU that feeds each convolution.
 Automatic differentiation handles BatchNorm with given statistics and skip connections.
+
+The repair of a mask works as follows. Let a convolution's output reach the ReLU without mixing
+channels or positions, as through BatchNorm. Then the error of its output channel is
+``δ[p] = c[p] + m[p] d[p]``, with the ReLU's mask m, the error c with the ReLU closed, and the error
+``c + d`` with the ReLU open. One wrong entry p changes the residual ``r = ∂L/∂W − Σ_p δ[p] A_p`` of
+that channel's gradient by ``±d[p] A_p``, where A_p is the patch that the convolution took in at p.
+All other channels give the patches. The repair turns one entry after another, each time the one
+that lowers ‖r‖² the most,
+
+    ‖r‖² − ‖r ∓ d[p] A_p‖² = ±2 d[p] ⟨r, A_p⟩ − d[p]² ‖A_p‖²,
+
+until r is within its noise. A channel has far more equations than wrong entries, so that no false
+set of a few entries meets them.
 """
 
 import math
@@ -29,7 +42,6 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from flwr_leakage.attacks.exact.feature_equations import Solved, solve_features
 from flwr_leakage.attacks.exact.known import Mask
 from flwr_leakage.attacks.exact.last_mask import LAST_GEOMETRY, averaged_mask, maxima_mask
-from flwr_leakage.attacks.exact.mask_repair import repaired
 from flwr_leakage.attacks.exact.relu_walk import ReluWalk, Use
 from flwr_leakage.attacks.exact.weight_equations import Whitened
 from flwr_leakage.attacks.labels.counts import mean_feature
@@ -372,3 +384,30 @@ def _last_mask(
     if window is None:
         return Mask.of(averaged_mask(errors[last[-1]], observed) > 0)
     return Mask.of(maxima_mask(errors[last[-1]], observed, active, window) > 0)
+
+
+def repaired(
+    on: Tensor, gradient: Tensor, patches: Tensor, closed: Tensor, opened: Tensor, limit: float
+) -> Tensor | None:
+    """Return the mask of a channel with a few entries turned so that the gradient agrees, or None.
+
+    Args:
+        on: booleans (P,), true where the following ReLU is on in this channel.
+        gradient: ∂L/∂W of the channel, (C, *kernel).
+        patches: the inputs of the convolution at each output position, (C·K, P).
+        closed: the errors (P,) of the channel's output if the following ReLU were closed.
+        opened: the errors (P,) if that ReLU were open.
+        limit: norm of the residual up to which gradient and error agree.
+    """
+    on, change = on.clone(), opened - closed
+    squares = change.square() * patches.square().sum(0)
+    residual = gradient.flatten() - patches @ torch.where(on, opened, closed)
+    while float(residual.norm()) > limit:
+        steps = torch.where(on, -change, change)
+        gains = 2 * steps * (residual @ patches) - squares
+        best = int(gains.argmax())
+        if not float(gains[best]) > 0:
+            return None
+        residual = residual - steps[best] * patches[:, best]
+        on[best] = ~on[best]
+    return on

@@ -25,9 +25,8 @@ from flwr_leakage.attacks.one_by_one import OneByOne
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.settings import require
 from flwr_leakage.attacks.solve.descent import Iterate, Posed, Shortening, descend
-from flwr_leakage.attacks.solve.kept import Kept
 from flwr_leakage.attacks.solve.linearization import Linearization, Products
-from flwr_leakage.attacks.solve.posterior import Posterior, Solver
+from flwr_leakage.attacks.solve.posterior import Kept, Posterior, Solver
 from flwr_leakage.attacks.starts import Grey, Initialisation
 from flwr_leakage.records import Batch, Reconstruction
 from flwr_leakage.spectral.cholesky import cholesky, cholesky_solve, gram

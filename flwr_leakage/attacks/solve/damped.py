@@ -7,9 +7,8 @@ from torch import Tensor
 
 from flwr_leakage.attacks.settings import require
 from flwr_leakage.attacks.solve.descent import Damping, Iterate, Posed, descend
-from flwr_leakage.attacks.solve.kept import Kept
 from flwr_leakage.attacks.solve.linearization import Linearized
-from flwr_leakage.attacks.solve.posterior import Solver
+from flwr_leakage.attacks.solve.posterior import Kept, Solver
 from flwr_leakage.spectral.cholesky import cholesky, cholesky_solve
 
 MANY_ITERATIONS, MOST_ITERATIONS = 40, 60

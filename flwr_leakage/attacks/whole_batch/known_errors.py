@@ -9,6 +9,12 @@ parameters before the layer. With the errors known, these are gradients of a fix
 with c the features before their ReLU. The features give equations of each sample alone:
 ``c(x_i) = h_i`` where h_i > 0, and ``max(0, c(x_i)) = 0`` elsewhere. For given masks and maxima all
 of these equations are linear in the images, one convolution at a time.
+
+If possible, the features are taken without the ReLU before the layer. Features
+``h = max(0, c(x))`` behind the last ReLU of a pass also show its mask: where they are zero the ReLU
+is off, whatever a candidate's own c(x) is. So candidates are fitted by c, the pass without that
+ReLU. Max pooling and flattening between the ReLU and the layer change nothing, as the maximum of
+ReLUs is the ReLU of the maximum. Averages do, so that the ReLU stays.
 """
 
 from collections.abc import Sequence
@@ -25,6 +31,7 @@ from flwr_leakage.attacks.exact.known import Known, Mask
 from flwr_leakage.attacks.inversion.chain import Chain, ChainLinearization, Top
 from flwr_leakage.attacks.inversion.gauss_newton import DRAWS
 from flwr_leakage.attacks.inversion.likelihood import Likelihood, kernel_groups
+from flwr_leakage.attacks.network.activations import Elementwise
 from flwr_leakage.attacks.network.blur import (
     blurred_relu,
     blurring,
@@ -32,7 +39,9 @@ from flwr_leakage.attacks.network.blur import (
     measure,
     relu_parts,
 )
+from flwr_leakage.attacks.network.calls import Affine, Op
 from flwr_leakage.attacks.network.linear import logits_behind
+from flwr_leakage.attacks.network.trace import ReachedError, Run, Trace
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.rounding import (
     FLOAT32_NOISE,
@@ -40,9 +49,74 @@ from flwr_leakage.attacks.rounding import (
     NOISE_DEVIATIONS,
 )
 from flwr_leakage.attacks.solve.linearization import Linearization, Linearized
-from flwr_leakage.attacks.whole_batch.features import FeaturePass
+from flwr_leakage.normalization import capture_batch_norm_inputs
 from flwr_leakage.params import Params
 from flwr_leakage.spectral.image_prior import ImagePrior
+
+
+@dataclass(frozen=True)
+class FeaturePass:
+    """The features c(x) of one network.
+
+    Attributes:
+        problem: the problem with the network.
+        weight: the name of the layer's weight.
+        left_out: number of the ReLU that is left out, −1 if none can be.
+    """
+
+    problem: Problem
+    weight: str
+    left_out: int
+
+    @classmethod
+    def of(cls, problem: Problem, weight: str, probes: Tensor) -> "FeaturePass":
+        """Return the pass, without the last ReLU if a few inputs (N, C, H, W) show it can go."""
+        whole = cls(problem, weight, -1)
+        features, relus = whole.run(problem.params, probes)
+        bare = cls(problem, weight, relus - 1)
+        outputs, _ = bare.run(problem.params, probes)
+        error = float((outputs.clamp_min(0) - features).abs().max())
+        largest = float(features.abs().max())
+        return bare if relus and error <= FLOAT32_RELATIVE_ERROR * largest else whole
+
+    def __call__(self, params: Params, inputs: Tensor) -> Tensor:
+        """Return c(x) (B, n), differentiable in inputs and parameters."""
+        return self.run(params, inputs)[0]
+
+    def with_held_loss(self, params: Params, inputs: Tensor) -> tuple[Tensor, Tensor | float]:
+        """Return c(x) (B, n), and what the layers before it add to the loss.
+
+        Layers that normalise by a batch's statistics, held as constants, add something; see
+        :func:`flwr_leakage.normalization.held_loss`.
+        """
+        gradient_map = self.problem.gradient_map
+        if not gradient_map.held:
+            return self(params, inputs), 0.0
+        with capture_batch_norm_inputs(gradient_map.model) as captured:
+            features = self(params, inputs)
+        return features, gradient_map.held_loss(captured, self.problem.buffers)
+
+    def run(self, params: Params, inputs: Tensor) -> tuple[Tensor, int]:
+        """Return c(x) (B, n), and the number of ReLUs in the pass."""
+        relus = 0
+
+        def answer(op: Op, run: Run) -> Tensor:
+            nonlocal relus
+            if isinstance(op, Affine) and op.is_layer(self.weight):
+                raise ReachedError(op.inputs)
+            if isinstance(op, Elementwise) and op.activation.is_relu:
+                relus += 1
+                if relus == self.left_out + 1:
+                    return op.answer(op.inputs)
+            outputs: Tensor = run()
+            return outputs
+
+        logits = self.problem.gradient_map.logits
+        run = partial(logits, params, inputs, self.problem.buffers)
+        trace = Trace.of(run, params, answer, records=False)
+        if trace.reached is not None:
+            return trace.reached, relus
+        raise ValueError(f"the pass does not meet {self.weight}.")
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from torch import nn
 
 from flwr_leakage.attacks.budget import UNLIMITED
 from flwr_leakage.attacks.distance import gradient_distance
-from flwr_leakage.attacks.exact.doubtful_signs import settle_signs
+from flwr_leakage.attacks.exact.feature_fit import settle_signs
 from flwr_leakage.attacks.problem import pose
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, ThreatModel

@@ -9,14 +9,22 @@ from torch import nn
 from torch.nn import functional as F
 
 from flwr_leakage.attacks import AttackJob, one_call
-from flwr_leakage.attacks.exact.binary_columns import arrange, binary_columns, disjoint_columns
 from flwr_leakage.attacks.exact.feature_equations import solve_features
-from flwr_leakage.attacks.exact.feature_fit import equation_distance, feature_distance
+from flwr_leakage.attacks.exact.feature_fit import (
+    equation_distance,
+    feature_distance,
+    noise_images,
+    read_input,
+)
 from flwr_leakage.attacks.exact.feature_recursion import FeatureRecursion
-from flwr_leakage.attacks.exact.mask_repair import repaired
-from flwr_leakage.attacks.exact.recover_features import Features, above_zero, recover_features
+from flwr_leakage.attacks.exact.last_mask import arrange, binary_columns, disjoint_columns
+from flwr_leakage.attacks.exact.recover_features import (
+    Features,
+    above_zero,
+    recover_features,
+    repaired,
+)
 from flwr_leakage.attacks.exact.relu_walk import ReluWalk, Use
-from flwr_leakage.attacks.exact.synthetic_start import noise_images, read_input
 from flwr_leakage.attacks.exact.weight_equations import Whitened
 from flwr_leakage.attacks.network.geometry import Geometry
 from flwr_leakage.attacks.problem import pose

@@ -1,6 +1,6 @@
 import torch
 
-from flwr_leakage.attacks.exact.mask_columns import settle_masks
+from flwr_leakage.attacks.exact.batch_masks import settle_masks
 
 UNITS, SAMPLES, DIRECTIONS = 200, 12, 4
 
