@@ -14,7 +14,7 @@ from flwr_leakage.attacks.inversion.least_absolute import LeastAbsolute
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.attacks.problem import Problem, pose
 from flwr_leakage.attacks.settings import require
-from flwr_leakage.attacks.solve.descent import Iterate, Posed, Shortening, descend
+from flwr_leakage.attacks.solve.descent import Iterate, Posed, follow
 from flwr_leakage.attacks.solve.linearization import Linearization
 from flwr_leakage.attacks.solve.posterior import Posterior, Solver
 from flwr_leakage.records import Batch, InputSpec, Reconstruction
@@ -164,19 +164,18 @@ class Denoising:
             patches: the prior of patches, or ``None`` for that of the spectrum.
             budget: a limit that is checked between steps.
         """
-        likelihood, images = evidence.likelihood, candidate.inputs
-        prior, start = fitted(evidence.image_prior, images)
+        if budget.is_spent:
+            return candidate.inputs, 0
+        likelihood = evidence.likelihood
+        prior, start = fitted(evidence.image_prior, candidate.inputs)
 
         def gradient(images: Tensor) -> Tensor:
             return evidence.gradient(Batch(images, candidate.targets))
 
-        def pose(at: Iterate) -> Posed | None:
-            nonlocal images, prior
-            if at.steps:
-                images = prior.inputs(at.point)
-            if at.steps == self.steps or budget.is_spent or (at.steps and not at.has_moved):
-                return None
+        def pose(at: Iterate, _: int) -> Posed:
+            nonlocal prior
             watch = Stopwatch()
+            images = prior.inputs(at.point) if at.steps else candidate.inputs
             prior, point = fitted(evidence.image_prior, images)
             here = Linearization(gradient, images)
             residual = likelihood.residual(here.value)
@@ -194,7 +193,10 @@ class Denoising:
                 *(here, prior, weights, residual, point, residual_at), patches=kinds
             ).posed(Solver(iterations, self.tolerance))
 
-        end = descend(pose, start, Shortening())
+        end = follow(
+            range(self.steps), pose, start, lambda at, _: budget.is_spent or not at.has_moved
+        )
+        images = prior.inputs(end.point) if end.steps else candidate.inputs
         return images, end.steps - (end.steps > 0 and not end.has_moved)
 
 

@@ -23,7 +23,7 @@ from flwr_leakage.attacks.budget import UNLIMITED, Budget
 from flwr_leakage.attacks.exact.known import single
 from flwr_leakage.attacks.exact.mask_equations import MaskEquations
 from flwr_leakage.attacks.settings import require
-from flwr_leakage.attacks.solve.descent import Iterate, Posed, Shortening, descend
+from flwr_leakage.attacks.solve.descent import Iterate, Posed, follow
 from flwr_leakage.attacks.solve.posterior import Kept, Posterior, Solver
 from flwr_leakage.spectral.image_prior import ImagePrior
 from flwr_leakage.spectral.low_rank import LowRank
@@ -62,6 +62,14 @@ class Fading:
         require(self, "be at least 0", "blur", "enough")
         require(self, "be at least 1", "iterations")
 
+    @property
+    def weights(self) -> list[float]:
+        """The weights α of the steps, in falling order."""
+        found = [self.first]
+        while found[-1] * self.factor > self.last:
+            found.append(found[-1] * self.factor)
+        return found
+
     def blur_at(self, weight: float) -> float:
         """Return the standard deviation of the noise at a weight α of the prior."""
         if self.sharpens and weight <= 10 * self.last:
@@ -96,16 +104,9 @@ def fade(
         The inputs x (1, C, H, W) at the end, and ‖r‖² there, with the blur of the last step.
     """
     narrow, narrow_prior = single(equations), prior.single()
-    weight, value = fading.first, math.inf
+    value = math.inf
 
-    def pose(at: Iterate) -> Posed | None:
-        nonlocal weight, value
-        if at.steps:
-            kept.note(at.iterations)
-            value = at.value - weight * float(at.point.square().sum())
-            weight *= fading.factor
-        if not (weight > fading.last and value > fading.enough) or (at.steps and budget.is_spent):
-            return None
+    def pose(at: Iterate, weight: float) -> Posed:
         blur, here = fading.blur_at(weight), prior.inputs(at.point)
 
         def residual_at(point: Tensor) -> Tensor:
@@ -120,7 +121,13 @@ def fade(
             weight,
         ).posed(Solver(fading.iterations, precondition=inverse))
 
-    end = descend(pose, prior.coordinates(inputs), Shortening())
+    def ends(at: Iterate, weight: float) -> bool:
+        nonlocal value
+        kept.note(at.iterations)
+        value = at.value - weight * float(at.point.square().sum())
+        return not value > fading.enough or budget.is_spent
+
+    end = follow(fading.weights, pose, prior.coordinates(inputs), ends)
     return prior.inputs(end.point), value
 
 

@@ -19,7 +19,7 @@ from flwr_leakage.attacks.labels.assumed import (
 from flwr_leakage.attacks.one_by_one import OneByOne
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.settings import require
-from flwr_leakage.attacks.solve.descent import Iterate, Posed, Shortening, descend
+from flwr_leakage.attacks.solve.descent import Iterate, Posed, Shortening, follow
 from flwr_leakage.attacks.starts import Grey, Initialisation
 from flwr_leakage.records import Reconstruction
 from flwr_leakage.spectral.cholesky import gram
@@ -82,11 +82,10 @@ class LeastAbsolute(OneByOne):
         def cost(inputs: Tensor) -> float:
             return float(likelihood.excess(residual_at(inputs)).sum())
 
-        def pose(at: Iterate) -> Posed | None:
+        def pose(at: Iterate, _: int) -> Posed | None:
             nonlocal stopped
             residual = residual_at(at.point)
-            is_over = at.steps == self.steps or (at.steps and not at.has_moved)
-            if is_over or not likelihood.distance(residual) > self.tolerance:
+            if not likelihood.distance(residual) > self.tolerance:
                 return None
             excess = likelihood.excess(residual)
             rows = (likelihood.bounds == 0) | (excess > 0)
@@ -108,7 +107,10 @@ class LeastAbsolute(OneByOne):
             return Posed(at.point, float(excess.sum()), slope, solve, cost)
 
         start = self.initialisation(problem.spec, problem.num_samples, restart, generator)
-        end = descend(pose, start.double(), Shortening(5, 0.4, is_best=True))
+        search = Shortening(5, 0.4, is_best=True)
+        end = follow(
+            range(self.steps), pose, start.double(), lambda at, _: not at.has_moved, search
+        )
         return Reconstruction(
             batch=answer(problem.spec.clamp(end.point), targets),
             objective=likelihood.distance(residual_at(end.point)),

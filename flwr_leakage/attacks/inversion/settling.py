@@ -22,7 +22,7 @@ from flwr_leakage.attacks.budget import Budget, Stopwatch
 from flwr_leakage.attacks.inversion.annealing import Equations, RunEnd, residuals
 from flwr_leakage.attacks.inversion.likelihood import Likelihood
 from flwr_leakage.attacks.settings import require
-from flwr_leakage.attacks.solve.descent import Iterate, Posed, Shortening, descend
+from flwr_leakage.attacks.solve.descent import Iterate, Posed, Shortening, descend, geometric
 from flwr_leakage.attacks.solve.posterior import Posterior, Solver
 from flwr_leakage.spectral.image_prior import ImagePrior
 from flwr_leakage.spectral.patch_prior import PatchPrior
@@ -91,7 +91,7 @@ class Settling:
             model,
             prior,
             likelihood,
-            widths=[first * (self.last / first) ** (k / self.steps) for k in range(self.steps)],
+            widths=geometric(first, self.last, self.steps + 1)[:-1],
             variances=lambda residual: likelihood.variances(residual, 1.0, model.groups),
             solvers=lambda *_: pace.solvers(),
             is_over=pace.is_over,

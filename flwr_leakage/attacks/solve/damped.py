@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from flwr_leakage.attacks.settings import require
-from flwr_leakage.attacks.solve.descent import Damping, Iterate, Posed, descend
+from flwr_leakage.attacks.solve.descent import Damping, Iterate, Posed, follow
 from flwr_leakage.attacks.solve.linearization import Linearized
 from flwr_leakage.attacks.solve.posterior import Kept, Solver
 from flwr_leakage.spectral.cholesky import cholesky, cholesky_solve
@@ -74,16 +74,17 @@ class DampedGaussNewton:
         kept: Kept[_Factored] = Kept(MANY_ITERATIONS)
         slow, before = 0, 0.0
 
-        def pose(at: Iterate) -> Posed | None:
-            nonlocal slow, before
-            if at.steps:
-                if not at.has_moved:
-                    return None
-                found.append(at.point)
-                slow = slow + 1 if at.value > self.progress * before else 0
-                if at.value <= self.solved or slow >= 2:
-                    return None
-            problem = problem_at(at.point) if at.steps < self.steps else None
+        def ends(at: Iterate, _: int) -> bool:
+            nonlocal slow
+            if not at.has_moved:
+                return True
+            found.append(at.point)
+            slow = slow + 1 if at.value > self.progress * before else 0
+            return at.value <= self.solved or slow >= 2
+
+        def pose(at: Iterate, _: int) -> Posed | None:
+            nonlocal before
+            problem = problem_at(at.point)
             if problem is None:
                 return None
             before = float(problem.linear.value.square().sum())
@@ -94,7 +95,7 @@ class DampedGaussNewton:
 
             return Posed(at.point, before, slope, solve, problem.sum_of_squares)
 
-        descend(pose, start, Damping(trials=6))
+        follow(range(self.steps), pose, start, ends, Damping(trials=6))
         return found
 
     def _solve(

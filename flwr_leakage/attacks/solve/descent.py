@@ -3,13 +3,16 @@
 An attack *poses* each step: it gives the objective of the step to first order, or ends the descent.
 The blur, the weight of the prior and the weights of the equations may differ from step to step. A
 *search* takes the step, and shortens it (:class:`Shortening`) or damps it (:class:`Damping`) until
-it lowers the objective.
+it lowers the objective. If a schedule gives the settings of each step, :func:`follow` runs it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from torch import Tensor
+
+S = TypeVar("S")
 
 
 @dataclass(frozen=True)
@@ -153,3 +156,34 @@ def descend(pose: Pose, start: Tensor, search: Search) -> Iterate:
     while (posed := pose(at)) is not None:
         at = search(posed, at)
     return at
+
+
+def follow(
+    schedule: Sequence[S],
+    pose: Callable[[Iterate, S], Posed | None],
+    start: Tensor,
+    ends: Callable[[Iterate, S], bool],
+    search: Search | None = None,
+) -> Iterate:
+    """Return the iterate after one step for each entry of a schedule.
+
+    Args:
+        schedule: the settings of each step, such as a blur or the weight of a prior.
+        pose: map from an iterate and the settings of the next step to this step, or to ``None``,
+            which ends the descent.
+        start: the first point.
+        ends: map from an iterate and the settings of the last step to whether the descent ends.
+        search: see :func:`descend`; by default, steps are shortened until Φ falls.
+    """
+
+    def next_step(at: Iterate) -> Posed | None:
+        if at.steps and ends(at, schedule[at.steps - 1]):
+            return None
+        return pose(at, schedule[at.steps]) if at.steps < len(schedule) else None
+
+    return descend(next_step, start, search or Shortening())
+
+
+def geometric(first: float, last: float, count: int) -> list[float]:
+    """Return ``count`` numbers from the first to the last, each in the same ratio to the next."""
+    return [first * (last / first) ** (step / max(1, count - 1)) for step in range(count)]

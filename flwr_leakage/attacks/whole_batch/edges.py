@@ -23,7 +23,7 @@ from flwr_leakage.attacks.budget import Budget
 from flwr_leakage.attacks.inversion.annealing import residuals
 from flwr_leakage.attacks.inversion.likelihood import Likelihood
 from flwr_leakage.attacks.settings import require
-from flwr_leakage.attacks.solve.descent import Iterate, Posed, Shortening, descend
+from flwr_leakage.attacks.solve.descent import Iterate, Posed, follow, geometric
 from flwr_leakage.attacks.solve.posterior import Posterior, Solver
 from flwr_leakage.attacks.whole_batch.known_errors import KnownErrors
 from flwr_leakage.spectral.image_prior import ImagePrior
@@ -89,13 +89,12 @@ class Edges:
             inputs: (B, C, H, W) images of the start.
             budget: a limit that is checked between steps.
         """
+        if budget.is_spent:
+            return inputs, 0
         prior = model.prior
         start = prior.coordinates(inputs.float())
 
-        def pose(at: Iterate) -> Posed | None:
-            if at.steps == self.steps or budget.is_spent:
-                return None
-            blur = self.first * (self.last / self.first) ** (at.steps / max(1, self.steps - 1))
+        def pose(at: Iterate, blur: float) -> Posed:
             residual_at = residuals(model, likelihood, blur)
             residual = residual_at(at.point)
             variances = likelihood.variances(residual, 1.0)
@@ -107,7 +106,8 @@ class Edges:
                 cost=reweighted(prior, at.point, self.power),
             ).posed(Solver(self.iterations))
 
-        end = descend(pose, start, Shortening())
+        blurs = geometric(self.first, self.last, self.steps)
+        end = follow(blurs, pose, start, lambda *_: budget.is_spent)
         point, taken = end.point, end.steps
         before, after = (self.energy(model, likelihood, each) for each in (start, point))
         return (model.prior.inputs(point).double(), taken) if after < before else (inputs, 0)

@@ -22,7 +22,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flwr_leakage.attacks.solve.descent import Damping, Iterate, Posed, descend
+from flwr_leakage.attacks.solve.descent import Damping, Iterate, Posed, follow
 
 COARSE = (1e4, 1e3, 1e2, 10.0, 1.0)
 """Assumed noise in successive stages, in units of the true one, in large steps."""
@@ -378,13 +378,14 @@ def _fit(
     for stage in stages:
         here = there = _Mixture.of(sums, layer, mixing, stage * sums.noise)
 
-        def pose(at: Iterate) -> Posed | None:
+        def ends(at: Iterate, _: int) -> bool:
             nonlocal here, there
-            if at.steps:
-                here = there if at.has_moved else here  # the last mixture that was tried
-                # A stage ends once a step lowers its cost by less than 1e-3 of it.
-                if at.steps == most_steps or at.fall < 1e-3 * (at.value + at.fall):
-                    return None
+            here = there if at.has_moved else here  # the last mixture that was tried
+            # A stage ends once a step lowers its cost by less than 1e-3 of it.
+            return at.fall < 1e-3 * (at.value + at.fall)
+
+        def pose(at: Iterate, _: int) -> Posed | None:
+            nonlocal here
             base = here
             assert base is not None
             jacobian = base.jacobian()
@@ -406,7 +407,7 @@ def _fit(
 
             return Posed(at.point, base.cost, slope.reshape(at.point.shape), solve, cost)
 
-        descend(pose, mixing, Damping(factor=6))
+        follow(range(most_steps), pose, mixing, ends, Damping(factor=6))
         if here is None:
             return None
         mixing = here.mixing
