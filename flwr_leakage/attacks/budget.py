@@ -42,7 +42,7 @@ class Budget:
 
     @property
     def is_spent(self) -> bool:
-        """Whether the end has come."""
+        """Return whether the end has come."""
         return time.process_time() >= self.ends
 
 

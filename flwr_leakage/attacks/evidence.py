@@ -221,7 +221,7 @@ class Evidence:
 
     @property
     def is_noised(self) -> bool:
-        """Whether noise adds more than 1e-8 to ``‖g − g*‖² / ‖g*‖²``; less is rounding."""
+        """Return whether noise adds more than 1e-8 to ``‖g − g*‖² / ‖g*‖²``; less is rounding."""
         noise = float((self.likelihood.counts * self.likelihood.noise.square()).sum())
         return noise > 1e-8 * float(self.likelihood.observed.square().sum())
 

@@ -252,7 +252,7 @@ def as_observation(
     index: int,
     members: tuple[int, ...],
 ) -> Observation:
-    """What a server observes of one update in any of the forms that a caller hands over.
+    """Return the observation of one update in any of the forms that a caller hands over.
 
     Raises:
         ValueError: parameters before and after came without a schedule, or with other names than

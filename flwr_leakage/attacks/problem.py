@@ -62,7 +62,7 @@ class Problem:
 
     @property
     def is_single_gradient(self) -> bool:
-        """Whether the update is the plain gradient of one client in one step, without decay."""
+        """Return whether the update is one client's plain gradient in one step, without decay."""
         plain = self.schedule.num_steps == 1 and not self.schedule.weight_decay
         return plain and not self.members
 

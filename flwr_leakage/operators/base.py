@@ -1,4 +1,4 @@
-"""What every operator is: S independent linear maps with exact products both ways."""
+"""The interface of operators: S independent linear maps with exact products both ways."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from flwr_leakage.operators.budget import Meter
 
 @dataclass
 class Tally:
-    """How many products an operator and those narrowed from it took."""
+    """The number of products that an operator and those narrowed from it took."""
 
     products: int = 0
 

@@ -10,7 +10,7 @@ class BudgetExhausted(RuntimeError):  # noqa: N818 - an outcome, not a mistake
 
 @dataclass(frozen=True)
 class Budget:
-    """What may be spent; ``None`` is no limit.
+    """The limits of what may be spent; ``None`` stands for no limit.
 
     Attributes:
         products: Jacobian products of one sample.
@@ -28,7 +28,7 @@ class Budget:
 
 
 class Meter:
-    """What has been spent under a budget by the operators that were given this meter.
+    """The count of what the operators with this meter have spent under a budget.
 
     Args:
         budget: the limit; none by default.

@@ -67,7 +67,7 @@ class BatchSample:
 
     @property
     def is_aligned(self) -> bool:
-        """Whether noise and rounding alone explain the misfit.
+        """Return whether noise and rounding alone explain the misfit.
 
         The misfit of a true sample with the right mask is ``expected``, within some per cent.
         """
@@ -75,7 +75,7 @@ class BatchSample:
 
     @property
     def is_exact(self) -> bool:
-        """Whether noise and rounding alone explain the misfit and the scale error."""
+        """Return whether noise and rounding alone explain the misfit and the scale error."""
         return self.is_aligned and self.scale_error <= EXACT_MULTIPLE * self.expected + 1e-3
 
 
@@ -114,7 +114,7 @@ class BatchLayer:
 
     @property
     def takes_input(self) -> bool:
-        """Whether h is the network's input, in any order."""
+        """Return whether h is the network's input, in any order."""
         return self.order is not None
 
     def images(self, inputs: Tensor) -> Tensor | None:

@@ -54,7 +54,7 @@ class Solved:
 
     @property
     def is_checked(self) -> bool:
-        """Whether there are more equations than unknowns, so that their noise is known."""
+        """Return whether there are more equations than unknowns, so that their noise is known."""
         return bool(self.noise.isfinite().all())
 
 

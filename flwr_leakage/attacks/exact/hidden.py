@@ -82,17 +82,17 @@ class Hidden:
 
     @property
     def is_proven(self) -> bool:
-        """Whether all masks are proven."""
+        """Return whether all masks are proven."""
         return self.num_proven == self.num_channels
 
     @property
     def is_settled(self) -> bool:
-        """Whether no further mask can be proven."""
+        """Return whether no further mask can be proven."""
         return self.evidence is None or self.is_proven
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether there is evidence that could prove masks, but none is proven."""
+        """Return whether there is evidence that could prove masks, but none is proven."""
         return self.evidence is not None and not self.num_proven
 
     @cached_property

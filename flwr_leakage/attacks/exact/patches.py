@@ -94,7 +94,7 @@ class Patches(ExactAttack):
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where a network keeps its patches and the positions that are added to them.
+    """The parameters in which a network keeps its patches and the positions added to them.
 
     Attributes:
         layer: the name of the weight of the layer of patches.

@@ -94,7 +94,7 @@ class Features:
 
     @property
     def is_pooled(self) -> bool:
-        """Whether the shallowest outputs are known only after pooling."""
+        """Return whether the shallowest outputs are known only after pooling."""
         return self.shallowest in self.windows
 
     def first(self, count: int) -> "Features":

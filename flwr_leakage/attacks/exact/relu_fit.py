@@ -67,12 +67,12 @@ class Stage(Enum):
 
     @property
     def is_deep(self) -> bool:
-        """Whether the fading must meet the equations to the last digit."""
+        """Return whether the fading must meet the equations to the last digit."""
         return self in (Stage.DEEP, Stage.DEEP_FROM_GREY)
 
     @property
     def is_last(self) -> bool:
-        """Whether no further stage is chosen after this one."""
+        """Return whether no further stage is chosen after this one."""
         return self in (Stage.FITTED, Stage.EXHAUSTED, Stage.DOUBTFUL)
 
 

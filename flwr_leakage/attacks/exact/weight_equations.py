@@ -108,7 +108,7 @@ class Whitened:
 
     @property
     def is_determined(self) -> bool:
-        """Whether there is exactly one solution, as r = P."""
+        """Return whether there is exactly one solution, as r = P."""
         return self.num_equations == self.num_positions
 
     def of_channels(self, count: int) -> "Whitened":

@@ -90,7 +90,7 @@ class Nonlinear(Protocol):
 
     @property
     def has_kinks(self) -> bool:
-        """Whether the stage has kinks, so that it can be blurred by a width."""
+        """Return whether the stage has kinks, so that it can be blurred by a width."""
 
     def at(self, values: Tensor, width: Tensor | None) -> tuple[Tensor, Bend]:
         """Return the outputs at values (n, B), and the linearisation there.

@@ -63,7 +63,7 @@ class AssumedTargets:
 
     @property
     def may_change(self) -> bool:
-        """Whether a search may try other class indices, as these are inferred."""
+        """Return whether a search may try other class indices, as these are inferred."""
         return self.origin == "inferred"
 
 

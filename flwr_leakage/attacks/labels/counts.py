@@ -22,7 +22,7 @@ as that of the errors. Parameters in single precision left up to 1e-3 on batches
 networks; no table."""
 
 NEGATIVE = 1e-3
-"""How far below 0 an entry may be that counts as not negative, for an error of −1 at its class."""
+"""Distance below 0 up to which an entry counts as not negative, for an error of −1 at its class."""
 
 CHANCE = 0.75
 """Chance up to which a class that does not occur counts as seldom possible: B = 6 of 10 classes. At

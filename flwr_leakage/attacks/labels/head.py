@@ -87,7 +87,7 @@ class HeadSamples:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all samples of the gradient are found."""
+        """Return whether all samples of the gradient are found."""
         return len(self.labels) == self.factor.rank
 
     @property

@@ -46,7 +46,7 @@ class Affine:
 
     @property
     def is_convolution(self) -> bool:
-        """Whether the call is a convolution."""
+        """Return whether the call is a convolution."""
         return self.settings is not None
 
     def is_layer(self, weight: str) -> bool:
@@ -60,7 +60,7 @@ class Affine:
 
     @property
     def is_named(self) -> bool:
-        """Whether W and b are parameters themselves, not computed from parameters."""
+        """Return whether W and b are parameters themselves, not computed from parameters."""
         return bool(self.name) and (self.bias is None or self.bias_name is not None)
 
     @property
@@ -114,12 +114,12 @@ class Pool:
 
     @property
     def is_largest(self) -> bool:
-        """Whether the pooled value is the largest value of the window."""
+        """Return whether the pooled value is the largest value of the window."""
         return self.reduce is largest
 
     @property
     def is_plain(self) -> bool:
-        """Whether windows are side by side: no overlap, gaps, or padding."""
+        """Return whether windows are side by side: no overlap, gaps, or padding."""
         plain = self.padding == (0, 0) and self.dilation == (1, 1) and not self.ceil_mode
         return plain and self.stride == self.window
 

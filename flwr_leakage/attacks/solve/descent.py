@@ -59,7 +59,7 @@ class Iterate:
 
     @property
     def has_moved(self) -> bool:
-        """Whether the last step lowered Φ."""
+        """Return whether the last step lowered Φ."""
         return self.length > 0
 
 

@@ -58,7 +58,7 @@ class Span:
 
     @property
     def is_full(self) -> bool:
-        """Whether almost every vector lies in the span, so that it tells nothing.
+        """Return whether almost every vector lies in the span, so that it tells nothing.
 
         Normalised vectors have mean zero, so that a span of any vectors may lack a few directions.
         """

@@ -370,48 +370,55 @@ class _Mixture:
 
 
 def _fit(
-    sums: _Sums, layer: _LastLayer, errors: Tensor, stages: Sequence[float], most_steps: int = 20
+    sums: _Sums, layer: _LastLayer, errors: Tensor, stages: Sequence[float]
 ) -> _Mixture | None:
     """Return the mixture after damped steps in every stage, or None if it is not finite."""
-    mixing = sums.basis.T @ errors
-    here: _Mixture | None = None
+    found: _Mixture | None = None
     for stage in stages:
-        here = there = _Mixture.of(sums, layer, mixing, stage * sums.noise)
+        mixing = sums.basis.T @ errors if found is None else found.mixing
+        found = _settled(_Mixture.of(sums, layer, mixing, stage * sums.noise), sums, layer)
+        if found is None:
+            break
+    return found
 
-        def ends(at: Iterate, _: int) -> bool:
-            nonlocal here, there
-            here = there if at.has_moved else here  # the last mixture that was tried
-            # A stage ends once a step lowers its cost by less than 1e-3 of it.
-            return at.fall < 1e-3 * (at.value + at.fall)
 
-        def pose(at: Iterate, _: int) -> Posed | None:
-            nonlocal here
-            base = here
-            assert base is not None
-            jacobian = base.jacobian()
-            normal, slope = jacobian.T @ jacobian, jacobian.T @ base.residual
-            if not bool(torch.isfinite(normal).all()):
-                here = None
-                return None
-            # Directions that change nothing are damped, too.
-            scale = normal.diagonal() + 1e-9 * normal.diagonal().max()
+def _settled(
+    start: _Mixture, sums: _Sums, layer: _LastLayer, most_steps: int = 20
+) -> _Mixture | None:
+    """Return the mixture after the damped steps of one stage, or None if it is not finite."""
+    here = there = start
+    is_finite = True
 
-            def solve(damping: float) -> tuple[Tensor, int]:
-                step = torch.linalg.solve(normal + damping * scale.diag(), slope)
-                return -step.reshape(at.point.shape), 0
+    def ends(at: Iterate, _: int) -> bool:
+        nonlocal here
+        here = there if at.has_moved else here  # the last mixture that was tried
+        # A stage ends once a step lowers its cost by less than 1e-3 of it.
+        return at.fall < 1e-3 * (at.value + at.fall)
 
-            def cost(point: Tensor) -> float:
-                nonlocal there
-                there = _Mixture.of(sums, layer, point, base.sigma, base.features > 0)
-                return there.cost
-
-            return Posed(at.point, base.cost, slope.reshape(at.point.shape), solve, cost)
-
-        follow(range(most_steps), pose, mixing, ends, Damping(factor=6))
-        if here is None:
+    def pose(at: Iterate, _: int) -> Posed | None:
+        nonlocal is_finite
+        base = here
+        jacobian = base.jacobian()
+        normal, slope = jacobian.T @ jacobian, jacobian.T @ base.residual
+        is_finite = bool(torch.isfinite(normal).all())
+        if not is_finite:
             return None
-        mixing = here.mixing
-    return here
+        # Directions that change nothing are damped, too.
+        scale = normal.diagonal() + 1e-9 * normal.diagonal().max()
+
+        def solve(damping: float) -> tuple[Tensor, int]:
+            step = torch.linalg.solve(normal + damping * scale.diag(), slope)
+            return -step.reshape(at.point.shape), 0
+
+        def cost(point: Tensor) -> float:
+            nonlocal there
+            there = _Mixture.of(sums, layer, point, base.sigma, base.features > 0)
+            return there.cost
+
+        return Posed(at.point, base.cost, slope.reshape(at.point.shape), solve, cost)
+
+    follow(range(most_steps), pose, start.mixing, ends, Damping(factor=6))
+    return here if is_finite else None
 
 
 def _extreme(sums: _Sums, layer: _LastLayer) -> Tensor:
