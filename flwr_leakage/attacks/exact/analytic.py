@@ -91,7 +91,7 @@ class Analytic(ExactAttack):
             first = found.layers[0]
             errors, taken, seen, bound = first.errors, first.inputs, first.seen, first.bound
         elif not bool(seen.all()):
-            bound = _least(weight) / float(errors.abs().max())
+            bound = float(weight[weight != 0].abs().min() / errors.abs().max())
         misfit = (kept * torch.outer(errors, taken) - weight).square().sum()
         misfit = misfit / weight.square().sum()
         inputs = order.pixels(taken)
@@ -183,11 +183,6 @@ def fill_in(
     filled = inputs.clone()
     filled[~seen] = grey[~seen] + found
     return filled
-
-
-def _least(weight: Tensor) -> float:
-    """Return the smallest magnitude that is not zero."""
-    return float(weight[weight != 0].abs().min())
 
 
 def _first_layer(problem: Problem) -> tuple[LinearUse, InputOrder]:

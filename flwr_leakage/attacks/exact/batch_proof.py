@@ -96,8 +96,9 @@ def conclude(
     checked = [layer.check(sample.dual, sample.label) or sample for sample in found]
     checked = [c if c.is_exact else layer.repaired(c, generator) for c in checked]
     relative = torch.tensor([_uncertainty(layer, following, sample) for sample in checked])
+    has_spare = layer.surplus >= SPARE_EQUATIONS
     verdicts: tuple[Verdict, ...] = tuple(
-        "proven" if _explains(layer, c) and float(error) <= PROVEN_DEVIATION else "plausible"
+        "proven" if has_spare and c.is_exact and float(error) <= PROVEN_DEVIATION else "plausible"
         for c, error in zip(checked, relative * layer.in_units(inputs), strict=True)
     )
     return BatchInputs(
@@ -111,11 +112,6 @@ def conclude(
         layer.factor.rank,
         torch.nan,
     )
-
-
-def _explains(layer: BatchLayer, sample: BatchSample) -> bool:
-    """Return whether a sample is exact, with enough spare equations for a proof."""
-    return layer.surplus >= SPARE_EQUATIONS and sample.is_exact
 
 
 def _zeros(layer: BatchLayer, sample: BatchSample) -> Tensor | None:

@@ -113,7 +113,8 @@ class GradientInversion:
             for begin in range(0, len(group), size):
                 chunk = group[begin : begin + size]
                 report = Reporter(progress, done, len(results), self.optimizer.iterations)
-                budget = _budget(job.max_seconds, chunk)
+                seconds = job.max_seconds  # of each target, and those of a chunk share theirs
+                budget = Budget.of(None if seconds is None else seconds * len(chunk))
                 solved = self._solve_safely(chunk, report, budget)
                 for target, found in zip(chunk, solved, strict=True):
                     results[target.index] = found
@@ -249,11 +250,6 @@ class GradientInversion:
             tuple(self.priors.values()),
             batching,
         )
-
-
-def _budget(seconds: float | None, chunk: "list[_Target]") -> Budget:
-    """Return the common budget of a chunk's targets, which are solved together."""
-    return Budget.of(None if seconds is None else seconds * len(chunk))
 
 
 @dataclass(frozen=True)

@@ -271,7 +271,8 @@ def rehearse(
             counts = torch.bincount(labels.flatten(), minlength=problem.spec.num_classes)
             truth = counts.to(inputs) / counts.sum()
             made.append(_Rehearsed(kind, delta, _shift(problem, delta, probes, bias), truth))
-    keeps_deltas = _fits_replay(problem, optimizer)
+    is_short = problem.schedule.num_steps <= REPLAYED_STEPS
+    keeps_deltas = optimizer == "SGD" and is_short and not problem.members
     made = [each if keeps_deltas else replace(each, delta={}) for each in made]
     return Rehearsals(problem, probes, bias, made, steps)
 
@@ -288,11 +289,6 @@ def rehearsed_steps(num_steps: int) -> int:
     if num_steps <= 8:
         return num_steps
     return min(round(2 ** (round(4 * math.log2(num_steps)) / 4)), MAX_STEPS)
-
-
-def _fits_replay(problem: Problem, optimizer: str) -> bool:
-    steps = problem.schedule.num_steps
-    return optimizer == "SGD" and steps <= REPLAYED_STEPS and not problem.members
 
 
 def _replay(problem: Problem) -> Tensor:

@@ -447,13 +447,10 @@ def _extreme(sums: _Sums, layer: _LastLayer) -> Tensor:
     order: list[int] = []
     while len(order) < len(chosen):
         rest = [step for step in range(len(chosen)) if step not in order]
-        told = {step: layer.errors(features[[*order, step]])[:, -1] for step in rest}
-        order.append(min(rest, key=lambda step: _off(told[step], errors[:, step])))
+        told = torch.stack([layer.errors(features[[*order, step]])[:, -1] for step in rest], 1)
+        gaps = (told - errors[:, rest]).norm(dim=0) / errors[:, rest].norm(dim=0)
+        order.append(rest[int(gaps.argmin())])
     return errors[:, order]
-
-
-def _off(found: Tensor, wanted: Tensor) -> float:
-    return float((found - wanted).norm() / wanted.norm())
 
 
 def _changes(steps: int, like: Tensor) -> Tensor:
