@@ -102,13 +102,17 @@ def fit_features(
 
 
 def feature_distance(preactivations: Tensor, known: Tensor) -> Tensor:
-    """Return the squared distance of preactivations from known ReLU outputs, over ``‖known‖²``.
+    """Return the squared distance of preactivations from known ReLU outputs, over ``‖known‖²``."""
+    return feature_residual(preactivations, known).square().sum() / known.square().sum()
+
+
+def feature_residual(preactivations: Tensor, known: Tensor) -> Tensor:
+    """Return the distance of preactivations from known ReLU outputs, entry by entry.
 
     A positive output equals the preactivation. A zero output only means that the preactivation is
     not positive, so that its positive part counts there.
     """
-    residual = torch.where(known > 0, preactivations - known, preactivations.clamp_min(0))
-    return residual.square().sum() / known.square().sum()
+    return torch.where(known > 0, preactivations - known, preactivations.clamp_min(0))
 
 
 def equation_distance(preactivations: Tensor, known: Whitened) -> Tensor:

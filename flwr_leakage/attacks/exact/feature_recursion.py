@@ -11,7 +11,7 @@ the features, but leaves positions with the same error:
 
 Either is enough to find the mask (:mod:`flwr_leakage.attacks.exact.last_mask`). Max pooling in
 earlier layers ends the recursion: the pooled features are still determined, but not the position
-of each maximum in its window.
+of each maximum in its window. Windows may overlap there, as in the stem of a ResNet.
 
 Finally the input is fitted to the shallowest features found, by a residual that is continuous in x.
 The fit starts from grey and has two stages. The first fits the shallowest known layer alone. Few
@@ -20,7 +20,8 @@ directions of its features open, or almost, the equations themselves are fitted.
 layers, each weighted by its noise: the deeper ones are known a hundred times better. If no such
 start meets them, fits of other choices of layers start from grey too. For pooled features, the fit
 starts from the input that a regression on synthetic images reads from them, and first prefers
-smooth images.
+smooth images. If their windows overlap, it starts from grey
+(:mod:`flwr_leakage.attacks.exact.maxima_fit`).
 """
 
 from collections.abc import Sequence
@@ -33,6 +34,7 @@ from torch import Tensor
 from flwr_leakage.attacks.budget import Budget, stop_mark
 from flwr_leakage.attacks.exact.feature_fit import Fit, fit_features, read_input, settle_signs
 from flwr_leakage.attacks.exact.known import single
+from flwr_leakage.attacks.exact.maxima_fit import fit_maxima
 from flwr_leakage.attacks.exact.recover_features import Features, recover_features
 from flwr_leakage.attacks.exact.relu_walk import ReluWalk
 from flwr_leakage.attacks.labels.assumed import answer, assume_targets
@@ -137,7 +139,11 @@ class FeatureRecursion(ExactAttack):
         if known.is_pooled:
             chosen = known.first(1)
             # Far from a solution, rounding does no harm, and single precision is twice as fast.
-            fit = self._search(problem.to(torch.float32), single(chosen), generator, budget)
+            narrow = problem.to(torch.float32)
+            if chosen.overlaps:
+                fit = fit_maxima(narrow, chosen, budget)
+            else:
+                fit = self._search(narrow, single(chosen), generator, budget)
             fit = self._finish(problem, chosen, fit, budget)
         else:
             fit = self._fit(problem, known, Fit(start, float("inf")), budget)

@@ -61,6 +61,7 @@ class Features:
         outputs: the output (1, C, H, W) of a ReLU by its number; the pooled output if max pooling
             follows right after the ReLU.
         windows: (height, width) of the windows of such pooling, by the ReLU's number.
+        overlaps: whether the windows of the shallowest outputs overlap.
         noise: standard deviation of each output's error over its root mean square, by the ReLU's
             number; NaN if no equation checks the others.
         equations: equations about the output of a ReLU further in front, by its number, which
@@ -75,6 +76,7 @@ class Features:
     equations: Mapping[int, Whitened] = field(default_factory=dict)
     repaired: int = 0
     contradicted: int = 0
+    overlaps: bool = False
 
     def __str__(self) -> str:
         """Return the number of known outputs, equations and repairs in words."""
@@ -219,6 +221,8 @@ def recover_features(
     pooled = mean_feature(problem.gradient[layer.weight], logit_error)
     active = pooled > margin * (-pooled).max().clamp_min(0)
     try:
+        if count - 1 in probe.overlapping:
+            raise ValueError("windows of the last max pooling must not overlap.")
         masks[count - 1] = _last_mask(backward, masks, windows.get(count - 1), active)
     except ValueError as error:
         normal = [m for m in problem.gradient_map.model.modules() if isinstance(m, _BY_SAMPLE)]
@@ -253,7 +257,8 @@ def recover_features(
         masks[number] = Mask.of(found > 0)
     if not features:
         raise ValueError("the gradients determine no features.")
-    return Features(features, windows, noise, equations, repairs, contradicted)
+    overlaps = min(features) in probe.overlapping
+    return Features(features, windows, noise, equations, repairs, contradicted, overlaps)
 
 
 def above_zero(solved: Solved, margin: float) -> Tensor:

@@ -1,8 +1,8 @@
 """A forward pass through a ReLU network that numbers the ReLUs and applies known masks.
 
 - A unit of a ReLU whose state is known passes its input on, or nothing.
-- Max pooling over windows that do not overlap, right after a ReLU, counts as a part of the ReLU:
-  only each window's maximum is then on, and the outputs are the pooled values.
+- Max pooling right after a ReLU counts as a part of the ReLU: only each window's maximum is then
+  on, and the outputs are the pooled values. Masks of maxima are for windows that do not overlap.
 - The pass records every convolution with the number of the ReLU whose output it takes in.
 
 Automatic differentiation handles skip connections, BatchNorm with given statistics and all other
@@ -59,6 +59,8 @@ class ReluWalk:
         preactivations: the inputs of the ReLUs, by number.
         maxima: the largest preactivation of each window of pooled ReLUs, by number.
         windows: the window (height, width) of pooled ReLUs, by number.
+        overlapping: numbers of the pooled ReLUs whose windows overlap, or are padded.
+        sources: numbers of the ReLUs by the ``id`` of their output, pooled or not.
         uses: the convolutions in their order.
     """
 
@@ -76,8 +78,9 @@ class ReluWalk:
         self.preactivations: list[Tensor] = []
         self.maxima: dict[int, Tensor] = {}
         self.windows: dict[int, Pair] = {}
+        self.overlapping: set[int] = set()
+        self.sources: dict[int, int] = {}
         self.uses: list[Use] = []
-        self._sources: dict[int, int] = {}
         self._kept: list[Tensor] = []  # a living tensor's id is not used again
         run = partial(problem.logits, inputs)
         trace = Trace.of(run, problem.params, self._answer, records=False)
@@ -91,8 +94,8 @@ class ReluWalk:
         """Return the outputs of a call, with known masks of ReLUs and their max pooling."""
         if isinstance(op, Elementwise) and op.activation.is_relu:
             return self._activate(op)
-        number = self._sources.get(id(op.inputs), -1)
-        if number >= 0 and isinstance(op, Pool) and op.is_largest and op.is_plain:
+        number = self.sources.get(id(op.inputs), -1)
+        if number >= 0 and isinstance(op, Pool) and op.is_largest:
             return self._pool(op, number)
         outputs: Tensor = run()
         if not isinstance(op, Affine) or not op.is_convolution:
@@ -116,17 +119,27 @@ class ReluWalk:
 
     def _pool(self, op: Pool, number: int) -> Tensor:
         window = op.window
+        pool = partial(
+            F.max_pool2d,
+            kernel_size=window,
+            stride=op.stride,
+            padding=op.padding,
+            dilation=op.dilation,
+            ceil_mode=op.ceil_mode,
+        )
         self.windows[number] = window
-        self.maxima[number] = F.max_pool2d(self.preactivations[number], window)
+        if not op.is_plain:
+            self.overlapping.add(number)
+        self.maxima[number] = pool(self.preactivations[number])
         if number == self.last:
             raise ReachedError(self.maxima[number])
-        if number in self.masks:  # one entry of a window is on: its sum is its maximum
+        if number in self.masks and op.is_plain:  # one entry of a window is on: its sum
             outputs = F.avg_pool2d(op.inputs, window, divisor_override=1)
         else:
-            outputs = F.max_pool2d(op.inputs, window)
+            outputs = pool(op.inputs)
         return self._from(number, outputs)
 
     def _from(self, number: int, outputs: Tensor) -> Tensor:
-        self._sources[id(outputs)] = number
+        self.sources[id(outputs)] = number
         self._kept.append(outputs)
         return outputs

@@ -1,0 +1,101 @@
+"""Attack one image through the networks that torchvision has, as ``strongest`` does by default.
+
+    python -m simulations.benchmarks.attacks_torchvision --root FOLDER --seed 100 --first 100 \
+        --output FILE
+
+prints a Markdown row a network and draw: PSNR, the attack that gave the answer, CPU seconds, and
+what the attacks that read features said. Networks are untrained and in eval mode, with as many
+outputs as CIFAR-10 has classes. An image of 64 × 64 pixels is put together from four test images,
+so that no pixel is interpolated; its label is that of the first. ``--output`` keeps a JSON line a
+row with what every attack said, and rows that are there are not run again. One thread.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import flwr_leakage._torchvision  # noqa: F401
+from flwr_leakage.attacks import Strongest
+from flwr_leakage.attacks.presets import load_preset
+from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.records import Batch, InputSpec
+from simulations.benchmarks import lab
+
+# isort: split
+from torchvision import models
+
+NETWORKS = (
+    "resnet18", "resnet34", "alexnet", "vgg11_bn", "squeezenet1_1", "densenet121", "mobilenet_v2",
+    "mobilenet_v3_small", "efficientnet_b0", "convnext_tiny", "shufflenet_v2_x1_0",
+    "regnet_y_400mf",
+)  # fmt: skip
+
+READERS = ("analytic", "exact_batch", "feature_matching", "feature_recursion")
+"""The attacks that read features from a gradient, whose words are printed."""
+
+
+def mosaic(tiles: Tensor) -> Tensor:
+    """One image (1, C, 2 H, 2 W) of four (4, C, H, W), row by row."""
+    upper, lower = (torch.cat(list(pair), dim=-1) for pair in (tiles[:2], tiles[2:]))
+    return torch.cat([upper, lower], dim=-2)[None]
+
+
+def main() -> None:
+    """Read the command line, run, print the table."""
+    parser = lab.command(__doc__)
+    lab.add_data(parser)
+    parser.add_argument("--first", type=int, default=0, help="test image of the first draw")
+    parser.add_argument("--networks", default=",".join(NETWORKS))
+    parser.add_argument("--draws", type=int, default=1, help="each with weights and an image")
+    parser.add_argument("--seconds", type=float, default=120.0, help="CPU budget of an image")
+    parser.add_argument("--output", type=Path, help="JSON lines, appended")
+    given = lab.start(parser)
+    spec = InputSpec((3, 64, 64), lab.CLASSES, lab.CIFAR10.mean, lab.CIFAR10.std)
+    attack = load_preset("strongest")
+    assert isinstance(attack, Strongest)
+    attack = replace(attack, max_seconds=given.seconds)
+    kept = given.output.read_text().splitlines() if given.output and given.output.exists() else []
+    done = {(line["network"], line["seed"]) for line in map(json.loads, kept)}
+    lab.print_header("network", "seed", "PSNR", "attack", "CPU s", "what reads features said")
+    for name in given.networks.split(","):
+        for draw in range(given.draws):
+            seed = given.seed + draw
+            if (name, seed) in done:
+                continue
+            torch.manual_seed(seed)
+            network = models.get_model(name, num_classes=lab.CLASSES).eval()
+            tiles = lab.load(given.root, given.split, given.first + 4 * draw, 4)
+            pixels = Batch(mosaic(tiles.inputs), tiles.targets[:1])
+            gradient_map = GradientMap(network)
+            observation = lab.observe(gradient_map, lab.normalize(pixels, spec))
+            (found,), seconds = lab.run_attack(
+                attack, gradient_map, spec, [observation], seed=given.seed
+            )
+            psnr = lab.psnr(
+                None if found.batch is None else found.batch.inputs, pixels.inputs, spec
+            )
+            by = str(found.stats.get("attack", "none"))
+            said = {part.name: str(part) for part in found.parts}
+            line = {
+                "network": name,
+                "seed": seed,
+                "psnr": psnr,
+                "attack": by,
+                "cpu_seconds": seconds,
+                "error": found.error,
+                "objective": found.objective,
+                "stage": str(found.stats.get("stage", "")),
+                "words": said,
+            }
+            if given.output is not None:
+                with given.output.open("a") as file:
+                    file.write(json.dumps(line) + "\n")
+            read = "; ".join(said[each] for each in READERS if each in said)
+            lab.print_row(name, seed, f"{psnr:.1f}", by, f"{seconds:.0f}", read)
+
+
+if __name__ == "__main__":
+    main()
