@@ -42,11 +42,13 @@ def sized(config: Config) -> dict[str, Any]:
     """Return the section ``paper`` with the settings of the chosen size.
 
     A key that stands in both is the section's own, so that ``+paper.KEY=VALUE`` overrides a size.
+    The size ``thorough`` holds what differs from ``cpu``, and needs not be there.
 
     Raises:
         ConfigError: there is no such size.
     """
     sizes: Mapping[str, Mapping[str, Any]] = config["sizes"]
+    sizes = {**sizes, "thorough": _over(sizes["cpu"], sizes.get("thorough", {}))}
     size = config["size"]
     if size not in sizes:
         raise ConfigError(
@@ -54,6 +56,15 @@ def sized(config: Config) -> dict[str, Any]:
             f"{suggest(str(size), sizes)}."
         )
     return {**sizes[size], **config["paper"]}
+
+
+def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """``below`` with the values of ``above``, sections key by key."""
+    both = {
+        key: _over(below[key], value) if isinstance(below.get(key), Mapping) else value
+        for key, value in above.items()
+    }
+    return {**below, **both}
 
 
 def perform_config(config: Config, overrides: Sequence[str]) -> Path:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from simulations.papers.i2f import charts
 from simulations.papers.i2f.attack import ATTACKER, attack_gradients, attack_of
 from simulations.papers.i2f.evidence import Table, bootstrap, judged, median_ratio, share, table_of
 from simulations.papers.i2f.influence import Influence
-from simulations.papers.i2f.victim import Victim, test_images
+from simulations.papers.i2f.victim import Victim, blocks, test_images
 from simulations.papers.judge import not_compared
 from simulations.papers.lab import Lab
 
@@ -72,29 +73,31 @@ class Cost:
 
     def _table(self, lab: Lab, victim: Victim) -> Table:
         found: list[Row] = []
-        for seed in self.seeds:
+        for seed, block in product(self.seeds, blocks(self.first, self.images)):
             settings = {
                 "victim": victim,
-                "images": [self.first, self.images],
+                "images": list(block),
                 "seed": seed,
                 "timed": self.timed,
                 "power_iterations": self.power_iterations,
             }
             name = f"{_name(victim)}, seed {seed}"
-            found += lab.rows(name, settings, partial(self._measure, lab, victim, seed))
+            found += lab.rows(name, settings, partial(self._measure, lab, victim, seed, *block))
         table = dict(table_of(found))
         table["attack"] = table["attack_iteration"] * self.attack_iterations
         return table
 
-    def _measure(self, lab: Lab, victim: Victim, seed: int) -> list[Row]:
+    def _measure(
+        self, lab: Lab, victim: Victim, seed: int, first: int, images: int
+    ) -> list[Row]:
         network = victim.build(lab, seed).to(lab.device)
-        batch, spec = test_images(lab, victim.data, self.first, self.images)
+        batch, spec = test_images(lab, victim.data, first, images)
         rows: list[Row] = []
-        for place in range(self.images):
+        for place in range(images):
             sample = batch[place : place + 1]
             size = sum(value.numel() for value in network.parameters())
             timed = self._time(network, sample, spec, seed)
-            rows.append({"image": self.first + place, "seed": seed, "parameters": size, **timed})
+            rows.append({"image": first + place, "seed": seed, "parameters": size, **timed})
         return rows
 
     def _time(self, network: nn.Module, sample: Batch, spec: InputSpec, seed: int) -> Row:

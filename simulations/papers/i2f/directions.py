@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ from simulations.papers.i2f.evidence import (
 from simulations.papers.i2f.influence import Influence
 from simulations.papers.i2f.noise import Panel
 from simulations.papers.i2f.records import attack_rows
-from simulations.papers.i2f.victim import test_images
+from simulations.papers.i2f.victim import blocks, test_images
 from simulations.papers.judge import not_compared
 from simulations.papers.lab import Lab
 
@@ -77,16 +78,16 @@ class Directions:
 
     def _table(self, lab: Lab, panel: Panel) -> Table:
         found: list[Row] = []
-        for seed in self.seeds:
+        for seed, block in product(self.seeds, blocks(self.first, self.images)):
             settings = {
                 "panel": panel,
-                "images": [self.first, self.images],
+                "images": list(block),
                 "seed": seed,
                 "num_eigenvalues": self.num_eigenvalues,
                 "size": self.size,
             }
             name = f"{panel}, seed {seed}"
-            found += lab.rows(name, settings, partial(self._attack, lab, panel, seed))
+            found += lab.rows(name, settings, partial(self._attack, lab, panel, seed, *block))
         table = dict(table_of(found))
         table["lambda"] = (table["i_nom"] / self.size) ** 2
         table["mse"] = table["rmse"] ** 2
@@ -94,9 +95,11 @@ class Directions:
         table["rank"] = np.array([float(name) for name in table["perturbation"]])
         return table
 
-    def _attack(self, lab: Lab, panel: Panel, seed: int) -> list[Row]:
+    def _attack(
+        self, lab: Lab, panel: Panel, seed: int, first: int, images: int
+    ) -> list[Row]:
         network = panel.victim.build(lab, seed).to(lab.device)
-        batch, spec = test_images(lab, panel.victim.data, self.first, self.images)
+        batch, spec = test_images(lab, panel.victim.data, first, images)
         influence = Influence(network, batch)
         vectors = right_singular_vectors(
             influence.operator, self.num_eigenvalues, make_generator(seed, purpose="lanczos")
@@ -112,7 +115,7 @@ class Directions:
             panel.attack,
             panel.iterations,
             seed,
-            self.first,
+            first,
         )
 
     def _missing(self) -> list[Claim]:

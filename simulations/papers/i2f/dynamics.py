@@ -24,10 +24,11 @@ class Dynamics:
 
     Attributes:
         panels: networks with the epochs at which they are attacked, and attacks.
-        each: test images of every class.
+        each: test images of every class in a block.
         first: the first test image that may be taken.
         seeds: of training, noise and starts.
         variance: of the noise.
+        blocks: of images, each from 100 images after the former; a part is one.
     """
 
     panels: Sequence[FairnessPanel]
@@ -35,6 +36,7 @@ class Dynamics:
     first: int
     seeds: Sequence[int]
     variance: float = 1e-3
+    blocks: int = 1
 
     def run(self, lab: Lab) -> Findings:
         """Train, attack, compare, judge."""
@@ -57,6 +59,7 @@ class Dynamics:
         rows = [
             row
             for seed in self.seeds
+            for block in range(self.blocks)
             for row in trained_rows(
                 lab,
                 panel.victim,
@@ -64,7 +67,7 @@ class Dynamics:
                 panel.iterations,
                 self.variance,
                 self.each,
-                self.first,
+                self.first + 100 * block,
                 seed,
             )
         ]

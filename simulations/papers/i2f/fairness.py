@@ -46,10 +46,11 @@ class Fairness:
 
     Attributes:
         panels: networks and attacks.
-        each: test images of every class.
+        each: test images of every class in a block.
         first: the first test image that may be taken.
         seeds: of training, noise and starts.
         variance: of the noise.
+        blocks: of images, each from 100 images after the former; a part is one.
     """
 
     panels: Sequence[FairnessPanel]
@@ -57,6 +58,7 @@ class Fairness:
     first: int
     seeds: Sequence[int]
     variance: float = 1e-3
+    blocks: int = 1
 
     def run(self, lab: Lab) -> Findings:
         """Train, attack, compare, judge."""
@@ -94,6 +96,7 @@ class Fairness:
         rows = [
             row
             for seed in self.seeds
+            for block in range(self.blocks)
             for row in trained_rows(
                 lab,
                 panel.victim,
@@ -101,7 +104,7 @@ class Fairness:
                 panel.iterations,
                 self.variance,
                 self.each,
-                self.first,
+                self.first + 100 * block,
                 seed,
                 [max(panel.victim.epochs)],
             )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from simulations.papers.findings import Row
 from simulations.papers.i2f.influence import Influence
 from simulations.papers.i2f.records import attack_rows, gaussian
-from simulations.papers.i2f.victim import Victim, test_images
+from simulations.papers.i2f.victim import Victim, blocks, test_images
 from simulations.papers.lab import Lab
 
 UNDAMPED_INPUTS = 1024
@@ -55,31 +55,37 @@ class Noise:
 
 
 def noise_rows(lab: Lab, panel: Panel, noise: Noise) -> list[Row]:
-    """One row for each image, seed and variance; a part is a seed, kept for all of I²F."""
+    """One row for each image, seed and variance; a part is a block of a seed, kept for all of I²F."""
     shared = replace(lab, part=replace(lab.part, folder=lab.part.folder.with_name("i2f")))
     found: list[Row] = []
-    for seed in noise.seeds:
+    alone = [
+        replace(noise, seeds=(seed,), first=first, images=images)
+        for seed in noise.seeds
+        for first, images in blocks(noise.first, noise.images)
+    ]
+    for part in alone:
+        (seed,) = part.seeds
 
-        def compute(seed: int = seed) -> list[Row]:
+        def compute(part: Noise = part, seed: int = seed) -> list[Row]:
             network = panel.victim.build(lab, seed).to(lab.device)
-            batch, spec = test_images(lab, panel.victim.data, noise.first, noise.images)
+            batch, spec = test_images(lab, panel.victim.data, part.first, part.images)
             influence = Influence(network, batch)
             return attack_rows(
                 network,
                 batch,
                 spec,
                 influence,
-                gaussian(influence, noise.variances, seed, noise.first),
+                gaussian(influence, part.variances, seed, part.first),
                 panel.attack,
                 panel.iterations,
                 seed,
-                noise.first,
-                tuple(damping for damping in noise.dampings if damping > 0),
-                undamped=0 in noise.dampings and batch.inputs[0].numel() <= UNDAMPED_INPUTS,
+                part.first,
+                tuple(damping for damping in part.dampings if damping > 0),
+                undamped=0 in part.dampings and batch.inputs[0].numel() <= UNDAMPED_INPUTS,
                 lpips=lab.lpips,
             )
 
-        settings = {"panel": panel, "noise": replace(noise, seeds=(seed,))}
+        settings = {"panel": panel, "noise": part}
         found += [
             {"panel": str(panel), "variance": float(str(row["perturbation"])), **row}
             for row in shared.rows(f"{panel}, seed {seed}", settings, compute)

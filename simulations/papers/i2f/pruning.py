@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ from simulations.papers.i2f.evidence import (
 from simulations.papers.i2f.influence import Influence
 from simulations.papers.i2f.noise import Panel
 from simulations.papers.i2f.records import attack_rows
-from simulations.papers.i2f.victim import test_images
+from simulations.papers.i2f.victim import blocks, test_images
 from simulations.papers.lab import Lab
 
 
@@ -71,22 +72,24 @@ class Pruning:
 
     def _table(self, lab: Lab, panel: Panel) -> Table:
         found: list[Row] = []
-        for seed in self.seeds:
+        for seed, block in product(self.seeds, blocks(self.first, self.images)):
             settings = {
                 "panel": panel,
-                "images": [self.first, self.images],
+                "images": list(block),
                 "seed": seed,
                 "ratios": list(self.ratios),
             }
             name = f"{panel}, seed {seed}"
-            found += lab.rows(name, settings, partial(self._attack, lab, panel, seed))
+            found += lab.rows(name, settings, partial(self._attack, lab, panel, seed, *block))
         table = dict(table_of(found))
         table["ratio"] = table["perturbation"].astype(float)
         return table
 
-    def _attack(self, lab: Lab, panel: Panel, seed: int) -> list[Row]:
+    def _attack(
+        self, lab: Lab, panel: Panel, seed: int, first: int, images: int
+    ) -> list[Row]:
         network = panel.victim.build(lab, seed).to(lab.device)
-        batch, spec = test_images(lab, panel.victim.data, self.first, self.images)
+        batch, spec = test_images(lab, panel.victim.data, first, images)
         influence = Influence(network, batch)
         deltas = {f"{ratio:g}": pruned(influence.gradients, ratio) for ratio in self.ratios}
         return attack_rows(
@@ -98,7 +101,7 @@ class Pruning:
             panel.attack,
             panel.iterations,
             seed,
-            self.first,
+            first,
         )
 
 
