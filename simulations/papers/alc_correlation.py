@@ -117,7 +117,8 @@ def _claims(found: RankCorrelations, group: str, outcome: str) -> list[Claim]:
             rho, low, high = -rho, -high, -low
         else:
             text = f"{outcome} rises with {left}, {group} (Fig. 7)."
-        claims.append(judge_positive(text, f"ρ = {paper}", rho, low, high, found.units))
+        size = abs(float(paper.split()[0]))
+        claims.append(judge_positive(text, f"ρ = {paper}", rho, low, high, found.units, size=size))
     for left in MEASURES[1:]:
         paper, norm = (_paper(name, outcome, group) for name in (left, "gradient_norm"))
         if paper is not None:
@@ -127,6 +128,7 @@ def _claims(found: RankCorrelations, group: str, outcome: str) -> list[Claim]:
                     f"{paper} against {norm}",
                     *found.more(left, "gradient_norm", outcome),
                     found.units,
+                    size=float(paper) - float(norm or 0),
                 )
             )
     return claims

@@ -89,7 +89,9 @@ class LeakageOverRounds(FederationStudy):
                 continue
             found = bootstrap(ranks, partial(spearman, x="score", y="psnr"), "client")
             least, most = (0.0, math.inf) if sign > 0 else (-math.inf, 0.0)
-            yield judged(f"{text} (LAVP, Table 1).", PRINTED[score], found, least, most)
+            size = abs(float(PRINTED[score]))
+            place = f"{text} (LAVP, Table 1)."
+            yield judged(place, PRINTED[score], found, least, most, size=size)
 
     def _late(self, samples: Sequence[Row]) -> Iterator[Claim]:
         """One claim a strategy: a pool of them would hide that one of them diverges."""

@@ -81,6 +81,10 @@ class Claim:
         n: how many independent values the number is made of.
         judgement: what follows.
         reason: one line; needed unless the claim holds or does not.
+        asked: where the number must lie for the claim to hold.
+        needed: the n at which the interval would decide with a probability of 0.8, see
+            :func:`simulations.papers.judge.decide`; ``None`` where that is not known.
+        p: 1 less the level of the interval that ends at what decided, or would decide.
 
     Raises:
         ValueError: a claim is judged without an interval, is not comparable without a reason, or
@@ -95,6 +99,9 @@ class Claim:
     n: int
     judgement: Judgement
     reason: str = ""
+    asked: str = ""
+    needed: int | None = None
+    p: float | None = None
 
     def __post_init__(self) -> None:
         if self.judgement is Judgement.HOLDS_IN_PART:

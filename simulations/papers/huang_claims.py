@@ -138,7 +138,9 @@ def _cost(name: str, table: Sequence[Row]) -> Claim:
     first, second = (float(accuracy[key] or 0) / 100 for key in ("none", name))
     variance = sum(p * (1 - p) / TEST_IMAGES for p in (first, second))
     value, half = 100 * (first - second), 196 * math.sqrt(variance)
-    return by_sign(text, f"{loss:.2f}", (value, value - half, value + half), TEST_IMAGES, loss)
+    return by_sign(
+        text, f"{loss:.2f}", (value, value - half, value + half), TEST_IMAGES, loss, loss
+    )
 
 
 def leakage_figure(table: Sequence[Row], sizes: Sequence[int]) -> Figure:

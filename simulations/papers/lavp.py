@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from simulations.papers.findings import Claim, Findings, Judgement, Row
+from simulations.papers.findings import Claim, Findings, Row
 from simulations.papers.lab import Lab
 from simulations.papers.lavp_figure import scatter
 from simulations.papers.lavp_printed import printed
@@ -56,7 +56,7 @@ class ProxyTable(ProxyStudy):
         table = "Table 1" if self.row == "CIFAR-10" else "Table 2"
         claims = []
         for loss, names in (("L2", ("max", "min")), ("cosine", ("ang_max", "ang_min"))):
-            outcome = f"{loss} mse"
+            outcome = f"{loss} judged"
             for name in names:
                 paper = printed(self.row, loss, name, "mse")
                 claims.append(
@@ -67,6 +67,7 @@ class ProxyTable(ProxyStudy):
                         *found.interval(name, outcome),
                         found.units,
                         told(measured, loss),
+                        paper,
                     )
                 )
                 norm = printed(self.row, loss, "grad_norm", "mse")
@@ -78,11 +79,12 @@ class ProxyTable(ProxyStudy):
                         *found.more(name, "grad_norm", outcome),
                         found.units,
                         told(measured, loss),
+                        (paper or 0) - (norm or 0),
                     )
                 )
         for proxy, own, other in (("max", "L2", "cosine"), ("ang_min", "cosine", "L2")):
             pair = [printed(self.row, loss, proxy, "mse") for loss in (own, other)]
-            reason = told(measured, own)
+            reason = told(measured, own, both=True)
             claims.append(self._aware(found, proxy, own, other, pair, table, reason))
         for name in PROXIES[1:]:
             claims.append(
@@ -108,7 +110,7 @@ class ProxyTable(ProxyStudy):
         reason: str,
     ) -> Claim:
         """A proxy of one loss says more about attacks by this loss than by the other one."""
-        mine, theirs = f"{own} mse", f"{other} mse"
+        mine, theirs = f"{own} own", f"{other} own"
         ours, low, high = found.gap(proxy, mine, theirs)
         return judge_positive(
             f"{proxy} is loss-aware: it ranks {own} attacks better than {other} ones ({table}).",
@@ -118,6 +120,7 @@ class ProxyTable(ProxyStudy):
             high,
             found.units,
             reason,
+            (pair[0] or 0) - (pair[1] or 0),
         )
 
 
@@ -141,33 +144,22 @@ class Fusion(ProxyStudy):
         found = self.correlate(measured)
         claims = []
         for loss in LOSSES:
-            outcome = f"{loss} mse"
+            outcome = f"{loss} judged"
             paper, norm = (
                 printed("CIFAR-10", loss, name, "mse") for name in ("fusion", "grad_norm")
             )
             text = f"The fusion ranks the MSE of {loss} attacks better than the gradient norm"
-            if loss == "cosine":
-                claims.append(
-                    Claim(
-                        f"{text} (Table 3, CIFAR-10).",
-                        f"{paper} against {norm}",
-                        *found.more("fusion", "grad_norm", outcome),
-                        found.units,
-                        Judgement.NOT_COMPARABLE,
-                        "the printed cell repeats Table 1's cell of the gradient norm",
-                    )
+            misprint = "; the printed cell repeats Table 1's cell of the gradient norm"
+            claims.append(
+                judge_positive(
+                    f"{text} (Table 3).",
+                    f"{paper} against {norm}{misprint if paper == norm else ''}",
+                    *found.more("fusion", "grad_norm", outcome),
+                    found.units,
+                    told(measured, loss),
+                    (paper or 0) - (norm or 0),
                 )
-            else:
-                more = found.more("fusion", "grad_norm", outcome)
-                claims.append(
-                    judge_positive(
-                        f"{text} (Table 3).",
-                        f"{paper} against {norm}",
-                        *more,
-                        found.units,
-                        told(measured, loss),
-                    )
-                )
+            )
             claims.append(
                 judge_positive(
                     f"The fusion rises with the MSE of {loss} attacks (Table 3).",
@@ -176,6 +168,7 @@ class Fusion(ProxyStudy):
                     *found.interval("fusion", outcome),
                     found.units,
                     told(measured, loss),
+                    paper,
                 )
             )
         rows = cells(found, "CIFAR-10", ("grad_norm", "fusion"), list(measured))

@@ -1,21 +1,25 @@
 """What LAVP's tables are made of: proxies and outcomes of images, and their correlations."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 
+from flwr_leakage import load_preset
+from flwr_leakage.attacks import AttackJob
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.randomness import make_generator
-from flwr_leakage.records import Batch
+from flwr_leakage.records import Batch, ThreatModel
 from simulations.papers.findings import Row
+from simulations.papers.intervals import mean_interval
 from simulations.papers.lab import Lab
 from simulations.papers.lavp_printed import OUTCOMES, printed
 from simulations.papers.lavp_proxies import PROXIES, exact_proxies, published_proxies
+from simulations.papers.numbers import number, numbers
 from simulations.papers.rank_correlation import RankCorrelations, rank_correlations
-from simulations.papers.single_gradients import Inversion, outcomes
+from simulations.papers.single_gradients import Inversion, observe, outcomes
 from simulations.papers.training import Recipe
 
 LOSSES: tuple[Literal["L2", "cosine"], ...] = ("L2", "cosine")
@@ -41,6 +45,8 @@ class ProxyStudy:
         difference_step: h of the published estimator.
         num_draws: of the bootstrap.
         seed: of training, starts and draws.
+        ours_seconds: CPU seconds of this project's strongest attack on each image of a network on
+            which one of the paper's attacks ends at grey; ``None`` leaves it out.
     """
 
     networks: Mapping[str, Mapping[str, Any]]
@@ -54,10 +60,27 @@ class ProxyStudy:
     difference_step: float
     num_draws: int
     seed: int
+    ours_seconds: float | None = field(default=None, kw_only=True)
 
     def measure(self, lab: Lab) -> dict[str, list[Row]]:
-        """For every network a row an image: exact and published proxies, outcomes by loss."""
-        return {name: self._measure(lab, name) for name in self.networks}
+        """For every network a row an image: exact and published proxies, outcomes by loss.
+
+        The columns ``LOSS judged`` are the errors by which claims are judged: those of the paper's
+        attack, of ``strongest`` where it ends at grey and ours does not, and 0 where both do, which
+        has no ρ. Those of ``LOSS own`` are 0 where one of the paper's two attacks ends at grey.
+        Without ``ours_seconds`` both are those of the paper's attack.
+        """
+        measured = {name: self._measure(lab, name) for name in self.networks}
+        for rows in measured.values():
+            failed = [loss for loss in LOSSES if _is_blind(rows, loss)]
+            for row in rows:
+                for loss in LOSSES:
+                    theirs = row[f"{loss} mse"]
+                    asked = self.ours_seconds is not None
+                    row[f"{loss} own"] = 0.0 if asked and failed else theirs
+                    ours = 0.0 if _is_blind(rows, "strongest") else row.get("strongest mse")
+                    row[f"{loss} judged"] = ours if asked and loss in failed else theirs
+        return measured
 
     def _measure(self, lab: Lab, name: str) -> list[Row]:
         recipe = Recipe(seed=self.seed, **{**self.training, **self.networks[name]})
@@ -95,6 +118,24 @@ class ProxyStudy:
                 best.append({f"{loss} {k}": least.get(k) for k in OUTCOMES})
             return best
 
+        def strongest() -> list[Row]:
+            threat = ThreatModel(labels="known")
+            singles = [samples[i : i + 1] for i in range(len(samples))]
+            job = AttackJob(
+                gradient_map,
+                test.spec,
+                observe(gradient_map, singles),
+                threat,
+                self.seed,
+                max_seconds=self.ours_seconds,
+            )
+            found = load_preset("strongest")(job)
+            errors = [
+                None if f.batch is None else outcomes(f, single, test.spec, None)[0]["mse"]
+                for f, single in zip(found, singles, strict=True)
+            ]
+            return [{"strongest mse": error} for error in errors]
+
         parts = [
             lab.rows(f"{name}: exact proxies", settings, proxies),
             lab.rows(
@@ -119,6 +160,10 @@ class ProxyStudy:
             for piece in pieces:
                 row |= piece
             merged.append(row | _fusions(row))
+        if self.ours_seconds is not None and any(_is_blind(merged, loss) for loss in LOSSES):
+            spent = {**settings, "max_seconds": self.ours_seconds}
+            ours = lab.rows(f"{name}: strongest attack", spent, strongest)
+            merged = [row | found for row, found in zip(merged, ours, strict=True)]
         return merged
 
     def _inversion(self, loss: Literal["L2", "cosine"]) -> Inversion:
@@ -136,27 +181,35 @@ class ProxyStudy:
         return rank_correlations(columns, tables, self.num_draws, self.seed)
 
 
-_BESIDE = ("network", "accuracy", "grey mse")
-"""Columns that are neither proxies nor outcomes."""
+_BESIDE = ("network", "accuracy", "grey mse", "strongest mse")
+"""Columns that are neither proxies nor outcomes by which claims are judged."""
 
 
-def blind(measured: Mapping[str, list[Row]], loss: str) -> list[str]:
-    """The networks on which attacks came, in the mean, no nearer than pixels of 0.5."""
-
-    def mean(rows: list[Row], name: str) -> float:
-        return float(np.mean([float(row[name] or 0) for row in rows]))
-
-    return [
-        n for n, rows in measured.items() if mean(rows, f"{loss} mse") >= mean(rows, "grey mse")
+def _is_blind(rows: list[Row], attack: str) -> bool:
+    """Whether an attack came no nearer than pixels of 0.5, by the interval of the difference."""
+    nearer = [
+        None if row.get(f"{attack} mse") is None else number(row["grey mse"]) - error
+        for row, error in zip(rows, numbers(rows, f"{attack} mse").tolist(), strict=True)
     ]
+    known = [value for value in nearer if value is not None]
+    return len(known) < 2 or mean_interval(known)[1] <= 0
 
 
-def told(measured: Mapping[str, list[Row]], loss: str) -> str:
+def told(measured: Mapping[str, list[Row]], loss: str, both: bool = False) -> str:
     """What a claim about attacks by a loss must say of those that failed; mostly empty."""
-    failed = blind(measured, loss)
+    attacks = LOSSES if both else (loss,)
+    failed = {n: r for n, r in measured.items() if any(_is_blind(r, a) for a in attacks)}
     if not failed:
         return ""
-    return f"{loss} attacks do no better than grey on {', '.join(failed)}: judges them too"
+    grey = f"{' or '.join(attacks)} attacks do no better than grey on {', '.join(failed)}"
+    asked = [n for n, rows in failed.items() if "strongest mse" in rows[0]]
+    if not asked:
+        return f"{grey}: judges them too"
+    ours = [n for n in asked if not both and not _is_blind(failed[n], "strongest")]
+    out = [n for n in failed if n not in ours]
+    said = [f"judged by this project's strongest on {', '.join(ours)}"] if ours else []
+    said += [f"left out: {', '.join(out)}"] if out else []
+    return f"{grey}: {'; '.join(said)}"
 
 
 def _mse(row: Row) -> float:

@@ -15,6 +15,7 @@ import torch
 
 from simulations.papers.experiment import Experiment
 from simulations.papers.findings import Claim, Findings, Judgement, Row, overall
+from simulations.papers.judge import together
 from simulations.papers.parts import write_atomically
 
 PRIVATE = ("lab.",)
@@ -81,6 +82,7 @@ def write_page(
             "## The paper's claims",
             f"Judgement: **{_overall(kept['claims'])}** ({_counted(kept['claims'])}).",
             claim_table(findings.claims),
+            _said_together(findings.claims),
             *[f"![{label}]({file})" for label, file in figures.items()],
             "## Numbers",
             _table(findings.rows),
@@ -170,17 +172,34 @@ def _spelled(name: str, size: str, overrides: Sequence[str]) -> list[str]:
 
 def claim_table(claims: Sequence[Claim]) -> str:
     """The claims in Markdown, one a line."""
-    return _table([_claim_row(claim) for claim in claims])
+    stays = together(claims)
+    return _table([_claim_row(claim, stay) for claim, stay in zip(claims, stays, strict=True)])
 
 
-def _claim_row(claim: Claim) -> Row:
+def _said_together(claims: Sequence[Claim]) -> str:
+    """What the last columns mean, and how much of what was decided is so of whole figures."""
+    stays = [stay for stay in together(claims) if stay is not None]
+    if not stays:
+        return ""
+    return (
+        "A claim holds where the whole interval lies where it is asked; n for 0.8 is the n at "
+        "which it would be decided with a probability of 0.8 if the paper's number were true, or "
+        f"ours where the paper prints none. Of {len(stays)} decided claims {sum(stays)} stay so "
+        "when all claims of a figure are tested together at 5 % (Holm 1979)."
+    )
+
+
+def _claim_row(claim: Claim, stays: bool | None) -> Row:
     interval = None if claim.low is None else f"{_cell(claim.low)} … {_cell(claim.high)}"
     return {
         "claim": claim.text,
         "paper": claim.paper,
         "ours": claim.ours,
         "95 % interval": interval,
+        "asked": claim.asked or None,
         "n": claim.n,
+        "n for 0.8": claim.needed,
+        "together": None if stays is None else "stays" if stays else "no",
         "judgement": f"**{claim.judgement.value}**",
         "reason": claim.reason,
     }

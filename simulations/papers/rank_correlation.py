@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from simulations.papers.findings import Claim, Judgement, too_few, verdict
+from simulations.papers.findings import Claim
+from simulations.papers.judge import decide
 
 
 @dataclass(frozen=True)
@@ -111,12 +112,14 @@ def _percentiles(draws: NDArray) -> tuple[float, float]:
 
 
 def judge_positive(
-    text: str, paper: str, ours: float, low: float, high: float, n: int, reason: str = ""
+    text: str,
+    paper: str,
+    ours: float,
+    low: float,
+    high: float,
+    n: int,
+    reason: str = "",
+    size: float | None = None,
 ) -> Claim:
-    """A claim that says that a number is positive: decided by its sign and its interval."""
-    if not np.isfinite([ours, low, high]).all():
-        why = reason or "not every number was resolved"
-        return Claim(text, paper, None, None, None, n, Judgement.NOT_COMPARABLE, why)
-    if few := too_few(n):
-        return Claim(text, paper, ours, low, high, n, Judgement.NOT_COMPARABLE, few)
-    return Claim(text, paper, ours, low, high, n, verdict(low, high, 0.0, math.inf), reason)
+    """A claim that a number is positive: :func:`simulations.papers.judge.decide`."""
+    return decide(text, paper, (ours, low, high), n, 0.0, math.inf, reason, size)

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from flwr_leakage import load_preset
 from flwr_leakage.attacks import (
     LBFGS,
     Adam,
@@ -15,6 +16,8 @@ from flwr_leakage.attacks import (
     GradientInversion,
     Normal,
 )
+from flwr_leakage.attacks.base import Attack
+from flwr_leakage.attacks.presets import preset_names
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.params import unravel
 from flwr_leakage.records import (
@@ -34,14 +37,15 @@ ATTACKER = (
 )
 
 
-def attack_of(name: str, iterations: int) -> GradientInversion:
-    """DGL or GS (Zhang et al. 2023, section 4), or DGL's objective minimised better.
+def attack_of(name: str, iterations: int) -> Attack:
+    """DGL or GS (Zhang et al. 2023, section 4), DGL's objective minimised better, or a preset.
 
     DGL: ``‖∇L(x) − g‖²``, Adam with a rate of 0.1. GS: ``1 − cos(∇L(x), g)``, Adam with a rate of
     0.1, x within the pixels [0, 1]. Both start from normal noise. That GS uses the gradient's sign
     and a tenth of the rate after 3/8, 5/8 and 7/8 of the iterations is in the authors' code only,
     which takes 24,000 iterations. ``L-BFGS`` is none of the paper's: DGL with L-BFGS in place of
-    Adam, nearer to the perfect attacker of assumption 3.1 in as many iterations.
+    Adam, nearer to the perfect attacker of assumption 3.1 in as many iterations. Another name is
+    that of one of this project's presets, whose iterations are its own.
 
     Raises:
         ValueError: no such attack.
@@ -57,11 +61,13 @@ def attack_of(name: str, iterations: int) -> GradientInversion:
         return GradientInversion(
             Euclidean(), initialisation=Normal(), optimizer=LBFGS(iterations), box=False
         )
-    raise ValueError(f"attack must be DGL, GS or L-BFGS, got {name!r}.")
+    if name in preset_names():
+        return load_preset(name)
+    raise ValueError(f"attack must be a preset, DGL, GS or L-BFGS, got {name!r}.")
 
 
 def attack_gradients(
-    attack: GradientInversion,
+    attack: Attack,
     network: nn.Module,
     spec: InputSpec,
     gradients: Sequence[Float[Tensor, "S P"]],

@@ -87,9 +87,7 @@ class Cost:
         table["attack"] = table["attack_iteration"] * self.attack_iterations
         return table
 
-    def _measure(
-        self, lab: Lab, victim: Victim, seed: int, first: int, images: int
-    ) -> list[Row]:
+    def _measure(self, lab: Lab, victim: Victim, seed: int, first: int, images: int) -> list[Row]:
         network = victim.build(lab, seed).to(lab.device)
         batch, spec = test_images(lab, victim.data, first, images)
         rows: list[Row] = []

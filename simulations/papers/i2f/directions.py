@@ -95,9 +95,7 @@ class Directions:
         table["rank"] = np.array([float(name) for name in table["perturbation"]])
         return table
 
-    def _attack(
-        self, lab: Lab, panel: Panel, seed: int, first: int, images: int
-    ) -> list[Row]:
+    def _attack(self, lab: Lab, panel: Panel, seed: int, first: int, images: int) -> list[Row]:
         network = panel.victim.build(lab, seed).to(lab.device)
         batch, spec = test_images(lab, panel.victim.data, first, images)
         influence = Influence(network, batch)
@@ -125,7 +123,7 @@ class Directions:
             ("ResNet18", "cifar10"): "ResNet-18, CIFAR-10: eigenvectors of small eigenvalues "
             "protect more (Fig. 13's caption; the text says large ones)",
         }
-        why = "not attacked at this size"
+        why = "it is attacked at size=paper only, on a GPU"
         return [
             not_compared(text, "plot only", why)
             for victim, text in texts.items()

@@ -7,8 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from simulations.papers.findings import Claim, Judgement, Row, too_few, verdict
+from simulations.papers.findings import Claim, Row
 from simulations.papers.intervals import share_interval
+from simulations.papers.judge import decide
 
 Table = Mapping[str, NDArray]
 """Columns of equal length; a missing number is NaN."""
@@ -114,30 +115,8 @@ def judged(
     least: float = -np.inf,
     most: float = np.inf,
     reason: str = "",
+    size: float | None = None,
 ) -> Claim:
-    """A claim that a number lies in ``least`` … ``most``.
-
-    See :func:`simulations.papers.findings.verdict`.
-
-    Args:
-        text: the claim, with its place.
-        paper: its number.
-        found: ours.
-        least: the smallest value that agrees with the claim.
-        most: the largest one.
-        reason: what must be known besides.
-    """
-    if not np.isfinite([found.value, found.low, found.high]).all():
-        why = "; ".join(filter(None, ["no number: it is undefined on these rows", reason]))
-        return Claim(text, paper, None, None, None, found.n, Judgement.NOT_COMPARABLE, why)
-    few = too_few(found.n)
-    said = Judgement.NOT_COMPARABLE if few else verdict(found.low, found.high, least, most)
-    asked = f"asked: {_asked(least, most)}"
-    why = "; ".join(filter(None, [few, asked, reason]))
-    return Claim(text, paper, found.value, found.low, found.high, found.n, said, why)
-
-
-def _asked(least: float, most: float) -> str:
-    if np.isinf(most):
-        return f"at least {least:g}"
-    return f"at most {most:g}" if np.isinf(least) else f"{least:g} to {most:g}"
+    """A claim that a statistic lies in a range: :func:`simulations.papers.judge.decide`."""
+    numbers = found.value, found.low, found.high
+    return decide(text, paper, numbers, found.n, least, most, reason, size)

@@ -55,7 +55,7 @@ class Noise:
 
 
 def noise_rows(lab: Lab, panel: Panel, noise: Noise) -> list[Row]:
-    """One row for each image, seed and variance; a part is a block of a seed, kept for all of I²F."""
+    """One row for each image, seed and variance; a part is a block of a seed, kept for all I²F."""
     shared = replace(lab, part=replace(lab.part, folder=lab.part.folder.with_name("i2f")))
     found: list[Row] = []
     alone = [

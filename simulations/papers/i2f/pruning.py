@@ -85,9 +85,7 @@ class Pruning:
         table["ratio"] = table["perturbation"].astype(float)
         return table
 
-    def _attack(
-        self, lab: Lab, panel: Panel, seed: int, first: int, images: int
-    ) -> list[Row]:
+    def _attack(self, lab: Lab, panel: Panel, seed: int, first: int, images: int) -> list[Row]:
         network = panel.victim.build(lab, seed).to(lab.device)
         batch, spec = test_images(lab, panel.victim.data, first, images)
         influence = Influence(network, batch)
