@@ -17,6 +17,7 @@ from flwr_leakage.records import Batch, InputSpec
 from flwr_leakage.scores.lipschitz import lipschitz_constants
 from simulations.papers.findings import Row
 from simulations.papers.lab import Lab
+from simulations.papers.parts import blocks
 from simulations.papers.single_gradients import Inversion, outcomes
 from simulations.papers.training import Recipe
 
@@ -83,9 +84,14 @@ class CheckpointStudy:
                     head["accuracy"] = trained.accuracy[epoch]
 
                     gradient_map = GradientMap(model, batch_norm=mode, device=lab.device)
-                    compute = partial(self._attack, gradient_map, batches, test.spec, lab)
                     part = f"{name}, epoch {epoch}, {label} mode"
-                    found = lab.rows(part, {**settings, "epoch": epoch, "mode": label}, compute)
+                    found: list[Row] = []
+                    for first, count in blocks(0, self.num_batches):
+                        where = {"epoch": epoch, "mode": label, "num_batches": count}
+                        where |= {"first_batch": first} if first else {}
+                        these = batches[first : first + count]
+                        compute = partial(self._attack, gradient_map, these, test.spec, lab, first)
+                        found += lab.rows(part, {**settings, **where}, compute)
                     rows += [{**head, "batch": i, **row} for i, row in enumerate(found)]
         return rows
 
@@ -95,7 +101,12 @@ class CheckpointStudy:
         return [Batch(b.inputs.to(lab.device), b.targets.to(lab.device)) for b in batches]
 
     def _attack(
-        self, gradient_map: GradientMap, batches: list[Batch], spec: InputSpec, lab: Lab
+        self,
+        gradient_map: GradientMap,
+        batches: list[Batch],
+        spec: InputSpec,
+        lab: Lab,
+        first: int = 0,
     ) -> list[Row]:
         prior = self.statistics_weight if gradient_map.uses_batch_statistics else 0.0
         attack = Inversion("cosine", self.iterations, self.learning_rate, self.tv_weight, prior)
@@ -106,7 +117,7 @@ class CheckpointStudy:
             images = outcomes(result, batch, spec, lab.lpips)
             start = float(result.stats["initial_objective"])
             plain, angular, norm = batch_constants(
-                gradient_map, batch, self.noise_std, self.num_draws, self.seed + index
+                gradient_map, batch, self.noise_std, self.num_draws, self.seed + first + index
             )
             rows.append(
                 {

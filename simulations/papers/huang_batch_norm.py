@@ -1,7 +1,7 @@
 """Huang et al. 2021, Figure 1: what knowledge of BatchNorm's statistics is worth."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from simulations.papers.findings import Claim, Findings, Row
 from simulations.papers.intervals import means
 from simulations.papers.judge import by_difference
 from simulations.papers.lab import Lab
+from simulations.papers.parts import blocks
 from simulations.papers.training import Recipe
 from simulations.papers.victims import (
     Measures,
@@ -96,12 +97,14 @@ class KnownStatistics:
             for epoch in self.attacked:
                 gradient_map = GradientMap(trained[epoch], batch_norm="batch", device=lab.device)
                 for variant in VARIANTS:
-                    settings = {**asdict(self), "seeds": seed, "attacked": epoch, "is": variant}
-                    compute = partial(
-                        self._attack, lab, variant, gradient_map, dict(final), seed, epoch
-                    )
-                    name = f"{variant}, epoch {epoch}, seed {seed}"
-                    samples += lab.rows(name, settings, compute)
+                    for first, images in blocks(self.first, self.images, 32):
+                        one = replace(self, first=first, images=images)
+                        settings = {**asdict(one), "seeds": seed, "attacked": epoch, "is": variant}
+                        compute = partial(
+                            one._attack, lab, variant, gradient_map, dict(final), seed, epoch
+                        )
+                        name = f"{variant}, epoch {epoch}, seed {seed}"
+                        samples += lab.rows(name, settings, compute)
         metric = "psnr" if lab.lpips is None else "lpips"
         table = [
             self._cells([r for r in samples if r["knowledge"] == name and r["epoch"] == epoch])

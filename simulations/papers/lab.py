@@ -31,7 +31,7 @@ class Lab:
 
     Attributes:
         name: of the experiment.
-        size: ``smoke``, ``cpu`` or ``paper``.
+        size: ``smoke``, ``cpu``, ``thorough`` or ``paper``.
         cache: folder of trained networks; finished parts are in ``parts``.
         data_root: folder of the ``.npz`` files, or ``None``.
         lpips: the perceptual distance where its backbone is at hand, or ``None``.

@@ -67,7 +67,7 @@ class ProxyTable(ProxyStudy):
                         *found.interval(name, outcome),
                         found.units,
                         told(measured, loss),
-                        paper,
+                        self.size(measured, loss, paper),
                     )
                 )
                 norm = printed(self.row, loss, "grad_norm", "mse")
@@ -79,13 +79,14 @@ class ProxyTable(ProxyStudy):
                         *found.more(name, "grad_norm", outcome),
                         found.units,
                         told(measured, loss),
-                        (paper or 0) - (norm or 0),
+                        self.size(measured, loss, (paper or 0) - (norm or 0)),
                     )
                 )
         for proxy, own, other in (("max", "L2", "cosine"), ("ang_min", "cosine", "L2")):
             pair = [printed(self.row, loss, proxy, "mse") for loss in (own, other)]
             reason = told(measured, own, both=True)
-            claims.append(self._aware(found, proxy, own, other, pair, table, reason))
+            gap = self.size(measured, own, (pair[0] or 0) - (pair[1] or 0))
+            claims.append(self._aware(found, proxy, own, other, pair, table, reason, gap))
         for name in PROXIES[1:]:
             claims.append(
                 judge_positive(
@@ -108,6 +109,7 @@ class ProxyTable(ProxyStudy):
         pair: Sequence[float | None],
         table: str,
         reason: str,
+        size: float | None,
     ) -> Claim:
         """A proxy of one loss says more about attacks by this loss than by the other one."""
         mine, theirs = f"{own} own", f"{other} own"
@@ -120,7 +122,7 @@ class ProxyTable(ProxyStudy):
             high,
             found.units,
             reason,
-            (pair[0] or 0) - (pair[1] or 0),
+            size,
         )
 
 
@@ -157,7 +159,7 @@ class Fusion(ProxyStudy):
                     *found.more("fusion", "grad_norm", outcome),
                     found.units,
                     told(measured, loss),
-                    (paper or 0) - (norm or 0),
+                    self.size(measured, loss, (paper or 0) - (norm or 0)),
                 )
             )
             claims.append(
@@ -168,7 +170,7 @@ class Fusion(ProxyStudy):
                     *found.interval("fusion", outcome),
                     found.units,
                     told(measured, loss),
-                    paper,
+                    self.size(measured, loss, paper),
                 )
             )
         rows = cells(found, "CIFAR-10", ("grad_norm", "fusion"), list(measured))

@@ -18,6 +18,7 @@ from simulations.papers.lab import Lab
 from simulations.papers.lavp_printed import OUTCOMES, printed
 from simulations.papers.lavp_proxies import PROXIES, exact_proxies, published_proxies
 from simulations.papers.numbers import number, numbers
+from simulations.papers.parts import blocks
 from simulations.papers.rank_correlation import RankCorrelations, rank_correlations
 from simulations.papers.single_gradients import Inversion, observe, outcomes
 from simulations.papers.training import Recipe
@@ -47,6 +48,7 @@ class ProxyStudy:
         seed: of training, starts and draws.
         ours_seconds: CPU seconds of this project's strongest attack on each image of a network on
             which one of the paper's attacks ends at grey; ``None`` leaves it out.
+        block: images in a part; ``None`` for all of them.
     """
 
     networks: Mapping[str, Mapping[str, Any]]
@@ -61,6 +63,7 @@ class ProxyStudy:
     num_draws: int
     seed: int
     ours_seconds: float | None = field(default=None, kw_only=True)
+    block: int | None = field(default=None, kw_only=True)
 
     def measure(self, lab: Lab) -> dict[str, list[Row]]:
         """For every network a row an image: exact and published proxies, outcomes by loss.
@@ -70,28 +73,36 @@ class ProxyStudy:
         has no ρ. Those of ``LOSS own`` are 0 where one of the paper's two attacks ends at grey.
         Without ``ours_seconds`` both are those of the paper's attack.
         """
-        measured = {name: self._measure(lab, name) for name in self.networks}
-        for rows in measured.values():
-            failed = [loss for loss in LOSSES if _is_blind(rows, loss)]
-            for row in rows:
-                for loss in LOSSES:
-                    theirs = row[f"{loss} mse"]
-                    asked = self.ours_seconds is not None
-                    row[f"{loss} own"] = 0.0 if asked and failed else theirs
-                    ours = 0.0 if _is_blind(rows, "strongest") else row.get("strongest mse")
-                    row[f"{loss} judged"] = ours if asked and loss in failed else theirs
-        return measured
+        return {name: self._judged_by(lab, name) for name in self.networks}
 
-    def _measure(self, lab: Lab, name: str) -> list[Row]:
+    def _judged_by(self, lab: Lab, name: str) -> list[Row]:
+        def rows_of(ours: bool) -> list[Row]:
+            parts = blocks(0, self.num_images, self.block or self.num_images)
+            return [row for part in parts for row in self._measure(lab, name, *part, ours)]
+
+        rows = rows_of(ours=False)
+        failed = [loss for loss in LOSSES if _is_blind(rows, loss)]
+        asked = self.ours_seconds is not None and bool(failed)
+        if asked:
+            rows = rows_of(ours=True)
+        none = _is_blind(rows, "strongest")
+        for row in rows:
+            for loss in LOSSES:
+                theirs, ours = row[f"{loss} mse"], 0.0 if none else row["strongest mse"]
+                row[f"{loss} own"] = 0.0 if asked else theirs
+                row[f"{loss} judged"] = ours if asked and loss in failed else theirs
+        return rows
+
+    def _measure(self, lab: Lab, name: str, first: int, count: int, ours: bool) -> list[Row]:
         recipe = Recipe(seed=self.seed, **{**self.training, **self.networks[name]})
         trained = lab.train(recipe)
         lab.tell(f"{name}: accuracy {trained.accuracy[recipe.epochs]:.3f}")
         test = lab.data(recipe.data)[1]
-        samples = test.batch(list(range(self.num_images)))
+        samples = test.batch(list(range(first, first + count)))
         samples = Batch(samples.inputs.to(lab.device), samples.targets.to(lab.device))
         gradient_map = GradientMap(trained.models[recipe.epochs], device=lab.device)
         settings: dict[str, Any] = {"recipe": asdict(recipe) | {"defense": repr(recipe.defense)}}
-        settings |= {"num_images": self.num_images, "seed": self.seed}
+        settings |= {"num_images": count, "seed": self.seed} | ({"first": first} if first else {})
 
         def proxies() -> list[Row]:
             exact = exact_proxies(gradient_map, samples)
@@ -160,15 +171,25 @@ class ProxyStudy:
             for piece in pieces:
                 row |= piece
             merged.append(row | _fusions(row))
-        if self.ours_seconds is not None and any(_is_blind(merged, loss) for loss in LOSSES):
-            spent = {**settings, "max_seconds": self.ours_seconds}
-            ours = lab.rows(f"{name}: strongest attack", spent, strongest)
-            merged = [row | found for row, found in zip(merged, ours, strict=True)]
+        if ours:
+            limit = {**settings, "max_seconds": self.ours_seconds}
+            found = lab.rows(f"{name}: strongest attack", limit, strongest)
+            merged = [row | more for row, more in zip(merged, found, strict=True)]
         return merged
 
     def _inversion(self, loss: Literal["L2", "cosine"]) -> Inversion:
         weight = self.tv_weights[loss]
         return Inversion(loss, self.iterations, self.learning_rate, weight, 0.0, self.restarts)
+
+    def size(
+        self, measured: Mapping[str, list[Row]], loss: str, printed: float | None
+    ) -> float | None:
+        """What the paper prints, or ``None`` where attacks that ended at grey are judged, too.
+
+        Such an attack tells nothing of a size: a claim is not denied for being small there.
+        """
+        at_grey = self.ours_seconds is None and told(measured, loss)
+        return None if at_grey else printed
 
     def correlate(self, measured: Mapping[str, list[Row]]) -> RankCorrelations:
         """ρ of all columns, the mean over the networks as in the paper."""

@@ -24,6 +24,8 @@ PRIVATE = ("lab.",)
 _PLACES = ("lab.cache", "lab.results")
 """Overrides that say where things are kept, which changes no number."""
 
+_SIZES = ("smoke", "cpu", "thorough", "paper")
+
 _OF_CLAIMS = [judgement for judgement in Judgement if judgement is not Judgement.HOLDS_IN_PART]
 
 
@@ -42,7 +44,7 @@ def write_page(
     Args:
         folder: of this experiment.
         name: as in ``experiment=NAME``.
-        size: ``smoke``, ``cpu`` or ``paper``.
+        size: ``smoke``, ``cpu``, ``thorough`` or ``paper``.
         experiment: its docstring gives the title and the words above the table.
         settings: as in the config, without the target.
         findings: what it found.
@@ -85,10 +87,10 @@ def write_page(
             _said_together(findings.claims),
             *[f"![{label}]({file})" for label, file in figures.items()],
             "## Numbers",
-            _table(findings.rows),
+            markdown(findings.rows),
             "\n".join(f"- {remark}" for remark in findings.remarks),
             "## Settings",
-            _table([{"setting": k, "value": json.dumps(v)} for k, v in settings.items()]),
+            markdown([{"setting": k, "value": json.dumps(v)} for k, v in settings.items()]),
         )
         if part
     )
@@ -103,24 +105,33 @@ def write_page(
 
 
 def write_index(results: Path) -> Path:
-    """Write ``README.md`` of all experiments in ``results``: judgements, n, CPU time."""
-    found = [json.loads(path.read_text()) for path in sorted(results.glob("*/findings.json"))]
+    """Write ``README.md`` of all experiments in ``results``: judgements, n, CPU time.
+
+    An experiment counts with its largest size; beside it stands what was undecided at size cpu.
+    """
+    pages = [json.loads(path.read_text()) for path in sorted(results.glob("*/findings.json"))]
+    pages = sorted(pages, key=lambda page: (page["name"], _SIZES.index(page["size"])))
+    found = list({page["name"]: page for page in pages}.values())
+    usual = {page["name"]: page for page in pages if page["size"] == "cpu"}
     rows: list[Row] = []
     for one in found:
         counts = Counter(claim["judgement"] for claim in one["claims"])
         sizes = [claim["n"] for claim in one["claims"] if claim["n"]]
+        page = f"{folder_of(one['name'], one['size'])}/{one['name']}.md"
         rows.append(
             {
-                "experiment": f"[{one['name']}]({one['name']}/{one['name']}.md)",
+                "experiment": f"[{one['name']}]({page})",
                 "what": one["title"],
                 "size": one["size"],
                 "judgement": f"**{_overall(one['claims'])}**",
                 **{j.value: counts[j.value] for j in _OF_CLAIMS},
+                "undecided at cpu": _undecided(usual.get(one["name"], one)["claims"]),
                 "n": f"{min(sizes)} to {max(sizes)}" if sizes else None,
                 "CPU time": _duration(one["cpu_seconds"]),
             }
         )
-    seconds = _spent_by_all(found)
+    seconds = _spent_by_all(pages)
+    before = [claim for one in usual.values() for claim in one["claims"]]
     every = [claim for one in found for claim in one["claims"]]
     judged = Counter(_overall(one["claims"]) for one in found)
     experiments = ", ".join(f"{judged[j.value]} {j.value}" for j in Judgement if judged[j.value])
@@ -130,13 +141,22 @@ def write_index(results: Path) -> Path:
         "numbers are how many of the paper's claims were judged so; an experiment holds in part "
         "where some claim does and another does not or is undecided. An interval that holds the "
         "paper's number is not asked for: the networks and iterations are smaller.\n\n"
-        f"{_table(rows)}\n\n{len(found)} experiments: {experiments}. "
-        f"{len(every)} claims: {_counted(every)}. "
+        f"{markdown(rows)}\n\n{len(found)} experiments: {experiments}. "
+        f"{len(every)} claims: {_counted(every)}. At size cpu: {_counted(before)}. "
         f"CPU time {_duration(seconds)}; what experiments share counts once.\n"
     )
     path = results / "README.md"
     write_atomically(path, lambda unfinished: unfinished.write_text(text))
     return path
+
+
+def folder_of(name: str, size: str) -> str:
+    """The name of the folder of an experiment's page."""
+    return name if size == "cpu" else f"{name}-{size}"
+
+
+def _undecided(claims: Sequence[Mapping[str, Any]]) -> int:
+    return sum(claim["judgement"] == Judgement.UNDECIDED.value for claim in claims)
 
 
 def _overall(claims: Sequence[Mapping[str, Any]]) -> str:
@@ -173,7 +193,7 @@ def _spelled(name: str, size: str, overrides: Sequence[str]) -> list[str]:
 def claim_table(claims: Sequence[Claim]) -> str:
     """The claims in Markdown, one a line."""
     stays = together(claims)
-    return _table([_claim_row(claim, stay) for claim, stay in zip(claims, stays, strict=True)])
+    return markdown([_claim_row(claim, stay) for claim, stay in zip(claims, stays, strict=True)])
 
 
 def _said_together(claims: Sequence[Claim]) -> str:
@@ -210,7 +230,8 @@ def _columns(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row))
 
 
-def _table(rows: Sequence[Row]) -> str:
+def markdown(rows: Sequence[Row]) -> str:
+    """A table in Markdown, with the columns in the order in which rows bring them."""
     if not rows:
         return ""
     columns = _columns(rows)

@@ -44,6 +44,15 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"settings must hold plain values and dataclasses, got {type(value).__name__}.")
 
 
+def blocks(first: int, count: int, most: int = 10) -> list[tuple[int, int]]:
+    """The first one and the number of each block of ``count`` successive images or batches.
+
+    A part of a larger size is of one block, so that it reads the blocks that a smaller size has.
+    """
+    end = first + count
+    return [(begin, min(most, end - begin)) for begin in range(first, end, most)]
+
+
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Write a file so that another process sees all of it or nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)

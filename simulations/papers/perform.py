@@ -11,7 +11,7 @@ from flwr_leakage.metrics import Lpips
 from flwr_leakage.metrics.perceptual import BackboneUnavailableError
 from simulations.papers.experiment import Experiment
 from simulations.papers.lab import Lab
-from simulations.papers.page import write_index, write_page
+from simulations.papers.page import folder_of, write_index, write_page
 from simulations.papers.parts import Parts
 
 
@@ -35,7 +35,7 @@ def perform(
     Args:
         experiment: as built.
         name: as in ``experiment=NAME``.
-        size: ``smoke``, ``cpu`` or ``paper``.
+        size: ``smoke``, ``cpu``, ``thorough`` or ``paper``.
         settings: of the experiment, for the page.
         overrides: of the command line, for the page.
         device: such as ``cpu`` or ``cuda``.
@@ -65,7 +65,7 @@ def perform(
     with _one_thread() if place.type == "cpu" else nullcontext():
         findings = experiment.run(lab)
     spent = {key: entry.seconds for key, entry in parts.spent.items()}
-    folder = Path(results) / (name if size == "cpu" else f"{name}-{size}")
+    folder = Path(results) / folder_of(name, size)
     page = write_page(folder, name, size, experiment, settings, findings, spent, overrides)
     if size != "smoke":  # which tells nothing of the papers
         write_index(Path(results))

@@ -19,9 +19,10 @@ from simulations.papers.i2f import charts
 from simulations.papers.i2f.attack import ATTACKER, attack_gradients, attack_of
 from simulations.papers.i2f.evidence import Table, bootstrap, judged, median_ratio, share, table_of
 from simulations.papers.i2f.influence import Influence
-from simulations.papers.i2f.victim import Victim, blocks, test_images
+from simulations.papers.i2f.victim import Victim, test_images
 from simulations.papers.judge import not_compared
 from simulations.papers.lab import Lab
+from simulations.papers.parts import blocks
 
 TOLERANCE = 1e-2
 

@@ -28,9 +28,10 @@ from simulations.papers.i2f.evidence import (
 from simulations.papers.i2f.influence import Influence
 from simulations.papers.i2f.noise import Panel
 from simulations.papers.i2f.records import attack_rows
-from simulations.papers.i2f.victim import blocks, test_images
+from simulations.papers.i2f.victim import test_images
 from simulations.papers.judge import not_compared
 from simulations.papers.lab import Lab
+from simulations.papers.parts import blocks
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from simulations.papers.findings import Row
 from simulations.papers.i2f.influence import Influence
 from simulations.papers.i2f.records import attack_rows, gaussian
-from simulations.papers.i2f.victim import Victim, blocks, test_images
+from simulations.papers.i2f.victim import Victim, test_images
 from simulations.papers.lab import Lab
+from simulations.papers.parts import blocks
 
 UNDAMPED_INPUTS = 1024
 

@@ -44,15 +44,6 @@ class Victim:
         return recipe.build(lab.data(self.data)[0])
 
 
-def blocks(first: int, count: int) -> list[tuple[int, int]]:
-    """The first image and the number of images of each block of at most ten.
-
-    A part of a larger size is of one block, so that it reads the blocks that a smaller size has.
-    """
-    end = first + count
-    return [(begin, min(10, end - begin)) for begin in range(first, end, 10)]
-
-
 def test_images(lab: Lab, data: str, first: int, count: int) -> tuple[Batch, InputSpec]:
     """Successive test images as model inputs, and what is public about them."""
     test = lab.data(data)[1]

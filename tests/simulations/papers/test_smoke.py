@@ -9,6 +9,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from flwr_leakage.simulation.config import ConfigError, to_config
+from flwr_leakage.simulation.nodes import instantiate
 from simulations.papers.configured import CONF, perform_config, sized
 from simulations.run import is_of_papers
 
@@ -33,7 +34,7 @@ def test_every_experiment_runs_and_is_judged(name, tmp_path, capsys):
     for one in [n for n in (name, SHARING.get(name)) if n]:
         overrides = ["size=smoke", f"lab.results={tmp_path / 'results'}"]
         config = composed(one, *overrides, f"lab.cache={tmp_path / 'cache'}")
-        assert sorted(config["sizes"]) == ["cpu", "paper", "smoke"]
+        assert set(config["sizes"]) - {"thorough"} == {"cpu", "paper", "smoke"}
         page = perform_config(config, overrides)
         found = json.loads((page.parent / "findings.json").read_text())
         assert found["rows"] and found["claims"] and found["name"] == one
@@ -48,6 +49,17 @@ def test_every_experiment_runs_and_is_judged(name, tmp_path, capsys):
 
 def test_the_usual_size_is_that_of_two_cores():
     assert composed("huang_table3")["size"] == "cpu"
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_thorough_is_cpu_with_more_of_some_settings(name):
+    usual, thorough = (sized(composed(name, f"size={size}")) for size in ("cpu", "thorough"))
+    assert instantiate({"paper": thorough}, "paper")
+    more = composed(name)["sizes"].get("thorough", {})
+    assert {k: v for k, v in thorough.items() if k not in more} == {
+        k: v for k, v in usual.items() if k not in more
+    }
+    assert not isinstance(more.get("noise"), dict) or "variances" in thorough["noise"]
 
 
 def test_a_size_that_is_none_is_named():
