@@ -24,7 +24,7 @@ PRIVATE = ("lab.",)
 _PLACES = ("lab.cache", "lab.results")
 """Overrides that say where things are kept, which changes no number."""
 
-_SIZES = ("smoke", "cpu", "thorough", "paper")
+_SIZES = ("cpu", "thorough", "paper")
 
 _OF_CLAIMS = [judgement for judgement in Judgement if judgement is not Judgement.HOLDS_IN_PART]
 
@@ -110,6 +110,7 @@ def write_index(results: Path) -> Path:
     An experiment counts with its largest size; beside it stands what was undecided at size cpu.
     """
     pages = [json.loads(path.read_text()) for path in sorted(results.glob("*/findings.json"))]
+    pages = [page for page in pages if page["size"] != "smoke"]  # which tells nothing
     pages = sorted(pages, key=lambda page: (page["name"], _SIZES.index(page["size"])))
     found = list({page["name"]: page for page in pages}.values())
     usual = {page["name"]: page for page in pages if page["size"] == "cpu"}

@@ -195,10 +195,14 @@ def test_a_page_says_what_its_command_prints(tmp_path):
     assert kept["claims"][0]["judgement"] == "holds" and kept["rows"] == [{"x": 1, "2x | y": 2}]
     index = (tmp_path / "results/README.md").read_text()
     assert "Judgement: **holds** (1 holds)." in text and "1 experiments: 1 holds." in index
-    counts = r"\| \*\*holds\*\* \| 1 \| 0 \| 0 \| 0 \| 7"
+    counts = r"\| \*\*holds\*\* \| 1 \| 0 \| 0 \| 0 \| 0 \| 7"
     assert re.search(r"\(doubling/doubling.md\) \| A title \| cpu " + counts, index)
-    perform(Doubling(2), "doubling", "smoke", overrides=overrides, **given)
-    assert (tmp_path / "results/doubling-smoke/doubling.md").is_file()
+    for size in ("smoke", "thorough"):
+        perform(Doubling(2), "doubling", size, overrides=overrides, **given)
+        assert (tmp_path / f"results/doubling-{size}/doubling.md").is_file()
+    index = (tmp_path / "results/README.md").read_text()
+    assert "(doubling-thorough/doubling.md) | A title | thorough |" in index
+    assert "1 claims: 1 holds. At size cpu: 1 holds." in index and "smoke" not in index
 
 
 class CountingThreads:

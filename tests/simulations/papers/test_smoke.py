@@ -10,7 +10,9 @@ from hydra import compose, initialize_config_dir
 
 from flwr_leakage.simulation.config import ConfigError, to_config
 from flwr_leakage.simulation.nodes import instantiate
+from simulations.papers import lavp_study
 from simulations.papers.configured import CONF, perform_config, sized
+from simulations.papers.single_gradients import Inversion
 from simulations.run import is_of_papers
 
 ROOT = Path(__file__).parents[3]
@@ -47,6 +49,21 @@ def test_every_experiment_runs_and_is_judged(name, tmp_path, capsys):
         capsys.readouterr()
 
 
+def test_ours_is_asked_where_the_paper_s_attacks_end_at_grey(tmp_path, monkeypatch):
+    weak = Inversion("L2", 2, 0.1)._attack()
+    monkeypatch.setattr(lavp_study, "load_preset", lambda name: {"strongest": weak}[name])
+    more = ["+paper.ours_seconds=1.0", "+paper.block=4", f"lab.results={tmp_path / 'results'}"]
+    config = composed("lavp_table1", "size=smoke", *more, f"lab.cache={tmp_path / 'cache'}")
+    page = perform_config(config, ["size=smoke", *more])
+    claims = json.loads((page.parent / "findings.json").read_text())["claims"]
+    said = [claim["reason"] for claim in claims if "MSE of L2 attacks" in claim["text"]]
+    assert said == ["L2 attacks do no better than grey on LeNet: left out: LeNet"] * 4
+    assert {c["judgement"] for c in claims if c["reason"] in said} == {"not comparable"}
+    parts = [json.loads(path.read_text()) for path in tmp_path.glob("cache/parts/*/*.json")]
+    images = [len(part["rows"]) for part in parts if part["part"] == "LeNet: strongest attack"]
+    assert sorted(images) == [2, 4]
+
+
 def test_the_usual_size_is_that_of_two_cores():
     assert composed("huang_table3")["size"] == "cpu"
 
@@ -59,7 +76,8 @@ def test_thorough_is_cpu_with_more_of_some_settings(name):
     assert {k: v for k, v in thorough.items() if k not in more} == {
         k: v for k, v in usual.items() if k not in more
     }
-    assert not isinstance(more.get("noise"), dict) or "variances" in thorough["noise"]
+    if "noise" in more:
+        assert thorough["noise"] == {**usual["noise"], **more["noise"]}
 
 
 def test_a_size_that_is_none_is_named():
