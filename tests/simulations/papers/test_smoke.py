@@ -52,6 +52,7 @@ def test_every_experiment_runs_and_is_judged(name, tmp_path, capsys):
 def test_ours_is_asked_where_the_paper_s_attacks_end_at_grey(tmp_path, monkeypatch):
     weak = Inversion("L2", 2, 0.1)._attack()
     monkeypatch.setattr(lavp_study, "load_preset", lambda name: {"strongest": weak}[name])
+    monkeypatch.setattr(lavp_study, "_is_blind", lambda rows, attack: True)  # digits are not grey
     more = ["+paper.ours_seconds=1.0", "+paper.block=4", f"lab.results={tmp_path / 'results'}"]
     config = composed("lavp_table1", "size=smoke", *more, f"lab.cache={tmp_path / 'cache'}")
     page = perform_config(config, ["size=smoke", *more])
