@@ -1,8 +1,8 @@
 """The experiments of the papers that stand behind this project, beside the papers' numbers.
 
 Each is a frozen dataclass of its settings with ``run``. The file ``conf/experiment/NAME.yaml``
-names it and holds three sizes of its settings. They run from a clone of the project, by
-``python simulations/run.py experiment=NAME size=SIZE``; the installed package does not hold them.
+names it and holds its settings of each size. They run from a clone of the project, by ``python
+simulations/run.py experiment=NAME size=SIZE``; the installed package does not hold them.
 """
 
 from simulations.papers.experiment import Experiment

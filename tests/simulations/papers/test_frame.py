@@ -13,6 +13,8 @@ import torch
 from flwr_leakage.defenses import GradientPruning
 from simulations.papers import Claim, Findings, Judgement, Lab
 from simulations.papers.findings import overall
+from simulations.papers.i2f import noise
+from simulations.papers.i2f.victim import Victim
 from simulations.papers.perform import _device, perform
 from simulations.papers.training import Recipe
 
@@ -38,6 +40,23 @@ def test_a_killed_part_leaves_nothing(lab):
     with pytest.raises(KeyboardInterrupt):
         lab.part("one", {}, dies)
     assert lab.part("one", {}, lambda: [{"value": 1}]) == [{"value": 1}]
+
+
+def test_a_larger_size_reads_the_blocks_of_a_smaller_one(lab, monkeypatch):
+    attacked = []
+
+    def rows(network, batch, *rest, **more):
+        attacked.append(len(batch))
+        return [{"perturbation": "1e-06", "image": i} for i in range(len(batch))]
+
+    monkeypatch.setattr(noise, "attack_rows", rows)
+    monkeypatch.setattr(noise, "Influence", lambda network, batch: None)
+    monkeypatch.setattr(noise, "gaussian", lambda *_: {})
+    panel = noise.Panel(Victim("LeNet", "digits"), "GS", 1)
+    for images in (10, 23, 23):
+        found = noise.noise_rows(lab, panel, noise.Noise([1e-6], images, 0, [0], [1.0]))
+        assert len(found) == images
+    assert attacked == [10, 10, 3]
 
 
 def write_data(root, images, labels):
