@@ -17,7 +17,6 @@ from flwr_leakage.attacks import (
     Normal,
 )
 from flwr_leakage.attacks.base import Attack
-from flwr_leakage.attacks.presets import preset_names
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.params import unravel
 from flwr_leakage.records import (
@@ -48,7 +47,7 @@ def attack_of(name: str, iterations: int) -> Attack:
     that of one of this project's presets, whose iterations are its own.
 
     Raises:
-        ValueError: no such attack.
+        ValueError: no such attack, and no such preset.
     """
     if name == "DGL":
         return GradientInversion(
@@ -61,9 +60,7 @@ def attack_of(name: str, iterations: int) -> Attack:
         return GradientInversion(
             Euclidean(), initialisation=Normal(), optimizer=LBFGS(iterations), box=False
         )
-    if name in preset_names():
-        return load_preset(name)
-    raise ValueError(f"attack must be a preset, DGL, GS or L-BFGS, got {name!r}.")
+    return load_preset(name)
 
 
 def attack_gradients(
