@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+_OWN = "flwr_leakage"
+"""Ray's namespace of a connection that was made here, and not by the program itself."""
+
 
 @dataclass(frozen=True)
 class RayTasks:
@@ -17,9 +20,13 @@ class RayTasks:
     started. The package, and the modules of a model, a loss or an attack of your own, must be
     installed on each node. A node of another processor may round otherwise.
 
+    Flower's clients hold their CPUs for as long as the simulation runs, also while the server
+    attacks and they are idle. Where a program itself holds the CPUs of its cluster, Ray is asked
+    for none, and as many tasks run at a time as would fit there without the clients. So neither
+    waits for the other.
+
     Attributes:
-        num_cpus: CPUs that a task asks for, ≥ 0. Flower's clients hold theirs for as long as the
-            simulation runs.
+        num_cpus: CPUs that a task takes, ≥ 0; with 0 one task runs for each CPU.
         num_gpus: GPUs that a task asks for, ≥ 0.
         retries: how often a task is tried again whose worker or node died, ≥ 0.
     """
@@ -41,7 +48,7 @@ class RayTasks:
         """Yield the results of tasks in the order in which they end.
 
         Twice as many tasks as the cluster has room for are submitted at a time, as each holds its
-        argument in the memory of a node.
+        argument in the memory of a node; where Ray is asked for no CPU, as many as have room.
 
         Args:
             work: a function of an installed module, which each task calls.
@@ -53,21 +60,22 @@ class RayTasks:
 
         Raises:
             ValueError: Ray is not installed, no cluster runs, none of its nodes has what a task
-                asks for, or the program that this process belongs to holds it all.
+                asks for, or the program that this process belongs to holds all GPUs.
         """
         ray = self._connected()
+        asked = self._asked(ray)
         task = ray.remote(
-            num_cpus=self.num_cpus,
+            num_cpus=asked,
             num_gpus=self.num_gpus,
             max_retries=0,  # retries are counted and told here
             scheduling_strategy="SPREAD",
         )(work)
-        room = self._room(ray)
+        room = self._room(ray) * (2 if asked else 1)  # what asks for no CPU starts at once
         waiting: deque[tuple[int, list[str]]] = deque((i, []) for i in range(len(arguments)))
         running: dict[Any, tuple[int, list[str]]] = {}
         try:
             while waiting or running:
-                while waiting and len(running) < 2 * room:
+                while waiting and len(running) < room:
                     index, causes = waiting.popleft()
                     argument = arguments[index](ray.cloudpickle.dumps)
                     running[task.remote(argument)] = index, causes
@@ -89,29 +97,38 @@ class RayTasks:
                 ray.cancel(reference, force=True)
 
     def _connected(self) -> Any:
-        """Return the module ``ray``, connected to a cluster that has what a task asks for."""
+        """Return the module ``ray``, connected to a cluster."""
         try:
             import ray  # of the extra ``all``
         except ImportError as error:
             raise ValueError("attacks on Ray need Ray; flwr[simulation] brings it.") from error
         if ray.is_initialized():
-            # What this very program holds, as Flower's clients do, it would be waited for forever.
-            for _ in range(20):
-                if ray.available_resources().get("CPU", 0.0) >= self.num_cpus:
-                    return ray
-                time.sleep(0.25)
-            raise ValueError(
-                f"no {self.num_cpus:g} CPUs of the Ray cluster are free: Flower's clients hold "
-                "theirs for as long as the simulation runs. Leave CPUs to the attacks."
-            )
+            return ray
         try:
-            ray.init(address="auto", log_to_driver=False, configure_logging=False)
+            ray.init(address="auto", namespace=_OWN, log_to_driver=False, configure_logging=False)
         except ConnectionError as error:
             raise ValueError(
                 "attacks on Ray need a cluster that runs: start one by `ray start --head`, or name "
                 "it by RAY_ADDRESS."
             ) from error
         return ray
+
+    def _asked(self, ray: Any) -> float:
+        """Return the CPUs to ask for: none where the program itself holds those of its cluster."""
+        if ray.get_runtime_context().namespace == _OWN:
+            return self.num_cpus  # others hold them, and a task waits for its turn
+        for _ in range(4):  # what is told lags behind
+            free = ray.available_resources()
+            if free.get("CPU", 0.0) >= self.num_cpus and free.get("GPU", 0.0) >= self.num_gpus:
+                return self.num_cpus
+            time.sleep(0.25)
+        if free.get("GPU", 0.0) < self.num_gpus:
+            raise ValueError(
+                f"attacks ask for {self.num_gpus:g} GPUs of the Ray cluster, and "
+                f"{free.get('GPU', 0.0):g} are free: Flower's clients hold theirs for as long as "
+                "the simulation runs. Leave some to the attacks."
+            )
+        return 0.0
 
     def _room(self, ray: Any) -> int:
         """Return how many tasks the whole cluster runs at a time."""

@@ -2,10 +2,8 @@
 
 from pathlib import Path
 
-from flwr_leakage.flower import RayEngine
 from flwr_leakage.simulation.config import ConfigError
 from flwr_leakage.simulation.experiment import Experiment
-from flwr_leakage.simulation.settings import ServerSettings
 from flwr_leakage.tracking.jsonl import RECORDS_FILE, make_private_folder, write_private
 
 _PROBE_BYTES = 4096
@@ -65,20 +63,3 @@ def make_folder(key: str, name: str) -> None:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"{expected}, got {name}: {reason}.") from error
-
-
-def check_room(engine: object, server: ServerSettings) -> None:
-    """Refuse attacks on the Ray cluster that the engine itself starts, where they hung.
-
-    Flower's clients hold its CPUs for as long as the simulation runs, and tasks of no CPUs did not
-    end beside them.
-
-    Raises:
-        ConfigError: both are asked for.
-    """
-    if server.attack_workers == "ray" and isinstance(engine, RayEngine):
-        raise ConfigError(
-            "server.attack_workers must be a number with engine=ray, whose clients hold the "
-            "cluster's CPUs, got ray: keep the updates by server.attack_later=true, and attack "
-            "them by attack-kept --workers ray."
-        )

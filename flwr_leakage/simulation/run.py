@@ -15,7 +15,7 @@ from flwr_leakage._conf import conf_dir
 from flwr_leakage.simulation.apps import make_client_app, make_server_app
 from flwr_leakage.simulation.build import build
 from flwr_leakage.simulation.config import Config, ConfigError, to_config
-from flwr_leakage.simulation.machine import check_machine, check_room
+from flwr_leakage.simulation.machine import check_machine
 from flwr_leakage.simulation.nodes import instantiate
 from flwr_leakage.simulation.sweep import fail, objective_of
 from flwr_leakage.simulation.watch import closed_afterwards
@@ -65,7 +65,6 @@ def launch(config: Config) -> None:
     logging.getLogger("flwr").setLevel(logging.ERROR)
     experiment = build(config)
     engine = instantiate(config, "engine")
-    check_room(engine, experiment.settings.server)
     check_machine(experiment)
     client_app = make_client_app(lambda _: build(config))
     server_app = make_server_app(lambda _: config, Console())

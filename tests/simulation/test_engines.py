@@ -15,11 +15,8 @@ import pytest
 from audits import numbers, tiny_config, values
 from audits import run as run_audit
 
-from flwr_leakage.flower import RayEngine, run_inline
 from flwr_leakage.simulation.build import build
-from flwr_leakage.simulation.config import ConfigError, compose
-from flwr_leakage.simulation.machine import check_room
-from flwr_leakage.simulation.settings import read_settings
+from flwr_leakage.simulation.config import ConfigError
 from flwr_leakage.simulation.sweep import objective_of
 from flwr_leakage.tracking import read_run
 
@@ -146,13 +143,6 @@ def test_a_typo_is_told_before_anything_that_a_run_needs_is_imported(monkeypatch
         importlib.import_module("flwr_leakage.simulation.command").main()
 
 
-def test_attacks_on_ray_need_room_beside_the_clients(tmp_path):
-    server = read_settings(compose(["server.attack_workers=ray"], str(tmp_path))).server
-    with pytest.raises(ConfigError, match="must be a number with engine=ray"):
-        check_room(RayEngine(num_cpus=2, client_cpus=1), server)
-    check_room(run_inline, server)
-
-
 @pytest.mark.ray
 def test_both_engines_give_the_same_numbers(tiny_data, script):
     """On Ray by the package's own command in a folder that holds nothing of it."""
@@ -172,6 +162,18 @@ def test_both_engines_give_the_same_numbers(tiny_data, script):
         for name in ("ray", "inline")
     ]
     assert images[0] == images[1]
+
+
+@pytest.mark.ray
+def test_attacks_run_on_the_cluster_of_the_clients(tiny_data):
+    """The only CPU is held by the client's actor, and neither waits for the other."""
+    tiny = [*_tiny(tiny_data), "num_rounds=2", "selection.every=1", "server.attack_chunk=1"]
+    local, ray = tiny_data / "local", tiny_data / "on_ray"
+    on_ray = ["engine=ray", "engine.num_cpus=1", "server.attack_workers=ray"]
+    _command(*tiny, f"hydra.run.dir={local}", cwd=tiny_data, timeout=600)
+    _command(*tiny, *on_ray, f"hydra.run.dir={ray}", cwd=tiny_data, timeout=600)
+    assert len(values(read_run(ray), "objective")) > 2
+    assert numbers(read_run(ray)) == numbers(read_run(local))
 
 
 def test_numbers_do_not_depend_on_how_the_attack_is_run(tiny_data):
