@@ -10,9 +10,9 @@ from flwr_leakage.defenses.compression import (
     RandomSubset,
     SignSGD,
     TruncatedSVD,
-    with_error_feedback,
 )
 from flwr_leakage.defenses.dp_sgd import DPSGD
+from flwr_leakage.defenses.error_feedback import ErrorFeedback, with_error_feedback
 from flwr_leakage.defenses.fairness import protection_report
 from flwr_leakage.defenses.influence_noise import InfluenceNoise
 from flwr_leakage.defenses.instahide import InstaHide, load_public_images
@@ -32,6 +32,7 @@ __all__ = [
     "Chain",
     "Clipping",
     "Defense",
+    "ErrorFeedback",
     "GaussianNoise",
     "GradientPruning",
     "InfluenceNoise",

@@ -95,6 +95,11 @@ class Defense:
         return False
 
     @property
+    def carries(self) -> bool:
+        """Whether a client adds to each update what earlier ones left out."""
+        return False
+
+    @property
     def encodes_batches(self) -> bool:
         """Whether the training loop must pass its samples through ``on_batch``."""
         return type(self).on_batch is not Defense.on_batch

@@ -37,6 +37,8 @@ class Chain(Defense):
         for index, defense in enumerate(self.defenses):
             if not isinstance(defense, Defense):
                 raise ValueError(f"defenses[{index}] must be a Defense, got {defense!r}.")
+            if defense.carries:
+                raise ValueError("error feedback goes around a whole chain, got it within one.")
             if defense.replaces_update and any(map(_transforms_update, self.defenses[:index])):
                 raise ValueError(
                     f"{type(defense).__name__} recomputes the update and would undo the defenses "

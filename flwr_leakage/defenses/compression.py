@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flwr_leakage.defenses.base import Defense, LocalRound, check_update
-from flwr_leakage.params import Params, add, ravel, subtract, unravel
+from flwr_leakage.params import Params, ravel, unravel
 from flwr_leakage.randomness import Randomness
 from flwr_leakage.records import Update
 
@@ -166,39 +166,6 @@ class TruncatedSVD(Compression):
         held = sizes.double().square().cumsum(0)
         kept = int((held < self.energy * held[-1]).sum()) + 1
         return (left[:, :kept] * sizes[:kept] @ right[:kept]).reshape(value.shape)
-
-
-def with_error_feedback(
-    defense: Defense,
-    update: Update,
-    carried: Params | None,
-    randomness: Randomness,
-    local_round: LocalRound | None = None,
-) -> tuple[Update, Params]:
-    """Defend an update and what earlier rounds left out, and return what is left out now.
-
-    With C the defense, round t releases ``C(Δ_t + e_t)`` and carries ``e_{t+1} = Δ_t + e_t −
-    C(Δ_t + e_t)`` on (Stich et al. 2018, algorithm 1; Aji and Heafield 2017 keep the largest 1 %).
-
-    The residual e is private data of the client and never part of what is released. The caller
-    keeps it from round to round, as a defense has no state.
-
-    Args:
-        defense: the compressor, such as ``GradientPruning``.
-        update: of this round.
-        carried: e_t, or ``None`` in a client's first round.
-        randomness: as for ``defense.on_update``.
-        local_round: as for ``defense.on_update``.
-
-    Returns:
-        What is released, and e_{t+1}.
-
-    Raises:
-        ValueError: ``carried`` has other entries than the update.
-    """
-    whole = update.delta if carried is None else add(update.delta, carried)
-    released = defense.on_update(replace(update, delta=whole), randomness, local_round)
-    return released, subtract(whole, released.delta)
 
 
 def _check_share(name: str, value: float) -> None:

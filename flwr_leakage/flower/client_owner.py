@@ -9,7 +9,7 @@ from flwr.common.constant import ErrorCode
 
 from flwr_leakage.audit.note import ClientNote
 from flwr_leakage.audit.sharing import Sharing
-from flwr_leakage.flower.client_release import Release
+from flwr_leakage.flower.client_release import Release, carry_on
 from flwr_leakage.flower.client_session import Session
 from flwr_leakage.flower.wire import RECORD_KEY
 
@@ -61,7 +61,11 @@ def sent_note(session: Session, done: Release, note: ClientNote, remark: str) ->
 
 
 def keep_own(session: Session, done: Release, note: ClientNote, context: Context) -> None:
-    """Keep all that was measured and decided, in the client's state and in its owner's folder."""
+    """Keep all that was measured and decided, in the client's state and in its owner's folder.
+
+    What error feedback left out is kept in the state alone.
+    """
+    carry_on(done, context)
     audit = session.audit
     attacked = done.attacked.shared(Sharing.of("numbers")) if done.attacked else ()
     remark = " ".join(filter(None, (note.remark, *said(done))))

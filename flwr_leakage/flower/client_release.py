@@ -1,15 +1,17 @@
 """Defend one update, score it, attack it, and hold it against the client's own limits."""
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from flwr.app import ConfigRecord, Context
+from flwr.app import ArrayRecord, ConfigRecord, Context
 
 from flwr_leakage.audit.gate import Gate, Judgement
 from flwr_leakage.audit.note import ReplayKind, ReplayResult
 from flwr_leakage.defenses.base import Defense, LocalRound
+from flwr_leakage.defenses.error_feedback import with_error_feedback
 from flwr_leakage.flower.client_audit import ClientAudit
 from flwr_leakage.flower.client_session import Session
 from flwr_leakage.params import Params
@@ -27,6 +29,8 @@ ACCOUNT_KEY = "flwr-leakage-account"
 """The record of the client's own state that says what its scores may still spend."""
 EXPLAINED_KEY = "flwr-leakage-explained"
 """The record of it that says whether the scored model explains the client's updates."""
+CARRIED_KEY = "flwr-leakage-carried"
+"""The record of it that holds what error feedback adds to the next update; it never travels."""
 PAID = 1e-300
 """``relative_cost`` of a second try: the round's training was counted before."""
 
@@ -85,6 +89,7 @@ class Release:
         explained: whether the scored model explains the update.
         tries: what the gate said of each defense; empty without a gate.
         exposure: of the round; ``None`` where no mini-batches were seen.
+        left: what the defense carries on to the client's next round; ``None`` where it does not.
         seconds: CPU seconds of scores and self-attacks, without the replay.
     """
 
@@ -94,6 +99,7 @@ class Release:
     explained: Explained = Explained()
     tries: tuple[Try, ...] = ()
     exposure: Exposure | None = None
+    left: Params | None = None
     seconds: float = 0.0
 
     @property
@@ -140,23 +146,45 @@ def release(
 
 
 def defend(
-    session: Session, trained: Trained, defense: Defense, number: int = 0
-) -> tuple[Update, Exposure | None]:
-    """Release the update; the exposure is known where mini-batches were seen."""
+    session: Session, trained: Trained, context: Context, defense: Defense, number: int = 0
+) -> Release:
+    """Release the update unmeasured; the exposure is known where mini-batches were seen."""
     purpose = f"defense, try {number}" if number else "defense"
     randomness, answer = session.randomness(purpose), trained.answer
-    if not session.private:
-        return defense.on_update(answer, randomness, None), None
-    # Later epochs repeat the samples of the first, and what no step uses leaves no trace.
-    used = answer.schedule.num_samples_used(answer.num_examples)
-    private = Batch.concatenate(session.private)[:used]
-    defended = Batch.concatenate(session.defended)[:used]
-    params, buffers = trained.params, trained.buffers
-    local_round = LocalRound(
-        session.audit.gradient_map, params, buffers, private, defended, answer.num_examples
-    )
-    released = defense.on_update(answer, randomness, local_round)
-    return released, Exposure(params, buffers, private, defended, trained.raw, released)
+    local_round = None
+    if session.private:
+        # Later epochs repeat the samples of the first, and what no step uses leaves no trace.
+        used = answer.schedule.num_samples_used(answer.num_examples)
+        private = Batch.concatenate(session.private)[:used]
+        defended = Batch.concatenate(session.defended)[:used]
+        params, buffers = trained.params, trained.buffers
+        local_round = LocalRound(
+            session.audit.gradient_map, params, buffers, private, defended, answer.num_examples
+        )
+    left = None
+    if defense.carries:
+        carried = _carried(context, answer.delta)
+        released, left = with_error_feedback(defense, answer, carried, randomness, local_round)
+    else:
+        released = defense.on_update(answer, randomness, local_round)
+    exposure = None
+    if local_round is not None:
+        exposure = Exposure(params, buffers, private, defended, trained.raw, released)
+    return Release(released, exposure=exposure, left=left)
+
+
+def _carried(context: Context, like: Params) -> Params | None:
+    """Return what the client's earlier rounds left out; ``None`` in its first one."""
+    kept = context.state.array_records.get(CARRIED_KEY)
+    if kept is None:
+        return None
+    return {name: value.to(like[name]) for name, value in kept.to_torch_state_dict().items()}
+
+
+def carry_on(done: Release, context: Context) -> None:
+    """Keep what a defense that carries left out of an update that is sent, for the next round."""
+    if done.left is not None and not done.refused:
+        context.state[CARRIED_KEY] = ArrayRecord(OrderedDict(done.left))
 
 
 def explain_by_replay(session: Session, context: Context, exposure: Exposure) -> Explained:
@@ -197,18 +225,19 @@ def _one(
     train_seconds: float,
 ) -> Release:
     """Defend, score and attack once."""
-    update, exposure = defend(session, trained, defense, number)
-    if exposure is None:
-        return Release(update)
+    done = defend(session, trained, context, defense, number)
+    if (exposure := done.exposure) is None:
+        return done
     explained = explain(exposure)
     start = time.process_time()
     plan = _plan(session.audit, second=number > 0)
     measurements = _score(session, exposure, context, train_seconds, explained, plan)
     attacked = _attack(session, exposure)
     seconds = time.process_time() - start
-    return Release(
-        update, tuple(measurements), attacked, explained, exposure=exposure, seconds=seconds
-    )
+    return replace(
+        done, measurements=tuple(measurements), attacked=attacked, explained=explained,
+        seconds=seconds,
+    )  # fmt: skip
 
 
 def _judge(gate: Gate, defense: Defense, done: Release, trained: Trained) -> Try:

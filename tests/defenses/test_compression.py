@@ -4,7 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flwr_leakage.defenses import (
+    DPSGD,
     QSGD,
+    Chain,
+    ErrorFeedback,
     GradientPruning,
     RandomSubset,
     SignSGD,
@@ -95,6 +98,15 @@ def test_error_feedback_sends_everything_in_the_end() -> None:
         released, carried = with_error_feedback(defense, steady, carried, seeded())
         seen += released.delta["w"]
     assert bool((seen > 0).all())
+
+
+def test_error_feedback_goes_around_defenses_that_change_the_update() -> None:
+    feedback = ErrorFeedback([GradientPruning(0.9)])
+    assert feedback.carries
+    with pytest.raises(ValueError, match="recomputes it from the data"):
+        ErrorFeedback([DPSGD(1.0, 1.0)])
+    with pytest.raises(ValueError, match="around a whole chain"):
+        Chain([feedback])
 
 
 def test_error_feedback_refuses_a_residual_of_another_model() -> None:

@@ -65,6 +65,7 @@ DEFENSES = {
     "sign sgd": d.SignSGD(),
     "truncated svd": d.TruncatedSVD(0.5),
     "chain": d.Chain([d.GradientPruning(0.5), d.GaussianNoise(0.1, "update")]),
+    "error feedback": d.ErrorFeedback([d.GradientPruning(0.5)]),
     "chain of both": d.Chain([d.MixUp(3), d.DPSGD(0.5, 0.3), d.GradientPruning(0.5)]),
 }
 ZERO_STRENGTH = {

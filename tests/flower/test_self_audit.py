@@ -12,7 +12,7 @@ from flwr_leakage.attacks import Analytic, GradientInversion
 from flwr_leakage.audit.gate import Gate
 from flwr_leakage.audit.self_attack import SelfAttack
 from flwr_leakage.cli.app import app as command
-from flwr_leakage.defenses import GaussianNoise
+from flwr_leakage.defenses import ErrorFeedback, GaussianNoise, GradientPruning
 from flwr_leakage.flower import ClientAudit, InlineGrid, LeakageMod, audit, encode
 from flwr_leakage.flower.wire import RECORD_KEY, unpack_note
 from flwr_leakage.gradient_map import GradientMap
@@ -258,3 +258,38 @@ def test_the_owner_alone_sees_what_one_step_on_few_images_had_shown(tmp_path, op
     (folder,) = tmp_path.iterdir()
     psnr = [r.value for r in read_run(folder).records if r.name == "1/psnr" and r.kind == "probe"]
     assert len(psnr) == 1 and psnr[0] > 48.2
+
+
+@pytest.mark.parametrize("kind", ["line", "mod"])
+def test_what_error_feedback_leaves_out_is_sent_in_later_rounds(kind):
+    defense = ErrorFeedback([GradientPruning(0.5)])
+    app, start = client(kind, defense=defense), ArrayRecord(network().state_dict())
+    grid = InlineGrid(app, 1)
+    (node,) = grid.get_node_ids()
+
+    def sent(server_round):
+        config = ConfigRecord({"server-round": server_round})
+        content = RecordDict({"arrays": start, "config": config})
+        (reply,) = grid.send_and_receive([Message(content, node, "train")])
+        state = reply.content["arrays"].to_torch_state_dict()
+        assert set(reply.content.array_records) == {"arrays"}  # what is carried does not travel
+        return torch.cat([(state[n] - v).flatten() for n, v in network().state_dict().items()])
+
+    plain, _ = reply_of(client(kind))
+    trained = plain.content["arrays"].to_torch_state_dict()
+    raw = torch.cat([(trained[n] - v).flatten() for n, v in network().state_dict().items()])
+    first, second = sent(1), sent(2)
+    assert int((first != 0).sum()) < 0.6 * len(raw)
+    torch.testing.assert_close(first[first != 0], raw[first != 0])
+    left = grid._contexts[node].state["flwr-leakage-carried"].to_torch_state_dict()
+    rest = torch.cat([left[name].flatten() for name in network().state_dict()])
+    torch.testing.assert_close(first + second + rest, 2 * raw)
+
+
+@pytest.mark.parametrize("kind", ["line", "mod"])
+def test_an_update_that_is_kept_back_changes_nothing_of_what_is_carried(kind):
+    gate, scores = Gate(scores={"gradient_norm": 1e-9}), {"g": GradientNorm()}
+    defense = ErrorFeedback([GradientPruning(0.5)])
+    reply, context = reply_of(client(kind, scores=scores, defense=defense, gate=gate))
+    assert reply.has_error()
+    assert "flwr-leakage-carried" not in context.state
