@@ -56,6 +56,7 @@ def run(
     num_rounds: int = 2,
     truth: Path | None = None,
     images: int = 4,
+    seconds: float = 60.0,
     **client: Any,
 ) -> Ran:
     """Run a method; with the audit on both sides where a folder for its record is given.
@@ -68,6 +69,7 @@ def run(
         num_rounds: ≥ 1.
         truth: see ``observe``.
         images: of a client.
+        seconds: CPU seconds of an attack on each update.
         client: settings of the client's ``audit``.
     """
     torch.manual_seed(0)
@@ -77,26 +79,32 @@ def run(
         app = audit(app, truth=truth, **client)
     grid = InlineGrid(app, num_clients, {"images": images})
     if method.uses_lists:
-        around = partial(_observe_list, net, folder, attack, truth)
+        around = partial(_observe_list, net, folder, attack, truth, seconds)
         _run_lists(method, grid, num_clients, num_rounds, around, models)
     else:
-        around = partial(_observe_records, net, folder, attack, truth)
+        around = partial(_observe_records, net, folder, attack, truth, seconds)
         _run_records(method, grid, num_clients, num_rounds, around, models)
     gc.collect()  # the older interface ends its record where nobody holds the strategy
     return Ran(models, None if folder is None else read_run(folder))
 
 
-def _observe_list(net: Any, folder: Path | None, attack: Any, truth: Any, strategy: Any) -> Any:
+def _observe_list(
+    net: Any, folder: Path | None, attack: Any, truth: Any, seconds: float, strategy: Any
+) -> Any:
     if folder is None:
         return strategy
     threat = ThreatModel()
-    return observe_legacy(strategy, net, folder, attack=attack, threat=threat, truth=truth)
+    return observe_legacy(
+        strategy, net, folder, attack=attack, threat=threat, truth=truth, max_seconds=seconds
+    )
 
 
-def _observe_records(net: Any, folder: Path | None, attack: Any, truth: Any, strategy: Any) -> Any:
+def _observe_records(
+    net: Any, folder: Path | None, attack: Any, truth: Any, seconds: float, strategy: Any
+) -> Any:
     if folder is None:
         return strategy
-    return observe(strategy, net, folder, attack=attack, truth=truth)
+    return observe(strategy, net, folder, attack=attack, truth=truth, max_seconds=seconds)
 
 
 def _run_lists(
@@ -147,14 +155,14 @@ def _run_records(
     around(strategy).start(grid, first, num_rounds=rounds)
 
 
-def row(name: str, method: Method, attack: str | None, images: int) -> list[str]:
+def row(name: str, method: Method, attack: str | None, images: int, seconds: float) -> list[str]:
     """A line of the table: name, equality, residuals, attacks, what was said."""
     plain = run(method, images=images)
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         seen = run(
             method, place / "run", attack, truth=place / "truth" if attack else None,
-            images=images, share="everything", replay_every=1,
+            images=images, seconds=seconds, share="everything", replay_every=1,
         )  # fmt: skip
     data = seen.data
     assert data is not None
@@ -182,6 +190,7 @@ def main() -> None:
     parser.add_argument("--fetched", type=Path, help="the folder of Flower's baselines")
     parser.add_argument("--examples", type=Path, help="the folder of Flower's examples")
     parser.add_argument("--images", type=int, default=4, help="of a client")
+    parser.add_argument("--seconds", type=float, default=60.0, help="CPU, for each update")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     print("| method | equal | residual | images | said |\n|---|---|---|---|---|")
@@ -191,7 +200,8 @@ def main() -> None:
     } or METHODS
     for name in arguments.only or methods:
         try:
-            line = row(name, methods[name], arguments.attack, arguments.images)
+            method = methods[name]
+            line = row(name, method, arguments.attack, arguments.images, arguments.seconds)
         except Exception as error:  # of one app; the list goes on, and tells it
             line = [name, "does not run", "none", "none", f"{type(error).__name__}: {error}"[:200]]
         print(f"| {' | '.join(line)} |", flush=True)
