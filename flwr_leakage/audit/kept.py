@@ -305,7 +305,9 @@ def read_truth(path: Path) -> Truth:
 
 def _load(path: Path) -> tuple[dict[str, Tensor], Mapping[str, str]]:
     with open_tensors(path) as file:
-        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+        # Tensors within a file lie at any address, and sums over them round by their address: a
+        # copy is aligned, as it is in a worker that gets it from another process.
+        return {n: file.get_tensor(n).clone() for n in file.keys()}, file.metadata() or {}  # noqa: SIM118
 
 
 def _group(tensors: Mapping[str, Tensor], group: str) -> Params:

@@ -1,7 +1,10 @@
 """Shards of kept updates, attacked apart and merged, are the run that was attacked whole."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 from audits import run, tiny_config, write_tiny_data
@@ -67,6 +70,26 @@ def test_merged_shards_are_the_whole_run_to_the_bit(made, copy, tmp_path):
     after = (copy.folder / "records.jsonl").read_bytes()
     assert merge_shards(copy) == 0
     assert (copy.folder / "records.jsonl").read_bytes() == after
+
+
+@pytest.mark.ray
+def test_a_cluster_attacks_what_was_kept_to_the_bit(made, tmp_path):
+    """``attack-kept --workers ray`` as a person calls it, while a cluster of one node runs."""
+    data, whole = made
+    shutil.copytree(data / "kept", tmp_path / "run")
+    cluster_utils = pytest.importorskip("ray.cluster_utils")
+    head = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 80_000_000}
+    cluster = cluster_utils.Cluster(initialize_head=True, head_node_args=head)
+    try:
+        command = [sys.executable, "-m", "flwr_leakage.cli", "attack-kept", str(tmp_path / "run")]
+        ended = subprocess.run(
+            [*command, "--workers", "ray", "--allow", str(data)], capture_output=True, text=True,
+            timeout=600, env={**os.environ, "RAY_ADDRESS": cluster.address},
+        )  # fmt: skip
+    finally:
+        cluster.shutdown()
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert results(tmp_path / "run") == whole
 
 
 def test_a_shard_goes_on_where_it_was_ended(copy):
