@@ -1,6 +1,7 @@
 """A check whether the captured training explains the update that is sent, with causes if not."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -216,7 +217,7 @@ def _causes(
         verb = "was" if len(own) == 1 else "were"
         yield f"{some(own)} {verb} not the server's before training"
     parameters = [name for name, named in names.items() if named.is_parameter]
-    if not all(_same(end[name], sent[name]) for name in parameters):
+    if _gap({name: sent[name] for name in parameters}, end, received):
         trained = {name: _double(end[name]) - _double(received[name]) for name in parameters}
         released = {name: _double(sent[name]) - _double(received[name]) for name in parameters}
         yield _after_training(trained, released)
@@ -234,6 +235,11 @@ def _causes(
     rescaled = sum(step.rescaled_to is not None for step in training.steps)
     if training.changed_at_end:
         yield f"after the last step of the optimizer, {_after_training(trained, seen)}"
+        if training.num_steps == 1 and _has_variates(names, received):
+            yield (
+                "arrays of the parameters' shapes were received beside them: control variates "
+                "(SCAFFOLD) change a step so, which after a single one is not told from noise"
+            )
     if training.changed_outside:
         yield "parameters were changed between the steps by something else than the optimizer"
     if rescaled and not training.changed_at_end:
@@ -242,6 +248,15 @@ def _causes(
             f"{len(training.steps)} steps, and not by a common factor: noise, or clipping "
             f"by sample (DP-SGD)"
         )
+
+
+def _has_variates(names: Mapping[str, NamedTensor], received: Mapping[str, Tensor]) -> bool:
+    """Whether each parameter's shape is also that of a received array that is none of the model's.
+
+    A shape counts as often as it comes.
+    """
+    others = Counter(value.shape for name, value in received.items() if name not in names)
+    return not Counter(received[n].shape for n, each in names.items() if each.is_parameter) - others
 
 
 def _after_training(trained: Params, released: Params) -> str:

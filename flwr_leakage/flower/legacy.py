@@ -4,9 +4,11 @@ SecAgg+ exists in Flower 1.41 for these strategies only. Its workflow unmasks th
 shows the strategy that sum in the place of each client's model.
 """
 
+import inspect
 import weakref
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -65,10 +67,15 @@ class LegacyHonestButCurious(Strategy):
         self._sent: dict[str, Parameters] = {}
 
     def __getattr__(self, name: str) -> Any:
-        """What is not here is the wrapped strategy's."""
+        """What is not here is the wrapped strategy's.
+
+        A server of an app's own may aggregate by another method, such as FedNova's
+        ``aggregate_fit_custom``: what it is shown is looked at all the same.
+        """
         if name == "strategy":  # before __init__, as copying does
             raise AttributeError(name)
-        return getattr(self.strategy, name)
+        found = getattr(self.strategy, name)
+        return partial(self._aggregate, found) if name.startswith("aggregate_fit") else found
 
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
@@ -86,9 +93,24 @@ class LegacyHonestButCurious(Strategy):
 
     def aggregate_fit(self, server_round: int, results: Results, failures: Failures) -> Any:
         """Look at what the strategy is shown, delegate, then let the audit attack it."""
+        return self._aggregate(self.strategy.aggregate_fit, server_round, results, failures)
+
+    def _aggregate(self, aggregate: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        """Look at the results among what a method of the strategy is given, and delegate to it."""
+        try:
+            called = inspect.signature(aggregate).bind(*given, **named).arguments
+            server_round, results = called["server_round"], called["results"]
+        except (KeyError, TypeError, ValueError):
+            self.audit.warn_once(
+                0, -1,
+                f"nothing is observed: {aggregate.__name__} of the strategy takes no server_round "
+                "and results.",
+            )  # fmt: skip
+            return aggregate(*given, **named)
+        failures = called.get("failures", [])
         looked = guarded(self.audit, server_round, self._look, server_round, results, failures)
         try:
-            aggregated = self.strategy.aggregate_fit(server_round, results, failures)
+            aggregated = aggregate(*given, **named)
         except Exception:  # the run ends here, and what was sent is audited all the same
             self._inspect(server_round, looked, len(results))
             raise

@@ -5,13 +5,18 @@ from contextlib import nullcontext
 import pytest
 from flwr.app import ArrayRecord
 from flwr.clientapp import ClientApp
+from flwr.common import ndarrays_to_parameters, parameters_to_ndarrays
+from flwr.server import Server, ServerConfig, SimpleClientManager
+from flwr.server.compat import start_grid
+from flwr.server.server import fit_clients
 from flwr.serverapp.exception import InconsistentMessageReplies
 from flwr.serverapp.strategy import FedAvg
 
-from flwr_leakage.flower import InlineGrid, observe
+from flwr_leakage.flower import InlineGrid, audit, observe, observe_legacy
+from flwr_leakage.records import ThreatModel
 from flwr_leakage.tracking import read_run
 from simulations.benchmarks.baselines import run
-from simulations.benchmarks.methods import METHODS, Net, plain, record_app
+from simulations.benchmarks.methods import METHODS, Net, NovaStrategy, plain, record_app
 
 REFUSED = {
     "a fastai loop": "no step of a torch.optim.Optimizer was seen",
@@ -49,6 +54,50 @@ def test_a_method_trains_as_without_the_audit_and_is_explained_or_refused_in_wor
     found = residuals(seen.data)
     assert len(found) == 4 and max(found) < 1e-5
     assert (tmp_path / "run" / "report.html").exists()
+
+
+def test_one_step_with_control_variates_is_told_from_noise_by_what_was_received(tmp_path):
+    settings = {"images": 1, "replay_every": 1, "share": "everything"}
+    data = run(METHODS["SCAFFOLD"], tmp_path / "run", **settings).data
+    said = [e.message for e in data.events if "does not explain" in e.message]
+    assert len(said) == 2  # of the second round: in the first all variates are zero
+    assert all("control variates (SCAFFOLD) change a step so" in each for each in said)
+    assert not any("scaled" in each for each in said)  # by 1, which is rounding
+
+
+def test_a_server_of_its_own_that_aggregates_by_another_method_is_observed(tmp_path):
+    class Strategy(NovaStrategy):
+        def aggregate_fit_custom(self, server_round, server_params, results, failures):
+            return NovaStrategy.aggregate_fit(self, server_round, results, failures)
+
+        def aggregate_fit(self, server_round, results, failures):
+            raise AssertionError("FedNova's server calls the other one")
+
+    class NovaServer(Server):
+        def fit_round(self, server_round, timeout):
+            chosen = self.strategy.configure_fit(
+                server_round=server_round, parameters=self.parameters,
+                client_manager=self._client_manager,
+            )  # fmt: skip
+            results, failures = fit_clients(chosen, self.max_workers, timeout, server_round)
+            now = parameters_to_ndarrays(self.parameters)
+            done = self.strategy.aggregate_fit_custom(server_round, now, results, failures)
+            return *done, (results, failures)
+
+    method = METHODS["FedNova"]
+    first = ndarrays_to_parameters(method.first(method.net()))
+    strategy = Strategy(fraction_evaluate=0.0, initial_parameters=first)
+    app = audit(method.client(), share="everything")
+    threat = ThreatModel()
+    with observe_legacy(
+        strategy, method.net(), tmp_path / "run", attack=None, threat=threat
+    ) as observed:
+        server = NovaServer(client_manager=SimpleClientManager(), strategy=observed)
+        start_grid(
+            grid=InlineGrid(app, 2, {"images": 4}), server=server, config=ServerConfig(num_rounds=2)
+        )
+    found = residuals(read_run(tmp_path / "run"))
+    assert found and max(found) < 1e-5
 
 
 def test_weights_that_come_back_unchanged_are_told_where_they_are_attacked(tmp_path):
