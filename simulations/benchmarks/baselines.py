@@ -196,7 +196,7 @@ def main() -> None:
     print("| method | equal | residual | images | said |\n|---|---|---|---|---|")
     methods = {
         **(fetched_methods(arguments.fetched) if arguments.fetched else {}),
-        **(fetched_examples(arguments.examples) if arguments.examples else {}),
+        **(fetched_examples(arguments.examples, arguments.images) if arguments.examples else {}),
     } or METHODS
     for name in arguments.only or methods:
         try:

@@ -84,10 +84,11 @@ def fetched_methods(folder: Path) -> dict[str, Method]:
 
 
 def _loader(context: Context, shape: tuple[int, ...], keys: tuple[str, str] | None = None) -> Any:
-    """Four images in two mini-batches, as pairs or as dictionaries."""
+    """Four images in mini-batches of two, or as many as configured; as pairs or as dictionaries."""
+    count = int(context.run_config.get("images", 4))
     draws = torch.Generator().manual_seed(int(context.node_config["partition-id"]))
-    images = torch.randint(0, 256, (4, *shape), generator=draws).float() / 255
-    held: Any = TensorDataset(images, torch.arange(4))
+    images = torch.randint(0, 256, (count, *shape), generator=draws).float() / 255
+    held: Any = TensorDataset(images, torch.arange(count))
     if keys:
         held = [dict(zip(keys, pair, strict=True)) for pair in held]
     return DataLoader(held, batch_size=2)
@@ -304,7 +305,8 @@ def _flanders(which: str = "Mnist") -> Method:
     import flanders.models
 
     def load(_: Any, number: int, **__: Any) -> Any:
-        return _loader(SimpleNamespace(node_config={"partition-id": number}), (1, 28, 28))
+        told = SimpleNamespace(node_config={"partition-id": number}, run_config={})
+        return _loader(told, (1, 28, 28))
 
     flanders.client.get_dataloader = load
 

@@ -5,7 +5,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ class _Example:
         older: whether it is an app of ``flwr.client``.
         unnamed: whether its arrays have no names.
         rows: whether it takes arrays of training and test data in the place of loaders.
-        labels: of the four samples.
+        labels: of the samples.
     """
 
     package: str
@@ -85,17 +85,18 @@ _EXAMPLES = {
 }  # fmt: skip
 
 
-def fetched_examples(folder: Path) -> dict[str, Method]:
+def fetched_examples(folder: Path, images: int = 4) -> dict[str, Method]:
     """Return the apps of a fetched folder ``examples`` of Flower's repository.
 
     Args:
         folder: of the examples; one that it lacks is left out.
+        images: samples of a client, at most four.
     """
     found = {}
     for name, example in _EXAMPLES.items():
         if (folder / name / example.package).is_dir():
             sys.path.insert(0, str((folder / name).resolve()))
-            found[name] = _method(example)
+            found[name] = _method(replace(example, labels=example.labels[:images]))
     return found
 
 
@@ -147,9 +148,10 @@ def _by_name(load: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _loader(example: _Example, partition: int) -> Any:
-    """Four samples in two mini-batches, drawn by the seed of the partition."""
+    """Samples in mini-batches of two, drawn by the seed of the partition."""
     draws = torch.Generator().manual_seed(partition)
-    inputs = torch.randint(0, 256, (4, *example.shape), generator=draws).float() / 127.5 - 1
+    inputs = torch.randint(0, 256, (len(example.labels), *example.shape), generator=draws)
+    inputs = inputs.float() / 127.5 - 1
     held: Any = TensorDataset(inputs, example.labels)
     if example.keys:
         held = [dict(zip(example.keys, pair, strict=True)) for pair in held]
