@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from flwr_leakage.attacks.budget import Budget, stop_mark
+from flwr_leakage.attacks.clipped import without_clipped
 from flwr_leakage.attacks.exact.pixel_box import in_box
 from flwr_leakage.attacks.exact.pruned_layers import PrunedPass
 from flwr_leakage.attacks.exact.unseen_pixels import fill_unseen
@@ -41,10 +42,11 @@ class Analytic(ExactAttack):
     δ is the error of the layer's outputs. Where ∂L/∂W and δ are exact, so is the least-squares
     solution ``x = (∂L/∂W)ᵀ δ / ‖δ‖²``.
 
-    The entries that pruning keeps are exact. If it keeps none of a pixel's entries, the pixel is
-    only known up to ``|x_j| ≤ τ / max_i |δ_i|``, with τ the smallest magnitude kept.
-    :mod:`~flwr_leakage.attacks.exact.unseen_pixels` estimates such pixels from the linear layers
-    behind and the prior of images. ``stats["posterior_deviation"]`` is their expected error.
+    The entries that pruning keeps are exact, and so are those below a clip: entries that were
+    clipped are left out (:mod:`flwr_leakage.attacks.clipped`). If none of a pixel's entries is
+    kept, the pixel is only known up to ``|x_j| ≤ τ / max_i |δ_i|``, with τ the smallest magnitude
+    kept. :mod:`~flwr_leakage.attacks.exact.unseen_pixels` estimates such pixels from the linear
+    layers behind and the prior of images. ``stats["posterior_deviation"]`` is their expected error.
 
     x is proven if ``∂L/∂W`` and δ xᵀ differ only by rounding, in the rows of several units. Then no
     other sample has this gradient, whatever follows the layer, even dropout with masks that only
@@ -73,7 +75,8 @@ class Analytic(ExactAttack):
         """
         use, order = _first_layer(problem)
         assert use.bias is not None
-        errors, weight = problem.gradient[use.bias], problem.gradient[use.weight]
+        gradient = without_clipped(problem.gradient)
+        errors, weight = gradient[use.bias], gradient[use.weight]
         if not bool(errors.any()):
             raise ValueError(
                 "the first layer's bias has a zero gradient: no unit was active or all was pruned."

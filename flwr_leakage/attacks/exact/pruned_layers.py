@@ -22,6 +22,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from flwr_leakage.attacks.clipped import without_clipped
 from flwr_leakage.attacks.exact.known import Known, Mask, outer_product
 from flwr_leakage.attacks.network.linear import traced
 from flwr_leakage.attacks.network.trace import LinearUse
@@ -197,7 +198,7 @@ class PrunedPass:
 
 def _read(problem: Problem, use: LinearUse) -> PrunedLayer:
     assert use.bias is not None
-    params, gradient = problem.params, problem.gradient
+    params, gradient = problem.params, without_clipped(problem.gradient)
     return PrunedLayer.of(
         params[use.weight], params[use.bias], gradient[use.weight], gradient[use.bias]
     )

@@ -3,7 +3,7 @@
 The attacker's residual is ``r = g(x) − g*``, entry by entry. An entry that is not zero has the
 noise's variance σ². An entry that is zero may have been pruned. It only states that ``|g| ≤ τ``,
 with τ the smallest magnitude that its tensor kept. Without pruning τ is almost zero, so that this
-bound changes nothing.
+bound changes nothing. An entry that was clipped states that ``|g|`` is larger, and is left out.
 """
 
 import math
@@ -13,11 +13,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flwr_leakage.attacks.clipped import clipped_entries
 from flwr_leakage.attacks.labels.last_layer import find_last_layer
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.rounding import FLOAT32_NOISE
 from flwr_leakage.params import Params
 from flwr_leakage.records import Batch
+
+_ANY = 1e3
+"""Bound of an entry that was clipped, in units of the clip: larger ones do not come."""
 
 BORROWED = 3.0
 """Weight of a tensor's mean square in that of each of its groups, in entries. A few entries alone
@@ -33,7 +37,8 @@ class Likelihood:
         tensors: (P,) index of each entry's tensor.
         counts: (T,) number of entries of each tensor.
         noise: (T,) σ of each tensor's entries, > 0.
-        bounds: (P,) τ of the entries that are zero, and 0 of the others.
+        bounds: (P,) τ of the entries that are zero, a large one of those that were clipped, and 0
+            of the others.
     """
 
     observed: Tensor
@@ -66,6 +71,9 @@ class Likelihood:
             observed
         )
         bounds = torch.where(observed == 0, taus[tensors], 0.0)
+        clipped = [clipped_entries(gradient) for gradient in gradients]
+        is_clipped = torch.cat([at.reshape(-1) for each in clipped for at in each.values()])
+        bounds = torch.where(is_clipped, _ANY * observed.abs().max(), bounds)
         return cls(observed, tensors, counts.to(observed), noise, bounds)
 
     def residual(self, gradient: Tensor) -> Tensor:
@@ -205,7 +213,7 @@ def estimate_noise(problem: Problem) -> float | None:
 
     Returns:
         σ̂, or ``None`` if a grey image shows that the equation does not hold for this model and
-        loss, if entries of the layer were pruned, or if the layer is frozen.
+        loss, if entries were clipped, if entries of the layer were pruned, or if it is frozen.
     """
     try:
         layer = find_last_layer(problem)
@@ -218,6 +226,8 @@ def estimate_noise(problem: Problem) -> float | None:
     def columns(gradient: Mapping[str, Tensor]) -> Tensor:
         return torch.cat([gradient[name].reshape(len(gradient[name]), -1) for name in names], 1)
 
+    if any(bool(at.any()) for at in clipped_entries(problem.gradient).values()):
+        return None
     observed = columns(problem.gradient)
     # A unit that no sample activates has a whole column of zeros; pruning makes parts of it zero.
     zeros = (observed == 0).sum(0)
