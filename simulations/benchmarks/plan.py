@@ -64,10 +64,25 @@ QUICK = ("attack=idlg", "attack.optimizer.iterations=1")
 """In the place of the attack where all else of a target is measured, on more of them."""
 
 
+SIZES = (2, 25)
+"""Multiples of the clients: beside its attack a target costs what the larger run takes more.
+Each run has costs of its own, such as imports."""
+
+
 def measure(clients: int, overrides: Sequence[str], seed: int) -> Units:
-    """Measure the attack on some targets, and all else on many that are hardly attacked."""
+    """Measure the attack on some targets, and all else between two runs that hardly attack."""
     seconds = _measure(clients, overrides, seed).seconds
-    return replace(_measure(8 * clients, [*overrides, *QUICK], seed), seconds=seconds)
+    few, many = (_measure(n * clients, [*overrides, *QUICK], seed) for n in SIZES)
+
+    def each(of_few: float, of_many: float) -> float:
+        return (SIZES[1] * of_many - SIZES[0] * of_few) / (SIZES[1] - SIZES[0])
+
+    return replace(
+        many,
+        seconds=seconds,
+        walk_seconds=each(few.walk_seconds, many.walk_seconds),
+        merge_seconds=each(few.merge_seconds, many.merge_seconds),
+    )
 
 
 def _measure(clients: int, overrides: Sequence[str], seed: int) -> Units:
