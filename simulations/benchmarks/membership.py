@@ -1,18 +1,19 @@
 """Whether a record was in an update: members found at few false alarms, and what ends it.
 
-    python -m simulations.benchmarks.membership updates --root FOLDER --seeds 100
-    python -m simulations.benchmarks.membership defenses --root FOLDER --seeds 30
-    python -m simulations.benchmarks.membership copies --root FOLDER --seeds 100
+    python -m simulations.benchmarks.membership updates --root FOLDER --seeds 20
+    python -m simulations.benchmarks.membership defenses --root FOLDER --seeds 20
+    python -m simulations.benchmarks.membership copies --root FOLDER --seeds 20
     python -m simulations.benchmarks.membership labels --root FOLDER --seeds 5
-    python -m simulations.benchmarks.membership canaries --root FOLDER --seeds 10
+    python -m simulations.benchmarks.membership canaries --root FOLDER --seeds 20
 
 print Markdown tables. Every seed draws the weights, the members, 50 records that are no members and
 the null records; no image is in two of these. The p-values of all seeds are pooled: the share of
 members found at a false-positive rate of 0.1 or 1 % has its threshold from the pooled non-members,
-and Clopper and Pearson's interval at 95 %. ``called`` is the share of non-members at p ≤ 0.01: 1 %
-where p-values are calibrated. Beside the test stand the published statistics, each alone, on the
-same updates and with the same null. ``trained`` is one network of each kind, after
-300 steps on images that no client has.
+and Clopper and Pearson's interval at 95 %; the AUC has DeLong's. ``called`` is the share of
+non-members at p ≤ 0.01: 1 % where p-values are calibrated. Beside the test stand the published
+statistics, each alone, on the same updates and with the same null; ``below`` names those whose AUC,
+or share found, lies above the interval of the test's. ``trained`` is one network of each kind,
+after 300 steps on images that no client has.
 """
 
 import time
@@ -59,23 +60,6 @@ PUBLISHED = ("cosine", "difference", "loss")
 LEVELS = (0.001, 0.01)
 
 
-def published(
-    gradient_map: GradientMap,
-    spec: InputSpec,
-    seen: Observation,
-    records: Batch,
-) -> dict[str, Tensor]:
-    """The published statistics of records, small for members."""
-    problem = pose(gradient_map, spec, seen, ThreatModel())
-    (products,), norms = gradient_products(problem, [problem.gradient], records)
-    norm = float(ravel(problem.gradient).double().norm())
-    return {
-        "cosine": gradient_cosine(products, norms, norm),
-        "difference": gradient_difference(products, norms, problem.num_samples),
-        "loss": losses(problem, records, after=True),
-    }
-
-
 def against_others(cosines: Tensor, client: int) -> tuple[Tensor, Tensor]:
     """Return FedMIA-II: a client's cosine of each record against those of the other clients.
 
@@ -102,6 +86,25 @@ def against_others(cosines: Tensor, client: int) -> tuple[Tensor, Tensor]:
     return -z, torch.special.ndtr(-z)
 
 
+@dataclass(frozen=True)
+class Measured:
+    """A figure and its interval at 95 %."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+def _above(values: Tensor, others: Tensor) -> Tensor:
+    """The share of the others above each value, ties counted by half."""
+    ordered = others.sort().values
+    at_most = torch.searchsorted(ordered, values, right=True)
+    return 1 - (torch.searchsorted(ordered, values) + at_most).double() / (2 * len(ordered))
+
+
 @dataclass
 class Pool:
     """p-values of all seeds, of members and of others."""
@@ -114,43 +117,46 @@ class Pool:
         self.members.append(p_values[:count])
         self.others.append(p_values[count:])
 
-    def auc(self) -> str:
-        """The chance that a member has a smaller p-value than another record."""
-        inside, outside = torch.cat(self.members).numpy(), torch.cat(self.others).numpy()
-        wins = stats.mannwhitneyu(outside, inside).statistic
-        return f"{wins / (len(inside) * len(outside)):.3f}"
+    def auc(self) -> Measured:
+        """The chance that a member has a smaller p-value than another record (DeLong 1988)."""
+        inside, outside = torch.cat(self.members), torch.cat(self.others)
+        by_member = _above(inside, outside)
+        by_other = 1 - _above(outside, inside)
+        value = float(by_member.mean())
+        error = float((by_member.var() / len(inside) + by_other.var() / len(outside)).sqrt())
+        return Measured(value, max(0.0, value - 1.96 * error), min(1.0, value + 1.96 * error))
 
-    def found(self, level: float, interval: bool = True) -> str:
-        """The share of members found at a false-positive rate, with its interval."""
+    def found(self, level: float) -> Measured | None:
+        """The share of members found at a false-positive rate; ``None`` with too few others."""
         inside, outside = torch.cat(self.members), torch.cat(self.others).sort().values
         allowed = int(level * len(outside))
         if not allowed:
-            return "–"
+            return None
         count = int((inside < outside[allowed]).sum())
-        if not interval:
-            return f"{count / len(inside):.3f}"
         low, high = stats.binomtest(count, len(inside)).proportion_ci(method="exact")
-        return f"{count / len(inside):.3f} [{low:.3f}, {high:.3f}]"
+        return Measured(count / len(inside), float(low), float(high))
+
+    def measured(self) -> list[Measured | None]:
+        """AUC and the shares found at both rates; nothing where nothing was measured."""
+        return [self.auc(), *(self.found(level) for level in LEVELS)] if self.members else []
 
     def brief(self) -> str:
-        """AUC and the shares found at both rates; a dash where nothing was measured."""
-        if not self.members:
-            return "–"
-        return " / ".join((self.auc(), *(self.found(level, False) for level in LEVELS)))
+        """The same in a cell; a dash where nothing was measured."""
+        return " / ".join(f"{m.value:.3f}" if m else "–" for m in self.measured()) or "–"
 
     def called(self, level: float = 0.01) -> str:
         """The share of non-members with a p-value of at most a level."""
         return f"{float((torch.cat(self.others) <= level).double().mean()):.2%}"
 
 
-def measure(case: Case, sources: Sources, seeds: int) -> list[object]:
+def measure(case: Case, sources: Sources, seeds: range) -> list[object]:
     """The cells of a row."""
     images = sources(case.network)
     pools = {name: Pool() for name in ("test", *PUBLISHED, "FedMIA-II")}
     evidence: dict[str, int] = {}
     exact, false, seconds = 0, 0, 0.0
-    count = max(2, round(seeds * case.share))
-    for seed in range(count):
+    count = max(1, round(len(seeds) * case.share))
+    for seed in seeds[:count]:
         network, spec = make(case, images, seed)
         members, others, null = split(images, case, spec, seed)
         own, gradient_map = members[: case.count], mapped(network)
@@ -164,15 +170,24 @@ def measure(case: Case, sources: Sources, seeds: int) -> list[object]:
         pools["test"].add(made.p_values, case.count)
         if not case.network.startswith("resnet"):
             _add_published(pools, case, network, spec, seen, records, null, members, seed)
-    test = pools["test"]
-    beside = [pools[name].brief() for name in (*PUBLISHED, "FedMIA-II")]
+    test = pools.pop("test")
     told = ", ".join(f"{name} {number}" for name, number in sorted(evidence.items()))
     flags = f"{exact} / {false}" if exact or false else "–"
     return [
-        case.network, str(case), told, case.count * count, test.auc(),
-        *(test.found(level) for level in LEVELS), flags, test.called(), *beside,
-        f"{seconds / count:.2f}",
+        case.network, str(case), told, case.count * count,
+        *(each or "–" for each in test.measured()), flags, test.called(),
+        *(pool.brief() for pool in pools.values()), _below(test, pools), f"{seconds / count:.2f}",
     ]  # fmt: skip
+
+
+def _below(test: Pool, pools: dict[str, Pool]) -> str:
+    """Which published statistics lie above the test's interval, and in which figure."""
+    found = []
+    for name, pool in pools.items():
+        compared = zip(("AUC", "0.1 %", "1 %"), test.measured(), pool.measured(), strict=False)
+        above = [what for what, own, other in compared if own and other and other.value > own.high]
+        found += [f"{name} ({', '.join(above)})"] * bool(above)
+    return "; ".join(found) or "none"
 
 
 def _add_published(
@@ -186,31 +201,41 @@ def _add_published(
     members: Batch,
     seed: int,
 ) -> None:
-    gradient_map = mapped(network)
-    for name, values in published(gradient_map, spec, seen, joined(records, null)).items():
+    """Add the published statistics of records, small for members, and FedMIA-II's p-values."""
+    clients = [members[start : start + case.count] for start in range(0, len(members), case.count)]
+    others = enumerate(clients[1:], 1)
+    updates = [seen, *(released(case, network, samples, seed, k) for k, samples in others)]
+    problems = [pose(mapped(network), spec, update, ThreatModel()) for update in updates]
+    problem, both = problems[0], joined(records, null)
+    directions = [each.gradient for each in problems]
+    products, norms = gradient_products(problem, directions, both)
+    lengths = [float(ravel(each).double().norm()) for each in directions]
+    cosines = torch.stack(
+        [gradient_cosine(row, norms, size) for row, size in zip(products, lengths, strict=True)]
+    )
+    statistics = {
+        "cosine": cosines[0],
+        "difference": gradient_difference(products[0], norms, problem.num_samples),
+        "loss": losses(problem, both, after=True),
+    }
+    for name, values in statistics.items():
         candidates, of_null = values[: len(records)], values[len(records) :]
         pools[name].add(tail_p_values(candidates, of_null), case.count)
-    if case.clients == 1:
-        return
-    rows = []
-    for start in range(0, len(members), case.count):
-        client = members[start : start + case.count]
-        other = released(case, network, client, seed)
-        statistics = published(gradient_map, spec, other, records)
-        rows.append(-statistics["cosine"])
-    pools["FedMIA-II"].add(against_others(torch.stack(rows), 0)[1], case.count)
+    if case.clients > 1:
+        p_values = against_others(-cosines[:, : len(records)], 0)[1]
+        pools["FedMIA-II"].add(p_values, case.count)
 
 
 def _chosen(cases: Sequence[Case], rows: Sequence[int] | None) -> Sequence[Case]:
     return cases if rows is None else [cases[row] for row in rows]
 
 
-def print_rows(cases: Sequence[Case], sources: Sources, seeds: int) -> None:
+def print_rows(cases: Sequence[Case], sources: Sources, seeds: range) -> None:
     """The table of updates or of defenses."""
     lab.print_header(
         "network", "update", "evidence (updates)", "members", "AUC", "found at 0.1 %",
         "found at 1 %", "exact / of them wrong", "called", *(f"{name}: AUC / 0.1 % / 1 %"
-        for name in (*PUBLISHED, "FedMIA-II")), "CPU s",
+        for name in (*PUBLISHED, "FedMIA-II")), "below", "CPU s",
     )  # fmt: skip
     for case in cases:
         lab.print_row(*measure(case, sources, seeds))
@@ -231,13 +256,13 @@ COPIES: dict[str, Copy] = {
 }
 
 
-def print_copies(sources: Sources, seeds: int) -> None:
+def print_copies(sources: Sources, seeds: range) -> None:
     """What the test says of copies of members, in pixels of [0, 1]."""
     lab.print_header("network", "copy", "n", "p ≤ 0.001", "taken for exact", "residual, median")
     for network in ("quickstart", "mlp"):
         case, images = Case(network, 32), sources(network)
         found: dict[str, list[Membership]] = {name: [] for name in COPIES}
-        for seed in range(seeds):
+        for seed in seeds:
             model, spec = make(case, images, seed)
             members, _, null = split(images, case, spec, seed)
             seen, gradient_map = released(case, model, members, seed), GradientMap(model)
@@ -270,14 +295,14 @@ def _of_the_class(images: Images, labels: Tensor, null: Batch, seed: int) -> Ten
     return torch.cat(chosen)
 
 
-def print_labels(sources: Sources, seeds: int, rows: Sequence[int] | None) -> None:
+def print_labels(sources: Sources, seeds: range, rows: Sequence[int] | None) -> None:
     """Class counts that the same updates tell, beside equal counts and what was expected."""
     lab.print_header("network", "update", "updates", "labels right", "expected", "equal counts")
     cases = [case for case in ROWS if not case.network.startswith("resnet")]
     cases += [Case(defense=defense, name=name) for name, defense in DEFENSES]
     for case in _chosen(cases, rows):
         found = []
-        for seed in range(seeds):
+        for seed in seeds:
             network, spec = make(case, sources(case.network), seed)
             members, _, _ = split(sources(case.network), case, spec, seed)
             members = members[: case.count]
@@ -288,8 +313,8 @@ def print_labels(sources: Sources, seeds: int, rows: Sequence[int] | None) -> No
             uniform = torch.full((spec.num_classes,), case.count / spec.num_classes)
             rights = [share_right(counts, truth) for counts in (made.counts, uniform)]
             found.append((rights[0], made.expected_right, rights[1]))
-        cells = [f"{sum(column) / seeds:.2f}" for column in zip(*found, strict=True)]
-        lab.print_row(case.network, case, seeds, *cells)
+        cells = [f"{sum(column) / len(seeds):.2f}" for column in zip(*found, strict=True)]
+        lab.print_row(case.network, case, len(seeds), *cells)
 
 
 # Canaries
@@ -298,7 +323,7 @@ CANARIES = 160
 """Records of which half, drawn at random, are in the one step."""
 
 
-def print_canaries(sources: Sources, seeds: int) -> None:
+def print_canaries(sources: Sources, seeds: range) -> None:
     """ε that DP-SGD states, and the lower bound that canaries of one run show of it."""
     lab.print_header(
         "noise multiplier", "ε stated", "ε shown, median [lowest, highest]", "above the stated",
@@ -308,7 +333,7 @@ def print_canaries(sources: Sources, seeds: int) -> None:
     for multiplier in (0.0, 0.01, 0.03, 0.1, 0.3, 1.0):
         shown, pool, began = [], Pool(), time.process_time()
         stated = dp_epsilon(multiplier, 1.0, 1, 1e-5, "add-or-remove")
-        for seed in range(seeds):
+        for seed in seeds:
             defense = DPSGD(1.0, multiplier, None) if multiplier else None
             case = Case(count=CANARIES, null=400, defense=defense)
             network, spec = make(case, images, seed)
@@ -325,8 +350,8 @@ def print_canaries(sources: Sources, seeds: int) -> None:
         above = sum(bound > stated for bound in shown)
         lab.print_row(
             f"{multiplier:g}" if multiplier else "none", f"{stated:.3g}",
-            f"{middle} [{low}, {high}]", f"{above} of {seeds}", pool.auc(),
-            f"{(time.process_time() - began) / seeds:.1f}",
+            f"{middle} [{low}, {high}]", f"{above} of {len(seeds)}", pool.auc(),
+            f"{(time.process_time() - began) / len(seeds):.1f}",
         )  # fmt: skip
 
 
@@ -335,14 +360,16 @@ def main() -> None:
     parser = lab.command(__doc__)
     parser.add_argument("table", choices=["updates", "defenses", "copies", "labels", "canaries"])
     parser.add_argument("--root", type=Path, required=True, help="folder of the npz files")
-    parser.add_argument("--seeds", type=int, default=100)
+    parser.add_argument("--seeds", type=int, default=20, help="how many")
+    parser.add_argument("--first", type=int, default=500, help="the first of them")
     parser.add_argument(
         "--rows", type=int, nargs="+", help="numbers of rows, from 0; all if absent"
     )
     arguments = lab.start(parser)
     sources = Sources(arguments.root)
+    seeds = range(arguments.first, arguments.first + arguments.seeds)
     if arguments.table == "updates":
-        print_rows(_chosen(ROWS, arguments.rows), sources, arguments.seeds)
+        print_rows(_chosen(ROWS, arguments.rows), sources, seeds)
     elif arguments.table == "defenses":
         cases = [
             Case(count=count, defense=defense, name=name, null=400)
@@ -355,13 +382,13 @@ def main() -> None:
             for network, told in (("quickstart", True), ("mlp", False), ("mlp", True))
             for name, defense in mixing
         ]
-        print_rows(_chosen(cases, arguments.rows), sources, arguments.seeds)
+        print_rows(_chosen(cases, arguments.rows), sources, seeds)
     elif arguments.table == "copies":
-        print_copies(sources, arguments.seeds)
+        print_copies(sources, seeds)
     elif arguments.table == "labels":
-        print_labels(sources, arguments.seeds, arguments.rows)
+        print_labels(sources, seeds, arguments.rows)
     else:
-        print_canaries(sources, arguments.seeds)
+        print_canaries(sources, seeds)
 
 
 if __name__ == "__main__":
