@@ -1,7 +1,7 @@
 """The layers of a network whose update tells of members, and records' own inputs of them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -228,8 +228,40 @@ def agreements(
         levels: see :meth:`RowSpace.leftover`.
     """
     found = torch.zeros(len(views), len(records), len(views[0]), len(levels)).double()
-    chosen = [at for at, span in enumerate(views[0]) if span.rows == problem.num_samples]
-    names = [views[0][at].name for at in chosen]
+    for at, start, e, h in _outer_products(problem, views[0], records):
+        for view, spans in enumerate(views):
+            value = spans[at].space.agreement(e, h, levels.to(h.device))
+            found[view, start : start + len(h), at] = value.cpu()
+    return found
+
+
+def shares(problem: Problem, spans: Sequence[LayerSpan], records: Batch) -> Float[Tensor, "N S"]:
+    """Return ``hᵀ G⁺ e / n`` by record and layer, which is 1 for each of an update's n samples.
+
+    See :meth:`RowSpace.share_of`. All layers of a sample agree, also where the update is scaled. It
+    is 0 in layers that a sample gives several rows to.
+
+    Args:
+        problem: with BatchNorm by running statistics.
+        spans: of S layers.
+        records: N records with their labels.
+    """
+    found = torch.zeros(len(records), len(spans)).double()
+    for at, start, e, h in _outer_products(problem, spans, records):
+        value = spans[at].space.share_of(e, h) / problem.num_samples
+        found[start : start + len(h), at] = value.cpu()
+    return found
+
+
+def _outer_products(
+    problem: Problem, spans: Sequence[LayerSpan], records: Batch
+) -> Iterator[tuple[int, int, Float[Tensor, "B m"], Float[Tensor, "B n"]]]:
+    """Yield e and h of each chunk of records, with the span's index and the first record's.
+
+    Layers that a sample gives several rows to are passed over.
+    """
+    chosen = [at for at, span in enumerate(spans) if span.rows == problem.num_samples]
+    names = [spans[at].name for at in chosen]
     for start in range(0, len(records) if names else 0, CHUNK):
         part = records[start : start + CHUNK]
         with torch.no_grad():
@@ -245,11 +277,7 @@ def agreements(
             h = rows[name]
             gradient = matrices[name].reshape(len(h), -1, h.shape[1]).double()
             e = torch.einsum("bmn,bn->bm", gradient, h)
-            e = e / h.square().sum(1, keepdim=True).clamp_min(1e-30)
-            for view, spans in enumerate(views):
-                value = spans[at].space.agreement(e, h, levels.to(h.device))
-                found[view, start : start + CHUNK, at] = value.cpu()
-    return found
+            yield at, start, e / h.square().sum(1, keepdim=True).clamp_min(1e-30), h
 
 
 def _own_gradient(problem: Problem, name: str) -> Float[Tensor, "m n"]:

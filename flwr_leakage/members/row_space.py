@@ -145,6 +145,30 @@ class RowSpace:
         match = (left * right) @ (self.singular_values[:, None] * inverse)
         return match / (left_length * right_length).clamp_min(torch.finfo(torch.float64).tiny)
 
+    def share_of(
+        self, errors: Float[Tensor, "N m"], rows: Float[Tensor, "N n"]
+    ) -> Float[Tensor, " N"]:
+        """Return ``hᵀ G⁺ e``, which is 1/c for a sample that is in G as c e hᵀ.
+
+        Taking c e hᵀ out of G lowers its rank by one for this c alone (Wedderburn 1934), where e
+        lies in the column space and h in the row space. A combination of several samples' inputs
+        has h in the row space as well, and another number here. Directions whose sₖ² is below
+        λ₀ / 100 are left out.
+
+        Args:
+            errors: (N, m) e, the derivatives of the loss by the layer's outputs.
+            rows: (N, n) h, the layer's inputs.
+
+        Example:
+            >>> space = RowSpace.of(torch.tensor([[2.0, 0.0], [0.0, 1.0]]))
+            >>> space.share_of(torch.eye(2), torch.eye(2)).round(decimals=4).tolist()
+            [0.5, 1.0]
+        """
+        kept = self.singular_values.square() > 0.01 * self.noise
+        left = errors.double() @ self.left[:, kept]
+        right = rows.double() @ self.directions[kept].T
+        return (left * right) @ (1 / self.singular_values[kept])
+
 
 def noise_of_spectrum(space: RowSpace, rows: int) -> float:
     """Return σ of independent noise on a matrix (m, n) whose own rank is at most ``rows``.

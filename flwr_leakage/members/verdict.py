@@ -10,7 +10,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from flwr_leakage.attacks.problem import Problem
-from flwr_leakage.members.layers import LayerSpan, agreements, emptiest, find_spans, leftovers
+from flwr_leakage.members.layers import (
+    LayerSpan,
+    agreements,
+    emptiest,
+    find_spans,
+    leftovers,
+    shares,
+)
 from flwr_leakage.members.p_values import (
     SMALLEST_TAIL,
     TAIL_SHARE,
@@ -55,6 +62,9 @@ lies below the smallest."""
 EXACT_P_VALUE = 1e-4
 """Beyond the null's tail a record of ``exact`` evidence is less likely than this to be another."""
 
+SHARE_TOLERANCE = 0.02
+"""Relative difference of a sample's share in the update between layers that counts as rounding."""
+
 
 @dataclass(frozen=True)
 class Membership:
@@ -69,7 +79,12 @@ class Membership:
         corrected: (C,) the p-values corrected for the number of records.
         correction: how.
         is_exact: (C,) whether algebra shows the record, or one with the same inputs of all layers
-            used up to a factor, to be in the update.
+            used up to a factor, to be in the update; with labels, its own gradient as well.
+        is_composite: (C,) whether the samples' inputs span the record's, while its own gradient is
+            no part of the update: it is a near copy of a sample, a mixture of several, or made from
+            the update; or the samples are mixtures of it; or its label or the client's loss is
+            another. Its p-values are of records that nobody chose by the update, and say nothing
+            of one that somebody did. Without labels nobody can tell, and none is.
         null_size: null records that the ranks are among.
         null_origin: where they come from, in words.
         fits: (C, S) how well each record's outer product e hᵀ fits into each layer's update; see
@@ -90,6 +105,7 @@ class Membership:
     corrected: Float[Tensor, " C"]
     correction: Correction
     is_exact: Bool[Tensor, " C"]
+    is_composite: Bool[Tensor, " C"]
     null_size: int
     null_origin: str
     residuals: Float[Tensor, "C S"]
@@ -124,6 +140,12 @@ class Membership:
         numbers = f"p = {p:.2g}, {corrected:.2g} corrected"
         if bool(self.is_exact[record]):
             return f"was in the update, by algebra ({numbers})"
+        if bool(self.is_composite[record]):
+            return (
+                "is spanned by the update's samples, while its own gradient is no part of the "
+                "update: it is a near copy of one, a mixture of several, or made from the update; "
+                "or they are mixtures of it, or its label or the client's loss is another"
+            )
         if corrected <= level:
             return f"was probably in the update, itself or a near copy ({numbers})"
         if bool(self.is_unresolved[record]):
@@ -252,13 +274,16 @@ def examine(
     fits = torch.zeros_like(logs)
     if "outer_product" in used and layers:
         fits = agreements(flat, [layers], candidates, torch.tensor([FIT_DAMPING]))[0, :, :, 0]
-    is_exact = torch.zeros(len(candidates), dtype=torch.bool)
+    is_exact = is_composite = torch.zeros(len(candidates), dtype=torch.bool)
     rehearsal: Rehearsal | None = None
     evidence: Evidence
     if complete:
         of_null = _log_residuals(flat, complete, null)
         values, null_values = logs.mean(1), of_null.mean(1)
         is_exact = _are_members(logs, of_null)
+        if labelled:
+            is_single, is_composite = _tell_single(flat, complete, candidates, logs, of_null)
+            is_exact = is_exact & is_single
         evidence = "exact"
         statistic = f"row_space ({', '.join(str(span) for span in complete)})"
         reason = (
@@ -295,6 +320,7 @@ def examine(
         correct(tails),
         correction,
         is_exact,
+        is_composite,
         len(null_values),
         null_origin,
         logs.exp(),
@@ -319,12 +345,47 @@ def _are_members(logs: Float[Tensor, "C S"], of_null: Float[Tensor, "N S"]) -> B
     Inputs may fill fewer directions than a layer has. The null's tail tells, where it is large
     enough, so that a record must be beyond it as well.
     """
-    margins = (logs - of_null.amin(0)).exp()
-    is_rounding = (margins < EXACT_MARGIN) & (logs.exp() < EXACT_RESIDUAL)
-    found = (margins < 1).all(1) & is_rounding.any(1)
+    found = (logs < of_null.amin(0)).all(1) & _is_rounding(logs, of_null).any(1)
     if len(of_null) >= SMALLEST_TAIL / TAIL_SHARE:
         found &= tail_p_values(logs.mean(1), of_null.mean(1)) < EXACT_P_VALUE
     return found
+
+
+def _is_rounding(logs: Float[Tensor, "C S"], of_null: Float[Tensor, "N S"]) -> Bool[Tensor, "C S"]:
+    """Return whether a residual is rounding, and far below all of the null's."""
+    margins = (logs - of_null.amin(0)).exp()
+    return (margins < EXACT_MARGIN) & (logs.exp() < EXACT_RESIDUAL)
+
+
+def _tell_single(
+    flat: Problem,
+    spans: Sequence[LayerSpan],
+    candidates: Batch,
+    logs: Float[Tensor, "C S"],
+    of_null: Float[Tensor, "N S"],
+) -> tuple[Bool[Tensor, " C"], Bool[Tensor, " C"]]:
+    """Return whether a spanned record's own gradient is part of the update, and whether it is not.
+
+    The samples' inputs span every combination of them. A sample's own outer product has the same
+    share of the update in all layers, see :func:`~flwr_leakage.members.layers.shares`. One layer
+    alone has to show the share of one among as many samples as the client says, or the rank does.
+    """
+    able = torch.tensor([span.rows == flat.num_samples for span in spans])
+    spanned = _is_rounding(logs, of_null) & able
+    is_single = torch.zeros(len(candidates), dtype=torch.bool)
+    chosen = spanned.any(1).nonzero().flatten()
+    if not len(chosen):
+        return (is_single if bool(able.any()) else ~is_single), is_single
+    found, seen = shares(flat, spans, candidates[chosen]), spanned[chosen]
+    low = found.masked_fill(~seen, torch.inf).amin(1)
+    high = found.masked_fill(~seen, -torch.inf).amax(1)
+    agree = (low > 0) & (high - low <= SHARE_TOLERANCE * high)
+    rank = max(span.space.rank for span in spans)
+    known = torch.tensor([1.0, rank / flat.num_samples]).double()
+    is_one = ((high[:, None] / known - 1).abs() <= SHARE_TOLERANCE).any(1)
+    is_single[chosen] = agree & (is_one | (seen.sum(1) > 1))
+    is_composite = spanned.any(1) & ~is_single
+    return is_single, is_composite
 
 
 _Weighed = tuple[Tensor, Tensor, Rehearsal | None, Evidence, str, str]
