@@ -33,8 +33,14 @@ rehearsal chooses: local steps and noise blur the small ones first."""
 PRODUCT_LEVELS = (1e-6, 1e-4, 1e-2)
 """Damping of a layer's directions for the fit of a record's outer product, likewise."""
 
-MEMBERS = 64
-"""Members of a rehearsal, all of its draws together, unless those would be more than ``DRAWS``."""
+MEMBERS = (64, 512)
+"""Members of a rehearsal, all of its draws together, unless those would be more than ``DRAWS``; the
+second number where the first tell members from others with an AUC below ``WEAK``."""
+
+WEAK = 0.75
+"""AUC below which a rehearsal takes more members, and of weighings that chance does not tell apart
+the last, which follows them least. On twelve development draws of DP-SGD with ε = 1 the AUC rose
+from 0.50 to 0.55, where gradient cosine alone has 0.56."""
 
 DRAWS = 16
 """Most draws, each of which repeats the client's round."""
@@ -91,8 +97,8 @@ class Rehearsal:
         found: how many of them lay below 99 % of the strangers, by weights from the other half of
             the members.
         auc: the chance that a member lies below a stranger, likewise.
-        is_clear: whether the AUC is above 1/2 by two standard deviations of what chance gives. It
-            is of the best of several weighings, and so somewhat too large.
+        is_clear: whether the best AUC is above 1/2 by two standard deviations of what chance gives.
+            It is of the best of several weighings, and so somewhat too large.
     """
 
     weights: Float[Tensor, " F"]
@@ -243,40 +249,65 @@ def rehearse(
             f"a rehearsal takes {count} members and {STRANGERS} other null records, got {len(pool)}"
         )
     layers = [span.name for span in observed.spans]
-    draws = min(DRAWS, math.ceil(MEMBERS / count), STEPS // client.schedule.num_steps)
-    orders, seen = [], [observed]
-    for _ in range(draws):
-        order = torch.randperm(len(pool), generator=generator)
-        batch = pool[order[:count]]
-        with torch.no_grad():
-            gradient = client.replay(batch)
-            buffers = flat.buffers
-            if client.own_statistics:
-                own = client.gradient_map.statistics(client.params, batch.inputs, client.buffers)
-                buffers = {**buffers, **own}
-        gradient = {name: gradient[name].detach() for name in client.gradient}
-        gradient = _as_released(gradient, client.gradient, noise_std, generator)
-        shown = replace(flat, gradient=gradient, buffers=buffers)
-        by_name = {span.name: span for span in find_spans(shown, noise_std or None, layers)[0]}
-        orders.append(order)
-        seen.append(Seen(shown, [by_name[name] for name in layers]))
-    if client.own_statistics:
-        features = [compute_features([each], pool, statistics)[0] for each in seen]
-    else:
-        features = compute_features(seen, pool, statistics)
-    usual, *drawn = (each.values for each in features)
-    inside = [values[order[:count]] for values, order in zip(drawn, orders, strict=True)]
-    outside = [values[order[count:]] for values, order in zip(drawn, orders, strict=True)]
-    members, strangers = torch.cat(inside), torch.cat(outside)
+    orders: list[Tensor] = []
+    inside: list[Tensor] = []
+    outside: list[Tensor] = []
     weighings: list[Callable[[Tensor, Tensor], Tensor]]
     weighings = [*(partial(discriminant, ridge=ridge) for ridge in RIDGES), best_alone]
-    tried = [_crossed(weigh, members, strangers) for weigh in weighings]
-    auc, caught = max(tried, key=itemgetter(0))
-    chosen = weighings[tried.index((auc, caught))]
+    (usual,) = _compute_each([observed], pool, statistics)
+    for wanted in MEMBERS:
+        draws = min(DRAWS, math.ceil(wanted / count), STEPS // client.schedule.num_steps)
+        seen = []
+        for _ in range(draws - len(orders)):
+            order = torch.randperm(len(pool), generator=generator)
+            shown = _repeated(client, flat, pool[order[:count]], noise_std, generator)
+            by_name = {span.name: span for span in find_spans(shown, noise_std or None, layers)[0]}
+            orders.append(order)
+            seen.append(Seen(shown, [by_name[name] for name in layers]))
+        for values, order in zip(
+            _compute_each(seen, pool, statistics), orders[len(inside) :], strict=True
+        ):
+            inside.append(values[order[:count]])
+            outside.append(values[order[count:]])
+        members, strangers = torch.cat(inside), torch.cat(outside)
+        tried = [_crossed(weigh, members, strangers) for weigh in weighings]
+        auc, caught = max(tried, key=itemgetter(0))
+        if auc >= WEAK:
+            break
     deviation = math.sqrt((1 / len(members) + 1 / len(strangers)) / 12)
     is_clear = auc > 0.5 + 2 * deviation
+    slack = deviation if auc < WEAK else 0.0
+    at = max(index for index, (other, _) in enumerate(tried) if other >= auc - slack)
     spread = usual.std(0).clamp_min(1e-12)
-    return Rehearsal(chosen(members, strangers), spread, len(members), caught, auc, is_clear)
+    weights = weighings[at](members, strangers)
+    auc, caught = tried[at]
+    return Rehearsal(weights, spread, len(members), caught, auc, is_clear)
+
+
+def _repeated(
+    client: Problem, flat: Problem, batch: Batch, noise_std: float, generator: torch.Generator
+) -> Problem:
+    """Return the update of a batch of null records, as the server would have seen it."""
+    with torch.no_grad():
+        gradient = client.replay(batch)
+        buffers = flat.buffers
+        if client.own_statistics:
+            own = client.gradient_map.statistics(client.params, batch.inputs, client.buffers)
+            buffers = {**buffers, **own}
+    gradient = {name: gradient[name].detach() for name in client.gradient}
+    gradient = _as_released(gradient, client.gradient, noise_std, generator)
+    return replace(flat, gradient=gradient, buffers=buffers)
+
+
+def _compute_each(
+    seen: Sequence[Seen], records: Batch, statistics: Sequence[str]
+) -> list[Float[Tensor, "N F"]]:
+    """Return the records' statistics in each update; in one pass where the buffers are the same."""
+    if not seen:
+        return []
+    if seen[0].problem.own_statistics:
+        return [compute_features([each], records, statistics)[0].values for each in seen]
+    return [each.values for each in compute_features(seen, records, statistics)]
 
 
 def _crossed(
