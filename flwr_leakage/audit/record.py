@@ -196,6 +196,8 @@ class Recorder:
                 )  # fmt: skip
             if bool(made.is_exact[sample]):
                 self._number(*where, sample, "membership", "membership_exact", 1.0, note=told)
+            if bool(made.is_composite[sample]):
+                self._number(*where, sample, "membership", "membership_composite", 1.0, note=told)
             if is_member is not None:
                 held = float(is_member[sample])
                 self._number(*where, sample, "membership", "membership_truth", held)

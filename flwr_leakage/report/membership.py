@@ -43,6 +43,8 @@ class _Candidate:
         client_id: likewise.
         exact_in: updates that hold it by algebra.
         is_unresolved: whether it lies below all null records in that update, which are too few.
+        is_composite: whether that update's samples span it without its own gradient, and no update
+            holds it by algebra.
         used: whether it was in some update, where a simulation knows it.
     """
 
@@ -52,12 +54,13 @@ class _Candidate:
     client_id: int
     exact_in: int
     is_unresolved: bool
+    is_composite: bool
     used: bool | None
 
     @property
     def is_found(self) -> bool:
         """Return whether the test says that it was used."""
-        return self.p_value is not None and self.p_value <= LEVEL
+        return self.p_value is not None and self.p_value <= LEVEL and not self.is_composite
 
 
 def membership_section(index: Index) -> MembershipSection | None:
@@ -78,7 +81,16 @@ def membership_section(index: Index) -> MembershipSection | None:
             "as far as the null records are like them. What is found without algebra may be a near "
             "copy in the place of the record."
         )
-    if len(called) < len(found):
+    composite = sum(each.is_composite for each in found)
+    if composite:
+        be = "is" if composite == 1 else "are"
+        sentences.append(
+            f"{count(composite, 'record')} {be} spanned by what was used, without a gradient of "
+            "its own in it: a near copy of a used record, a mixture of several, or made by "
+            "somebody who saw the update. It then says nothing of a person, and does not count as "
+            "found. The same is seen where its label is wrong, or the client mixes its records."
+        )
+    if len(called) + composite < len(found):
         sentences.append(
             f"A record that was not found may have been used all the same. {_power(index)}"
         )
@@ -109,17 +121,22 @@ def _candidates(index: Index, updates: int) -> list[_Candidate]:
     corrected = index.series("membership", "membership_corrected")
     exact = index.series("membership", "membership_exact")
     truth = index.series("membership", "membership_truth")
+    composite = index.series("membership", "membership_composite")
     best: dict[int, _Candidate] = {}
     for (server_round, client_id, sample), record in corrected.items():
+        key = (server_round, client_id, sample)
         before = best.get(sample)
         p = None if record.value is None else min(1.0, record.value * updates)
         is_less = p is not None and (before is None or before.p_value is None or p < before.p_value)
         if before is None or is_less:
-            times = sum(key[2] == sample for key in exact) if before is None else before.exact_in
-            held = [row.value == 1 for key, row in truth.items() if key[2] == sample]
+            times = sum(k[2] == sample for k in exact) if before is None else before.exact_in
+            held = [row.value == 1 for k, row in truth.items() if k[2] == sample]
             used = (any(held) if held else None) if before is None else before.used
             bound = record.state == "upper bound"
-            best[sample] = _Candidate(sample, p, server_round, client_id, times, bound, used)
+            spanned = key in composite and not times
+            best[sample] = _Candidate(
+                sample, p, server_round, client_id, times, bound, spanned, used
+            )
     return list(best.values())
 
 
@@ -213,6 +230,8 @@ def _row(each: _Candidate, truth: bool) -> tuple[str, ...]:
         where = f"{who(each.client_id)} of round {each.server_round}"
         if each.client_id < 0:
             where = f"some client of round {each.server_round}"
+    elif each.is_composite:
+        verdict = "a near copy or mixture of used records, or made from the update"
     elif each.is_unresolved:
         verdict = "cannot be told: give more null records"
     told = {True: "yes", False: "no", None: "–"}[each.used]

@@ -253,3 +253,45 @@ def test_a_rehearsal_takes_the_layers_in_the_order_of_the_update():
     )  # fmt: skip
     assert found.evidence == "statistical" and found.rehearsal.auc > 0.99
     assert found.rank_p_values.max() < 0.05
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_a_mixture_of_members_is_spanned_and_no_member(labelled):
+    model, members, null = network(), data(0, 6), data(1, 400)
+    mixtures = Batch((members.inputs + members.inputs.roll(1, 0)) / 2, members.targets)
+    relabelled = Batch(members.inputs, (members.targets + 1) % 5)
+    records = joined(members, mixtures, relabelled)
+    found = membership(
+        model, trained(model, members), records if labelled else records.inputs, spec=SPEC,
+        null=null, **one_step(members),
+    )  # fmt: skip
+    if labelled:
+        assert found.is_exact.tolist() == [True] * 6 + [False] * 12
+        assert found.is_composite.tolist() == [False] * 6 + [True] * 12
+        assert "a mixture of several" in found.says(6) and "by algebra" in found.says(0)
+    else:  # the inputs alone do not tell a record with another label
+        assert found.is_exact[:6].all() and found.is_exact[12:].all()
+        assert not found.is_composite.any()
+
+
+def test_members_of_a_client_that_overstates_its_samples_are_still_single():
+    """The rank of the update tells how many samples there were."""
+    model, members, null = network(), data(0, 6), data(1, 400)
+    found = membership(
+        model, trained(model, members), members, spec=SPEC, null=null, num_examples=9,
+        schedule=LocalSchedule(0.1, 1, 9),
+    )  # fmt: skip
+    assert found.is_exact.all() and not found.is_composite.any()
+
+
+def test_a_rehearsal_that_hardly_tells_takes_more_members():
+    model, members, null = network(), data(0, 8), data(1, 600)
+    weak, strong = (
+        membership(
+            model, trained(model, members, noise=noise), members, spec=SPEC, null=null,
+            **one_step(members),
+        ).rehearsal
+        for noise in (3e-2, 1e-4)
+    )  # fmt: skip
+    assert strong.auc > 0.75 and strong.members == 64
+    assert weak.auc < 0.75 and weak.members == 128

@@ -1,0 +1,31 @@
+"""What the report says of records that the server tested."""
+
+from flwr_leakage.records import LeakageRecord
+from flwr_leakage.report.index import Index
+from flwr_leakage.report.membership import members_told, membership_section
+
+
+def test_a_record_that_the_samples_span_counts_as_found_by_algebra_alone():
+    rows = [
+        (-1, "evidence", 2.0),
+        *((sample, "corrected", 1e-9) for sample in range(3)),
+        *((sample, "p_value", 1e-9) for sample in range(3)),
+        (0, "exact", 1.0),
+        (1, "composite", 1.0),
+    ]
+    index = Index(
+        [
+            LeakageRecord("r", 1, 0, sample, "membership", f"membership_{name}", value)
+            for sample, name, value in rows
+        ]
+    )
+    section = membership_section(index)
+    assert section is not None and section.called == 2
+    verdicts = {row[0]: row[1] for row in section.table.rows}
+    assert verdicts == {
+        "0": "was used, by algebra",
+        "1": "a near copy or mixture of used records, or made from the update",
+        "2": "it or a near copy was probably used",
+    }
+    assert "1 record is spanned by what was used" in " ".join(section.sentences)
+    assert members_told(index, with_link=False) == "2 of 3 tested records found used"
