@@ -4,12 +4,17 @@ from flwr_leakage.spectral.choose import choose_smallest_eigenvalue, route_bytes
 from flwr_leakage.spectral.dense import dense_spectrum, gram_spectrum, inverse_sum
 from flwr_leakage.spectral.estimate import Estimate
 from flwr_leakage.spectral.lanczos import EigenPairs, Lanczos, random_start
-from flwr_leakage.spectral.largest import LargestEigenvalue, TopPairs, largest_eigenvalue
+from flwr_leakage.spectral.largest import (
+    LargestEigenvalue,
+    TopPairs,
+    gradient_start,
+    largest_eigenvalue,
+    last_layer_start,
+)
 from flwr_leakage.spectral.lsqr import DampedSolution, least_squares_growth, solve_damped
 from flwr_leakage.spectral.quadrature import CONFIDENCE, Trace, sampling_error, spectral_sum
 from flwr_leakage.spectral.rank import NumericalRank, numerical_rank, rows_needed
 from flwr_leakage.spectral.smallest import smallest_eigenvalue
-from flwr_leakage.spectral.start import gradient_start, last_layer_start
 
 __all__ = [
     "CONFIDENCE",

@@ -8,8 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from flwr_leakage.operators.base import LinearOperator
-from flwr_leakage.spectral.bidiagonal import column_rules
-from flwr_leakage.spectral.bidiagonalization import Bidiagonalization
+from flwr_leakage.spectral.bidiagonal import Bidiagonalization, column_rules
 from flwr_leakage.spectral.estimate import remaining_growth
 
 
