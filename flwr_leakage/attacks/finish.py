@@ -12,12 +12,12 @@ from flwr_leakage.attacks.inversion.dense_gauss_newton import DenseGaussNewton
 from flwr_leakage.attacks.inversion.gradient_inversion import GradientInversion
 from flwr_leakage.attacks.inversion.least_absolute import LeastAbsolute
 from flwr_leakage.attacks.job import AttackJob
-from flwr_leakage.attacks.problem import Problem, pose
+from flwr_leakage.attacks.problem import pose
 from flwr_leakage.attacks.settings import require
 from flwr_leakage.attacks.solve.descent import Iterate, Posed, follow
 from flwr_leakage.attacks.solve.linearization import Linearization
 from flwr_leakage.attacks.solve.posterior import Posterior, Solver
-from flwr_leakage.records import Batch, InputSpec, Reconstruction
+from flwr_leakage.records import Batch, Reconstruction
 from flwr_leakage.spectral.image_prior import ImagePrior
 from flwr_leakage.spectral.patch_prior import PatchPrior
 
@@ -49,11 +49,15 @@ class Finish:
             raise ValueError(f"job must have one observation, got {len(job.observations)}.")
         problem = pose(job.gradient_map, job.spec, job.observations[0], job.threat)
         candidate = in_granted_order(candidate, problem.known_targets)
-        start, labels = _Start(candidate.inputs), _Labels(candidate.targets)
         attack = self.attack
         if isinstance(attack, DenseGaussNewton):
             attack = replace(attack, ahead=None)
-        (result,) = replace(attack, initialisation=start, labels=labels)(job, progress)
+        attack = replace(
+            attack,
+            initialisation=lambda *_: candidate.inputs.clone(),
+            labels=lambda *_: candidate.targets,
+        )
+        (result,) = attack(job, progress)
         return result
 
 
@@ -73,28 +77,6 @@ def in_granted_order(candidate: Batch, granted: Tensor | None) -> Batch:
     order = torch.empty_like(mine)
     order[theirs] = mine
     return candidate[order]
-
-
-@dataclass(frozen=True)
-class _Start:
-    """The initialisation by the candidate's inputs."""
-
-    inputs: Tensor
-
-    def __call__(
-        self, spec: InputSpec, num_samples: int, restart: int, generator: torch.Generator
-    ) -> Tensor:
-        return self.inputs.clone()
-
-
-@dataclass(frozen=True)
-class _Labels:
-    """The label attack that answers the candidate's labels. It is not used if they are granted."""
-
-    targets: Tensor
-
-    def __call__(self, problem: Problem, generator: torch.Generator) -> Tensor:
-        return self.targets
 
 
 @dataclass(frozen=True)

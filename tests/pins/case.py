@@ -1,4 +1,4 @@
-"""What a pinned case is made of: a network, what the client and the wire did, and an attack."""
+"""The parts of a pinned case: a network, the acts of the client and the wire, and an attack."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -74,7 +74,7 @@ class Case:
 
     @property
     def spec(self) -> InputSpec:
-        """What is public about the images."""
+        """The public facts about the images."""
         channels = 3 if self.colour else 1
         return InputSpec((channels, self.size, self.size), 10, (0.1307,), (0.3081,))
 
@@ -102,7 +102,7 @@ class Case:
         return model
 
     def gradient(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Of the mean loss of a batch, by name; frozen parameters have none."""
+        """Return the gradient of the mean loss of a batch by name; frozen parameters have none."""
         named = {name: value for name, value in model.named_parameters() if value.requires_grad}
         loss = self.loss(model(batch.inputs), batch.targets)
         found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
@@ -112,7 +112,7 @@ class Case:
         }
 
     def sent(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-        """What arrives of gradients or of a change of parameters."""
+        """Return what the wire delivers of gradients or of a change of parameters."""
         for act in self.wire:
             gradients = act(gradients)
         return gradients

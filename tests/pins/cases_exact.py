@@ -13,7 +13,7 @@ from tests.pins.case import Case, clipped, half, noised, pruned, scrambled, sile
 # fmt: off
 
 FEW = ("search.starts=30", "search.max_seconds=1000")
-"""Of an exact search that ends by its number of starts, and never by the clock."""
+"""The overrides of an exact search that ends by its number of starts, not by the clock."""
 
 ANALYTIC = [
     Case("mlp", "analytic", partial(n.mlp, 40)),

@@ -116,13 +116,13 @@ FIRST_ORDER = [
 EASY = ("max_seconds=null", "attacks.exact_batch.search.max_seconds=1000",
      "attacks.exact_batch.search.starts=30", "attacks.batch_images.search.max_seconds=1000",
      "attacks.batch_images.search.starts=30")
-"""Of a portfolio that never ends by the clock."""
+"""The overrides of a portfolio that never ends by the clock."""
 
 SOLO = ("~attacks.inverting_gradients", "~attacks.gauss_newton_multistart",
      "~attacks.gauss_newton_smooth", "~attacks.ordered",
      *(f"attacks.gauss_newton.{text}" for text in LESS), *EASY,
      "attacks.pruning_aware.optimizer.iterations=40", "finish.attack.optimizer.iterations=60")
-"""Of a portfolio of second-order attacks alone, cut short."""
+"""The overrides of a portfolio of second-order attacks alone, cut short."""
 
 STRONGEST = [
     Case("mlp", "strongest", partial(n.mlp, 40), overrides=EASY),

@@ -14,7 +14,7 @@ from tests.pins.cases_exact import FEW
 # fmt: off
 
 SHORT = (*FEW, "solver.products=300", "solver.iterations=30")
-"""Of batch_images within a second."""
+"""The overrides with which batch_images ends within a second."""
 
 BATCH_IMAGES = [
     Case("two", "batch_images", n.FunctionalCnn, count=2, overrides=SHORT),
@@ -64,7 +64,7 @@ BATCH_IMAGES = [
 LESS = ("products=250", "iterations=25", "settling.products=200", "settling.steps=3",
         "rewriting.products=300", "rewriting.settling.products=300",
         "rewriting.settling.steps=3", "trial_steps=3", "label_trials=3")
-"""Of gauss_newton within a second."""
+"""The overrides with which gauss_newton ends within a second."""
 
 GAUSS_NEWTON = [
     Case("sigmoid", "gauss_newton", partial(n.lenet, 6), overrides=LESS),
@@ -142,7 +142,7 @@ GAUSS_NEWTON = [
 ]
 
 AHEAD = ("ahead.products=200", "ahead.iterations=20")
-"""Of dense_gauss_newton, whose first start of a batch is found within half a second."""
+"""The overrides of dense_gauss_newton, whose first start takes half a second for a batch."""
 
 DENSE = [
     Case("sigmoid", "dense_gauss_newton", partial(n.lenet, 6)),

@@ -39,7 +39,7 @@ LINES = re.compile(r"(\.py:)\d+")
 """Numbers of lines, which an edit of the networks changes."""
 
 TALLIES = re.compile(r"\{[^}]*\}")
-"""How often a search tried what, which hangs on its random draws."""
+"""The statistics that count a search's trials, which depend on its random draws."""
 
 
 @functools.cache
@@ -71,7 +71,7 @@ class Checked:
 
 
 def attacked(case: Case, shake: float = 0.0) -> tuple[Reconstruction, Batch]:
-    """What the attack answers, and the truth.
+    """Return the attack's answer, and the truth.
 
     Args:
         case: to run.
@@ -194,7 +194,7 @@ def plain(text: str) -> str:
 
 
 def matched(result: Reconstruction, truth: Batch, case: Case) -> tuple[list[int], Tensor]:
-    """Which image of the result each true one is, and its ratio in dB, of at most ``EXACT``."""
+    """Return the result's image of each true one, and its ratio in dB, of at most ``EXACT``."""
     assert result.batch is not None
     found = case.spec.denormalize(result.batch.inputs.double()).clamp(0, 1)
     pixels = case.spec.denormalize(truth.inputs.double())

@@ -7,7 +7,7 @@ from typing import Any
 PATH = Path(__file__).with_name("pins.json")
 
 SLACK = 0.5
-"""How many dB the mean image may be worse than its pin."""
+"""The number of dB by which the mean image may be worse than its pin."""
 
 
 def read() -> dict[str, dict[str, Any]]:
@@ -16,7 +16,7 @@ def read() -> dict[str, dict[str, Any]]:
 
 
 def differences(pinned: dict[str, Any], came: dict[str, Any]) -> list[str]:
-    """What is worse than the pin, or otherwise than it, in words."""
+    """Return, in words, every entry that is worse than the pin or differs from it."""
     found = []
     for name in dict.fromkeys([*pinned, *came]):
         before, now = pinned.get(name), came.get(name)

@@ -32,7 +32,7 @@ from flwr_leakage.attacks.inversion.chain_stages import (
     below,
 )
 from flwr_leakage.attacks.network.activations import Elementwise
-from flwr_leakage.attacks.network.calls import Affine, Normalise, Pool
+from flwr_leakage.attacks.network.calls import Affine, Pool
 from flwr_leakage.attacks.network.geometry import Geometry
 from flwr_leakage.attacks.network.trace import Step, Trace
 from flwr_leakage.params import Params
@@ -156,13 +156,11 @@ def _posed(step: Step) -> MatrixLayer | Nonlinear | None:
     op, shape = step.op, step.inputs.shape[1:]
     if isinstance(op, Elementwise):
         return Elements(shape, op.activation)
-    if isinstance(op, Normalise):
-        return None
-    if isinstance(op, Affine) and not op.is_named:
-        return None
     try:
         if isinstance(op, Pool):
             return Pooling.of(shape, op)
+        if not isinstance(op, Affine) or not op.is_named:
+            return None
         geometry = op.geometry
     except ValueError:  # several groups, uneven padding, or windows beyond the maps
         return None
