@@ -50,8 +50,7 @@ def input_orders(problem: Problem) -> list[tuple[LinearUse, InputOrder]]:
     rising = torch.linspace(0, 1, size)
     drawn = torch.rand(size, generator=torch.Generator().manual_seed(0))
     probes = torch.stack([torch.zeros(size), torch.ones(size), rising, drawn]).to(like)
-    with torch.no_grad():
-        uses = traced(problem, probes.reshape(-1, *problem.spec.shape)).linear
+    uses = traced(problem, probes.reshape(-1, *problem.spec.shape)).linear
     found = []
     for use in uses:
         order = _order(use.inputs, probes) if use.inputs.shape == probes.shape else None

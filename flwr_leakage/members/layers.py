@@ -114,8 +114,7 @@ def find_spans(
     Returns:
         The spans, in the order of the layers, and a sentence part for each layer left out.
     """
-    with torch.no_grad():
-        trace = traced(problem, problem.zeros(1))
+    trace = traced(problem)
     found: dict[str, LayerSpan] = {}
     left_out: list[str] = []
     positions: dict[str, int] = {}
@@ -191,8 +190,7 @@ def leftovers(
     for part in inputs.split(CHUNK):
         energy = torch.zeros(len(part), len(by_name), dtype=torch.float64)
         left = torch.zeros(len(views), *energy.shape, len(levels), dtype=torch.float64)
-        with torch.no_grad():
-            trace = traced(problem, part)
+        trace = traced(problem, part)
         for step in trace.steps:
             if not isinstance(step.op, Affine) or step.op.name not in by_name:
                 continue

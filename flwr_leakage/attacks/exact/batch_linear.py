@@ -36,7 +36,6 @@ from flwr_leakage.attacks.labels.assumed import answer
 from flwr_leakage.attacks.labels.counts import mean_feature
 from flwr_leakage.attacks.labels.head import LARGEST_MISFIT, split_head
 from flwr_leakage.attacks.network.linear import traced
-from flwr_leakage.attacks.network.trace import LinearUse
 from flwr_leakage.attacks.one_by_one import Applicability, ExactAttack
 from flwr_leakage.attacks.problem import Problem, simulate_gradient
 from flwr_leakage.attacks.rounding import NOISE_DEVIATIONS
@@ -307,11 +306,11 @@ def complete(problem: Problem, found: BatchInputs) -> Batch:
     share = len(labels) / problem.num_samples
     explained = problem.gradient_map(problem.params, Batch(inputs, labels), problem.buffers)
     rest = {name: value - share * explained[name] for name, value in problem.gradient.items()}
-    use = next(u for u in _linear_uses(problem) if u.name == found.layer)
+    use = next(u for u in traced(problem).linear if u.name == found.layer)
     assert use.bias is not None
     mean = order.pixels(mean_feature(rest[use.weight], rest[use.bias]))
     others = problem.spec.clamp(mean.reshape(1, *problem.spec.shape)).expand(missing, -1, -1, -1)
-    last = _linear_uses(problem)[-1]
+    last = traced(problem).linear[-1]
     pull = rest[last.bias] if last.bias is not None else rest[last.weight].sum(1)
     guesses = []
     for _ in range(missing):
@@ -320,11 +319,6 @@ def complete(problem: Problem, found: BatchInputs) -> Batch:
         pull[guesses[-1]] += 1 / problem.num_samples
     targets = torch.cat([labels, torch.tensor(guesses, device=labels.device)])
     return Batch(torch.cat([inputs, others]), targets)
-
-
-def _linear_uses(problem: Problem) -> list[LinearUse]:
-    inputs = problem.zeros(1)
-    return traced(problem, inputs).linear
 
 
 LEAST_AGREEMENT = 0.9

@@ -158,8 +158,7 @@ class PrunedPass:
         """
         like = problem.params[first.weight]
         probes = torch.randn(8, *problem.spec.shape, generator=generator, dtype=torch.float64)
-        with torch.no_grad():
-            uses = traced(problem, probes.to(like)).linear
+        uses = traced(problem, probes.to(like)).linear
         place = [use.weight for use in uses].index(first.weight)
         layers = [_read(problem, uses[place])]
         for use, following in zip(uses[place:], uses[place + 1 :], strict=False):

@@ -23,8 +23,7 @@ def calls_kinks(problem: Problem) -> bool:
     """
     grey = torch.full((1, *problem.spec.shape), 0.5)
     inputs = problem.spec.normalize(grey).to(problem.like)
-    with torch.no_grad():
-        return any(_meets_kink(step) for step in traced(problem, inputs).steps)
+    return any(_meets_kink(step) for step in traced(problem, inputs).steps)
 
 
 def _meets_kink(step: Step) -> bool:

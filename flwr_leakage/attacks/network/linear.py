@@ -10,9 +10,16 @@ from flwr_leakage.attacks.network.trace import Run, Trace
 from flwr_leakage.attacks.problem import Problem
 
 
-def traced(problem: Problem, inputs: Tensor) -> Trace:
-    """Return the record of a pass of ``inputs`` (B, C, H, W) through a problem's network."""
-    return Trace.of(partial(problem.logits, inputs), problem.params)
+def traced(problem: Problem, inputs: Tensor | None = None) -> Trace:
+    """Return the record, without autograd, of a pass through a problem's network.
+
+    Args:
+        problem: the problem with the network.
+        inputs: (B, C, H, W); one input of zeros by default.
+    """
+    run = partial(problem.logits, problem.zeros(1) if inputs is None else inputs)
+    with torch.no_grad():
+        return Trace.of(run, problem.params)
 
 
 def told_of_computed_weights(problem: Problem) -> str:
@@ -20,9 +27,7 @@ def told_of_computed_weights(problem: Problem) -> str:
 
     It is empty if all weights of linear layers are parameters.
     """
-    with torch.no_grad():
-        trace = traced(problem, problem.zeros(1))
-    ops = [step.op for step in trace.steps]
+    ops = [step.op for step in traced(problem).steps]
     if all(op.name for op in ops if isinstance(op, Affine) and not op.is_convolution):
         return ""
     return (

@@ -89,9 +89,7 @@ class OneSample:
 
 def _layers_before(problem: Problem, last: LastLayer) -> list[LastLayer]:
     """Return the trained linear layers with a bias before the last, in the order of a pass."""
-    dummy = problem.zeros(1)
-    with torch.no_grad():
-        uses = traced(problem, dummy).linear
+    uses = traced(problem).linear
     return [
         LastLayer(use.weight, use.bias)
         for use in uses
