@@ -13,12 +13,9 @@ from flwr_leakage.attacks.evidence import Evidence
 from flwr_leakage.attacks.exact.pixel_box import NORMALISATION, PROVEN_INPUTS
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.attacks.problem import pose
+from flwr_leakage.attacks.strongest import Strongest
 from flwr_leakage.conventions import Claim, possible_specs, read_normalization
 from flwr_leakage.records import InputSpec, Reconstruction
-
-MET = 1e-7
-"""Relative squared distance at which an answer's inputs are taken for the network's own, as in the
-portfolio (``tolerance``)."""
 
 BEYOND_BOX = 0.01
 """The largest distance of such a pixel from the box of valid pixels, for pixels in [0, 1]. The
@@ -133,7 +130,7 @@ class _Tries:
             energy, distance = _judged(one, found)
             if spec.box:
                 energies[spec], answers[spec] = energy - _scale(spec, len(inputs)), found
-            elif distance <= MET:
+            elif distance <= Strongest.tolerance:
                 held = [each for each in specs if _outside(found, each) <= BEYOND_BOX]
                 narrow = {each: -_scale(each, len(inputs)) for each in held}
                 return cls(found, None, narrow, {}, watch.seconds)
@@ -174,7 +171,7 @@ def _judged(job: AttackJob, found: Reconstruction) -> tuple[float, float]:
     """Return an answer's energy and its relative squared distance of gradients."""
     assert found.batch is not None
     problem = pose(job.gradient_map, job.spec, job.observations[0], job.threat)
-    judged = Evidence.of(problem, MET).judge(found.batch)
+    judged = Evidence.of(problem, Strongest.tolerance).judge(found.batch)
     return judged.energy, judged.distance
 
 
