@@ -134,6 +134,7 @@ class FeatureRecursion(ExactAttack):
             ValueError: no features could be read.
         """
         start = self.initialisation(problem.spec, 1, restart, generator).double()
+        problem = problem.held
         known = self._read(problem)
         targets = assume_targets(problem, SignOfGradient(), generator).values
         if known.is_pooled:

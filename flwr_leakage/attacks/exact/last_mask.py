@@ -32,12 +32,7 @@ def averaged_mask(error: Tensor, gradient: Tensor) -> Tensor:
     Raises:
         ValueError: the errors differ between positions, or the masks are not found.
     """
-    shared = error.flatten(2)[0, :, 0]
-    if not torch.allclose(error.flatten(2)[0], shared[:, None].expand(-1, error[0, 0].numel())):
-        raise ValueError(
-            "features must be averaged over positions before the last layer, or be the maxima of "
-            "windows that do not overlap."
-        )
+    shared = shared_error(error)
     product = gradient.flatten(1) / shared[:, None]
     channels, positions = len(shared), error[0, 0].numel()
     if positions >= channels:
@@ -49,6 +44,21 @@ def averaged_mask(error: Tensor, gradient: Tensor) -> Tensor:
     patches = torch.linalg.lstsq(columns, product).solution
     order = arrange(patches.reshape(positions, *gradient.shape[1:]))
     return columns[:, order].reshape(error.shape)
+
+
+def shared_error(error: Tensor) -> Tensor:
+    """Return the error (N,) that all positions of an error (1, N, H, W) share.
+
+    Raises:
+        ValueError: the errors differ between positions.
+    """
+    shared = error.flatten(2)[0, :, 0]
+    if not torch.allclose(error.flatten(2)[0], shared[:, None].expand(-1, error[0, 0].numel())):
+        raise ValueError(
+            "features must be averaged over positions before the last layer, or be the maxima of "
+            "windows that do not overlap."
+        )
+    return shared
 
 
 def maxima_mask(

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from flwr_leakage.attacks.exact.known import Mask
 from flwr_leakage.attacks.network.activations import Elementwise
-from flwr_leakage.attacks.network.calls import Affine, Op, Pool
+from flwr_leakage.attacks.network.calls import Affine, Normalise, Op, Pool
 from flwr_leakage.attacks.network.geometry import Geometry, Pair
 from flwr_leakage.attacks.network.trace import ReachedError, Run, Trace
 from flwr_leakage.attacks.problem import Problem
@@ -44,6 +44,48 @@ class Use:
     geometry: Geometry
 
 
+@dataclass(frozen=True)
+class Normalised:
+    """A BatchNorm of a pass whose batch's own statistics are held as constants.
+
+    Attributes:
+        op: the call, with its inputs z (1, C, H, W) and the statistics.
+        first: m₁ (C,).
+        second: m₂ (C,).
+    """
+
+    op: Normalise
+    first: Tensor
+    second: Tensor
+
+    @classmethod
+    def of(cls, op: Normalise, held: tuple[Tensor, Tensor]) -> "Normalised":
+        """Return the call with ``γ ∂L/∂β`` and ``γ ∂L/∂γ`` of its layer."""
+        count = op.inputs[0, 0].numel()
+        return cls(op, held[0] / count, held[1] / count)
+
+    @property
+    def deviation(self) -> Tensor:
+        """The standard deviation σ (C,)."""
+        assert self.op.variance is not None
+        return (self.op.variance + self.op.eps).sqrt()
+
+    def normal(self, inputs: Tensor) -> Tensor:
+        """Return x̂ of inputs z (1, C, H, W)."""
+        assert self.op.mean is not None
+        return (inputs - _wide(self.op.mean)) / _wide(self.deviation)
+
+    def pull(self, normal: Tensor | None) -> Tensor:
+        """Return what the statistics add to δ, for x̂ (1, C, H, W); ``None`` for x̂ = 0."""
+        first, second = _wide(self.first), _wide(self.second)
+        own = first if normal is None else first + second * normal
+        return (-own / _wide(self.deviation)).expand_as(self.op.inputs)
+
+
+def _wide(values: Tensor) -> Tensor:
+    return values[:, None, None]
+
+
 class ReluWalk:
     """A pass that applies known masks of ReLUs, which are numbered in their order.
 
@@ -62,6 +104,8 @@ class ReluWalk:
         overlapping: numbers of the pooled ReLUs whose windows overlap, or are padded.
         sources: numbers of the ReLUs by the ``id`` of their output, pooled or not.
         uses: the convolutions in their order.
+        normalised: by the index of a convolution in ``uses``, the BatchNorm that takes its outputs
+            and holds the batch's own statistics as constants.
     """
 
     def __init__(
@@ -81,6 +125,9 @@ class ReluWalk:
         self.overlapping: set[int] = set()
         self.sources: dict[int, int] = {}
         self.uses: list[Use] = []
+        self.normalised: dict[int, Normalised] = {}
+        self._held = problem.gradient_map.held
+        self._convolved: dict[int, int] = {}
         self._kept: list[Tensor] = []  # a living tensor's id is not used again
         run = partial(problem.logits, inputs)
         trace = Trace.of(run, problem.params, self._answer, records=False)
@@ -97,6 +144,11 @@ class ReluWalk:
         number = self.sources.get(id(op.inputs), -1)
         if number >= 0 and isinstance(op, Pool) and op.is_largest:
             return self._pool(op, number)
+        if isinstance(op, Normalise) and id(op.inputs) in self._convolved:
+            name = op.name.removesuffix(".weight")
+            if name in self._held:
+                use = self._convolved[id(op.inputs)]
+                self.normalised[use] = Normalised.of(op, self._held[name])
         outputs: Tensor = run()
         if not isinstance(op, Affine) or not op.is_convolution:
             return outputs
@@ -104,7 +156,10 @@ class ReluWalk:
         assert geometry is not None
         self.uses.append(Use(op.name, number, op.inputs.shape[1:], outputs, geometry))
         # A later call may write into its input, and must not change the recorded outputs.
-        return outputs.clone()
+        outputs = outputs.clone()
+        self._convolved[id(outputs)] = len(self.uses) - 1
+        self._kept.append(outputs)
+        return outputs
 
     def _activate(self, op: Elementwise) -> Tensor:
         number = len(self.preactivations)
