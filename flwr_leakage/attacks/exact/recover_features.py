@@ -448,6 +448,8 @@ def _last_mask(
     last = [i for i, use in enumerate(passed.uses) if use.geometry == LAST_GEOMETRY]
     if not last:
         raise ValueError("the last convolution must be 3×3 with padding 1 and stride 1.")
+    if errors[last[-1]].shape != masks[len(masks) - 1].on.shape:
+        raise ValueError("the last ReLU must take as many channels as the last convolution gives.")
     observed = backward.problem.gradient[passed.uses[last[-1]].name]
     if window is None and last[-1] in passed.normalised:
         layer, use = passed.normalised[last[-1]], passed.uses[last[-1]]
