@@ -21,7 +21,7 @@ layers, each weighted by its noise: the deeper ones are known a hundred times be
 start meets them, fits of other choices of layers start from grey too. For pooled features, the fit
 starts from the input that a regression on synthetic images reads from them, and first prefers
 smooth images. If their windows overlap, it starts from grey
-(:mod:`flwr_leakage.attacks.exact.maxima_fit`).
+(:mod:`flwr_leakage.attacks.exact.smooth_fit`).
 """
 
 from collections.abc import Sequence
@@ -34,9 +34,9 @@ from torch import Tensor
 from flwr_leakage.attacks.budget import Budget, stop_mark
 from flwr_leakage.attacks.exact.feature_fit import Fit, fit_features, read_input, settle_signs
 from flwr_leakage.attacks.exact.known import single
-from flwr_leakage.attacks.exact.maxima_fit import fit_maxima
 from flwr_leakage.attacks.exact.recover_features import Features, recover_features
 from flwr_leakage.attacks.exact.relu_walk import ReluWalk
+from flwr_leakage.attacks.exact.smooth_fit import fit_smoothly
 from flwr_leakage.attacks.labels.assumed import answer, assume_targets
 from flwr_leakage.attacks.labels.idlg import SignOfGradient
 from flwr_leakage.attacks.one_by_one import Applicability, ExactAttack
@@ -142,9 +142,13 @@ class FeatureRecursion(ExactAttack):
             # Far from a solution, rounding does no harm, and single precision is twice as fast.
             narrow = problem.to(torch.float32)
             if chosen.overlaps:
-                fit = fit_maxima(narrow, chosen, budget)
+                fit = fit_smoothly(narrow, chosen, budget)
             else:
                 fit = self._search(narrow, single(chosen), generator, budget)
+            fit = self._finish(problem, chosen, fit, budget)
+        elif problem.gradient_map.held:
+            chosen = known.first(self.fitted)
+            fit = fit_smoothly(problem.to(torch.float32), chosen, budget)
             fit = self._finish(problem, chosen, fit, budget)
         else:
             fit = self._fit(problem, known, Fit(start, float("inf")), budget)

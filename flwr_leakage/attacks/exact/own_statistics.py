@@ -45,7 +45,7 @@ BINARY = 1e-3
 """Largest root mean square distance of a binary vector from the affine space."""
 
 EQUAL = 1e-2
-"""Share of the median distance of vectors below which two of them are equal."""
+"""Share of the largest distance of vectors up to which two of them are equal."""
 
 
 def fixed_point(
@@ -215,8 +215,10 @@ def _uncentred(patches: Tensor) -> Tensor:
             if (row, column) != (1, 1):
                 mean[:, row, column] = -_commonest(patches[:, :, row, column])
     whole = patches + mean
-    # The right entry of a patch is the centre of the next one.
-    differences = whole[:, None, :, 1, 2] - patches[None, :, :, 1, 1]
+    # The right entry of a patch is the centre of the next one, unless it is padding.
+    right = whole[:, :, 1, 2]
+    right = right[right.norm(dim=1) > EQUAL * right.norm(dim=1).max()]
+    differences = right[:, None] - patches[None, :, :, 1, 1]
     whole[:, :, 1, 1] += _commonest(differences.flatten(0, 1))
     return whole
 
@@ -224,5 +226,5 @@ def _uncentred(patches: Tensor) -> Tensor:
 def _commonest(vectors: Tensor) -> Tensor:
     """Return the vector (C,) that most of the vectors (n, C) equal."""
     distances = torch.cdist(vectors, vectors)
-    equal = distances < EQUAL * distances.median()
+    equal = distances <= EQUAL * distances.max()
     return vectors[equal[equal.sum(1).argmax()]].mean(0)

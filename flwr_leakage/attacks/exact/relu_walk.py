@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from flwr_leakage.attacks.exact.known import Mask
 from flwr_leakage.attacks.network.activations import Elementwise
+from flwr_leakage.attacks.network.blur import blurred_relu
 from flwr_leakage.attacks.network.calls import Affine, Normalise, Op, Pool
 from flwr_leakage.attacks.network.geometry import Geometry, Pair
 from flwr_leakage.attacks.network.trace import ReachedError, Run, Trace
@@ -95,6 +96,7 @@ class ReluWalk:
         masks: known masks of ReLUs, by number.
         last: the number of the ReLU at which to stop; ``None`` for the whole network.
         pooled: windows of the ReLUs that are known to be pooled, by number.
+        blur: width of the blur of ReLUs without a mask, in units of their inputs' deviation.
 
     Attributes:
         logits: the logits, or ``None`` if the pass stopped at ``last``.
@@ -115,10 +117,12 @@ class ReluWalk:
         masks: Mapping[int, Mask] | None = None,
         last: int | None = None,
         pooled: Mapping[int, Pair] | None = None,
+        blur: float = 0.0,
     ) -> None:
         self.masks = masks or {}
         self.last = last
         self.pooled = pooled or {}
+        self.blur = blur
         self.preactivations: list[Tensor] = []
         self.maxima: dict[int, Tensor] = {}
         self.windows: dict[int, Pair] = {}
@@ -168,6 +172,8 @@ class ReluWalk:
         if number == self.last and number not in self.pooled:
             raise ReachedError(inputs)
         outputs = inputs.clamp_min(0)
+        if self.blur and number not in self.masks:
+            outputs = blurred_relu(inputs, self.blur * inputs.detach().std())
         if number in self.masks:
             outputs = self.masks[number].gate(inputs, outputs)
         return self._from(number, op.answer(outputs))
