@@ -239,7 +239,7 @@ def recover_features(
     active = pooled > margin * (-pooled).max().clamp_min(0)
     try:
         if count - 1 in probe.overlapping:
-            raise ValueError("windows of the last max pooling must not overlap.")
+            raise ValueError("the last max pooling must have windows that do not overlap.")
         masks[count - 1] = _last_mask(backward, masks, windows.get(count - 1), active)
     except ValueError as error:
         normal = [m for m in problem.gradient_map.model.modules() if isinstance(m, _BY_SAMPLE)]
