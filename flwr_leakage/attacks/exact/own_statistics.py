@@ -31,9 +31,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from flwr_leakage.attacks.exact.binary_columns import arrange
 from flwr_leakage.attacks.exact.feature_equations import Solved
-from flwr_leakage.attacks.exact.last_mask import shared_error
+from flwr_leakage.attacks.exact.last_mask import arrange, shared_error
 from flwr_leakage.attacks.exact.relu_walk import Normalised, Use
 from flwr_leakage.attacks.exact.weight_equations import Whitened
 
