@@ -130,11 +130,17 @@ class Recorder:
         names: Sequence[str],
         numbers: Sequence[int],
     ) -> None:
-        """Record the class and number of each private sample, which a simulation knows."""
-        labels = class_indices(truth.private.targets).tolist()
-        for sample, (label, number) in enumerate(zip(labels, numbers, strict=True)):
+        """Record the class and number of each private sample, which a simulation knows.
+
+        A text whose tokens are its own targets has no class.
+        """
+        targets = truth.private.targets
+        has_class = targets.ndim == 1 or targets.is_floating_point()
+        labels = class_indices(targets).tolist() if has_class else []
+        for sample, label in enumerate(labels):
             name = names[label] if label < len(names) else str(label)
             self._number(server_round, client_id, sample, "client", "class", label, note=name)
+        for sample, number in enumerate(numbers):
             self._number(server_round, client_id, sample, "client", "image", number)
 
     def what_if(

@@ -31,6 +31,7 @@ def python_docs(
     vocabulary: int = 2000,
     topics: Sequence[str] = TOPICS,
     split_seed: int = 0,
+    next_token: bool = False,
 ) -> tuple[TextDataset, TextDataset]:
     """Cut the topics of Python's own ``help`` into texts, labelled by their topic.
 
@@ -45,6 +46,7 @@ def python_docs(
         vocabulary: V, the number of ids.
         topics: of ``help``; each is a class.
         split_seed: the split and the order of the texts are a pure function of it.
+        next_token: whether a model learns the next token at each position, instead of the topic.
 
     Returns:
         The train and the test set, of 80 % and 20 % of each topic's texts.
@@ -88,6 +90,7 @@ def python_docs(
     generator = make_generator(split_seed, purpose="python_docs")
     sides = stratified_split(labels, _TEST_FRACTION, generator)
     train, test = (
-        TextDataset("python_docs", ids[side], labels[side], tuple(topics), words) for side in sides
+        TextDataset("python_docs", ids[side], labels[side], tuple(topics), words, next_token)
+        for side in sides
     )
     return train, test

@@ -22,6 +22,7 @@ class TextDataset:
         labels: (N,) int64, each in 0 … K − 1.
         class_names: K names.
         words: V words; id v stands for ``words[v]``.
+        next_token: whether a model learns the next token at each position, instead of the label.
 
     Raises:
         ValueError: shapes or dtypes that do not fit, an id without a word, or a label without a
@@ -33,6 +34,7 @@ class TextDataset:
     labels: Tensor
     class_names: tuple[str, ...]
     words: tuple[str, ...]
+    next_token: bool = False
 
     def __post_init__(self) -> None:
         if self.ids.ndim != 2 or self.ids.dtype != torch.int64:
@@ -63,11 +65,10 @@ class TextDataset:
     @property
     def spec(self) -> InputSpec:
         """Return the public facts on the data: length, vocabulary, number of classes, padding."""
-        return InputSpec.text(
-            len(self.words), self.ids.shape[1], len(self.class_names), padding=PADDING
-        )
+        classes = None if self.next_token else len(self.class_names)
+        return InputSpec.text(len(self.words), self.ids.shape[1], classes, padding=PADDING)
 
     def batch(self, indices: Tensor | Sequence[int]) -> Batch:
-        """Return the chosen texts."""
+        """Return the chosen texts; the targets of the next token are the texts themselves."""
         chosen = torch.as_tensor(indices, dtype=torch.int64)
-        return Batch(self.ids[chosen], self.labels[chosen])
+        return Batch(self.ids[chosen], (self.ids if self.next_token else self.labels)[chosen])

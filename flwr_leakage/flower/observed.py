@@ -15,6 +15,7 @@ from flwr_leakage.flower.strategy import BadReplies, HonestButCurious
 from flwr_leakage.flower.told import UNTOLD_SCHEDULE, UNTOLD_SPEC, Given, ToldAudit
 from flwr_leakage.flower.undisturbed import random_states_kept
 from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.losses import NextToken
 from flwr_leakage.metrics import Evaluator
 from flwr_leakage.records import InputSpec, LocalSchedule
 from flwr_leakage.report import write_report
@@ -59,7 +60,8 @@ def observe(
 
     Args:
         strategy: of any class, with server-side differential privacy too: use it on the outermost.
-        model: the model that is trained, with the mean cross-entropy; or its gradient map.
+        model: the model that is trained, with the mean cross-entropy (of the next token, if the
+            spec says so); or its gradient map.
         folder: of the run, with the records and the report.
         attack: an attack, the name of a preset, or ``None``. The default tries every attack that
             applies, within a budget of CPU seconds for each target.
@@ -119,7 +121,7 @@ def told_audit(
     **settings: Any,
 ) -> ToldAudit:
     """Return the audit of either kind of observer, which records into a folder; see ``observe``."""
-    gradient_map = gradient_map_of(model)
+    gradient_map = gradient_map_of(model, spec)
     if truth is not None:
         settings.setdefault("truth", TruthFolder(Path(truth)))
         settings.setdefault("evaluator", Evaluator())
@@ -135,8 +137,10 @@ def told_audit(
     )
 
 
-def gradient_map_of(model: nn.Module | GradientMap) -> GradientMap:
+def gradient_map_of(model: nn.Module | GradientMap, spec: InputSpec | None) -> GradientMap:
     """Return the model with the mean cross-entropy, where it is no gradient map yet.
+
+    That of a model of the next token is :class:`~flwr_leakage.losses.NextToken`.
 
     Raises:
         TypeError: it is neither.
@@ -148,6 +152,8 @@ def gradient_map_of(model: nn.Module | GradientMap) -> GradientMap:
             f"model must be a torch.nn.Module or a GradientMap, got {type(model).__module__}."
             f"{type(model).__name__}: only models of torch are observed."
         )
+    if spec is not None and spec.next_token:
+        return GradientMap(model, NextToken(spec.padding))
     return GradientMap(model)
 
 

@@ -1,4 +1,4 @@
-"""Accuracy and loss of a classifier on held-out data."""
+"""Accuracy and loss of a classifier, or a model of the next token, on held-out data."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -26,13 +26,18 @@ class Utility:
     num_examples: int
 
 
-def utility_of(logits_of: Callable[[Tensor], Tensor], batches: Iterable[Batch]) -> Utility:
-    """Evaluate a function of inputs (B, C, H, W) to logits (B, K), without gradients.
+def utility_of(
+    logits_of: Callable[[Tensor], Tensor], batches: Iterable[Batch], padding: int | None = None
+) -> Utility:
+    """Evaluate a function of inputs to logits (B, K), or (B, T, V) of a next token.
+
+    Each predicted token of a text counts as a sample.
 
     Args:
         logits_of: a model, or a model with given parameters such as
             ``functools.partial(gradient_map.logits, params)``.
         batches: held-out data; soft targets count by their largest entry in the accuracy.
+        padding: the id of tokens that are not predicted, if there is one.
 
     Raises:
         ValueError: there is no sample.
@@ -40,16 +45,22 @@ def utility_of(logits_of: Callable[[Tensor], Tensor], batches: Iterable[Batch]) 
     correct, loss, count = 0, 0.0, 0
     with torch.no_grad():
         for batch in batches:
-            logits = logits_of(batch.inputs)
-            loss += float(F.cross_entropy(logits, batch.targets, reduction="sum"))
-            correct += int((logits.argmax(1) == class_indices(batch.targets)).sum())
-            count += len(batch)
+            logits, targets = logits_of(batch.inputs), batch.targets
+            if logits.ndim == 3:
+                logits, targets = logits[:, :-1].flatten(0, 1), targets[:, 1:].flatten()
+                if padding is not None:
+                    logits, targets = logits[targets != padding], targets[targets != padding]
+            loss += float(F.cross_entropy(logits, targets, reduction="sum"))
+            correct += int((logits.argmax(1) == class_indices(targets)).sum())
+            count += len(targets)
     if count == 0:
         raise ValueError("batches must hold at least one sample, got none.")
     return Utility(correct / count, loss / count, count)
 
 
-def classifier_utility(model: nn.Module, batches: Iterable[Batch]) -> Utility:
+def classifier_utility(
+    model: nn.Module, batches: Iterable[Batch], padding: int | None = None
+) -> Utility:
     """Evaluate ``model`` in eval mode; its mode is restored.
 
     Raises:
@@ -57,6 +68,6 @@ def classifier_utility(model: nn.Module, batches: Iterable[Batch]) -> Utility:
     """
     was_training = model.training
     try:
-        return utility_of(model.eval(), batches)
+        return utility_of(model.eval(), batches, padding)
     finally:
         model.train(was_training)

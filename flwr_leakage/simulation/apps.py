@@ -25,6 +25,7 @@ from flwr_leakage.audit import ConsoleProgress, ServerAudit
 from flwr_leakage.defenses.accounting import ADJACENCIES
 from flwr_leakage.flower.client import ClientAudit, LeakageMod, client_id_of, encode
 from flwr_leakage.flower.strategy import HonestButCurious
+from flwr_leakage.losses import Loss
 from flwr_leakage.metrics import classifier_utility
 from flwr_leakage.records import Batch, LocalSchedule
 from flwr_leakage.simulation.build import build
@@ -58,7 +59,8 @@ def make_client_app(experiment_of: ExperimentOf) -> ClientApp:
         batch = experiment.client_batch(client_id, server_round)
         model = local_model(experiment)
         model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
-        loss = train_locally(model, batch, experiment.schedule.for_client(len(batch)))
+        schedule = experiment.schedule.for_client(len(batch))
+        loss = train_locally(model, batch, schedule, experiment.gradient_map.loss)
         metrics = MetricRecord({"num-examples": len(batch), "train-loss": loss})
         content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics})
         return Message(content, reply_to=message)
@@ -73,7 +75,9 @@ def local_model(experiment: Experiment) -> nn.Module:
     return model
 
 
-def train_locally(model: nn.Module, batch: Batch, schedule: LocalSchedule) -> float:
+def train_locally(
+    model: nn.Module, batch: Batch, schedule: LocalSchedule, loss_of: Loss = F.cross_entropy
+) -> float:
     """An ordinary training loop over a client's samples of a round; returns the last loss."""
     optimizer = torch.optim.SGD(
         model.parameters(),
@@ -87,7 +91,7 @@ def train_locally(model: nn.Module, batch: Batch, schedule: LocalSchedule) -> fl
         if window.start == 0:  # An epoch begins: fresh draws, over all samples of the round.
             inputs, targets = encode(used.inputs, used.targets)
         optimizer.zero_grad()
-        loss = F.cross_entropy(model(inputs[window]), targets[window])
+        loss = loss_of(model(inputs[window]), targets[window])
         loss.backward()
         optimizer.step()
     return loss.item()
@@ -180,7 +184,7 @@ def evaluate_global_model(
         except OSError as error:  # a full disk must not be what ends a training
             audit.warn(server_round, -1, f"the global model's weights were not saved: {error}")
     batches = experiment.data.test_batches(500, experiment.settings.server.test_samples)
-    found = classifier_utility(model, batches)
+    found = classifier_utility(model, batches, experiment.spec.padding)
     audit.utility(server_round, "test_accuracy", found.accuracy)
     audit.utility(server_round, "test_loss", found.loss, "nat")
     if server_round and not audit.own_config_clients:  # whose defenses nobody else knows

@@ -6,7 +6,9 @@ from functools import lru_cache
 from typing import Any
 
 import hydra
+import torch
 from torch import nn
+from torch.nn import functional as F
 
 import flwr_leakage._torchvision  # noqa: F401
 from flwr_leakage.attacks.base import Attack
@@ -20,6 +22,7 @@ from flwr_leakage.data import FederatedDataset
 from flwr_leakage.data.partitions import Partition
 from flwr_leakage.defenses.base import Defense
 from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.losses import NextToken
 from flwr_leakage.metrics import Evaluator
 from flwr_leakage.models import initialize
 from flwr_leakage.randomness import make_generator
@@ -72,7 +75,9 @@ def _build(text: str, remark: str | None) -> Experiment:
         data=data,
         network=network,
         gradient_map=checked("model.batch_norm", GradientMap)(
-            network, batch_norm=settings.model.batch_norm
+            network,
+            NextToken(data.spec.padding) if data.spec.next_token else F.cross_entropy,
+            settings.model.batch_norm,
         ),
         schedule=settings.schedule,
         defense=instantiate(config, "defense", Defense),
@@ -123,6 +128,13 @@ def _network(config: Config, spec: InputSpec, settings: Settings, weights: str |
     if spec.is_text:
         sizes |= {"vocabulary": spec.vocabulary, "padding": spec.padding}
     network: nn.Module = instantiate(config, "model.network", nn.Module, **sizes)
+    if spec.next_token:
+        shape = tuple(network(spec.blank(1, torch.zeros(()))).shape[1:])
+        if shape != spec.output_shape:
+            raise ConfigError(
+                f"model must have logits {spec.output_shape} of the next token at each position, "
+                f"got {shape}: choose model=text_decoder."
+            )
     generator = make_generator(settings.seed, purpose="initialization")
     checked("model.initialization", initialize)(network, settings.model.initialization, generator)
     if weights is not None:

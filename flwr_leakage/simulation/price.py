@@ -157,15 +157,15 @@ def measure(experiment: Experiment) -> Measured:
     schedule = experiment.schedule.for_client(len(batch))
     step_batch = batch[: min(schedule.batch_size, len(batch))]
     one = experiment.schedule.for_client(len(step_batch))
-    model = local_model(experiment)
-    training = _seconds(lambda: train_locally(model, step_batch, one)) / one.num_steps
+    model, loss = local_model(experiment), experiment.gradient_map.loss
+    training = _seconds(lambda: train_locally(model, step_batch, one, loss)) / one.num_steps
     score, products = 0.0, 0
     if experiment.scores:
         counted: list[int] = []
         score = _seconds(lambda: counted.append(score_one(experiment)), repeats=2)
         products = counted[-1]
     tests = list(experiment.data.test_batches(500, 500))
-    test = _seconds(lambda: classifier_utility(model, tests), repeats=1)
+    test = _seconds(lambda: classifier_utility(model, tests, experiment.spec.padding), repeats=1)
     return Measured(training, score, products, test / sum(len(each) for each in tests))
 
 

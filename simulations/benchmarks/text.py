@@ -5,9 +5,9 @@
 prints a Markdown table. Every row has ``--draws`` draws of weights, texts and labels, from
 ``--seed`` on. Texts are pieces of the docstrings of Python's standard library, whose most frequent
 words are the tokens, or (``--text zipf``) tokens that are drawn by Zipf's law. Given are the texts
-that are exact, the tokens in place, the tokens named, the answers that are certified, the
-certificates that are wrong, and CPU seconds of an update, mean and most. The attack is the preset
-``text``, with at most ``--seconds`` of the CPU. One thread.
+that are exact, the tokens in place, the tokens named, others named in error, the answers that are
+certified, the certificates that are wrong, and CPU seconds of an update, mean and most. The attack
+is the preset ``text``, with at most ``--seconds`` of the CPU. One thread.
 """
 
 import importlib
@@ -107,6 +107,10 @@ CASES: dict[str, list[Case]] = {
         Case(16, 32, 768, causal=True), Case(8, 16, 192, causal=True, shortest=4),
         Case(4, 16, 128, causal=True, tied=True), Case(4, 16, 128, frozen=True),
         Case(8, 16, 384, frozen=True), Case(8, 16, 128),
+    ],
+    "frozen": [
+        replace(Case(4, 16, 384, frozen=True), **change)  # type: ignore[arg-type]
+        for change in ({}, {"noise": 1e-5}, {"noise": 3e-5}, {"pruned": 0.5}, {"half": True})
     ],
     "ends": [
         replace(Case(4, 16, 192), **change)  # type: ignore[arg-type]
@@ -211,12 +215,13 @@ def main() -> None:
         else (lambda case, g: draw_texts(case, given.vocabulary, g))
     )
     print(
-        "| model | B × T | update | exact texts | tokens in place | named | certified | wrong ",
+        "| model | B × T | update | exact texts | tokens in place | named | others named ",
         end="",
     )
-    print("| CPU s | most |\n|" + " --- |" * 10)
+    print("| certified | wrong | CPU s | most |\n|" + " --- |" * 11)
     for case in (each for name in given.cases for each in CASES[name]):
         exact, placed, named, seconds = [], [], [], []
+        others = 0
         certified = wrong = 0
         for seed in range(given.seed, given.seed + given.draws):
             generator = torch.Generator().manual_seed(seed)
@@ -247,11 +252,12 @@ def main() -> None:
             exact += right
             placed += [value or 0.0 for value in told["token_accuracy"].values]
             named += list(told["named_tokens"].values) if "named_tokens" in told else [0.0]
+            others += len(set(found.stats.get("tokens", ())) - set(ids.unique().tolist()))
             if found.stats.get("certified"):
                 certified, wrong = certified + 1, wrong + (min(right) < 1)
         shares = " | ".join(f"{100 * mean(values):.1f} %" for values in (placed, named))
         print(
-            f"| {case} | {sum(exact):.0f} of {len(exact)} | {shares} "
+            f"| {case} | {sum(exact):.0f} of {len(exact)} | {shares} | {others} "
             f"| {certified} of {given.draws} | {wrong} | {mean(seconds):.1f} "
             f"| {max(seconds):.1f} |",
             flush=True,

@@ -3,10 +3,11 @@
     python -m simulations.benchmarks.text_scores --seed 100 --draws 40
 
 Each draw is one text of Python's own help in one step through an untrained two-layer transformer of
-its own, with Gaussian noise on the gradient. A row has a score and a noise: Spearman's correlation
-between the score and the share of tokens in place, and that of tokens named, with 95 % intervals by
-1,000 bootstrap samples over the draws. A score whose larger values mean safety is negated, so that
-a score that ranks as the attack does is positive in each row. The attack is the preset ``text``.
+its own, with Gaussian noise on the gradient. A row has a score and a noise, or all of them
+together: Spearman's correlation between the score and the share of tokens in place, exact texts,
+ROUGE-L, and the share of tokens named, with 95 % intervals by 1,000 bootstrap samples over the
+draws. A score whose larger values mean safety is negated, so that a score that ranks as the attack
+does is positive in each row. The attack is the preset ``text``.
 """
 
 from statistics import mean
@@ -33,7 +34,8 @@ from flwr_leakage.scores import (
 )
 from simulations.benchmarks import lab
 
-NOISES = (1e-3, 3e-3)
+NOISES = (3e-4, 1e-3, 3e-3, 1e-2)
+METRICS = ("token_accuracy", "exact_text", "rouge_l", "named_tokens")
 SCORES = {
     "gradient norm": GradientNorm(),
     "λmax (LAVP, L2)": LambdaMax(tolerance=0.02),
@@ -56,6 +58,18 @@ def correlation(left: np.ndarray, right: np.ndarray, draws: np.random.Generator)
     return f"{spearmanr(left, right).statistic:.2f} ({low:.2f} to {high:.2f})"
 
 
+def rows(
+    noise: str,
+    told: dict[str, list[float]],
+    reached: dict[str, list[float]],
+    draws: np.random.Generator,
+) -> None:
+    """Print a row for each score."""
+    for name, values in told.items():
+        cells = [correlation(np.array(values), np.array(each), draws) for each in reached.values()]
+        print(f"| {noise} | {name} |", " | ".join(cells), "|", flush=True)
+
+
 def main() -> None:
     """Score and attack every draw at every noise."""
     parser = lab.command(__doc__)
@@ -66,11 +80,12 @@ def main() -> None:
     texts, _ = python_docs()
     spec, attack, evaluator = texts.spec, load_preset("text"), Evaluator()
     draws = np.random.default_rng(given.seed)
-    print("| noise | score | with tokens in place | with tokens named |\n|" + " --- |" * 4)
+    print("| noise | score | tokens in place | exact | ROUGE-L | named |\n|" + " --- |" * 6)
+    pooled: list[dict[str, list[float]]] = []
     with lab.Stopwatch() as watch:
         for noise in NOISES:
             told: dict[str, list[float]] = {name: [] for name in SCORES}
-            placed, named = [], []
+            reached: dict[str, list[float]] = {name: [] for name in METRICS}
             for seed in range(given.seed, given.seed + given.draws):
                 torch.manual_seed(seed)
                 model = TextTransformer(
@@ -96,17 +111,15 @@ def main() -> None:
                 job = AttackJob(GradientMap(model), spec, [seen], ThreatModel(), max_seconds=10)
                 (answer,) = attack(job)
                 measured = {m.name: m for m in evaluator.evaluate(answer, batch, spec).measurements}
-                placed.append(measured["token_accuracy"].values[0] or 0.0)
-                shares = measured.get("named_tokens")
-                named.append(float(shares.values[0] or 0.0) if shares else 0.0)
-            for name, values in told.items():
-                cells = [
-                    correlation(np.array(values), np.array(reached), draws)
-                    for reached in (placed, named)
-                ]
-                print(f"| {noise:g} | {name} |", " | ".join(cells), "|", flush=True)
-            means = f"{100 * mean(placed):.0f} % in place, {100 * mean(named):.0f} % named"
-            print(f"| {noise:g} | the attack itself | {means} | |", flush=True)
+                for name, values in reached.items():
+                    found_values = measured[name].values if name in measured else (0.0,)
+                    values.append(float(found_values[0] or 0.0))
+            pooled.append({**told, **reached})
+            rows(f"{noise:g}", told, reached, draws)
+            means = " | ".join(f"{100 * mean(values):.0f} %" for values in reached.values())
+            print(f"| {noise:g} | the attack itself | {means} |", flush=True)
+        every = {name: [value for each in pooled for value in each[name]] for name in pooled[0]}
+        rows("all", {n: every[n] for n in SCORES}, {n: every[n] for n in METRICS}, draws)
     print(f"\n{watch.seconds:.0f} CPU s, n = {given.draws}.")
 
 

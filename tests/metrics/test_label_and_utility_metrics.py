@@ -49,3 +49,11 @@ def test_batch_norm_statistics_are_used_and_left_alone():
 def test_no_sample_is_an_error():
     with pytest.raises(ValueError, match="at least one sample, got none"):
         classifier_utility(FirstPixelIsTheLabel(), [])
+
+
+def test_each_predicted_token_of_a_text_counts_once():
+    ids = torch.tensor([[1, 2, 2, 0], [2, 1, 0, 0]])
+    logits = 9.0 * torch.nn.functional.one_hot(torch.full((2, 4), 2), 3)
+    found = utility_of(lambda _: logits, [Batch(ids, ids)], padding=0)
+    assert (found.accuracy, found.num_examples) == (2 / 3, 3)
+    assert utility_of(lambda _: logits, [Batch(ids, ids)]).num_examples == 6

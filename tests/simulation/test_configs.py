@@ -100,7 +100,8 @@ def test_every_experiment_composes(name, tmp_path):
 
 @pytest.mark.parametrize("model", _options("model"))
 def test_every_model_builds_an_experiment(tmp_path, model):
-    data = "python_docs" if model == "text_transformer" else "embedded_mnist"
+    of_texts = {"text_transformer": "python_docs", "text_decoder": "python_docs_next_token"}
+    data = of_texts.get(model, "embedded_mnist")
     experiment = build(tiny_config(tmp_path, f"dataset={data}", f"model={model}"))
     assert sum(p.numel() for p in experiment.network.parameters()) > 0
 

@@ -43,6 +43,17 @@ def test_the_default_attack_recovers_the_texts_of_small_clients(audited):
     assert scored and min(scored) > 0
 
 
+def test_texts_of_a_model_of_the_next_token_are_recovered(tmp_path):
+    data = run(compose([TEXTS[0] + "_next_token", *TEXTS[1:]], str(tmp_path / "run")))
+    assert set(values(data, "exact_text").values()) == {1.0}
+    assert set(values(data, "named_tokens").values()) == {1.0}
+    assert min(v for v in values(data, "gradient_norm").values() if v is not None) > 0
+    assert not [event for event in data.events if event.level != "info"]
+    assert not [record for record in data.records if record.name in ("class", "label_accuracy")]
+    (accuracy, *_) = [r.value for r in data.records if r.name == "test_accuracy"]
+    assert 0 <= accuracy < 0.2
+
+
 def test_records_hold_ids_and_words(audited):
     texts = {(text.client_id, text.sample, text.role): text for text in audited.texts}
     assert {role for _, _, role in texts} == {"original", "reconstruction", "named"}
@@ -87,6 +98,12 @@ def test_what_is_made_for_images_is_refused_before_work_starts(tmp_path, overrid
     given = [each for each in given if not (override.startswith("score") and "score" in each)]
     with pytest.raises(ConfigError, match=match):
         build(compose([*given, override], str(tmp_path / "run")))
+
+
+def test_an_encoder_is_no_model_of_the_next_token(tmp_path):
+    given = ["dataset=python_docs_next_token", "model=text_transformer", *TEXTS[1:]]
+    with pytest.raises(ConfigError, match=r"got \(200,\): choose model=text_decoder"):
+        build(compose(given, str(tmp_path / "run")))
 
 
 def test_a_model_of_texts_takes_no_images(tmp_path):

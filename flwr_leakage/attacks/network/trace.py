@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import jaxtyping
 import torch
@@ -152,7 +152,7 @@ class Trace(FunctionMode):
         answer: Answer | None = None,
         records: bool = True,
         notes_all: bool = False,
-    ) -> "Trace":
+    ) -> Self:
         """Return the trace of a pass that ``run`` makes; the other arguments are the class's."""
         trace = cls(params, answer, records, notes_all)
         try:

@@ -6,10 +6,11 @@ pass, with one token changed, shows what the vectors depend on.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import permutations
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -93,40 +94,106 @@ class Site:
 
 
 @dataclass(frozen=True)
+class Turn:
+    """The rotation of pairs of entries of q and k by the position (RoPE, Su et al. 2021).
+
+    Attributes:
+        angles: (T, h / 2) ``cos + i sin`` of each pair at each position.
+        is_halved: whether entry i is paired with i + h / 2, as in Llama, or with its neighbour.
+    """
+
+    angles: Tensor
+    is_halved: bool
+
+    def __call__(self, vectors: Float[Tensor, "... T heads h"]) -> Float[Tensor, "... T heads h"]:
+        """Return the vectors of each position, rotated."""
+        turned = _paired(vectors, self.is_halved) * self.angles[:, None]
+        return (
+            torch.cat([turned.real, turned.imag], -1)
+            if self.is_halved
+            else (torch.view_as_real(turned).flatten(-2))
+        )
+
+
+def _paired(vectors: Tensor, is_halved: bool) -> Tensor:
+    """Return pairs of entries as complex numbers."""
+    if is_halved:
+        return torch.complex(*vectors.chunk(2, -1))
+    return torch.complex(vectors[..., ::2], vectors[..., 1::2])
+
+
+@dataclass(frozen=True)
 class Attention:
     """The first attention of a model: ``softmax(q kᵀ / √h) v`` in each of several heads.
 
     Attributes:
         query: W and b of q; ``key`` and ``value`` likewise.
         heads: the number of heads.
+        turn: the rotation of q and k by the position, or ``None``.
     """
 
     query: tuple[Tensor, Tensor]
     key: tuple[Tensor, Tensor]
     value: tuple[Tensor, Tensor]
     heads: int
+    turn: Turn | None = None
 
-    def split(self, inputs: Float[Tensor, "... n"]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q / √h, k and v (…, heads, h) of the layers' inputs."""
-        q, k, v = (
-            F.linear(inputs, weight, bias).unflatten(-1, (self.heads, -1))
-            for weight, bias in (self.query, self.key, self.value)
+    def split(self, inputs: Float[Tensor, "... T n"]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q / √h, k and v (…, T, heads, h) of the layers' inputs.
+
+        Keys and values of fewer heads are repeated (grouped queries, Ainslie et al. 2023).
+        """
+        q, k, v = _heads(
+            [F.linear(inputs, *layer) for layer in (self.query, self.key, self.value)], self.heads
         )
+        if self.turn is not None:
+            q, k = self.turn(q), self.turn(k)
         return q / math.sqrt(q.shape[-1]), k, v
 
+    def mixed(
+        self, inputs: Float[Tensor, "T n"], at: Int[Tensor, " Q"], is_causal: bool
+    ) -> Float[Tensor, "Q m"]:
+        """Return the mixed values of a text at some positions, heads side by side."""
+        q, k, v = self.split(inputs)
+        scores = torch.einsum("ihc,jhc->hij", q[at], k)
+        if is_causal:
+            scores = scores.masked_fill(torch.arange(len(k)) > at[:, None], -math.inf)
+        return torch.einsum("hij,jhc->ihc", scores.softmax(-1), v).flatten(1)
 
-def _mixed(
-    layers: Sequence[Float[Tensor, "T m"]], heads: int, at: Int[Tensor, " Q"], is_causal: bool
-) -> Float[Tensor, "Q m"]:
-    """Return the mixed values of q, k and v of a text at some positions, heads side by side."""
-    q, k, v = (each.unflatten(-1, (heads, -1)) for each in layers)
-    scores = torch.einsum("ihc,jhc->hij", q[at], k) / math.sqrt(q.shape[-1])
-    if is_causal:
-        scores = scores.masked_fill(torch.arange(len(k)) > at[:, None], -math.inf)
-    return torch.einsum("hij,jhc->ihc", scores.softmax(-1), v).flatten(1)
+
+def _heads(layers: Sequence[Tensor], heads: int) -> list[Tensor]:
+    """Return the outputs of q, k and v (…, heads, h); those of fewer heads are repeated."""
+    size = layers[0].shape[-1] // heads
+    parts = [each.unflatten(-1, (-1, size)) for each in layers]
+    return [each.repeat_interleave(heads // each.shape[-2], -2) for each in parts]
 
 
-def _pass(problem: Problem, ids: Tensor, params: dict[str, Tensor], last: str = "") -> Trace:
+_ATTENTIONS = (
+    F.scaled_dot_product_attention, torch.matmul, Tensor.matmul, Tensor.__matmul__
+)  # fmt: skip
+
+
+class _Pass(Trace):
+    """The record of a pass of tokens.
+
+    Attributes:
+        queries: the first four-dimensional factor (1, heads, T, h) of a product or an attention,
+            which is q as the first attention takes it, or ``None``.
+    """
+
+    queries: Tensor | None = None
+
+    def on_call(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Return the result of a call, and note the first queries."""
+        if self.queries is None and function in _ATTENTIONS:
+            first = args[0] if args else kwargs.get("query")
+            self.queries = first if isinstance(first, Tensor) and first.ndim == 4 else None
+        return super().on_call(function, args, kwargs)
+
+
+def _pass(problem: Problem, ids: Tensor, params: dict[str, Tensor], last: str = "") -> _Pass:
     """Return the record of a pass of tokens, up to the layer with the weight ``last``, if any."""
     is_done = False
 
@@ -139,7 +206,7 @@ def _pass(problem: Problem, ids: Tensor, params: dict[str, Tensor], last: str = 
         return outputs
 
     logits = problem.gradient_map.logits
-    return Trace.of(partial(logits, params, ids, problem.buffers), params, answer)
+    return _Pass.of(partial(logits, params, ids, problem.buffers), params, answer)
 
 
 def _vectors(trace: Trace, ids: Tensor) -> dict[str, Tensor]:
@@ -160,6 +227,7 @@ class Anatomy:
         words: the name of the table (V, d) that the ids look up.
         positions: the name of the table that the positions look up, or ``None``.
         places: (T,) the row of each position in it.
+        offsets: (T, d) the sum of all looked-up rows but the tokens' own.
         is_tied: whether the table of words is a linear layer's weight, too.
         is_causal: whether vectors depend on earlier tokens only.
         sites: the layers that take a vector of each token, in their order.
@@ -169,6 +237,7 @@ class Anatomy:
     words: str
     positions: str | None
     places: Tensor
+    offsets: Tensor
     is_tied: bool
     is_causal: bool
     sites: tuple[Site, ...]
@@ -198,6 +267,11 @@ class Anatomy:
             distinct = at.shape[-1] == shape[1] and len(rows[0].unique()) == shape[1]
             if name != words[0] and distinct and bool((rows == rows[0]).all()):
                 positions, places = name, rows[0]
+        width = problem.params[words[0]].shape[1]
+        offsets = problem.params[words[0]].new_zeros(shape[1], width)
+        for at, name in {name: (at, name) for at, name in found if name != words[0]}.values():
+            if (rows := problem.params[name]).shape[1:] == (width,) and at.ndim:
+                offsets = offsets + rows[at.reshape(-1, at.shape[-1])[0]]
         # The table is a leaf, so that the errors of all outputs behind it can be computed.
         leaf = problem.params[words[0]].detach().clone().requires_grad_()
         params = {**problem.params, words[0]: leaf}
@@ -216,8 +290,9 @@ class Anatomy:
         moved = _vectors(_pass(problem, other, problem.params), ids)
         groups: list[list[str]] = []
         for name in vectors:
-            if groups and torch.equal(vectors[groups[-1][0]], vectors[name]):
-                groups[-1].append(name)
+            same = [group for group in groups if torch.equal(vectors[group[0]], vectors[name])]
+            if same:
+                same[0].append(name)
             else:
                 groups.append([name])
         sites, is_causal = [], True
@@ -236,6 +311,7 @@ class Anatomy:
             words[0],
             positions,
             places,
+            offsets,
             words[0] in outputs,
             is_causal,
             tuple(sites),
@@ -263,7 +339,7 @@ class Anatomy:
 
 def _attention(
     problem: Problem,
-    trace: Trace,
+    trace: _Pass,
     vectors: dict[str, Tensor],
     groups: list[list[str]],
     moved: dict[str, Tensor],
@@ -292,15 +368,34 @@ def _attention(
         count = 3 if len(inner) == 1 and len(weight) % 3 == 0 else 1
         layers += list(zip(weight.chunk(count), offset.chunk(count), strict=True))
     width = mixed.shape[-1]
-    if len(layers) != 3 or any(len(weight) != width for weight, _ in layers):
+    if len(layers) != 3:
         return None
-    outputs = [F.linear(inputs[0], weight, offset) for weight, offset in layers]
     at = torch.arange(mixed.shape[1])[-4:]
-    for heads in (count for count in range(1, width + 1) if width % count == 0):
-        for order in permutations(range(3)):
-            tried = _mixed([outputs[index] for index in order], heads, at, is_causal)
-            gap = float((tried - mixed[0, at]).norm() / mixed[0, at].norm())
-            if gap < FLOAT32_RELATIVE_ERROR:
-                query, key, value = (layers[index] for index in order)
-                return Attention(query, key, value, heads)
+    likely = 0 if trace.queries is None else trace.queries.shape[1]
+    counts = [count for count in range(1, width + 1) if width % count == 0]
+    for heads in sorted(counts, key=lambda count: count != likely):
+        for query, key, value in permutations(layers):
+            sizes = [len(weight) for weight, _ in (query, key, value)]
+            if sizes[0] != width or sizes[1] != sizes[2] or sizes[1] % (width // heads):
+                continue
+            if width % sizes[1]:
+                continue
+            for turn in (None, *_turns(trace.queries, F.linear(inputs[0], *query), heads)):
+                tried = Attention(query, key, value, heads, turn)
+                gap = tried.mixed(inputs[0], at, is_causal) - mixed[0, at]
+                if float(gap.norm() / mixed[0, at].norm()) < FLOAT32_RELATIVE_ERROR:
+                    return tried
     return None
+
+
+def _turns(taken: Tensor | None, outputs: Float[Tensor, "T m"], heads: int) -> list[Turn]:
+    """Return the rotations that lead from a layer's outputs to the queries that are taken."""
+    size = outputs.shape[-1] // heads
+    if taken is None or taken.shape != (1, heads, len(outputs), size) or size % 2:
+        return []
+    found = []
+    for is_halved in (True, False):
+        given = _paired(outputs.unflatten(-1, (heads, size)), is_halved)
+        ratio = _paired(taken[0].transpose(0, 1), is_halved) * given.conj()
+        found.append(Turn(ratio.sum(1) / given.abs().square().sum(1), is_halved))
+    return [turn for turn in found if bool(((turn.angles.abs() - 1).abs() < 1e-3).all())]

@@ -1,19 +1,21 @@
 """The texts behind an update of a transformer, read off its gradient."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from flwr_leakage.attacks.budget import Budget, stop_mark
 from flwr_leakage.attacks.labels.last_layer import LastLayer, find_last_layer
 from flwr_leakage.attacks.network.linear import traced
 from flwr_leakage.attacks.one_by_one import OneByOne
 from flwr_leakage.attacks.problem import Problem
-from flwr_leakage.attacks.text.anatomy import Anatomy
+from flwr_leakage.attacks.text.anatomy import Anatomy, Site
 from flwr_leakage.attacks.text.sequences import NEAR, Relaxation, Spans, grow, token_inputs
+from flwr_leakage.attacks.text.sparse import atoms, pursue
 from flwr_leakage.attacks.text.tables import (
     noise_of,
     pair_weights,
@@ -29,8 +31,8 @@ CERTAIN = 1e-5
 certified. Private texts had 4e-7 and 1.3e-7 at most, and near misses (a neighbour token, two tokens
 swapped) 2e-1 and 3e-2 at least (MiniLM, batches of 64 tokens)."""
 
-REPLAYS = 500
-"""Largest number of gradients that are computed to find the last tokens behind a tied table."""
+REPLAYS = 5
+"""Largest number of replays that take the inputs' part off a tied table's gradient."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,8 @@ class ReadText(OneByOne):
             raise ValueError(f"{reason}{error}") from error
         if not texts:
             raise ValueError(f"{reason}no text has all of its vectors in the spans.")
-        texts.sort(key=len, reverse=True)
+        # Under rotations one token that is repeated mixes equal values, whatever is its text.
+        texts.sort(key=lambda text: (len(text.unique()) > 1, len(text)), reverse=True)
         return _Found(texts[:count], "spans", spans)
 
 
@@ -150,7 +153,7 @@ def _named(problem: Problem, anatomy: Anatomy, generator: torch.Generator) -> tu
         else:
             tokens, source = rows_above(table, noise_of(table)), "the table of embeddings"
     else:
-        tokens, source = _by_first_span(problem, anatomy), "the span of the first layer"
+        tokens, source = _by_first_layer(problem, anatomy)
     if spec.padding is not None:
         tokens = tokens[tokens != spec.padding]
     if not len(tokens):
@@ -158,10 +161,19 @@ def _named(problem: Problem, anatomy: Anatomy, generator: torch.Generator) -> tu
     return tokens, source
 
 
-def _by_first_span(problem: Problem, anatomy: Anatomy) -> Tensor:
+def _by_first_layer(problem: Problem, anatomy: Anatomy) -> tuple[Tensor, str]:
     first = next((site for site in anatomy.sites if site.is_pointwise), None)
     if first is None:
         raise ValueError("the table of embeddings is frozen, and so is the first layer behind it.")
+    rows = torch.cat([problem.gradient[name] for name in first.weights])
+    try:
+        found = pursue(rows, *atoms(problem, anatomy, first), _most(problem))
+        return found, "few atoms of the first layer"
+    except ValueError:
+        return _by_first_span(problem, anatomy, first), "the span of the first layer"
+
+
+def _by_first_span(problem: Problem, anatomy: Anatomy, first: Site) -> Tensor:
     span = first.span(problem, _most(problem))
     if span.is_full:
         raise ValueError(
@@ -225,9 +237,10 @@ def _answer(
     if spec.next_token:
         lengths = [len(text) for text in found.texts]
         hidden = torch.tensor(stats["tokens"]) if anatomy.is_tied else torch.tensor([]).long()
-        ids, ended = _with_last_tokens(problem, ids, lengths, head, hidden)
+        ids, ends = _with_last_tokens(problem, ids, lengths, head, hidden)
         source = "the last layer and replays" if anatomy.is_tied else "the last layer"
-        words += f", {ended} of {len(ids)} last tokens by {source}"
+        words += f", {len(ends)} of {len(ids)} last tokens by {source}"
+        stats["tokens"] = tuple(sorted({*stats["tokens"], *ends}))
         batch = Batch(ids, ids)
     else:
         targets, sure = _labels(problem, ids, head)
@@ -288,10 +301,12 @@ def _labels(problem: Problem, ids: Tensor, head: LastLayer | None) -> tuple[Tens
 
 def _with_last_tokens(
     problem: Problem, ids: Tensor, lengths: list[int], head: LastLayer | None, hidden: Tensor
-) -> tuple[Tensor, int]:
-    """Return the texts with the token behind each beginning, and the number of those found.
+) -> tuple[Tensor, list[int]]:
+    """Return the texts with the token behind each beginning, and those of them that are sure.
 
-    Hidden tokens are tried one after another, and kept if the gradient is then met.
+    The errors at the last predictions tell these tokens y. Rows of a tied table hold the inputs'
+    gradients besides. These are taken off by a replay of a guess y′ with the gradient g′,
+    ``y = y′ − N (∂L/∂W − g′) F⁺``, which is repeated with what it finds.
 
     Args:
         problem: the problem.
@@ -301,33 +316,33 @@ def _with_last_tokens(
         hidden: tokens whose rows of the last layer's gradient hold more than its errors.
     """
     length, spec = ids.shape[1], problem.spec
-    if head is None:
-        return ids, 0
+    rows = torch.tensor([row for row, n in enumerate(lengths) if n < length])
+    if head is None or not len(rows):
+        return ids, []
     at = torch.cat([row * length + torch.arange(n) for row, n in enumerate(lengths)])
     softmax, errors = _head_errors(problem, ids, head, at, len(at))
-    likely = softmax - errors
-    likely[:, hidden] = -math.inf
+    place = torch.tensor(lengths)[rows]
+    ends = torch.tensor(lengths).cumsum(0)[rows] - 1
+    likely = (softmax - errors)[ends]
+    likely[:, hidden] = 0.0
     if spec.padding is not None:
-        likely[:, spec.padding] = -math.inf
-    last = likely[torch.tensor(lengths).cumsum(0) - 1].max(1)
-    ids, missing = ids.clone(), []
-    for row, n in enumerate(lengths):
-        if n < length and float(last.values[row]) > 0.5:
-            ids[row, n] = last.indices[row]
-        elif n < length:
-            missing.append((row, n))
-    ended = sum(n < length for n in lengths) - len(missing)
-    if missing and len(missing) * len(hidden) <= REPLAYS:
-        tried = ids.clone()
-        for place in 2 * missing:
-            gaps = []
-            for token in hidden:
-                tried[place] = token
-                gaps.append(_replay(problem, Batch(tried, tried)))
-            tried[place] = hidden[gaps.index(min(gaps))]
-        if min(gaps) <= CERTAIN:
-            return tried, ended + len(missing)
-    return ids, ended
+        likely[:, spec.padding] = 0.0
+    found = likely.max(1)
+    chosen, sure = found.indices, found.values > 0.5
+    ids = ids.clone()
+    for _ in range(REPLAYS if len(hidden) and not bool(sure.all()) else 0):
+        ids[rows, place] = chosen
+        own = problem.replay(Batch(ids, ids))[head.weight]
+        left = {**problem.gradient, head.weight: problem.gradient[head.weight] - own}
+        errors = _head_errors(replace(problem, gradient=left), ids, head, at, len(at))[1][ends]
+        # All other tokens are sure already.
+        likely = (F.one_hot(chosen, errors.shape[1]) - errors)[:, hidden].max(1)
+        before, chosen = chosen, torch.where(sure, chosen, hidden[likely.indices])
+        if torch.equal(before, chosen):
+            sure = sure | (likely.values > 0.5)
+            break
+    ids[rows, place] = torch.where(sure, chosen, spec.padding or 0)
+    return ids, chosen[sure].tolist()
 
 
 def _replay(problem: Problem, batch: Batch) -> float:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn import functional as F
 
 from flwr_leakage.attacks.budget import Budget
 from flwr_leakage.attacks.problem import Problem
@@ -24,6 +25,9 @@ float32 gradient had 1e-6 at most, and the best wrong ones 0.2 (MiniLM, batches 
 ROUGH = 0.5
 """Largest error of a span by which texts are told apart. Private vectors lay within a hundredth of
 the span's error (width 192, one step at rates 0.1 and 0.01, float32 parameters on the wire)."""
+
+FAINT = 1e-5
+"""Share of a token up to which it does not count in mixed values."""
 
 SITES = 4
 """Number of sites of which the two sharpest tell texts apart. Further ones cost more layers. Where
@@ -141,7 +145,7 @@ def grow(spans: Spans, budget: Budget, most: int) -> list[Int[Tensor, " t"]]:
     Raises:
         ValueError: more prefixes remain than ``most``, or the budget is spent.
     """
-    count, length = spans.inputs.shape[:2]
+    length = spans.inputs.shape[1]
     q, k, v = spans.attention.split(spans.inputs)
     prefixes = torch.zeros(1, 0, dtype=torch.int64)
     complete: list[Tensor] = []
@@ -150,15 +154,12 @@ def grow(spans: Spans, budget: Budget, most: int) -> list[Int[Tensor, " t"]]:
             raise ValueError("the time was up while texts were put together.")
         survivors = []
         for prefix in prefixes:
-            now = torch.arange(count)
-            keys = torch.cat(
-                [k[prefix, torch.arange(t)].expand(count, -1, -1, -1), k[now, t][:, None]], 1
-            )
-            values = torch.cat(
-                [v[prefix, torch.arange(t)].expand(count, -1, -1, -1), v[now, t][:, None]], 1
-            )
-            weights = torch.einsum("uhc,ujhc->uhj", q[:, t], keys).softmax(-1)
-            outputs = torch.einsum("uhj,ujhc->uhc", weights, values).flatten(1)
+            keys, values = (part[prefix, torch.arange(t)] for part in (k, v))
+            earlier = torch.einsum("uhc,jhc->uhj", q[:, t], keys)
+            own = (q[:, t] * k[:, t]).sum(-1, keepdim=True)
+            weights = torch.cat([earlier, own], -1).softmax(-1)
+            outputs = torch.einsum("uhj,jhc->uhc", weights[..., :t], values)
+            outputs = (outputs + weights[..., t:] * v[:, t]).flatten(1)
             near = (spans.mixed.distance(outputs) < max(NEAR, spans.mixed.error)) & spans.allowed[
                 :, t
             ]
@@ -221,7 +222,7 @@ class Relaxation:
             count: the number of texts.
             budget: ends the search.
         """
-        parts = [part.float() for part in spans.attention.split(spans.inputs)]
+        parts = list(spans.attention.split(spans.inputs))
         found: list[Tensor] = []
         used = torch.zeros_like(spans.allowed)
         for token, place in _anchors(spans.allowed, weights)[: self.anchors * count]:
@@ -230,7 +231,7 @@ class Relaxation:
             if used[token, place]:
                 continue
             shares = self._shares(spans, parts, used, token, place)
-            text = self._rounded(spans, shares, token, place)
+            text = self._rounded(spans, parts, shares, place)
             if text is None or any(torch.equal(text, other) for other in found):
                 continue
             found.append(text)
@@ -241,7 +242,7 @@ class Relaxation:
         self, spans: Spans, parts: list[Tensor], used: Bool[Tensor, "U T"], token: int, place: int
     ) -> Float[Tensor, "T more"]:
         """Return the share of each token (and of padding, last) at each position."""
-        q, k, v = parts
+        q, k, v = (part.float() for part in parts)
         span = Span(spans.mixed.basis.float())
         padding = torch.full_like(spans.allowed[:1], spans.problem.spec.padding is not None)
         open_ = torch.cat([spans.allowed, padding]).T
@@ -254,9 +255,14 @@ class Relaxation:
         optimizer = torch.optim.Adam([logits], lr=self.rate)
         for step in range(self.iterations):
             if step % self.turn == 0:
-                likely = self._normal(logits.detach(), open_)[:, :-1].max(1)
+                shares = self._normal(logits.detach(), open_)
+                text = _likeliest(shares, place)
+                if text is not None and bool((_distances(spans, parts, text[None]) < NEAR).all()):
+                    return shares
+                likely = shares[:, :-1].max(1)
                 trust = likely.values / likely.values.sum()
-                queries = _weighted(q[likely.indices, torch.arange(len(trust))], k, v)
+                at = likely.indices, torch.arange(len(trust))
+                queries = _Mean.of(q[at], k, v, shares[:, :-1] > FAINT)
             with torch.enable_grad():
                 mixed = queries(self._normal(logits, open_)[:, :-1])
                 losses = span.outside(mixed).square().sum(1) / mixed.square().sum(1)
@@ -270,26 +276,42 @@ class Relaxation:
         return logits.masked_fill(~open_, -1e9).softmax(1)
 
     def _rounded(
-        self, spans: Spans, shares: Float[Tensor, "T more"], token: int, place: int
+        self, spans: Spans, parts: list[Tensor], shares: Float[Tensor, "T more"], place: int
     ) -> Int[Tensor, " t"] | None:
         """Return the likeliest text if its vectors lie in the spans, after replacing tokens."""
-        padded = shares.argmax(1) == len(spans.tokens)
-        length = int(padded.nonzero()[0, 0]) if bool(padded.any()) else len(shares)
-        if length <= place:
+        text = _likeliest(shares, place)
+        if text is None:
             return None
-        text = shares[:length, :-1].argmax(1)
-        best = spans.distances(_whole(spans, text[None]))[0, :length]
+        best = _distances(spans, parts, text[None])[0]
         for _ in range(self.sweeps):
             if float(best.max()) < NEAR or float(best.median()) > 0.5:
                 break
-            for at in range(length):
+            for at in range(len(text)):
                 options = shares[at, :-1].topk(min(self.choices, len(spans.tokens))).indices
                 tried = text.repeat(len(options), 1)
                 tried[:, at] = options
-                distances = spans.distances(_whole(spans, tried))[:, :length]
+                distances = _distances(spans, parts, tried)
                 least = int(distances.square().sum(1).argmin())
                 text, best = tried[least], distances[least]
-        return text if float(best.max()) < NEAR else None
+        deep = spans.distances(_whole(spans, text[None]))[0, : len(text)]
+        return text if float(deep.max()) < NEAR else None
+
+
+def _likeliest(shares: Float[Tensor, "T more"], place: int) -> Int[Tensor, " t"] | None:
+    """Return the likeliest text in front of padding, or None if that leaves out a position."""
+    likely = shares.argmax(1)
+    padded = (likely == shares.shape[1] - 1).nonzero()
+    length = int(padded[0, 0]) if len(padded) else len(shares)
+    return likely[:length] if length > place else None
+
+
+def _distances(
+    spans: Spans, parts: list[Tensor], texts: Int[Tensor, "B t"]
+) -> Float[Tensor, "B t"]:
+    """Return the distance of the mixed values of each token of whole texts from their span."""
+    q, k, v = (part[texts, torch.arange(texts.shape[1])] for part in parts)
+    weights = torch.einsum("bihc,bjhc->bhij", q, k).softmax(-1)
+    return spans.mixed.distance(torch.einsum("bhij,bjhc->bihc", weights, v).flatten(2))
 
 
 def _whole(spans: Spans, texts: Int[Tensor, "B t"]) -> Int[Tensor, "B T"]:
@@ -302,20 +324,28 @@ def _whole(spans: Spans, texts: Int[Tensor, "B t"]) -> Int[Tensor, "B T"]:
 
 @dataclass(frozen=True)
 class _Mean:
-    """The mixed values (Q, m) of some queries as a function of the shares (T, U)."""
+    """The mixed values (Q, m) of some queries as a function of the shares (T, U).
+
+    Attributes:
+        weights: (heads, Q, n) of the tokens at positions that count.
+        values: (heads, n, h + 1) their values and 1.
+        counts: (T, U) which of them count.
+    """
 
     weights: Tensor
     values: Tensor
+    counts: Tensor
+
+    @classmethod
+    def of(cls, queries: Tensor, keys: Tensor, values: Tensor, counts: Tensor) -> "_Mean":
+        keys, values = (each.transpose(0, 1)[counts].transpose(0, 1) for each in (keys, values))
+        scores = queries.transpose(0, 1) @ keys.transpose(1, 2)
+        weights = (scores - scores.amax(2, keepdim=True)).exp()
+        return cls(weights, F.pad(values, (0, 1), value=1.0), counts)
 
     def __call__(self, shares: Tensor) -> Tensor:
-        own = shares.T[None, None] * self.weights
-        total = torch.einsum("qhut,uthc->qhc", own, self.values)
-        return (total / own.sum((2, 3))[..., None]).flatten(1)
-
-
-def _weighted(queries: Tensor, keys: Tensor, values: Tensor) -> _Mean:
-    scores = torch.einsum("qhc,uthc->qhut", queries, keys)
-    return _Mean((scores - scores.amax((2, 3), keepdim=True)).exp(), values)
+        sums = (shares[self.counts] * self.weights) @ self.values
+        return (sums[..., :-1] / sums[..., -1:]).transpose(0, 1).flatten(1)
 
 
 def _anchors(
