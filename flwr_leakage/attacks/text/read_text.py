@@ -336,10 +336,10 @@ def _with_last_tokens(
         left = {**problem.gradient, head.weight: problem.gradient[head.weight] - own}
         errors = _head_errors(replace(problem, gradient=left), ids, head, at, len(at))[1][ends]
         # All other tokens are sure already.
-        likely = (F.one_hot(chosen, errors.shape[1]) - errors)[:, hidden].max(1)
-        before, chosen = chosen, torch.where(sure, chosen, hidden[likely.indices])
+        best = (F.one_hot(chosen, errors.shape[1]) - errors)[:, hidden].max(1)
+        before, chosen = chosen, torch.where(sure, chosen, hidden[best.indices])
         if torch.equal(before, chosen):
-            sure = sure | (likely.values > 0.5)
+            sure = sure | (best.values > 0.5)
             break
     ids[rows, place] = torch.where(sure, chosen, spec.padding or 0)
     return ids, chosen[sure].tolist()
