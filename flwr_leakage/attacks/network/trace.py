@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, TypeVar
 
 import jaxtyping
 import torch
@@ -108,6 +108,9 @@ class LinearUse:
         return self.weight.removesuffix(".weight")
 
 
+T = TypeVar("T", bound="Trace")
+
+
 class Trace(FunctionMode):
     """The context of a pass, which recognises its calls, and records them unless told otherwise.
 
@@ -146,13 +149,13 @@ class Trace(FunctionMode):
 
     @classmethod
     def of(
-        cls,
+        cls: type[T],
         run: Callable[[], Any],
         params: Mapping[str, Tensor] | None = None,
         answer: Answer | None = None,
         records: bool = True,
         notes_all: bool = False,
-    ) -> Self:
+    ) -> T:
         """Return the trace of a pass that ``run`` makes; the other arguments are the class's."""
         trace = cls(params, answer, records, notes_all)
         try:
