@@ -14,6 +14,7 @@ from flwr_leakage.report.attempts import (
     Attempt,
     Fates,
     attempts,
+    commonest_class,
     condition_told,
     ended,
     fates,
@@ -28,7 +29,7 @@ from flwr_leakage.report.attempts import (
     worst_by_image,
 )
 from flwr_leakage.report.commands import rerun
-from flwr_leakage.report.index import Index, Step, count, several
+from flwr_leakage.report.index import Index, Step, count, several, values
 from flwr_leakage.report.remedies import Remedy, told_of_time, what_it_costs
 from flwr_leakage.report.replays import replays
 from flwr_leakage.report.samples import Sample
@@ -88,7 +89,7 @@ def advise(
         answer = f"Not as it is. {_seen(found, leaking)}, without breaking the protocol."
     elif partly:
         whose = _briefly(partly)
-        what = f"parts of private {index.sample.many} of"
+        what = f"parts of {_partly_seen(found)} of"
         headline = f"Not without a decision: {what} {whose} can be seen."
         answer = (
             f"Not without a decision. P{what[1:]} {named(partly)} can be seen "
@@ -135,13 +136,16 @@ def _in_short(
         lines += [plain_text(sentence, MAX_LINE) for sentence in sentences]
         decide = "Whoever answers for the data decides: no run tests all (What is not covered)."
         if nothing_seen.level == "unknown":
-            lines.insert(0, "Pause the training until a new run can say, or decide to go on.")
+            pause = "Pause the training until a new run can say; to go on is an unknown risk."
+            lines.insert(0, pause)
         if nothing_seen.level == "partly":
             lines.insert(0, "Decide whether the server may know what was found.")
         return tuple(map(Line, (*lines[: MAX_LINES - 1], decide)))
     stop = "Decide whether such parts may be seen."
     if with_grade(found, LEAKED):
         stop = "Stop, or leave out who is seen."
+        if {client for _, client in fate.spared} - {client for _, client in fate.attacked}:
+            stop = "Stop. To leave out who is seen is not enough: other clients were not attacked."
     told = "; ".join(f"here {each.name} {_result(each)}" for each in asked[:MAX_DEFENSES])
     own = defense_of(metadata)
     defense = f"A stronger defense than {own}" if own else "A defense on each update, such as noise"
@@ -154,15 +158,28 @@ def _in_short(
     )
     is_cut_off = ended(index, found) or any(_is_cut_off(each, at_risk) for each in asked)
     go_on = (
-        f"Go on only if the new run sees no {index.sample.one}, not even in part, and time cuts "
-        f"off no attack."
+        f"Go on only if the new run sees no {index.sample.one}, not even in part, identifies none "
+        f"beyond chance, attacks all small clients, and time cuts off no attack."
     )
+    right, guessed = sum(values(index.series("metric", "label_accuracy"))), commonest_class(found)
+    labels = ""
+    if "labels inferred" in str(metadata.get("threat", "")) and guessed and right > guessed[0]:
+        labels = (
+            f"Decide about labels too: {right:.0f} of {guessed[1]} were inferred, and "
+            f"{guessed[0]} by a guess."
+        )
     return (
-        *map(Line, (*lines, stop)),
+        *map(Line, (*lines, stop, *[labels] * bool(labels))),
         Line("Test one of these changes in a new run:", changes),
-        *([Line(more_time(metadata)[0])] if is_cut_off else []),
+        *([Line(_time_then(metadata))] if is_cut_off else []),
         Line(go_on),
     )
+
+
+def _time_then(metadata: Mapping[str, Any]) -> str:
+    sentence, settings = more_time(metadata)
+    told = f"In that run, {sentence[0].lower()}{sentence[1:]}"
+    return f"{told.removesuffix('.')} ({' '.join(settings)})." if settings else told
 
 
 MAX_DEFENSES = 2
@@ -172,6 +189,12 @@ MAX_DEFENSES = 2
 def _what(found: Sequence[Attempt]) -> str:
     each = worst_by_image(found)
     return seen_of(each) if each else f"private {found[0].sample.many}"
+
+
+def _partly_seen(found: Sequence[Attempt]) -> str:
+    noun = found[0].sample
+    number = sum(attempt.grade == "partly" for attempt in worst_by_image(found))
+    return f"a private {noun.one}" if number == 1 else f"private {noun.many}"
 
 
 def _briefly(clients: set[int]) -> str:

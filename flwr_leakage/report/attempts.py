@@ -380,9 +380,9 @@ def unexplained_told(
         )
     return (
         f"On {len(places)} of {count(len(fate.attacked), 'attacked update')} no {index.sample.one} "
-        f"is graded as seen, and the attack’s answer does not explain the update "
+        f"is seen, not even in part, and the attack’s answer does not explain the update "
         f"({where(places)}): up to {max(places.values()):.4g} of its "
-        f"squared size is left over, where an answer that explains nothing leaves 1. {why}. That "
+        f"squared size is left over, where no answer at all leaves 1. {why}. That "
         f"nothing is seen there is no sign of safety.",
     )
 

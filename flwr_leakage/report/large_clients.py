@@ -75,10 +75,16 @@ def large_clients_section(index: Index, metadata: Mapping[str, Any]) -> LargeCli
                 f"the better blind guess for each ({_mean_over(right)})."
             )
         else:
+            in_mean = " in the mean" if len(right) > 1 else ""
             told.append(
-                f"Of how many {many} of each class a client has, the inference tells no more than "
-                f"a blind guess does: {mean:.0f} % of an update’s labels are right, and "
-                f"{blind:.0f} % by the better blind guess for each ({_mean_over(right)})."
+                f"Of how many {many} of each class a client has, the inference tells no more"
+                f"{in_mean} than a blind guess does: {mean:.0f} % of an update’s labels are right, "
+                f"and {blind:.0f} % by the better blind guess for each ({_mean_over(right)})."
+            )
+        better = sum(own > guessed for own, guessed in right)
+        if better and len(right) > 1:
+            told.append(
+                f"It is better than that guess on {better} of {count(len(right), 'update')}."
             )
     elif known:
         shares = values(expected)

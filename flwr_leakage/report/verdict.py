@@ -316,7 +316,8 @@ def _attacked(index: Index, fate: Fates, found: Sequence[Attempt]) -> str:
     if len(attacked) == len(everybody):
         return f"Attacked: all of {whole}{_images(sizes, found)}."
     whom = f"{len(attacked)} of {whole}"
-    return f"Attacked: only {whom}{_images(sizes, found)}; of the others nothing is known."
+    told = f"Attacked: only {whom}{_images(sizes, found)}"
+    return f"{told}; of the others’ {index.sample.many} nothing is known."
 
 
 def _images(sizes: Mapping[int, int], found: Sequence[Attempt]) -> str:

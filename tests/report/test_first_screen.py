@@ -119,10 +119,25 @@ def test_what_to_do_names_more_time_and_a_pause_where_time_cut_attacks_off():
     index = Index([*graded(60.0), *graded(11.0, 1), replace(CUT, client_id=1)])
     lines = [line.text for line in advise(index, {}, []).lines]
     assert lines[0] == "Stop, or leave out who is seen."
-    assert lines[2].startswith("Give the attack more time") and lines[3].startswith("Go on only")
-    assert "Give the attack more time" not in str(advise(Index(graded(60.0)), {}, []).lines)
+    assert lines[2].startswith("In that run, give the attack more time")
+    assert lines[3].startswith("Go on only")
+    assert "more time" not in str(advise(Index(graded(60.0)), {}, []).lines)
     first = advise(Index([*graded(11.0), CUT]), {}, []).lines[0]
     assert first.text.startswith("Pause the training until")
+
+
+def test_whoever_was_not_attacked_and_whose_labels_leak_are_not_forgotten():
+    other = LeakageRecord("r", 1, 5, -1, "client", "not_attacked", 40.0, "", "", "too many")
+    labels = [
+        LeakageRecord("r", 1, 0, i, kind, name, 1.0, "", "", note)
+        for i, note in enumerate(("cat", "dog"))
+        for kind, name in (("metric", "label_accuracy"), ("client", "class"))
+    ]
+    index = Index([*graded(60.0), *labels, other])
+    lines = [line.text for line in advise(index, {"threat": "labels inferred"}, []).lines]
+    assert lines[0].startswith("Stop. To leave out who is seen is not enough")
+    assert lines[1] == "Decide about labels too: 2 of 2 were inferred, and 1 by a guess."
+    assert len(lines) <= 5
 
 
 def test_the_defense_of_the_training_stands_on_the_first_screen():
@@ -169,7 +184,7 @@ def test_each_number_has_its_blind_guess_or_was_not_tested():
         records.append(LeakageRecord("r", 1, 0, sample, "membership", f"membership_{name}", value))
     assert shown(records, threat="labels inferred, single view") == [
         ("1 of 3 seen, 1 in part", "blind guess: 0"),
-        ("2 of 3", "naming the commonest class: 2 of 3"),
+        ("2 of 3", "of all attempts; naming the commonest class: 2"),
         ("1 of 1", "by chance: 0, in 99 of 100 runs"),
         ("50.0 %", "before training: 10.0 %"),
     ]

@@ -50,7 +50,9 @@ def test_the_whole_page(run_folder):
 def test_the_first_screen_is_the_answer_four_numbers_and_a_map(run_folder):
     html, page = report(run_folder)
     head = Page(re.search(r"<header>.*</header>", html, flags=re.DOTALL)[0]).text
-    assert head.endswith("from clients 1 and 2.") and "The run ended after 2 rounds." in head
+    assert "The run ended after 2 rounds." in head and head.endswith(
+        "from clients 1 and 2. Next: Stop, or leave out who is seen. What to do"
+    )
     seen = page.visible
     for words in (
         "attempts 6 of 10 seen blind guess: 0",

@@ -317,9 +317,9 @@ def test_an_answer_far_from_the_update_does_not_explain_it(tmp_path):
         "2 attacked updates. That is no sign of safety."
     )
     assert verdict.head[0].startswith(
-        "On 2 of 2 attacked updates no image is graded as seen, and the attack’s answer does not "
-        "explain the update (clients 0 and 1 in round 1): up to 0.9995 of its squared size is left "
-        "over, where"
+        "On 2 of 2 attacked updates no image is seen, not even in part, and the attack’s answer "
+        "does not explain the update (clients 0 and 1 in round 1): up to 0.9995 of its squared "
+        "size is left over, where"
     )
     assert "optimizer" in steps["Do"].text
     assert told(audited(tmp_path / "near", "found", distance=0.5))[0].level == "quiet"
