@@ -110,7 +110,7 @@ def test_a_plain_batch_has_no_factor(images):
 
 def test_a_factor_that_candidates_tell_by_chance_ends_no_search(images, monkeypatch):
     """As two candidates of a mixture did, so that no sample of a batch of 32 was found."""
-    told = iter([0.5] * 3)
+    told = iter([0.5])  # a search for samples under a wrong factor ends by its time limit
     monkeypatch.setattr(BatchSearch, "told_scale", property(lambda self: next(told, None)))
     (found,) = ExactBatch()(job(mlp(), images[:4], 1.0))
     assert next(told, None) is None  # it was asked for, and its factor was tried

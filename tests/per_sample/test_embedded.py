@@ -35,7 +35,7 @@ def test_lambda_max_is_that_of_the_dense_jacobian():
 
     for sample in range(2):
         targets = batch.targets[[sample]]
-        dense = torch.autograd.functional.jacobian(lambda x: flat(x, targets), vectors[[sample]])  # noqa: B023
+        dense = torch.func.jacfwd(lambda x: flat(x, targets))(vectors[[sample]])  # noqa: B023
         largest = torch.linalg.matrix_norm(dense.flatten(1), 2) ** 2
         assert found.values[sample] == pytest.approx(float(largest), rel=1e-3)
 

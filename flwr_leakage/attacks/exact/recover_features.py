@@ -449,7 +449,10 @@ def _last_mask(
     if not last:
         raise ValueError("the last convolution must be 3×3 with padding 1 and stride 1.")
     if errors[last[-1]].shape != masks[len(masks) - 1].on.shape:
-        raise ValueError("the last ReLU must take as many channels as the last convolution gives.")
+        raise ValueError(
+            "the last ReLU must have the channels and positions of a 3×3 convolution with padding 1 "
+            "and stride 1."
+        )
     observed = backward.problem.gradient[passed.uses[last[-1]].name]
     if window is None and last[-1] in passed.normalised:
         layer, use = passed.normalised[last[-1]], passed.uses[last[-1]]
