@@ -450,8 +450,8 @@ def _last_mask(
         raise ValueError("the last convolution must be 3×3 with padding 1 and stride 1.")
     if errors[last[-1]].shape != masks[len(masks) - 1].on.shape:
         raise ValueError(
-            "the last ReLU must have the channels and positions of a 3×3 convolution with padding 1 "
-            "and stride 1."
+            "the last ReLU must have the channels and positions of a 3×3 convolution with padding "
+            "1 and stride 1."
         )
     observed = backward.problem.gradient[passed.uses[last[-1]].name]
     if window is None and last[-1] in passed.normalised:
