@@ -80,9 +80,7 @@ def _labels(
     if told and "labels inferred" in str(metadata.get("threat", "")):
         guess = "blind guess not known"
         if most := commonest_class(found):
-            guess = f"of all attempts; naming the commonest class: {most[0]:,}"
-        if large and large.right is not None:
-            guess += f"; large clients (mean) {large.right}, blind {large.blind}"
+            guess = f"in all attempts; a guess, the commonest class: {most[0]:,}"
         return Tile("labels inferred", f"{round(sum(told)):,} of {len(told):,}", guess)
     if large and large.right is not None:
         return Tile("labels inferred", large.right, f"blind guess: {large.blind}")

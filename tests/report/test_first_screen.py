@@ -184,7 +184,7 @@ def test_each_number_has_its_blind_guess_or_was_not_tested():
         records.append(LeakageRecord("r", 1, 0, sample, "membership", f"membership_{name}", value))
     assert shown(records, threat="labels inferred, single view") == [
         ("1 of 3 seen, 1 in part", "blind guess: 0"),
-        ("2 of 3", "of all attempts; naming the commonest class: 2"),
+        ("2 of 3", "in all attempts; a guess, the commonest class: 2"),
         ("1 of 1", "by chance: 0, in 99 of 100 runs"),
         ("50.0 %", "before training: 10.0 %"),
     ]
