@@ -370,5 +370,12 @@ def _text(page: Path) -> str:
 
 
 def records_by_id(run: str | Path, ids: Sequence[str]) -> list[LeakageRecord]:
-    """Return the records of a run with the given ids, in the order of writing."""
-    return [record for record in read_run(run).records if record_id(record) in ids]
+    """Return the records of a run with the given ids, in the order of writing.
+
+    Raises:
+        ValueError: the run has no record with one of the ids.
+    """
+    found = [record for record in read_run(run).records if record_id(record) in ids]
+    if missing := sorted(set(ids) - {record_id(record) for record in found}):
+        raise ValueError(f"expected ids of records of {run}, which has none of {missing}.")
+    return found

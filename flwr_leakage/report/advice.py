@@ -21,6 +21,7 @@ from flwr_leakage.report.attempts import (
     graded,
     grouped_by_client,
     identifying_told,
+    labels_inferred,
     limit_told,
     most_at_risk_first,
     seen_of,
@@ -163,7 +164,7 @@ def _in_short(
     )
     right, guessed = sum(values(index.series("metric", "label_accuracy"))), commonest_class(found)
     labels = ""
-    if "labels inferred" in str(metadata.get("threat", "")) and guessed and right > guessed[0]:
+    if labels_inferred(index, metadata) and guessed and right > guessed[0]:
         labels = (
             f"Decide about labels too: {right:.0f} of {guessed[1]} were inferred, and "
             f"{guessed[0]} by a guess."

@@ -410,6 +410,12 @@ def beyond_chance(found: Sequence[Attempt]) -> bool:
     return most is not None and sum(attempt.rank == 1 for attempt in ranked) > most
 
 
+def labels_inferred(index: Index, metadata: Mapping[str, Any]) -> bool:
+    """Return whether attacks inferred labels, as the run's settings or its attacks' notes say."""
+    notes = [record.note for record in index.series("attack", "objective").values()]
+    return any("labels inferred" in str(told) for told in (metadata.get("threat", ""), *notes))
+
+
 def commonest_class(found: Sequence[Attempt]) -> tuple[int, int] | None:
     """Return how many labels a guess has right that names their commonest class, and of how many.
 

@@ -12,6 +12,7 @@ from flwr_leakage.report.attempts import (
     Fates,
     commonest_class,
     ended,
+    labels_inferred,
     worst_by_image,
 )
 from flwr_leakage.report.gallery import Exhibit, Gallery, Picture
@@ -77,7 +78,7 @@ def _labels(
 ) -> Tile:
     """Return how many labels were right; the blind guess always names the commonest class."""
     told = values(index.series("metric", "label_accuracy"))
-    if told and "labels inferred" in str(metadata.get("threat", "")):
+    if told and labels_inferred(index, metadata):
         guess = "blind guess not known"
         if most := commonest_class(found):
             guess = f"in all attempts; a guess, the commonest class: {most[0]:,}"

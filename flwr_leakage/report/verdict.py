@@ -19,6 +19,7 @@ from flwr_leakage.report.attempts import (
     fates,
     graded,
     grouped_by_client,
+    labels_inferred,
     left_out,
     limit_told,
     risk,
@@ -285,7 +286,7 @@ def labels_told(index: Index, metadata: Mapping[str, Any], found: Sequence[Attem
     all were right.
     """
     told = values(index.series("metric", "label_accuracy"))
-    right, inferred = round(sum(told)), "labels inferred" in str(metadata.get("threat", ""))
+    right, inferred = round(sum(told)), labels_inferred(index, metadata)
     if not told or (right == len(told) and not inferred):
         return ""
     guess = commonest_class(found)

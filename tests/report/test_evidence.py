@@ -45,6 +45,8 @@ def test_each_sentence_has_its_records_and_each_record_its_id(run_folder):
     assert {by_id[one].kind for one in images.records} == {"metric"}
     one = images.records[0]
     assert records_by_id(run_folder, [one]) == [by_id[one]]
+    with pytest.raises(ValueError, match="has none of"):
+        records_by_id(run_folder, ["3fa2c4d1b0e9"])
 
 
 @pytest.mark.parametrize(

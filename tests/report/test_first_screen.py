@@ -126,6 +126,14 @@ def test_what_to_do_names_more_time_and_a_pause_where_time_cut_attacks_off():
     assert first.text.startswith("Pause the training until")
 
 
+def test_an_attack_s_own_note_tells_that_labels_were_inferred():
+    note = "labels inferred, batch norm none, local schedule known, single view"
+    objective = LeakageRecord("r", 1, 0, -1, "attack", "objective", 1e-9, "1", "", note)
+    right = LeakageRecord("r", 1, 0, 0, "metric", "label_accuracy", 1.0)
+    assert shown([*graded(60.0), right, objective])[1][0] == "1 of 1"
+    assert shown([*graded(60.0), right])[1][1] == "the attacker was given them"
+
+
 def test_whoever_was_not_attacked_and_whose_labels_leak_are_not_forgotten():
     other = LeakageRecord("r", 1, 5, -1, "client", "not_attacked", 40.0, "", "", "too many")
     labels = [
