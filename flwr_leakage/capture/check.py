@@ -251,7 +251,7 @@ def _causes(
 
 
 def _has_variates(names: Mapping[str, NamedTensor], received: Mapping[str, Tensor]) -> bool:
-    """Whether each parameter's shape is also that of a received array that is none of the model's.
+    """Return whether each parameter's shape is also that of a received array not of the model.
 
     A shape counts as often as it comes.
     """

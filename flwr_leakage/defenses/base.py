@@ -96,7 +96,7 @@ class Defense:
 
     @property
     def carries(self) -> bool:
-        """Whether a client adds to each update what earlier ones left out."""
+        """Return whether a client adds to each update what earlier ones left out."""
         return False
 
     @property

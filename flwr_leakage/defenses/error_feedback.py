@@ -1,4 +1,4 @@
-"""What a defense left out of an update is added to the client's next one."""
+"""Add the part of an update that a defense left out to the client's next update."""
 
 from dataclasses import dataclass, replace
 
@@ -32,7 +32,7 @@ class ErrorFeedback(Chain):
 
     @property
     def carries(self) -> bool:
-        """Whether what is left out is carried on: it is."""
+        """Return true: the client carries on what is left out."""
         return True
 
     def in_words(self) -> str:

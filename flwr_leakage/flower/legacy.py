@@ -67,7 +67,7 @@ class LegacyHonestButCurious(Strategy):
         self._sent: dict[str, Parameters] = {}
 
     def __getattr__(self, name: str) -> Any:
-        """What is not here is the wrapped strategy's.
+        """Return the wrapped strategy's attribute of a name that this one lacks.
 
         A server of an app's own may aggregate by another method, such as FedNova's
         ``aggregate_fit_custom``: what it is shown is looked at all the same.

@@ -79,7 +79,7 @@ class HonestButCurious(Strategy):
         self._observed_rounds = 0
 
     def __getattr__(self, name: str) -> Any:
-        """What is not here is the wrapped strategy's."""
+        """Return the wrapped strategy's attribute of a name that this one lacks."""
         if name == "strategy":  # before __init__, as copying does
             raise AttributeError(name)
         return getattr(self.strategy, name)

@@ -1,4 +1,4 @@
-"""What one line says of a client, beside what the strongest attack reads with ten times the time.
+"""Compare what one line says of a client with what the same attack reads in five times the time.
 
     python -m simulations.benchmarks.default_verdicts --root FOLDER --output rows.jsonl
 

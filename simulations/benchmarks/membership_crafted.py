@@ -47,7 +47,7 @@ STEPS, RATE = 300, 0.02
 
 @dataclass(frozen=True)
 class Update:
-    """What whoever makes a candidate may know.
+    """The knowledge of whoever makes a candidate.
 
     Attributes:
         problem: the update.

@@ -260,7 +260,7 @@ def mapped(network: nn.Module) -> GradientMap:
 def released(
     case: Case, network: nn.Module, members: Batch, seed: int, client: int = 0
 ) -> Observation:
-    """What the server sees of one client, whose number its defense's draws depend on."""
+    """Return the server's view of one client, whose number its defense's draws depend on."""
     gradient_map, used = mapped(network), members
     randomness = Reproducible.from_seed(seed + 1_000_000 * client, purpose="defense")
     if case.defense is not None and case.defense.encodes_batches:

@@ -38,13 +38,15 @@ from flwr_leakage.attacks.exact.weight_equations import Whitened
 
 STARTS, AT_ONCE, PROJECTIONS = 100_000, 10_000, 60
 """Largest number of random vectors, number of those that are projected at once, and of projections
-of each."""
+of each. The values were chosen on one development draw; no table."""
 
 BINARY = 1e-3
-"""Largest root mean square distance of a binary vector from the affine space."""
+"""Largest root mean square distance of a binary vector from the affine space. The value was chosen
+on one development draw; no table."""
 
 EQUAL = 1e-2
-"""Share of the largest distance of vectors up to which two of them are equal."""
+"""Share of the largest distance of vectors up to which two of them are equal. The value was chosen
+on one development draw; no table."""
 
 
 def fixed_point(

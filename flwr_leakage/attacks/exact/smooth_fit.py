@@ -31,14 +31,14 @@ from flwr_leakage.spectral.image_prior import ImagePrior
 
 FIRST, FADE, STEPS = 2e-2, 0.6, 60
 """Weight of the prior in the first step, its ratio from step to step, and number of steps. The
-features have the length one."""
+features have the length one. The values were chosen on development draws; no table."""
 
 LEAST = 26
 """Number of steps after which a step that does not lower the objective is the last one."""
 
 BLUR, EXPONENT = 1.0, 0.4
 """Width of the blur of ReLUs in the first step, in units of their inputs' deviation, and the power
-of the prior's weight that it is proportional to."""
+of the prior's weight that it is proportional to. They were chosen likewise."""
 
 ITERATIONS, TOLERANCE = 60, 1e-3
 """Largest number of iterations of conjugate gradients in a step, and their relative residual."""
