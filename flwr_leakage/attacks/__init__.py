@@ -8,11 +8,10 @@ from flwr_leakage.attacks.exact.feature_recursion import FeatureRecursion
 from flwr_leakage.attacks.inversion.dense_gauss_newton import DenseGaussNewton
 from flwr_leakage.attacks.inversion.gauss_newton import GaussNewton
 from flwr_leakage.attacks.inversion.gradient_inversion import GradientInversion
-from flwr_leakage.attacks.inversion.objectives import Cosine, Euclidean
-from flwr_leakage.attacks.inversion.priors import TotalVariation
+from flwr_leakage.attacks.inversion.objectives import Cosine, Euclidean, TotalVariation
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.attacks.labels.assumed import AutomaticLabels
-from flwr_leakage.attacks.optimizers.first_order import Adam
+from flwr_leakage.attacks.optimizers.base import Adam
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 from flwr_leakage.attacks.parallel import Parallel
 from flwr_leakage.attacks.problem import pose

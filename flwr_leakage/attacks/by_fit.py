@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from flwr_leakage.attacks.base import Attack, ProgressCallback
 from flwr_leakage.attacks.budget import Stopwatch
 from flwr_leakage.attacks.evidence import Evidence
-from flwr_leakage.attacks.exact.pixel_box import NORMALISATION, PROVEN_INPUTS
 from flwr_leakage.attacks.job import AttackJob
+from flwr_leakage.attacks.one_by_one import NORMALISATION, PROVEN_INPUTS
 from flwr_leakage.attacks.problem import pose
 from flwr_leakage.attacks.strongest import Strongest
 from flwr_leakage.conventions import Claim, possible_specs, read_normalization

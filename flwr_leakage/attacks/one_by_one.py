@@ -1,17 +1,79 @@
-"""The loop of attacks that solve one target after another, and the check of exact ones."""
+"""Attacks that solve one target after another: before the solution, around it, and behind it.
+
+Before it, :func:`unscaled` divides out the factor by which the client scaled its update. Behind it,
+:func:`in_box` says what a proof of the network's inputs proves of pixels.
+"""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
+from torch import Tensor
 
 from flwr_leakage.attacks.base import AttackProgress, ProgressCallback, failure, require_kind
 from flwr_leakage.attacks.budget import Budget, Stopwatch
 from flwr_leakage.attacks.job import AttackJob
+from flwr_leakage.attacks.labels.assumed import idlg_label
+from flwr_leakage.attacks.labels.counts import mean_feature
+from flwr_leakage.attacks.network.linear import find_last_layer, logits_behind
 from flwr_leakage.attacks.problem import Problem, pose
-from flwr_leakage.attacks.scale import unscaled
-from flwr_leakage.records import Reconstruction
+from flwr_leakage.attacks.rounding import FLOAT32_RELATIVE_ERROR, NOISE_DEVIATIONS
+from flwr_leakage.conventions import read_normalization
+from flwr_leakage.records import Batch, InputSpec, Reconstruction
+
+Verdict = Literal["proven", "plausible", "not"]
+
+
+def unscaled(problem: Problem, roughest: float = 0.1) -> Problem:
+    """Return the problem with the factor of a scaled update divided out, if it can be told.
+
+    A client that clips sends c g in place of its gradient g. For one sample, a linear last layer
+    has the gradient ``c e [h, 1]ᵀ``, with h its input and ``e(h) = ∂L/∂(W h + b)``. The quotient
+    of both parts gives h, h gives e, and ``c = ⟨c e, e⟩ / ‖e‖²``. An update of several samples or
+    steps, or without a trained last layer with bias, is returned as it is. So is one whose factor
+    differs from 1 by no more than its noise explains.
+
+    Args:
+        problem: what a server observed.
+        roughest: the largest relative distance of the last layer's gradient from ``c e [h, 1]ᵀ`` at
+            which the factor is believed. Pruning exceeds it.
+    """
+    if problem.num_samples != 1 or not problem.is_single_gradient or problem.earlier:
+        return problem
+    if problem.spec.next_token:
+        return problem  # one text has an error at each position
+    try:
+        layer = find_last_layer(problem)
+    except ValueError:
+        return problem
+    if layer.bias is None or not {layer.weight, layer.bias} <= problem.gradient_map.trained:
+        return problem
+    weight, errors = problem.gradient[layer.weight].double(), problem.gradient[layer.bias].double()
+    if not bool(errors.any()):
+        return problem
+    features = mean_feature(weight, errors)
+    targets = problem.known_targets
+    targets = idlg_label(errors) if targets is None else targets
+    outputs = problem.params[layer.weight].double() @ features
+    outputs = (outputs + problem.params[layer.bias]).to(problem.params[layer.bias])[None]
+    with torch.enable_grad():
+        leaf = outputs.detach().requires_grad_()
+        loss = problem.gradient_map.loss(logits_behind(problem, layer.weight, leaf), targets)
+        (expected,) = torch.autograd.grad(loss, leaf)
+    expected = expected[0].double()
+    size = float(expected.square().sum())
+    if not size > 0:
+        return problem
+    scale = float(errors @ expected) / size
+    rough = max(
+        float((errors - scale * expected).norm() / errors.norm()),
+        float((weight - errors[:, None] * features).norm() / weight.norm()),
+        FLOAT32_RELATIVE_ERROR,
+    )
+    if not scale > 0 or not rough <= roughest or abs(scale - 1) <= NOISE_DEVIATIONS * rough:
+        return problem
+    return problem.divided(scale)
 
 
 class OneByOne(ABC):
@@ -114,3 +176,65 @@ def require_single_gradient(problem: Problem, who: str) -> None:
             f"{who} takes 1 sample in 1 plain step, got {problem.num_samples} samples in "
             f"{problem.schedule.num_steps} steps{decay}."
         )
+
+
+PROVEN_INPUTS = "proven_inputs"
+"""Key in the stats of an answer: the number of samples whose network inputs are proven."""
+
+NORMALISATION = "normalisation"
+"""Key in the stats of an answer: what its inputs show of the normalisation, a
+:data:`flwr_leakage.conventions.Claim`."""
+
+
+def in_box(spec: InputSpec, answer: Reconstruction) -> Reconstruction:
+    """Return the answer as pixels, with the verdicts that hold for pixels.
+
+    If no sample is proven, the answer is clamped to the box of valid pixels. Otherwise the proven
+    inputs decide, and ``stats["normalisation"]`` says how:
+
+    - ``confirmed`` and ``as told``: the proofs stand, and the answer is clamped, which moves it by
+      no more than its error. In the second case they rest on the normalisation that was told.
+    - ``read off``: the inputs show another normalisation, and only one. It is the answer's
+      ``spec``, under which the proofs stand. Nothing is clamped.
+    - ``refuted``: no pixel is proven. ``stats["verdicts"]`` say ``plausible``, and
+      ``stats["proven_inputs"]`` how many samples' network inputs are proven. Nothing is clamped.
+
+    In the last two cases ``stats["stage"]`` ends with the reason. Inputs without a box need no
+    normalisation: their proofs stand as they are.
+
+    Args:
+        spec: the normalisation that the attack was told.
+        answer: the answer of any attack, with ``stats["verdicts"]`` if it proves anything.
+    """
+    if answer.batch is None or not spec.box or PROVEN_INPUTS in answer.stats:
+        return answer
+    inputs, stats = answer.batch.inputs, answer.stats
+    verdicts: tuple[Verdict, ...] = stats.get("verdicts", ())
+    proven = [index for index, verdict in enumerate(verdicts) if verdict == "proven"]
+    clamped = replace(answer, batch=Batch(spec.clamp(inputs), answer.batch.targets))
+    if not proven:
+        return clamped
+    reading = read_normalization(inputs[proven], spec, _error(inputs, stats, proven))
+    stats = {**stats, PROVEN_INPUTS: len(proven), NORMALISATION: reading.claim}
+    if reading.spec is spec:
+        return replace(clamped, stats=stats)
+    stage = str(stats.get("stage", "")).rstrip(".")
+    stats["stage"] = f"{stage}. {reading.reason}" if stage else reading.reason
+    if reading.spec is None:
+        stats["verdicts"] = tuple("not" if v == "not" else "plausible" for v in verdicts)
+        if "proven" in stats:
+            stats["proven"] = 0
+    return replace(answer, stats=stats, spec=reading.spec)
+
+
+def _error(inputs: Tensor, stats: dict[str, object], proven: list[int]) -> float:
+    """Return the largest standard deviation of the proven samples' own errors.
+
+    It is ``stats["relative_errors"]`` times the root mean square of a sample;
+    ``FLOAT32_RELATIVE_ERROR`` is used if it is larger or the attack states no errors.
+    """
+    errors = torch.full((len(inputs),), FLOAT32_RELATIVE_ERROR, dtype=torch.float64)
+    told = torch.as_tensor(stats.get("relative_errors", ()), dtype=torch.float64)
+    errors[: len(told)] = told.clamp_min(FLOAT32_RELATIVE_ERROR)
+    sizes = inputs.detach().cpu().double().flatten(1).square().mean(1).sqrt()
+    return float((errors * sizes)[proven].max())

@@ -9,14 +9,12 @@ import torch
 
 from flwr_leakage.attacks.base import Attack, AttackProgress, DeclaresShare, ProgressCallback
 from flwr_leakage.attacks.budget import Budget, Stopwatch, stop_mark
-from flwr_leakage.attacks.evidence import Evidence, Judgement
+from flwr_leakage.attacks.evidence import Candidate, Evidence, Judgement, fuse
 from flwr_leakage.attacks.exact.analytic import POSTERIOR
-from flwr_leakage.attacks.exact.pixel_box import NORMALISATION, PROVEN_INPUTS, in_box
 from flwr_leakage.attacks.finish import Denoising, Finish
-from flwr_leakage.attacks.fusion import Candidate, fuse
 from flwr_leakage.attacks.job import AttackJob
+from flwr_leakage.attacks.one_by_one import NORMALISATION, PROVEN_INPUTS, in_box, unscaled
 from flwr_leakage.attacks.problem import Problem, pose
-from flwr_leakage.attacks.scale import unscaled
 from flwr_leakage.records import Batch, Observation, Part, PartOutcome, Reconstruction
 
 
@@ -33,7 +31,7 @@ class Strongest:
     attack has proven the network's inputs of all samples; or an attack answers a pruned update by
     the posterior's mean, and its gradient meets all kept entries to rounding. An answer is moved
     into the box of valid pixels before it is judged, unless its inputs are proven and speak against
-    the normalisation that was told (:func:`flwr_leakage.attacks.exact.pixel_box.in_box`).
+    the normalisation that was told (:func:`flwr_leakage.attacks.one_by_one.in_box`).
 
     ``finish`` continues from each candidate that is not far less likely than the best, so that
     candidates are compared at their minima, unless samples are proven or only rounding is left. Its
@@ -48,7 +46,7 @@ class Strongest:
     on a noised update, as it would fit the noise.
 
     If no attack solved a target, the answer is the weighted mean of the candidates around the most
-    likely one, if there are several; see :func:`flwr_leakage.attacks.fusion.fuse`.
+    likely one, if there are several; see :func:`flwr_leakage.attacks.evidence.fuse`.
 
     A result's ``parts`` hold the outcome, the cost and the refusal of each attack. Its objective
     is the relative squared distance of gradients. Its stats are the winner's, with the winner's

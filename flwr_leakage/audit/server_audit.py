@@ -11,9 +11,9 @@ import torch
 
 from flwr_leakage.attacks.base import Attack
 from flwr_leakage.attacks.budget import Budget
-from flwr_leakage.attacks.exact.pixel_box import NORMALISATION
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.attacks.labels.rehearsed import LabelEstimate
+from flwr_leakage.attacks.one_by_one import NORMALISATION
 from flwr_leakage.attacks.parallel import RETRIED
 from flwr_leakage.audit.attack import attempt, describe_parts
 from flwr_leakage.audit.candidates import Candidates

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from flwr_leakage.attacks import Adam, GradientInversion
-from flwr_leakage.attacks.inversion.priors import BatchNormStatistics
+from flwr_leakage.attacks.inversion.objectives import BatchNormStatistics
 from flwr_leakage.attacks.presets import load_preset
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.metrics import Evaluator, Lpips, classifier_utility

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from flwr_leakage.attacks import Analytic, AttackJob, ExactBatch
 from flwr_leakage.attacks.exact.batch_search import SearchSettings
-from flwr_leakage.attacks.exact.pixel_box import PROVEN_INPUTS
+from flwr_leakage.attacks.one_by_one import PROVEN_INPUTS
 from flwr_leakage.conventions import normalizations_agree
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, InputSpec, Reconstruction, ThreatModel

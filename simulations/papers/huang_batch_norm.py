@@ -9,7 +9,7 @@ import torch
 from matplotlib.figure import Figure
 
 from flwr_leakage.attacks import Adam, Cosine, GradientInversion, Normal, TotalVariation
-from flwr_leakage.attacks.inversion.priors import BatchNormStatistics
+from flwr_leakage.attacks.inversion.objectives import BatchNormStatistics
 from flwr_leakage.defenses import NoDefense
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.params import Params

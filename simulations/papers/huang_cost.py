@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from flwr_leakage import models
 from flwr_leakage.attacks import Adam, Cosine, GradientInversion, Normal, TotalVariation
-from flwr_leakage.attacks.inversion.priors import BatchNormStatistics
+from flwr_leakage.attacks.inversion.objectives import BatchNormStatistics
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.defenses import NoDefense
 from flwr_leakage.gradient_map import GradientMap

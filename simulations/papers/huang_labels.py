@@ -17,7 +17,7 @@ from flwr_leakage.attacks import (
     Normal,
     TotalVariation,
 )
-from flwr_leakage.attacks.inversion.priors import BatchNormStatistics
+from flwr_leakage.attacks.inversion.objectives import BatchNormStatistics
 from flwr_leakage.defenses import NoDefense
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.randomness import make_generator

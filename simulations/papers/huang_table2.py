@@ -9,7 +9,7 @@ import torch
 
 from flwr_leakage.attacks import Adam, Cosine, GradientInversion, Normal, TotalVariation
 from flwr_leakage.attacks.decode import decode_instahide, decode_mixup
-from flwr_leakage.attacks.inversion.priors import BatchNormStatistics
+from flwr_leakage.attacks.inversion.objectives import BatchNormStatistics
 from flwr_leakage.defenses import Chain, GradientPruning, InstaHide, MixUp, NoDefense
 from flwr_leakage.defenses.base import Defense
 from flwr_leakage.gradient_map import GradientMap

@@ -15,7 +15,7 @@ from flwr_leakage.attacks import (
     Normal,
     TotalVariation,
 )
-from flwr_leakage.attacks.inversion.priors import BatchNormStatistics, Prior
+from flwr_leakage.attacks.inversion.objectives import BatchNormStatistics, Prior
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.metrics import Evaluator, Lpips
 from flwr_leakage.records import (

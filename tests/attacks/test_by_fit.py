@@ -11,7 +11,7 @@ from torch import nn
 import flwr_leakage
 from flwr_leakage.attacks import Analytic, AttackJob
 from flwr_leakage.attacks.by_fit import by_fit
-from flwr_leakage.attacks.exact.pixel_box import NORMALISATION, PROVEN_INPUTS
+from flwr_leakage.attacks.one_by_one import NORMALISATION, PROVEN_INPUTS
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Reconstruction, ThreatModel
 

@@ -9,8 +9,7 @@ from one_sample import hidden, images, noisy, posed
 from portfolio import Answering, erring, error
 
 from flwr_leakage.attacks import Strongest, pose
-from flwr_leakage.attacks.evidence import Evidence, ring_energy
-from flwr_leakage.attacks.fusion import Candidate, fuse
+from flwr_leakage.attacks.evidence import Candidate, Evidence, fuse, ring_energy
 from flwr_leakage.records import Batch, LocalSchedule, ThreatModel
 
 

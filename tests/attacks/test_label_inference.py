@@ -7,14 +7,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from flwr_leakage.attacks import Analytic, AttackJob, AutomaticLabels, pose
+from flwr_leakage.attacks.labels.assumed import NearestGradient, SignOfGradient
 from flwr_leakage.attacks.labels.counts import (
     ClassCounts,
     class_counts,
     mean_feature,
     possible_classes,
 )
-from flwr_leakage.attacks.labels.idlg import SignOfGradient
-from flwr_leakage.attacks.labels.nearest import NearestGradient
 from flwr_leakage.attacks.loss_check import lowers_one_logit
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.losses import following

@@ -7,7 +7,7 @@ from torch import nn
 
 from flwr_leakage.attacks import AttackJob, ExactBatch, FeatureMatching, Strongest, pose
 from flwr_leakage.attacks.exact.batch_search import BatchSearch
-from flwr_leakage.attacks.scale import unscaled
+from flwr_leakage.attacks.one_by_one import unscaled
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, ThreatModel
 

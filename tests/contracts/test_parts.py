@@ -44,7 +44,7 @@ ROOMS = {
     "score": Room("flwr_leakage.scores", list[Measurement]),
     "defense": Room("flwr_leakage.defenses", None),
     "objective": Room("flwr_leakage.attacks.inversion.objectives", None),
-    "prior": Room("flwr_leakage.attacks.inversion.priors", None),
+    "prior": Room("flwr_leakage.attacks.inversion.objectives", None),
     "attack": Room(
         "flwr_leakage.attacks",
         list[Reconstruction],

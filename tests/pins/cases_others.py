@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from flwr_leakage.attacks import AutomaticLabels
+from flwr_leakage.attacks.labels.assumed import SignOfGradient
 from flwr_leakage.attacks.labels.counts import ClassCounts
-from flwr_leakage.attacks.labels.idlg import SignOfGradient
 from flwr_leakage.records import LocalSchedule
 from tests.pins import networks as n
 from tests.pins.case import Case, noised, pruned, spoiled

@@ -8,10 +8,9 @@ from attacked import observe
 from torch import Tensor, nn
 
 from flwr_leakage.attacks import pose
-from flwr_leakage.attacks.exact.chain import Link, trace_chain
-from flwr_leakage.attacks.exact.hidden import Hidden
+from flwr_leakage.attacks.exact.chain import Level, Link, trace_chain
 from flwr_leakage.attacks.exact.known import Known
-from flwr_leakage.attacks.exact.layer_equations import Level
+from flwr_leakage.attacks.exact.mask_equations import Hidden
 from flwr_leakage.attacks.exact.masks import MaskEvidence, MaskSearch, settled
 from flwr_leakage.attacks.labels.counts import mean_feature
 from flwr_leakage.gradient_map import GradientMap

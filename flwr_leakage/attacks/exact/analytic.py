@@ -10,18 +10,21 @@ from torch import Tensor
 
 from flwr_leakage.attacks.budget import Budget, stop_mark
 from flwr_leakage.attacks.clipped import without_clipped
-from flwr_leakage.attacks.exact.pixel_box import in_box
 from flwr_leakage.attacks.exact.pruned_layers import PrunedPass
 from flwr_leakage.attacks.exact.unseen_pixels import fill_unseen
-from flwr_leakage.attacks.input_order import InputOrder, input_orders
-from flwr_leakage.attacks.labels.assumed import AutomaticLabels, answer, assume_targets
+from flwr_leakage.attacks.labels.assumed import (
+    AutomaticLabels,
+    NearestGradient,
+    answer,
+    assume_targets,
+)
 from flwr_leakage.attacks.labels.counts import mean_feature
-from flwr_leakage.attacks.labels.nearest import NearestGradient
-from flwr_leakage.attacks.network.linear import told_of_computed_weights
+from flwr_leakage.attacks.network.linear import InputOrder, input_orders, told_of_computed_weights
 from flwr_leakage.attacks.network.trace import LinearUse
 from flwr_leakage.attacks.one_by_one import (
     Applicability,
     ExactAttack,
+    in_box,
     require_single_gradient,
 )
 from flwr_leakage.attacks.problem import Problem
@@ -51,7 +54,7 @@ class Analytic(ExactAttack):
     x is proven if ``∂L/∂W`` and δ xᵀ differ only by rounding, in the rows of several units. Then no
     other sample has this gradient, whatever follows the layer, even dropout with masks that only
     the client knows. The pixels are proven if x shows its normalisation; see
-    :func:`flwr_leakage.attacks.exact.pixel_box.in_box`.
+    :func:`flwr_leakage.attacks.one_by_one.in_box`.
 
     The attack takes an update of one sample in one plain step. The model's first layer must be
     linear with a bias, and its weight and bias must be trained.

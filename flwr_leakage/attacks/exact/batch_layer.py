@@ -14,10 +14,15 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from flwr_leakage.attacks.input_order import InputOrder, input_orders
 from flwr_leakage.attacks.loss_check import is_plain_mean
 from flwr_leakage.attacks.network.layer_factor import LayerFactor, factorize
-from flwr_leakage.attacks.network.linear import logits_behind, told_of_computed_weights, traced
+from flwr_leakage.attacks.network.linear import (
+    InputOrder,
+    input_orders,
+    logits_behind,
+    told_of_computed_weights,
+    traced,
+)
 from flwr_leakage.attacks.network.trace import LinearUse
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.rounding import FLOAT32_RELATIVE_ERROR

@@ -22,21 +22,19 @@ from flwr_leakage.attacks.exact.batch_layer import (
     layer_behind,
     pose_layers,
 )
+from flwr_leakage.attacks.exact.batch_masks import null_vector, sparsest, zero_entries
 from flwr_leakage.attacks.exact.batch_proof import (
     PROVEN_DEVIATION,
     BatchInputs,
-    Verdict,
     conclude,
     replays,
 )
 from flwr_leakage.attacks.exact.batch_search import ROW_START_SHARE, BatchSearch, SearchSettings
-from flwr_leakage.attacks.exact.pixel_box import in_box
-from flwr_leakage.attacks.exact.sparse_columns import null_vector, sparsest, zero_entries
 from flwr_leakage.attacks.labels.assumed import answer
 from flwr_leakage.attacks.labels.counts import mean_feature
 from flwr_leakage.attacks.labels.head import LARGEST_MISFIT, split_head
 from flwr_leakage.attacks.network.linear import traced
-from flwr_leakage.attacks.one_by_one import Applicability, ExactAttack
+from flwr_leakage.attacks.one_by_one import Applicability, ExactAttack, Verdict, in_box
 from flwr_leakage.attacks.problem import Problem, simulate_gradient
 from flwr_leakage.attacks.rounding import NOISE_DEVIATIONS
 from flwr_leakage.params import Params

@@ -12,22 +12,20 @@ outputs in the span of the next layer's gradient.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.exact.batch_layer import BatchLayer, BatchSample
-from flwr_leakage.attacks.exact.sparse_columns import null_vector, zero_entries
-from flwr_leakage.attacks.input_order import InputOrder
+from flwr_leakage.attacks.exact.batch_masks import null_vector, zero_entries
+from flwr_leakage.attacks.network.linear import InputOrder
+from flwr_leakage.attacks.one_by_one import Verdict
 from flwr_leakage.attacks.rounding import (
     FLOAT32_RELATIVE_ERROR,
     NOISE_DEVIATIONS,
     SPARE_EQUATIONS,
 )
 from flwr_leakage.params import Params
-
-Verdict = Literal["proven", "plausible", "not"]
 
 PROVEN_DEVIATION = 3e-4
 """Largest standard deviation of a proven sample's error, of which three stay below 1e-3. It is

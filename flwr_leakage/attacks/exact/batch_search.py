@@ -27,8 +27,8 @@ from torch import Tensor
 
 from flwr_leakage.attacks.budget import Budget
 from flwr_leakage.attacks.exact.batch_layer import ZERO_SHARE, BatchLayer, BatchSample
-from flwr_leakage.attacks.exact.batch_masks import MaskColumns
-from flwr_leakage.attacks.exact.sparse_columns import (
+from flwr_leakage.attacks.exact.batch_masks import (
+    MaskColumns,
     null_vector,
     sparsest,
     zero_entries,

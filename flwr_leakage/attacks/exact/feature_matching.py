@@ -26,15 +26,13 @@ from torch import Tensor
 from flwr_leakage.attacks.base import failure
 from flwr_leakage.attacks.budget import Budget, stop_mark
 from flwr_leakage.attacks.distance import gradient_distance
-from flwr_leakage.attacks.exact.chain import Link, features_of, trace_chain
-from flwr_leakage.attacks.exact.hidden import Hidden
+from flwr_leakage.attacks.exact.chain import Level, Link, features_of, solve_layer, trace_chain
 from flwr_leakage.attacks.exact.known import Known
-from flwr_leakage.attacks.exact.layer_equations import Level, solve_layer
+from flwr_leakage.attacks.exact.mask_equations import Hidden
 from flwr_leakage.attacks.exact.masks import MaskSearch
 from flwr_leakage.attacks.exact.relu_fit import FadingPrior, FittedInput, fit_through_relus
-from flwr_leakage.attacks.labels.assumed import answer, assume_targets
+from flwr_leakage.attacks.labels.assumed import answer, assume_targets, idlg_label
 from flwr_leakage.attacks.labels.counts import mean_feature
-from flwr_leakage.attacks.labels.idlg import idlg_label
 from flwr_leakage.attacks.one_by_one import (
     Applicability,
     ExactAttack,

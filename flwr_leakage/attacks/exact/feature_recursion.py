@@ -37,8 +37,7 @@ from flwr_leakage.attacks.exact.known import single
 from flwr_leakage.attacks.exact.recover_features import Features, recover_features
 from flwr_leakage.attacks.exact.relu_walk import ReluWalk
 from flwr_leakage.attacks.exact.smooth_fit import fit_smoothly
-from flwr_leakage.attacks.labels.assumed import answer, assume_targets
-from flwr_leakage.attacks.labels.idlg import SignOfGradient
+from flwr_leakage.attacks.labels.assumed import SignOfGradient, answer, assume_targets
 from flwr_leakage.attacks.one_by_one import Applicability, ExactAttack
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 from flwr_leakage.attacks.problem import Problem

@@ -15,7 +15,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from torch import Tensor
 from torch.nn import functional as F
 
-from flwr_leakage.attacks.network.geometry import Geometry, Pair
+from flwr_leakage.attacks.network.calls import Geometry, Pair
 
 LAST_GEOMETRY = Geometry((3, 3), (1, 1), (1, 1), (1, 1))
 """The geometry that the last convolution must have: its overlapping patches reveal their places."""

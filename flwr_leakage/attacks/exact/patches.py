@@ -10,12 +10,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flwr_leakage.attacks.budget import Budget
-from flwr_leakage.attacks.exact.pixel_box import in_box
-from flwr_leakage.attacks.labels.assumed import AutomaticLabels, answer, assume_targets
-from flwr_leakage.attacks.labels.nearest import NearestGradient
+from flwr_leakage.attacks.labels.assumed import (
+    AutomaticLabels,
+    NearestGradient,
+    answer,
+    assume_targets,
+)
 from flwr_leakage.attacks.network.calls import Affine
 from flwr_leakage.attacks.network.linear import traced
-from flwr_leakage.attacks.one_by_one import Applicability, ExactAttack
+from flwr_leakage.attacks.one_by_one import Applicability, ExactAttack, in_box
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.rounding import FLOAT32_RELATIVE_ERROR
 from flwr_leakage.params import Params

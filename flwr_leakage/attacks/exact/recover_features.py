@@ -50,8 +50,8 @@ from flwr_leakage.attacks.exact.own_statistics import (
 from flwr_leakage.attacks.exact.relu_walk import ReluWalk, Use
 from flwr_leakage.attacks.exact.weight_equations import Whitened
 from flwr_leakage.attacks.labels.counts import mean_feature
-from flwr_leakage.attacks.labels.last_layer import find_last_layer
-from flwr_leakage.attacks.network.geometry import Pair
+from flwr_leakage.attacks.network.calls import Pair
+from flwr_leakage.attacks.network.linear import find_last_layer
 from flwr_leakage.attacks.problem import Problem
 
 _BY_SAMPLE = (nn.GroupNorm, nn.LayerNorm, _InstanceNorm)

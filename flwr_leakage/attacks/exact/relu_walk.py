@@ -20,8 +20,7 @@ from torch.nn import functional as F
 from flwr_leakage.attacks.exact.known import Mask
 from flwr_leakage.attacks.network.activations import Elementwise
 from flwr_leakage.attacks.network.blur import blurred_relu
-from flwr_leakage.attacks.network.calls import Affine, Normalise, Op, Pool
-from flwr_leakage.attacks.network.geometry import Geometry, Pair
+from flwr_leakage.attacks.network.calls import Affine, Geometry, Normalise, Op, Pair, Pool
 from flwr_leakage.attacks.network.trace import ReachedError, Run, Trace
 from flwr_leakage.attacks.problem import Problem
 

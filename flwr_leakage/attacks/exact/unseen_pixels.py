@@ -28,7 +28,7 @@ from torch import Tensor
 from flwr_leakage.attacks.budget import UNLIMITED, Budget
 from flwr_leakage.attacks.exact.known import Known
 from flwr_leakage.attacks.exact.pruned_layers import PrunedLayer, PrunedPass
-from flwr_leakage.attacks.input_order import InputOrder
+from flwr_leakage.attacks.network.linear import InputOrder
 from flwr_leakage.attacks.rounding import FLOAT32_DEVIATION
 from flwr_leakage.records import InputSpec
 from flwr_leakage.spectral.image_prior import ImagePrior

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flwr_leakage.attacks.network.geometry import Geometry
+from flwr_leakage.attacks.network.calls import Geometry
 
 
 def weight_equations(

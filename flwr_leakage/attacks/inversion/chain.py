@@ -32,8 +32,7 @@ from flwr_leakage.attacks.inversion.chain_stages import (
     below,
 )
 from flwr_leakage.attacks.network.activations import Elementwise
-from flwr_leakage.attacks.network.calls import Affine, Pool
-from flwr_leakage.attacks.network.geometry import Geometry
+from flwr_leakage.attacks.network.calls import Affine, Geometry, Pool
 from flwr_leakage.attacks.network.trace import Step, Trace
 from flwr_leakage.params import Params
 

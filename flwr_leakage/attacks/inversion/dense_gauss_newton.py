@@ -12,8 +12,7 @@ from torch import Tensor
 from flwr_leakage.attacks.base import failure
 from flwr_leakage.attacks.budget import Budget, Stopwatch, stop_mark
 from flwr_leakage.attacks.inversion.gauss_newton import GaussNewton
-from flwr_leakage.attacks.inversion.jacobian import Jacobian, gram_seconds
-from flwr_leakage.attacks.inversion.kinks import calls_kinks, is_rough
+from flwr_leakage.attacks.inversion.jacobian import Jacobian, calls_kinks, gram_seconds, is_rough
 from flwr_leakage.attacks.inversion.likelihood import Likelihood, estimate_noise
 from flwr_leakage.attacks.labels.assumed import (
     AutomaticLabels,

@@ -7,8 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from flwr_leakage.attacks.inversion.objectives import Objective
-from flwr_leakage.attacks.inversion.priors import Prior, PriorContext
+from flwr_leakage.attacks.inversion.objectives import Objective, Prior, PriorContext
 from flwr_leakage.attacks.problem import Problem, simulate_gradient
 from flwr_leakage.params import Params
 from flwr_leakage.records import Batch

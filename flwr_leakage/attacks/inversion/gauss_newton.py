@@ -44,8 +44,8 @@ from flwr_leakage.attacks.labels.assumed import (
     assume_targets,
 )
 from flwr_leakage.attacks.labels.counts import label_moves
-from flwr_leakage.attacks.labels.last_layer import find_last_bias
 from flwr_leakage.attacks.network.blur import blurring, kink_inputs, measure
+from flwr_leakage.attacks.network.linear import find_last_bias
 from flwr_leakage.attacks.one_by_one import OneByOne
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.settings import require

@@ -11,9 +11,8 @@ from torch import Tensor
 from flwr_leakage.attacks.base import ProgressCallback, Reporter, failure, require_kind
 from flwr_leakage.attacks.budget import Budget, Stopwatch, stop_mark
 from flwr_leakage.attacks.inversion.evaluation import Batching, Candidates, Evaluator
-from flwr_leakage.attacks.inversion.objectives import Euclidean, Objective
+from flwr_leakage.attacks.inversion.objectives import Euclidean, Objective, Prior
 from flwr_leakage.attacks.inversion.order import OrderSearch, has_order, local_steps_of
-from flwr_leakage.attacks.inversion.priors import Prior
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.attacks.labels.assumed import (
     AssumedTargets,
@@ -22,10 +21,10 @@ from flwr_leakage.attacks.labels.assumed import (
     answer,
     assume_targets,
 )
+from flwr_leakage.attacks.one_by_one import unscaled
 from flwr_leakage.attacks.optimizers.base import FirstValues, Minimum, Optimizer
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 from flwr_leakage.attacks.problem import Problem, pose
-from flwr_leakage.attacks.scale import unscaled
 from flwr_leakage.attacks.starts import Grey, Initialisation
 from flwr_leakage.records import Reconstruction
 

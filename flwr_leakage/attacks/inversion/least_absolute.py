@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.budget import Budget, stop_mark
-from flwr_leakage.attacks.inversion.jacobian import Jacobian, gram_seconds
-from flwr_leakage.attacks.inversion.kinks import has_kinks
+from flwr_leakage.attacks.inversion.jacobian import Jacobian, gram_seconds, has_kinks
 from flwr_leakage.attacks.inversion.likelihood import Likelihood
 from flwr_leakage.attacks.labels.assumed import (
     AutomaticLabels,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.clipped import clipped_entries
-from flwr_leakage.attacks.labels.last_layer import find_last_layer
+from flwr_leakage.attacks.network.linear import find_last_layer
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.rounding import FLOAT32_NOISE
 from flwr_leakage.params import Params

@@ -1,15 +1,17 @@
-"""Objectives: distances of a candidate's gradient from the observed one.
-
-Each is a frozen object that takes both gradients by parameter name, and is smallest if they agree.
-"""
+"""Distances of a candidate's gradient from the observed one, and penalties of candidate images."""
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from itertools import combinations
+from typing import Literal, Protocol, runtime_checkable
 
+import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from flwr_leakage.attacks.distance import relative_squared_distance, squared_distance
+from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.params import Params
+from flwr_leakage.records import InputSpec
 
 
 @runtime_checkable
@@ -86,3 +88,153 @@ class Masked:
         """Return the distance of the candidate's gradient from the observed one, a scalar."""
         kept = {name: candidate[name] * (value != 0) for name, value in observed.items()}
         return self.objective(kept, observed)
+
+
+@dataclass(frozen=True)
+class PriorContext:
+    """The attacker's knowledge about a candidate batch.
+
+    Attributes:
+        gradient_map: the model, for priors on its features.
+        spec: the public facts about the data.
+        params: the parameters θ_t.
+        buffers: the statistics that the attacker normalises with, if in running mode.
+        statistics: BatchNorm statistics that the threat model grants, or empty.
+        first_step: (b, C, H, W) the candidate's inputs of the first local step, which
+            ``statistics`` are compared with; all inputs if ``None``.
+    """
+
+    gradient_map: GradientMap
+    spec: InputSpec
+    params: Params
+    buffers: Params
+    statistics: Params
+    first_step: Tensor | None = None
+
+
+@runtime_checkable
+class Prior(Protocol):
+    """A penalty of candidate inputs, added to the objective."""
+
+    def __call__(self, inputs: Tensor, context: PriorContext) -> Tensor:
+        """Return the penalty of inputs (B, C, H, W) in model space, a scalar."""
+        ...
+
+
+def total_variation(images: Float[Tensor, "B C H W"]) -> Tensor:
+    """Return the mean absolute difference of vertical neighbours plus that of horizontal ones.
+
+    This is the anisotropic total variation of Rudin, Osher and Fatemi (1992), with the mean of
+    Geiping et al.'s code, so that its weight does not depend on the image's size.
+
+    Example:
+        >>> total_variation(torch.tensor([[[[0.0, 1.0], [0.0, 1.0]]]]))
+        tensor(1.)
+    """
+    vertical = (images[..., 1:, :] - images[..., :-1, :]).abs().mean()
+    horizontal = (images[..., :, 1:] - images[..., :, :-1]).abs().mean()
+    return vertical + horizontal
+
+
+def colour_differences(images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D H W"]:
+    """Return the C channels and the differences of every two of them.
+
+    These are the double opponents of Åström and Schnörr (2016). Edges of natural images show in all
+    channels at once, so that differences of channels vary less than the channels.
+    """
+    pairs = [images[:, i] - images[:, j] for i, j in combinations(range(images.shape[1]), 2)]
+    return torch.cat([images, *(pair[:, None] for pair in pairs)], dim=1)
+
+
+@dataclass(frozen=True)
+class TotalVariation:
+    """``weight ·`` total variation of the candidate.
+
+    Attributes:
+        weight: weight relative to the objective, ≥ 0.
+        absolute: whether |x| is penalised instead of x, for InstaHide's images, whose signs are
+            flipped at random (Huang et al. 2021's published code).
+        colour: whether the differences of channels are penalised as well.
+    """
+
+    weight: float
+    absolute: bool = False
+    colour: bool = False
+
+    def __post_init__(self) -> None:
+        if self.weight < 0:
+            raise ValueError(f"weight must be ≥ 0, got {self.weight}.")
+
+    def __call__(self, inputs: Float[Tensor, "B C H W"], context: PriorContext) -> Tensor:
+        """Return the penalty of a candidate batch in model space, a scalar."""
+        images = inputs.abs() if self.absolute else inputs
+        return self.weight * total_variation(colour_differences(images) if self.colour else images)
+
+
+def statistics_distance(
+    candidate: Params, known: Params, relative: bool = False
+) -> Float[Tensor, ""]:
+    """Return ``Σ_l ‖μ_l(x) − μ_l‖₂ + ‖σ²_l(x) − σ²_l‖₂`` over the BatchNorm layers l.
+
+    This is eq. 10 of Yin et al. 2021, with norms and not their squares, as in Yin et al. 2020's
+    published code. The norms grow with a layer's width and with its weights. The relative distance
+    has the root mean squares of ``(μ_l(x) − μ_l) / σ_l`` and ``(σ²_l(x) − σ²_l) / σ²_l`` over the
+    channels instead.
+
+    Args:
+        candidate: mean and variance of every layer's input, keyed as its buffers.
+        known: the known means and variances with the same keys; layers missing here do not count.
+        relative: whether distances are in units of the known standard deviations and variances.
+    """
+    names = [name for name in candidate if name in known]
+    total = next(iter(candidate.values())).new_zeros(())
+    for name in names:
+        layer, _, kind = name.rpartition(".")
+        squares = (candidate[name] - known[name]).square()
+        if relative:
+            variance = known[f"{layer}.running_var" if layer else "running_var"]
+            scale = variance.clamp_min(1e-5) ** (1 if kind == "running_mean" else 2)
+            squares = squares / scale / squares.numel()
+        # A root has no derivative at zero, the value of an exact match.
+        gap = (squares.sum() + 1e-12).sqrt()
+        total = total + gap
+    return total
+
+
+@dataclass(frozen=True)
+class BatchNormStatistics:
+    """``weight ·`` distance of the candidate's BatchNorm statistics from the known ones.
+
+    The threat model states the known statistics (``exact``, ``derived`` or ``running``). If it
+    grants none there is no penalty, and the statistics are inferred with the images. They are
+    compared at θ_t, for the samples of the first local step. ``derived`` statistics of several
+    steps are a mean over the steps.
+
+    Attributes:
+        weight: weight relative to the objective, ≥ 0.
+        known: source of the statistics: ``granted`` by the threat model, or ``running`` for the
+            server's own buffers.
+        relative: whether distances are in units of the known standard deviations, so that one
+            weight suits all widths and stages of training.
+    """
+
+    weight: float
+    known: Literal["granted", "running"] = "granted"
+    relative: bool = False
+
+    def __post_init__(self) -> None:
+        if self.weight < 0:
+            raise ValueError(f"weight must be ≥ 0, got {self.weight}.")
+        if self.known not in ("granted", "running"):
+            raise ValueError(f"known must be 'granted' or 'running', got {self.known!r}.")
+
+    def __call__(self, inputs: Float[Tensor, "B C H W"], context: PriorContext) -> Tensor:
+        """Return the penalty of a candidate batch in model space, a scalar."""
+        known = context.statistics if self.known == "granted" else context.buffers
+        if not known:
+            return inputs.new_zeros(())
+        first = inputs if context.first_step is None else context.first_step
+        found = context.gradient_map.statistics(context.params, first, context.buffers)
+        if not found:
+            return inputs.new_zeros(())
+        return self.weight * statistics_distance(found, known, self.relative)

@@ -1,4 +1,7 @@
-"""The labels that an attack assumes for its samples, by the one rule of all attacks."""
+"""The labels that an attack assumes for its samples, by the one rule of all attacks.
+
+They are granted, or inferred by the parts of :class:`AutomaticLabels`.
+"""
 
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
@@ -8,10 +11,107 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from flwr_leakage.attacks.labels.counts import ClassCounts
-from flwr_leakage.attacks.labels.idlg import SignOfGradient
-from flwr_leakage.attacks.labels.nearest import NearestGradient
+from flwr_leakage.attacks.network.linear import find_last_bias, find_last_layer
 from flwr_leakage.attacks.problem import Problem
+from flwr_leakage.params import ravel
 from flwr_leakage.records import Batch
+from flwr_leakage.spectral.image_prior import ImagePrior
+
+
+def idlg_label(bias_gradient: Tensor) -> Tensor:
+    """Return the class (1,) whose bias gradient ``softmax(z)_k − 1[k = y]`` is negative.
+
+    With cross-entropy and one sample, only the true class has a negative entry (Zhao, Mopuri,
+    Bilen 2020, eq. 3). The function takes the smallest entry, which is robust to noise.
+
+    Example:
+        >>> idlg_label(torch.tensor([0.2, -0.7, 0.5]))
+        tensor([1])
+    """
+    return bias_gradient.argmin().reshape(1)
+
+
+@dataclass(frozen=True)
+class SignOfGradient:
+    """The label attack iDLG (Zhao, Mopuri, Bilen 2020) for one sample."""
+
+    def __call__(self, problem: Problem, generator: torch.Generator) -> Int[Tensor, " B"]:
+        """Return the label (1,).
+
+        Raises:
+            ValueError: the update stems from several samples, or neither a bias of the logits nor
+                a last linear layer is trained.
+        """
+        if problem.num_samples != 1:
+            raise ValueError(
+                f"iDLG infers the label of 1 sample, the update stems from {problem.num_samples}."
+            )
+        bias = find_last_bias(problem, scaled=True)
+        if bias is not None:
+            return idlg_label(problem.gradient[bias].flatten())
+        # Without a bias, the rows of ∂L/∂W are (softmax − onehot)_k · h with one common h.
+        weight = find_last_layer(problem).weight
+        if weight not in problem.gradient_map.trained:
+            raise ValueError("labels are read from the last layer's gradient, and it is frozen.")
+        return idlg_label(_row_coefficients(problem.gradient[weight]))
+
+
+def _row_coefficients(weight_gradient: Tensor) -> Tensor:
+    """Return the logit error u (K,), up to a positive factor, of a rank-one gradient u hᵀ.
+
+    The product leaves the sign of u open. A logit error has one negative entry, which is the
+    largest in magnitude.
+    """
+    left, _, _ = torch.linalg.svd(weight_gradient, full_matrices=False)
+    error = left[:, 0]
+    return torch.where(error[error.abs().argmax()] > 0, -error, error)
+
+
+@dataclass(frozen=True)
+class NearestGradient:
+    """The label attack ``argmax_k cos²(∂L(x, k)/∂θ, g*)``, averaged over images x.
+
+    In some networks, as in those whose logits are a cosine similarity, no layer's gradient shows
+    the label. But the label decides more of a gradient's direction than the image does. The attack
+    computes K gradients for each image.
+
+    Attributes:
+        images: (N, C, H, W) normalised images; ``None`` for draws of the prior.
+        draws: number N of draws of the prior.
+    """
+
+    images: Tensor | None = None
+    draws: int = 8
+
+    def __call__(self, problem: Problem, generator: torch.Generator) -> Int[Tensor, " B"]:
+        """Return the label (1,).
+
+        Raises:
+            ValueError: the update stems from several samples.
+        """
+        if problem.num_samples != 1:
+            raise ValueError(
+                "the nearest gradient infers the label of 1 sample, the update stems from "
+                f"{problem.num_samples}."
+            )
+        observed = ravel(problem.gradient)
+        images = self.images
+        if images is None:
+            prior = ImagePrior.of(problem.spec)
+            draws = torch.randn(self.draws, *problem.spec.shape, generator=generator).double()
+            images = problem.spec.clamp(prior.inputs(draws))
+        images = images.to(observed)
+
+        def likeness(label: int) -> float:
+            cosines = []
+            for image in images:
+                batch = Batch(image[None], torch.tensor([label]))
+                found = problem.gradient_map(problem.params, batch, problem.buffers)
+                own = ravel({name: found[name] for name in problem.gradient})
+                cosines.append(float(torch.cosine_similarity(own, observed, dim=0)) ** 2)
+            return sum(cosines) / len(cosines)
+
+        return torch.tensor([max(range(problem.spec.num_classes), key=likeness)])
 
 
 @runtime_checkable

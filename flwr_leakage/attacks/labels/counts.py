@@ -11,8 +11,8 @@ from scipy.optimize import linprog
 from torch import Tensor
 
 from flwr_leakage.attacks.labels.head import told_labels
-from flwr_leakage.attacks.labels.last_layer import find_last_bias, find_last_layer
 from flwr_leakage.attacks.loss_check import class_weights, lowers_one_logit
+from flwr_leakage.attacks.network.linear import find_last_bias, find_last_layer
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.records import InputSpec
 

@@ -22,9 +22,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from flwr_leakage.attacks.labels.last_layer import find_last_layer
 from flwr_leakage.attacks.loss_check import is_plain_mean
 from flwr_leakage.attacks.network.layer_factor import LayerFactor, factorize
+from flwr_leakage.attacks.network.linear import find_last_layer
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.rounding import (
     FLOAT32_RELATIVE_ERROR,

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from flwr_leakage.attacks.budget import Budget
 from flwr_leakage.attacks.labels.counts import ClassCounts, class_counts
-from flwr_leakage.attacks.labels.last_layer import find_last_bias
+from flwr_leakage.attacks.network.linear import find_last_bias
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.params import Params, scale
 from flwr_leakage.records import Batch

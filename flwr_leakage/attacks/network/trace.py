@@ -28,8 +28,16 @@ from torch.nn import functional as F
 
 from flwr_leakage import dropout, forward, function_mode, gradient_map, model_copy
 from flwr_leakage.attacks.network.activations import Elementwise
-from flwr_leakage.attacks.network.calls import Affine, Lookup, Normalise, Op, Other, read_call
-from flwr_leakage.attacks.network.geometry import Pair, zeros_around
+from flwr_leakage.attacks.network.calls import (
+    Affine,
+    Lookup,
+    Normalise,
+    Op,
+    Other,
+    Pair,
+    read_call,
+    zeros_around,
+)
 from flwr_leakage.function_mode import FunctionMode
 
 # A function mode sees an attribute such as W.T as a call of its getter.

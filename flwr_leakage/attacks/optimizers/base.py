@@ -1,10 +1,11 @@
-"""The interface of optimizers of many rows."""
+"""The interface of optimizers of many rows, and Adam."""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -90,3 +91,101 @@ class FirstValues:
                 if math.isnan(self.values[row]):
                     self.values[row] = value
         return found, gradients
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam (Kingma and Ba 2015) with optional signed gradients (Geiping et al. 2020).
+
+    Attributes:
+        iterations: number of steps, ≥ 1.
+        learning_rate: learning rate in units of the normalised input, > 0.
+        sign: use of the gradient: ``none`` (as it is), ``hard`` (its sign only) or ``soft`` (its
+            tanh, in units of the row's mean absolute gradient).
+        decay: decay of the learning rate: ``none``, ``step`` (a tenth after 3/8, 5/8 and 7/8 of
+            all steps) or ``cosine`` (to zero).
+        beta1: decay of the first moment.
+        beta2: decay of the second moment.
+        eps: number that is added to the root of the second moment.
+        tolerance: objective at which a row is finished.
+    """
+
+    iterations: int = 1000
+    learning_rate: float = 0.1
+    sign: Literal["none", "hard", "soft"] = "none"
+    decay: Literal["none", "step", "cosine"] = "none"
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    tolerance: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.iterations < 1:
+            raise ValueError(f"iterations must be at least 1, got {self.iterations}.")
+        if self.learning_rate <= 0:
+            raise ValueError(f"learning_rate must be positive, got {self.learning_rate}.")
+        if self.sign not in ("none", "hard", "soft"):
+            raise ValueError(f"sign must be 'none', 'hard' or 'soft', got {self.sign!r}.")
+        if self.decay not in ("none", "step", "cosine"):
+            raise ValueError(f"decay must be 'none', 'step' or 'cosine', got {self.decay!r}.")
+
+    def rate(self, step: int) -> float:
+        """Return the learning rate at a step, counted from 0."""
+        fraction = step / self.iterations
+        if self.decay == "step":
+            return self.learning_rate * 0.1 ** sum(fraction >= k / 8 for k in (3, 5, 7))
+        if self.decay == "cosine":
+            return self.learning_rate * 0.5 * (1 + math.cos(math.pi * fraction))
+        return self.learning_rate
+
+    def __call__(
+        self,
+        evaluate: Evaluate,
+        start: Float[Tensor, "R D"],
+        project: Callable[[Tensor], Tensor] | None = None,
+        report: Report | None = None,
+        budget: Budget = UNLIMITED,
+    ) -> Minimum:
+        """Return the best iterate of each of R objectives from ``start``; see :class:`.Optimizer`.
+
+        A row ends once its objective is not finite, or at most ``tolerance``.
+        """
+        num_rows, stopped = start.shape[0], False
+        rows = torch.arange(num_rows, device=start.device)
+        points, kept = start.clone(), start.clone()
+        kept_values = start.new_full((num_rows,), math.inf)
+        taken = torch.zeros(num_rows, dtype=torch.int64, device=start.device)
+        first, second = torch.zeros_like(start), torch.zeros_like(start)
+        for step in range(self.iterations + 1):
+            values, gradients = evaluate(points, rows)
+            taken[rows] += 1
+            finite = torch.isfinite(values)
+            better = finite & (values < kept_values[rows])
+            kept[rows[better]], kept_values[rows[better]] = points[better], values[better]
+            if report is not None:
+                report(step, num_rows - len(rows), kept_values)
+            alive = finite & (values > self.tolerance)
+            if step == self.iterations or not bool(alive.any()):
+                break
+            if budget.is_spent:
+                stopped = True
+                break
+            rows, points, gradients = rows[alive], points[alive], self._signed(gradients[alive])
+            first[rows] = first[rows].mul_(self.beta1).add_(gradients, alpha=1 - self.beta1)
+            second[rows] = (
+                second[rows].mul_(self.beta2).addcmul_(gradients, gradients, value=1 - self.beta2)
+            )
+            mean = first[rows] / (1 - self.beta1 ** (step + 1))
+            root = (second[rows] / (1 - self.beta2 ** (step + 1))).sqrt()
+            points = points - self.rate(step) * mean / (root + self.eps)
+            if project is not None:
+                points = project(points)
+        return Minimum(kept, kept_values, (taken - 1).clamp_min(0), taken, stopped)
+
+    def _signed(self, gradients: Tensor) -> Tensor:
+        if self.sign == "hard":
+            return gradients.sign()
+        if self.sign == "soft":
+            unit = gradients.abs().mean(dim=1, keepdim=True).clamp_min(1e-30)
+            return torch.tanh(gradients / unit)
+        return gradients

@@ -9,17 +9,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flwr_leakage.attacks.budget import Budget, stop_mark
-from flwr_leakage.attacks.labels.last_layer import LastLayer, find_last_layer
-from flwr_leakage.attacks.network.linear import traced
+from flwr_leakage.attacks.network.linear import find_last_layer, traced
+from flwr_leakage.attacks.network.trace import LinearUse
 from flwr_leakage.attacks.one_by_one import OneByOne
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.text.anatomy import Anatomy, Site
 from flwr_leakage.attacks.text.sequences import NEAR, Relaxation, Spans, grow, token_inputs
-from flwr_leakage.attacks.text.sparse import atoms, pursue
 from flwr_leakage.attacks.text.tables import (
+    atoms,
     noise_of,
     pair_weights,
     placed_tokens,
+    pursue,
     rows_above,
     tied_rows,
 )
@@ -226,7 +227,7 @@ def _answer(
     """Return the texts with their labels, or last tokens, and the certificate in words."""
     spec, count = problem.spec, problem.num_samples
     try:
-        head: LastLayer | None = find_last_layer(problem)
+        head: LinearUse | None = find_last_layer(problem)
     except ValueError:
         head = None
     if head is not None and head.weight not in problem.gradient_map.trained:
@@ -267,7 +268,7 @@ def _padded(texts: list[Tensor], length: int, padding: int | None) -> Tensor:
 
 
 def _head_errors(
-    problem: Problem, ids: Tensor, head: LastLayer, at: Tensor, total: int
+    problem: Problem, ids: Tensor, head: LinearUse, at: Tensor, total: int
 ) -> tuple[Tensor, Tensor]:
     """Return softmax and errors ``p − y`` (N, K) of the last layer's outputs at some places.
 
@@ -288,7 +289,7 @@ def _head_errors(
     return outputs.softmax(-1), total * (gradient @ torch.linalg.pinv(features, rtol=1e-9)).T
 
 
-def _labels(problem: Problem, ids: Tensor, head: LastLayer | None) -> tuple[Tensor, str]:
+def _labels(problem: Problem, ids: Tensor, head: LinearUse | None) -> tuple[Tensor, str]:
     """Return the class of each text, and the source in words."""
     granted = problem.known_targets
     if granted is not None and len(ids) == 1 == problem.num_samples:
@@ -300,7 +301,7 @@ def _labels(problem: Problem, ids: Tensor, head: LastLayer | None) -> tuple[Tens
 
 
 def _with_last_tokens(
-    problem: Problem, ids: Tensor, lengths: list[int], head: LastLayer | None, hidden: Tensor
+    problem: Problem, ids: Tensor, lengths: list[int], head: LinearUse | None, hidden: Tensor
 ) -> tuple[Tensor, list[int]]:
     """Return the texts with the token behind each beginning, and those of them that are sure.
 

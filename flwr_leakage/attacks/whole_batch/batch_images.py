@@ -18,9 +18,8 @@ from flwr_leakage.attacks.inversion.likelihood import estimate_noise
 from flwr_leakage.attacks.labels.assumed import answer
 from flwr_leakage.attacks.one_by_one import OneByOne
 from flwr_leakage.attacks.problem import Problem
-from flwr_leakage.attacks.whole_batch.edges import Edges
 from flwr_leakage.attacks.whole_batch.known_errors import KnownErrors
-from flwr_leakage.attacks.whole_batch.sharp import Sharpening
+from flwr_leakage.attacks.whole_batch.sharp import Edges, Sharpening
 from flwr_leakage.records import Batch, Reconstruction
 
 LARGEST_FEATURE_ERROR = 1e-2

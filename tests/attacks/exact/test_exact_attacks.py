@@ -17,13 +17,12 @@ from flwr_leakage.attacks import (
     Strongest,
     pose,
 )
-from flwr_leakage.attacks.exact.chain import trace_chain
+from flwr_leakage.attacks.exact.chain import Level, trace_chain
 from flwr_leakage.attacks.exact.feature_fit import smooth_variation
 from flwr_leakage.attacks.exact.known import Known
-from flwr_leakage.attacks.exact.layer_equations import Level
 from flwr_leakage.attacks.exact.masks import MaskSearch
 from flwr_leakage.attacks.exact.weight_equations import Whitened
-from flwr_leakage.attacks.inversion.priors import total_variation
+from flwr_leakage.attacks.inversion.objectives import total_variation
 from flwr_leakage.defenses import GradientPruning
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.randomness import Reproducible

@@ -4,9 +4,17 @@ import pytest
 import torch
 from masked import SPEC, equations_of_case
 
-from flwr_leakage.attacks.exact.fading import Fading, approximate, eigenvalues_kept, fade
 from flwr_leakage.attacks.exact.known import single
-from flwr_leakage.attacks.exact.relu_fit import FadingPrior, Stage, least_squares, next_stage
+from flwr_leakage.attacks.exact.relu_fit import (
+    Fading,
+    FadingPrior,
+    Stage,
+    approximate,
+    eigenvalues_kept,
+    fade,
+    least_squares,
+    next_stage,
+)
 from flwr_leakage.attacks.solve.damped import DampedGaussNewton
 from flwr_leakage.spectral.image_prior import ImagePrior
 

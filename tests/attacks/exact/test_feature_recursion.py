@@ -26,7 +26,7 @@ from flwr_leakage.attacks.exact.recover_features import (
 )
 from flwr_leakage.attacks.exact.relu_walk import ReluWalk, Use
 from flwr_leakage.attacks.exact.weight_equations import Whitened
-from flwr_leakage.attacks.network.geometry import Geometry
+from flwr_leakage.attacks.network.calls import Geometry
 from flwr_leakage.attacks.problem import pose
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.models import ConvNet, ResNet8

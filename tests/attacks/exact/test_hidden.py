@@ -4,7 +4,7 @@ import pytest
 import torch
 from masked import known_of, masked_case
 
-from flwr_leakage.attacks.exact.hidden import Hidden
+from flwr_leakage.attacks.exact.mask_equations import Hidden
 from flwr_leakage.attacks.exact.masks import MaskSearch
 
 

@@ -4,10 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from masked import equations_of_case, masked_case
 
-from flwr_leakage.attacks.exact.fading import normal_products
 from flwr_leakage.attacks.exact.known import Known, single
 from flwr_leakage.attacks.exact.mask_equations import MaskEquations, rectify
-from flwr_leakage.attacks.exact.relu_fit import least_squares
+from flwr_leakage.attacks.exact.relu_fit import least_squares, normal_products
 from flwr_leakage.attacks.solve.damped import DampedGaussNewton
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from flwr_leakage.attacks import Analytic, AttackJob, ExactBatch, Strongest
 from flwr_leakage.attacks.exact.batch_search import SearchSettings
-from flwr_leakage.attacks.exact.pixel_box import NORMALISATION, PROVEN_INPUTS, in_box
+from flwr_leakage.attacks.one_by_one import NORMALISATION, PROVEN_INPUTS, in_box
 from flwr_leakage.attacks.presets import load_preset
 from flwr_leakage.conventions import OFF_LEVELS, OUTSIDE
 from flwr_leakage.gradient_map import GradientMap

@@ -11,7 +11,7 @@ from flwr_leakage.attacks.budget import UNLIMITED, Budget
 from flwr_leakage.attacks.exact import unseen_pixels
 from flwr_leakage.attacks.exact.pruned_layers import PrunedLayer, PrunedPass
 from flwr_leakage.attacks.exact.unseen_pixels import fill_unseen, truncated
-from flwr_leakage.attacks.input_order import input_orders
+from flwr_leakage.attacks.network.linear import input_orders
 from flwr_leakage.attacks.problem import pose
 from flwr_leakage.defenses import GaussianNoise, GradientPruning
 from flwr_leakage.gradient_map import GradientMap

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from flwr_leakage.attacks.exact.sparse_columns import (
+from flwr_leakage.attacks.exact.batch_masks import (
     null_vector,
     sparsest,
     zero_entries,

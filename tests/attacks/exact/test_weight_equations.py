@@ -7,7 +7,7 @@ from flwr_leakage.attacks.exact.weight_equations import (
     root_mean_square,
     weight_equations,
 )
-from flwr_leakage.attacks.network.geometry import Geometry
+from flwr_leakage.attacks.network.calls import Geometry
 
 
 def draw(*shape, seed=0):

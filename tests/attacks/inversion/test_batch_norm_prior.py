@@ -16,7 +16,7 @@ from flwr_leakage.attacks import (
     TotalVariation,
     pose,
 )
-from flwr_leakage.attacks.inversion.priors import (
+from flwr_leakage.attacks.inversion.objectives import (
     BatchNormStatistics,
     PriorContext,
     colour_differences,

@@ -6,7 +6,7 @@ from attacked import observe
 from torch import nn
 from torch.nn import functional as F
 
-from flwr_leakage.attacks.inversion.kinks import calls_kinks, has_kinks, is_rough
+from flwr_leakage.attacks.inversion.jacobian import calls_kinks, has_kinks, is_rough
 from flwr_leakage.attacks.problem import pose
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, LocalSchedule, ThreatModel

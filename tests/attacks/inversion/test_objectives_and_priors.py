@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flwr_leakage.attacks import Cosine, Euclidean, TotalVariation
-from flwr_leakage.attacks.inversion.priors import PriorContext, total_variation
+from flwr_leakage.attacks.inversion.objectives import PriorContext, total_variation
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.params import ravel
 from flwr_leakage.records import InputSpec

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from flwr_leakage.attacks import ReadText
 from flwr_leakage.attacks.one_call import ParameterChange, attack
 from flwr_leakage.attacks.presets import load_preset
-from flwr_leakage.attacks.text.sparse import pursue
+from flwr_leakage.attacks.text.tables import pursue
 from flwr_leakage.losses import NextToken
 from flwr_leakage.records import InputSpec, LocalSchedule
 

@@ -10,9 +10,15 @@ from flwr_leakage.attacks.budget import Budget
 from flwr_leakage.attacks.exact.known import Known
 from flwr_leakage.attacks.inversion.annealing import Annealing
 from flwr_leakage.attacks.inversion.settling import spreads
-from flwr_leakage.attacks.whole_batch.edges import Edges, edge_energy, reweighted
 from flwr_leakage.attacks.whole_batch.known_errors import FeaturePass
-from flwr_leakage.attacks.whole_batch.sharp import Sharpening, channels, variances
+from flwr_leakage.attacks.whole_batch.sharp import (
+    Edges,
+    Sharpening,
+    channels,
+    edge_energy,
+    reweighted,
+    variances,
+)
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, ThreatModel
 from flwr_leakage.spectral.image_prior import ImagePrior
