@@ -60,7 +60,7 @@ def test_every_preset_infers_labels_without_reading_them(name, gradient_map, spe
         if isinstance(part, GradientInversion):
             optimizer = replace(part.optimizer, iterations=2)
             part = replace(part, optimizer=optimizer, batching="loop")
-        results = part(AttackJob(gradient_map, spec, [seen], ThreatModel()))
+        results = part(AttackJob(gradient_map, spec, [seen], ThreatModel(), max_seconds=1.0))
         assert "does not grant" not in results[0].error
 
 

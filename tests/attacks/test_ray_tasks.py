@@ -16,7 +16,7 @@ from flwr_leakage.records import ThreatModel
 def test_what_is_killed_is_tried_again_and_equal_to_local():
     command = [sys.executable, "-m", "simulations.benchmarks.cluster"]
     ended = subprocess.run(
-        [*command, "--targets", "8", "--iterations", "60", "--only", "worker"],
+        [*command, "--targets", "4", "--iterations", "60", "--only", "worker"],
         capture_output=True, text=True, timeout=280, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     rows = {
@@ -25,7 +25,7 @@ def test_what_is_killed_is_tried_again_and_equal_to_local():
         if line.startswith("| Ray")
     }
     assert set(rows) == {"Ray, a worker killed"}, ended.stderr[-2000:]
-    assert rows["Ray, a worker killed"] == ["8 of 8", "1"]
+    assert rows["Ray, a worker killed"] == ["4 of 4", "1"]
 
 
 def test_without_a_cluster_it_says_what_to_do(gradient_map, spec, observations, monkeypatch):

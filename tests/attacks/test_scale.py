@@ -6,7 +6,7 @@ from attacked import observe
 from torch import nn
 
 from flwr_leakage.attacks import AttackJob, ExactBatch, FeatureMatching, Strongest, pose
-from flwr_leakage.attacks.exact.batch_search import BatchSearch
+from flwr_leakage.attacks.exact.batch_search import BatchSearch, SearchSettings
 from flwr_leakage.attacks.one_by_one import unscaled
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, ThreatModel
@@ -112,6 +112,7 @@ def test_a_factor_that_candidates_tell_by_chance_ends_no_search(images, monkeypa
     """As two candidates of a mixture did, so that no sample of a batch of 32 was found."""
     told = iter([0.5])  # a search for samples under a wrong factor ends by its time limit
     monkeypatch.setattr(BatchSearch, "told_scale", property(lambda self: next(told, None)))
-    (found,) = ExactBatch()(job(mlp(), images[:4], 1.0))
+    attack = ExactBatch(SearchSettings(max_seconds=2.0))
+    (found,) = attack(job(mlp(), images[:4], 1.0))
     assert next(told, None) is None  # it was asked for, and its factor was tried
     assert "scale" not in found.stats and found.stats["verdicts"] == ("proven",) * 4

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from flwr_leakage.audit import needs
 from flwr_leakage.audit.needs import Trials, measure
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import InputSpec, LocalSchedule, Observation, Update
@@ -65,7 +66,8 @@ def test_a_model_that_decides_by_values_is_tried_with_zeros():
     assert measure(GradientMap(ByValues()), InputSpec((1, 6, 6), 3), 2**27).num_classes == 3
 
 
-def test_a_sequence_of_operations_has_an_end():
+def test_a_sequence_of_operations_has_an_end(monkeypatch):
+    monkeypatch.setattr(needs, "_MAX_CALLS", 500)
     class Loop(nn.Module):
         def __init__(self):
             super().__init__()
@@ -78,7 +80,7 @@ def test_a_sequence_of_operations_has_an_end():
             return total
 
     with pytest.raises(ValueError, match="operations"):
-        measure(GradientMap(Loop()), InputSpec((1, 1, 200_000), 1), 2**30)
+        measure(GradientMap(Loop()), InputSpec((1, 1, 2_000), 1), 2**30)
 
 
 def seen(count, **schedule):
@@ -108,15 +110,16 @@ def test_an_attack_beyond_a_limit_is_refused_in_words(trials, observation, said)
 
 def test_weights_of_linear_layers_count_once_however_many_samples_there_are():
     wide = nn.Sequential(nn.Flatten(), nn.Linear(3072, 256), nn.ReLU(), nn.Linear(256, 10))
-    needs = measure(GradientMap(wide), InputSpec((3, 32, 32), 10))
-    assert needs.num_bytes == 4 * (256 + 256 + 10)
+    needed = measure(GradientMap(wide), InputSpec((3, 32, 32), 10))
+    assert needed.num_bytes == 4 * (256 + 256 + 10)
 
 
-def test_what_is_kept_of_trials_has_an_end():
+def test_what_is_kept_of_trials_has_an_end(monkeypatch):
+    monkeypatch.setattr(needs, "_MAX_KEPT", 8)
     trials, gradient_map = Trials(), GradientMap(any_size())
-    for side in range(1, 300):
+    for side in range(1, 12):
         trials.needs(gradient_map, InputSpec((3, 4, side), 10))
-    assert len(trials._known) == 256
+    assert len(trials._known) == 8
     assert torch.get_default_device().type == "cpu"
 
 

@@ -154,8 +154,8 @@ def test_a_removed_record_shifts_all_batches_cut_in_order() -> None:
     assert gaussian_epsilon(1 / 2, delta) < 2.17 < true
     assert defense.epsilon(schedule, 7, 1, "add-or-remove") == math.inf
     # The game, played: the update alone shows more than 2.17.
-    first = play(defense, schedule, records, 500, 1)
-    second = play(defense, schedule, records[1:], 500, 2)
+    first = play(defense, schedule, records, 300, 1)
+    second = play(defense, schedule, records[1:], 300, 2)
     sign = math.copysign(1.0, apart)
     shown = shown_epsilon(sign * first, sign * second, sign * means[1] + 2.4, delta)
     assert 2.17 < shown < true

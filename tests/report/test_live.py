@@ -12,7 +12,9 @@ import time
 import pytest
 from browser import started_browser
 from report_page import fill
+from typer.testing import CliRunner
 
+from flwr_leakage.cli.app import app
 from flwr_leakage.records import LeakageRecord
 from flwr_leakage.report import render_report
 from flwr_leakage.report.live import serve
@@ -142,10 +144,9 @@ def test_the_command_serves_prints_the_tunnel_and_ends_by_ctrl_c(watched):
 
 def test_what_cannot_be_watched_is_told(watched, tmp_path):
     folder, _, port = watched
-    command = [sys.executable, "-m", "flwr_leakage.cli", "watch", "--no-browser"]
     for more, words in (
         ([str(folder), "--port", str(port)], f"port {port} cannot be used"),
         ([str(tmp_path), "--port", "0"], "expected a run folder"),
     ):
-        done = subprocess.run([*command, *more], capture_output=True, text=True, timeout=120)
-        assert done.returncode == 2 and words in done.stderr
+        done = CliRunner().invoke(app, ["watch", "--no-browser", *more])
+        assert done.exit_code == 2 and words in done.stderr

@@ -165,12 +165,12 @@ def test_both_engines_give_the_same_numbers(tiny_data, script):
 
 
 @pytest.mark.ray
-def test_attacks_run_on_the_cluster_of_the_clients(tiny_data):
+def test_attacks_run_on_the_cluster_of_the_clients(tiny_data, script):
     """The only CPU is held by the client's actor, and neither waits for the other."""
     tiny = [*_tiny(tiny_data), "num_rounds=2", "selection.every=1", "server.attack_chunk=1"]
     local, ray = tiny_data / "local", tiny_data / "on_ray"
     on_ray = ["engine=ray", "engine.num_cpus=1", "server.attack_workers=ray"]
-    _command(*tiny, f"hydra.run.dir={local}", cwd=tiny_data, timeout=600)
+    script(*tiny, f"hydra.run.dir={local}")
     _command(*tiny, *on_ray, f"hydra.run.dir={ray}", cwd=tiny_data, timeout=600)
     assert len(values(read_run(ray), "objective")) > 2
     assert numbers(read_run(ray)) == numbers(read_run(local))
