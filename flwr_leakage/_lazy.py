@@ -28,7 +28,7 @@ EXTRAS = {
 def lazy(
     package: str, homes: Mapping[str, Sequence[str]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The ``__getattr__`` and ``__dir__`` of a package.
+    """Return the ``__getattr__`` and ``__dir__`` of a package.
 
     Args:
         package: its ``__name__``.
@@ -54,7 +54,7 @@ def lazy(
 
 
 def missing(what: str, error: ModuleNotFoundError) -> ImportError:
-    """The error of something that needs a package which is not installed, with its extra.
+    """Return the error of something that needs a missing package, with its extra.
 
     Example:
         >>> print(missing("observe", ModuleNotFoundError("No module named 'x'", name="jinja2")))

@@ -102,7 +102,7 @@ class Dropouts(FunctionMode):
 
 
 def _names(function: Callable[..., Any]) -> tuple[str, ...]:
-    """The defaults of the arguments that a call may leave out."""
+    """Return the defaults of the arguments that a call may leave out."""
     if function is F.scaled_dot_product_attention:
         return ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
     if function is F.multi_head_attention_forward:

@@ -46,7 +46,7 @@ def trained_names(model: nn.Module, trained: Iterable[nn.Parameter] | None) -> f
 
 
 def logits_of(output: object) -> Tensor:
-    """The logits in what a model returns: a tensor, or an object or mapping with ``logits``.
+    """Return the logits in what a model returns: a tensor, or an object or mapping with ``logits``.
 
     A sequence or a mapping that holds one tensor and nothing else stands for that tensor.
 
@@ -100,7 +100,7 @@ class PlainKernels:
 
     @staticmethod
     def of(model: nn.Module) -> "PlainKernels":
-        """Those that a model needs."""
+        """Return the rules that a model needs."""
         layers = list(model.modules())
         return PlainKernels(
             any(isinstance(layer, nn.RNNBase) for layer in layers),
@@ -147,7 +147,7 @@ class _WrittenOut(FunctionMode):
 
 @wrap_torch_function(lambda input, inplace=False: (input,))
 def hard_sigmoid(input: Tensor, inplace: bool = False) -> Tensor:
-    """``F.hardsigmoid``, by operations that can be differentiated twice.
+    """Return ``F.hardsigmoid`` by operations that can be differentiated twice.
 
     A function mode outside of :class:`PlainKernels` meets it as one call, as it meets torch's.
     """
@@ -196,7 +196,7 @@ def gradient_by_autograd(
     point: Mapping[str, Tensor],
     others: Sequence[Tensor],
 ) -> Params:
-    """The gradient of a scalar by plain autograd, differentiable as far as its arguments are.
+    """Return a scalar's gradient by autograd, differentiable as far as its arguments are.
 
     Args:
         function: of tensors by name.

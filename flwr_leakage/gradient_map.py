@@ -74,17 +74,17 @@ class GradientMap:
 
     @property
     def params(self) -> Params:
-        """The copied model's parameters, detached."""
+        """Return the copied model's parameters, detached."""
         own = {name: value.detach() for name, value in self.model.named_parameters()}
         return self.turned(own)
 
     def turned(self, params: Params) -> Params:
-        """The model's own parameters or their gradients, the ``transposed`` ones transposed."""
+        """Return parameters or gradients with the ``transposed`` ones transposed."""
         return {k: v.T.contiguous() if k in self.transposed else v for k, v in params.items()}
 
     @property
     def buffers(self) -> Params:
-        """The buffers in the ``state_dict`` of the copied model, BatchNorm's statistics mostly."""
+        """Return the buffers in the copied model's ``state_dict``, mostly those of BatchNorm."""
         persistent = self.model.state_dict().keys()
         return {name: b for name, b in self.model.named_buffers() if name in persistent}
 
@@ -145,7 +145,7 @@ class GradientMap:
     def held_loss(
         self, layer_inputs: Mapping[str, Tensor], buffers: Mapping[str, Tensor] | None = None
     ) -> Tensor | float:
-        """The part of the loss that holds a batch's statistics as constants, 0 where none are."""
+        """Return the loss's part that holds a batch's statistics as constants, 0 where none are."""
         return held_loss(self.model, layer_inputs, {**self.buffers, **(buffers or {})}, self.held)
 
     def differentiated_by_autograd(self, reason: str) -> "GradientMap":
@@ -199,7 +199,7 @@ class GradientMap:
         inputs: Tensor,
         buffers: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
-        """Logits (B, K) of inputs (B, C, H, W), or (B, T, V) of texts (B, T).
+        """Return logits (B, K) of inputs (B, C, H, W), or (B, T, V) of texts (B, T).
 
         Raises:
             ValueError: the model returns neither one tensor nor something with ``logits``.
@@ -218,7 +218,7 @@ class GradientMap:
         batch: Batch,
         buffers: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
-        """L(x, y; θ), a scalar.
+        """Return L(x, y; θ), a scalar.
 
         Raises:
             ValueError: the loss returns one number a sample, or none that is a tensor.
@@ -235,7 +235,7 @@ class GradientMap:
         batch: Batch,
         buffers: Mapping[str, Tensor] | None = None,
     ) -> Params:
-        """∇_θ L(x, y; θ), keyed as ``params``; differentiable in the inputs, targets and θ.
+        """Return ∇_θ L(x, y; θ), keyed as ``params``; differentiable in the inputs, targets and θ.
 
         Zero for a parameter that is not trained.
         """
@@ -253,7 +253,7 @@ class GradientMap:
         batch: Batch,
         buffers: Mapping[str, Tensor] | None = None,
     ) -> Params:
-        """∂L/∂θ for the entries of θ in ``wanted`` only, whether trained or not."""
+        """Return ∂L/∂θ for the entries of θ in ``wanted`` only, whether trained or not."""
 
         def value(part: Mapping[str, Tensor]) -> Tensor:
             return self.loss_value({**params, **part}, batch, buffers)
@@ -268,7 +268,7 @@ class GradientMap:
         inputs: Tensor,
         buffers: Mapping[str, Tensor] | None = None,
     ) -> Params:
-        """Mean and biased variance of every BatchNorm layer's input, keyed as its buffers."""
+        """Return each BatchNorm input's mean and biased variance, keyed as the layer's buffers."""
         return statistics_of(self.batch_norm_inputs(params, inputs, buffers))
 
     def batch_norm_inputs(
@@ -277,13 +277,14 @@ class GradientMap:
         inputs: Tensor,
         buffers: Mapping[str, Tensor] | None = None,
     ) -> dict[str, Tensor]:
-        """The input of every BatchNorm layer, by the layer's name."""
+        """Return the input of every BatchNorm layer, by the layer's name."""
         with capture_batch_norm_inputs(self.model) as captured:
             self.logits(params, inputs, buffers)
         return dict(captured)
 
     def _buffers_like(self, inputs: Tensor, buffers: Mapping[str, Tensor] | None) -> Params:
-        """Buffers in the dtype of the inputs, or of the parameters where inputs are token ids.
+        """Return buffers in the dtype of the inputs, or of the parameters where inputs are token
+        ids.
 
         A float64 analysis needs float64 statistics.
         """
@@ -310,7 +311,7 @@ def local_update(
     schedule: LocalSchedule,
     buffers: Mapping[str, Tensor] | None = None,
 ) -> Params:
-    """θ_local − θ_t after the schedule's SGD steps on ``batch``; differentiable throughout.
+    """Return θ_local − θ_t after the schedule's SGD steps on ``batch``; it is differentiable.
 
     Follows ``torch.optim.SGD``: with v₀ = 0,
     ``g = ∇L(θ) + weight_decay·θ``, ``v ← momentum·v + g``, ``θ ← θ − learning_rate·v``.

@@ -61,7 +61,7 @@ class NextToken:
 
 
 def following(loss: Loss) -> Loss:
-    """The loss in any precision of the logits, where it is a module or ``partial`` of tensors.
+    """Return the loss in any precision of the logits, if it is a module or ``partial``.
 
     Raises:
         ValueError: it cannot be called.
@@ -82,7 +82,7 @@ def following(loss: Loss) -> Loss:
 
 
 def scalar(value: object) -> Tensor:
-    """The value of a loss.
+    """Return the value of a loss.
 
     Raises:
         ValueError: it is one number a sample, or no tensor.

@@ -85,7 +85,7 @@ class Measurement:
                 raise ValueError(f"the state of {self.name} = {value} cannot be {state!r}.")
 
     def tensor(self) -> Tensor:
-        """The values (B,) in float64, NaN where there is none.
+        """Return the values (B,) in float64, NaN where there is none.
 
         Example:
             >>> Measurement("psnr", (20.0, None), "dB", "larger leaks more").tensor()

@@ -30,7 +30,7 @@ class Uncompiled(nn.Module):
 
 
 def copy_of(model: nn.Module) -> nn.Module:
-    """A deep copy, names unchanged, without compiled code.
+    """Return a deep copy, names unchanged, without compiled code.
 
     Tensors that a forward pass left on the modules, such as the weights of ``nn.utils.weight_norm``
     or features kept for later, are copied without their history: hooks compute them anew.
@@ -83,7 +83,7 @@ def _is_compiled(module: nn.Module) -> bool:
 
 
 def _tensors(values: list[Any]) -> Iterator[Tensor]:
-    """The tensors in plain containers that are no parameters or modules."""
+    """Return the tensors in plain containers that are no parameters or modules."""
     for value in values:
         if isinstance(value, Tensor):
             yield value

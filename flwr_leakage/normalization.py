@@ -84,7 +84,7 @@ def with_stateless_batch_norm(model: nn.Module, mode: BatchNormMode) -> nn.Modul
 
 
 def mode_of(model: nn.Module) -> BatchNormMode:
-    """The mode that the BatchNorm layers of a model are in: ``batch`` in train mode.
+    """Return the mode of a model's BatchNorm layers: ``batch`` in train mode.
 
     Raises:
         ValueError: some layers are in train mode and others in eval mode.
@@ -124,7 +124,7 @@ def capture_batch_norm_inputs(model: nn.Module) -> Iterator[dict[str, Tensor]]:
 
 
 def statistics_of(layer_inputs: dict[str, Tensor]) -> Params:
-    """Mean and biased variance per channel of each layer's input, keyed as its buffers."""
+    """Return the mean and biased variance by channel of each layer's input, keyed as its buffers."""
     statistics: Params = {}
     for name, inputs in layer_inputs.items():
         dims = [0, *range(2, inputs.ndim)]

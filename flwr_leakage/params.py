@@ -44,19 +44,19 @@ def unravel(vector: Float[Tensor, " P"], like: Mapping[str, Tensor]) -> Params:
 
 
 def subtract(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> Params:
-    """``left − right``, entry by entry; both must have the same names."""
+    """Return ``left − right``, entry by entry; both must have the same names."""
     if left.keys() != right.keys():
         raise ValueError(f"expected the entries {sorted(right)}, got {sorted(left)}.")
     return {name: value - right[name] for name, value in left.items()}
 
 
 def add(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> Params:
-    """``left + right``, entry by entry; both must have the same names."""
+    """Return ``left + right``, entry by entry; both must have the same names."""
     if left.keys() != right.keys():
         raise ValueError(f"expected the entries {sorted(right)}, got {sorted(left)}.")
     return {name: value + right[name] for name, value in left.items()}
 
 
 def scale(params: Mapping[str, Tensor], factor: float) -> Params:
-    """``factor · params``, entry by entry."""
+    """Return ``factor · params``, entry by entry."""
     return {name: value * factor for name, value in params.items()}

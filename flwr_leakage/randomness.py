@@ -67,7 +67,7 @@ def make_generator(
 
 
 def normal_rows(shape: Sequence[int], draws: Draws) -> Float[Tensor, "S N"]:
-    """Independent standard normal numbers of a shape (S, N), in float64."""
+    """Return independent standard normal numbers of a shape (S, N), in float64."""
     if isinstance(draws, torch.Generator):
         return torch.randn(tuple(shape), generator=draws, dtype=torch.float64)
     _check_count(shape, draws)
@@ -75,7 +75,7 @@ def normal_rows(shape: Sequence[int], draws: Draws) -> Float[Tensor, "S N"]:
 
 
 def sign_rows(shape: Sequence[int], draws: Draws) -> Float[Tensor, "S N"]:
-    """Independent entries of −1 and 1 with equal chances, of a shape (S, N), in float64."""
+    """Return independent entries of −1 and 1 with equal chances, of a shape (S, N), in float64."""
     if isinstance(draws, torch.Generator):
         bits = torch.randint(0, 2, tuple(shape), generator=draws)
     else:
@@ -100,26 +100,26 @@ class Randomness(ABC):
 
     @abstractmethod
     def normal(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Independent draws from N(0, 1)."""
+        """Return independent draws from N(0, 1)."""
 
     @abstractmethod
     def laplace(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Independent draws of density ``exp(−|z|) / 2``, whose standard deviation is √2."""
+        """Return independent draws of density ``exp(−|z|) / 2``, whose standard deviation is √2."""
 
     @abstractmethod
     def uniform(self, shape: Sequence[int]) -> Tensor:
-        """Independent draws from [0, 1], of the default type."""
+        """Return independent draws from [0, 1], of the default type."""
 
     @abstractmethod
     def permutation(self, count: int) -> Tensor:
-        """0 … ``count`` − 1 in random order."""
+        """Return 0 … ``count`` − 1 in random order."""
 
     @abstractmethod
     def bytes(self, count: int) -> Tensor:
-        """``count`` integers, each of 0 … 255 equally likely."""
+        """Return ``count`` integers, each of 0 … 255 equally likely."""
 
     def exponential(self, shape: Sequence[int]) -> Tensor:
-        """Independent draws of density ``exp(−z)``, of the default type."""
+        """Return independent draws of density ``exp(−z)``, of the default type."""
         return -self.uniform(shape).clamp_min(torch.finfo(torch.float32).tiny).log()
 
 
@@ -139,18 +139,18 @@ class Reproducible(Randomness):
     def from_seed(
         seed: int, *, server_round: int = 0, client_id: int = 0, purpose: str = ""
     ) -> "Reproducible":
-        """The draws of :func:`make_generator`, with the same arguments."""
+        """Return the draws of :func:`make_generator`, with the same arguments."""
         return Reproducible(
             make_generator(seed, server_round=server_round, client_id=client_id, purpose=purpose)
         )
 
     def normal(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Independent draws from N(0, 1)."""
+        """Return independent draws from N(0, 1)."""
         generator = self.generator
         return torch.randn(shape, dtype=dtype, generator=generator, device=generator.device)
 
     def laplace(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """With v uniform on (−1, 1): ``−sign(v) · log(1 − |v|)``."""
+        """Return ``−sign(v) · log(1 − |v|)`` for v uniform on (−1, 1)."""
         generator = self.generator
         draws = torch.rand(shape, dtype=dtype, generator=generator, device=generator.device)
         signed = draws.mul_(2).sub_(1)
@@ -159,20 +159,20 @@ class Reproducible(Randomness):
         return magnitude.neg_().log1p_().neg_().mul_(signed.sign_())
 
     def uniform(self, shape: Sequence[int]) -> Tensor:
-        """Independent draws from [0, 1)."""
+        """Return independent draws from [0, 1)."""
         return torch.rand(shape, generator=self.generator, device=self.generator.device)
 
     def permutation(self, count: int) -> Tensor:
-        """0 … ``count`` − 1 in random order."""
+        """Return 0 … ``count`` − 1 in random order."""
         return torch.randperm(count, generator=self.generator, device=self.generator.device)
 
     def bytes(self, count: int) -> Tensor:
-        """``count`` integers, each of 0 … 255 equally likely."""
+        """Return ``count`` integers, each of 0 … 255 equally likely."""
         generator = self.generator
         return torch.randint(256, (count,), generator=generator, device=generator.device)
 
     def exponential(self, shape: Sequence[int]) -> Tensor:
-        """Independent draws of density ``exp(−z)``."""
+        """Return independent draws of density ``exp(−z)``."""
         draws = torch.empty(tuple(shape), device=self.generator.device)
         return draws.exponential_(generator=self.generator)
 
@@ -196,11 +196,11 @@ class Secure(Randomness):
     """
 
     def normal(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Independent draws from N(0, 1), in float64: (z₁ + z₂ + z₃ + z₄) / 2."""
+        """Return independent draws from N(0, 1), in float64: (z₁ + z₂ + z₃ + z₄) / 2."""
         return _of_four_normals(shape, lambda z: z.sum(0).div_(2))
 
     def laplace(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Independent Laplacian draws, in float64: z₁z₂ + z₃z₄.
+        """Return independent Laplacian draws, in float64: z₁z₂ + z₃z₄.
 
         The characteristic function of a product of two normal numbers is (1 + t²)^(−1/2), so that
         of the sum of two products is 1 / (1 + t²), the Laplacian one (Kotz et al. 2001, 2.2).
@@ -208,33 +208,33 @@ class Secure(Randomness):
         return _of_four_normals(shape, lambda z: z[0] * z[1] + z[2] * z[3])
 
     def uniform(self, shape: Sequence[int]) -> Tensor:
-        """Independent draws from (0, 1]."""
+        """Return independent draws from (0, 1]."""
         return _uniforms(math.prod(shape)).to(torch.get_default_dtype()).reshape(tuple(shape))
 
     def permutation(self, count: int) -> Tensor:
-        """The order of ``count`` random integers of 64 bits; ties have a chance of count² 2⁻⁶⁵."""
+        """Return the order of ``count`` random 64-bit integers; ties have the chance count² 2⁻⁶⁵."""
         return torch.argsort(_entropy(count, torch.int64))
 
     def bytes(self, count: int) -> Tensor:
-        """``count`` integers, each of 0 … 255 equally likely."""
+        """Return ``count`` integers, each of 0 … 255 equally likely."""
         return _entropy(count, torch.uint8).long()
 
 
 def _entropy(count: int, dtype: torch.dtype) -> Tensor:
-    """``count`` integers of a type, every bit of them random."""
+    """Return ``count`` integers of a type, every bit of them random."""
     if not count:
         return torch.empty(0, dtype=dtype)
     return torch.frombuffer(bytearray(os.urandom(count * dtype.itemsize)), dtype=dtype)
 
 
 def _uniforms(count: int) -> Tensor:
-    """Multiples of 2⁻⁵³ in (0, 1], in float64."""
+    """Return multiples of 2⁻⁵³ in (0, 1], in float64."""
     # The shift leaves a negative sign in place: −2⁵² … 2⁵² − 1.
     return (_entropy(count, torch.int64) >> 11).double().mul_(2.0**-53).add_(0.5 + 2.0**-53)
 
 
 def _normals(count: int) -> Tensor:
-    """Φ⁻¹ of the middles of 2⁵² equal cells of (0, 1), in float64: all of them are exact."""
+    """Return Φ⁻¹ of the middles of 2⁵² equal cells of (0, 1), in float64: all of them are exact."""
     cells = (_entropy(count, torch.int64) >> 12).double()
     return torch.special.ndtri(cells.add_(0.5).mul_(2.0**-52).add_(0.5))
 

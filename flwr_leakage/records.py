@@ -173,7 +173,7 @@ class InputSpec:
 
     @property
     def output_shape(self) -> tuple[int, ...]:
-        """The shape of the logits of one input: (K,), or (T, V) for a model of the next token."""
+        """Return the shape of one input's logits: (K,), or (T, V) for a model of the next token."""
         classes = (self.num_classes,)
         return (*self.shape, *classes) if self.next_token else classes
 
@@ -299,7 +299,7 @@ class LocalSchedule:
             raise ValueError(f"weight_decay must be ≥ 0, got {brief(self.weight_decay)}.")
 
     def for_client(self, num_examples: int) -> "LocalSchedule":
-        """The schedule of a client: this one, however many samples it has."""
+        """Return the schedule of a client: this one, however many samples it has."""
         return self
 
     def describe(self, num_examples: int, sample: str = "image") -> str:
@@ -337,7 +337,7 @@ class LocalSchedule:
         return min(num_examples, self.num_steps * self.batch_size)
 
     def sample_weights(self, num_examples: int) -> Tensor:
-        """wᵢ (n,): the factor of sample i's gradient in the pseudo-gradient.
+        """Return wᵢ (n,): the factor of sample i's gradient in the pseudo-gradient.
 
         To first order in the learning rate, and exact for one plain step: step t of T contributes
         (1 − μᵀ⁻ᵗ)/(1 − μ) times the mean gradient of its mini-batch, with μ the momentum and t
@@ -413,11 +413,11 @@ class Exposure(_Shapes):
 
     @property
     def whole(self) -> "Exposure":
-        """The exposure of the whole round: of its batch statistics and its local training."""
+        """Return the whole round's exposure, with its batch statistics and its local training."""
         return self if self.part_of is None else self.part_of
 
     def select(self, indices: Sequence[int]) -> "Exposure":
-        """The same round, with the samples at ``indices`` (of this exposure) only.
+        """Return the same round with only the samples at ``indices`` of this exposure.
 
         Both updates stay as they are, for they are of all samples; so do ``whole`` and the
         weights of the samples that are left.
@@ -442,7 +442,7 @@ class Exposure(_Shapes):
         )
 
     def sample_weights(self) -> Tensor:
-        """wᵢ (S,): the factor of each sample's gradient in the round's pseudo-gradient."""
+        """Return wᵢ (S,): the factor of each sample's gradient in the round's pseudo-gradient."""
         weights = self.raw.schedule.sample_weights(self.raw.num_examples)
         return weights[list(self.indices)]
 
@@ -494,7 +494,7 @@ class ThreatModel:
             )
 
     def describe(self) -> str:
-        """One line for tables and records."""
+        """Return one line for tables and records."""
         rounds = f", {self.rounds} rounds jointly" if self.rounds > 1 else ""
         rounds += ", mixing known" if self.mixing == "known" else ""
         return (
@@ -573,7 +573,7 @@ class Part:
     reason: str = ""
 
     def __str__(self) -> str:
-        """A few words.
+        """Return a few words.
 
         Example:
             >>> str(Part("analytic", "refused", reason="the first layer is no linear one."))
@@ -614,7 +614,7 @@ class Reconstruction:
 
     @property
     def summary(self) -> str:
-        """The outcome of each part, and the dropout that was read; empty where there are no parts.
+        """Return each part's outcome and the dropout that was read; empty without parts.
 
         Neighbours that were left out or refused at once for one reason are said together.
         """
@@ -631,7 +631,7 @@ class Reconstruction:
         return f"{chosen} chosen: {said}" if chosen and said else said
 
     def __repr__(self) -> str:
-        """Shapes in place of tensors, whose entries would fill the screen."""
+        """Return shapes in place of tensors, whose entries would fill the screen."""
         stats = ", ".join(f"{name!r}: {_shape(value)}" for name, value in self.stats.items())
         parts = f", parts: {self.summary}" if self.parts else ""
         parts += f", spec={self.spec!r}" if self.spec else ""
@@ -642,7 +642,7 @@ class Reconstruction:
 
 
 def _shape(value: object) -> str:
-    """A tensor's shape, how many tensors and numbers parameters are, and anything else as it is."""
+    """Return a tensor's shape, the size of parameters, and anything else as it is."""
     if isinstance(value, Mapping) and value and all(isinstance(v, Tensor) for v in value.values()):
         return f"{{{len(value)} tensors of {sum(v.numel() for v in value.values()):,} numbers}}"
     return str(tuple(value.shape)) if isinstance(value, Tensor) else repr(value)

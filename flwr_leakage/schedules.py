@@ -42,7 +42,7 @@ class EpochSchedule:
         self.for_client(1)
 
     def for_client(self, num_examples: int) -> LocalSchedule:
-        """The schedule of a client with ``num_examples`` samples in the round.
+        """Return the schedule of a client with ``num_examples`` samples in the round.
 
         Raises:
             ValueError: no samples, or so many that the round has over a million steps.

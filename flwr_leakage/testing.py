@@ -66,7 +66,7 @@ class UpdateCheck:
 
     @property
     def name(self) -> str:
-        """Client and round, in words."""
+        """Return client and round in words."""
         server_round, client = self.place
         return f"{who(client) if client >= 0 else 'aggregate'}, round {server_round}"
 
@@ -98,7 +98,7 @@ class Check:
 
     @property
     def exit_code(self) -> int:
-        """0 if it passed, 3 if it leaked, 4 if it cannot say."""
+        """Return 0 if the test passed, 3 if it leaked, 4 if it cannot say."""
         return EXIT_CODES[self.outcome]
 
 

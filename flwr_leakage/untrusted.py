@@ -149,7 +149,7 @@ def parse_json(content: bytes | str) -> Any:
 
 @contextmanager
 def memory_limit(most: int | None) -> Iterator[None]:
-    """Within, an allocation beyond so many bytes of this process fails, where the system can.
+    """Have larger allocations of this process fail within, where the system can.
 
     It is for work whose size follows from what others wrote, such as the width of a network or the
     restarts of an attack. Processes that are started within have the same limit each.

@@ -94,7 +94,7 @@ class Gate:
 
     @property
     def needs_attack(self) -> bool:
-        """Whether a limit is on the self-attack."""
+        """Return whether a limit is on the self-attack."""
         return self.psnr is not None or self.grade is not None
 
     def judge(

@@ -55,7 +55,7 @@ class KeptRun:
 
     @property
     def kept(self) -> KeptObservations:
-        """The observations that were kept.
+        """Return the observations that were kept.
 
         Raises:
             ValueError: nothing was.
@@ -67,7 +67,7 @@ class KeptRun:
 
     @property
     def finished(self) -> Path:
-        """The folder of the targets that were attacked."""
+        """Return the folder of the targets that were attacked."""
         return inside(self.folder, f"{KEPT}/{FINISHED}")
 
     def audit(self, tracker: Tracker) -> tuple[ServerAudit, Disclosure]:

@@ -47,7 +47,7 @@ class HasObservation(Protocol):
 
     @property
     def observation(self) -> Observation:
-        """Everything that the attack is given."""
+        """Return everything that the attack is given."""
 
 
 T = TypeVar("T", bound=HasObservation)

@@ -72,12 +72,12 @@ class ReplayResult:
 
     @property
     def explains(self) -> bool:
-        """Whether nothing speaks against that the captured training made the update."""
+        """Return whether nothing speaks against that the captured training made the update."""
         return self.kind in ("explained", "masked", "unchanged")
 
     @property
     def replayed(self) -> bool:
-        """Whether the training of this very round was replayed."""
+        """Return whether the training of this very round was replayed."""
         return self.kind in ("explained", "masked", "refuted")
 
 
@@ -211,7 +211,7 @@ def _written(part: TrainingFacts | ReplayResult) -> str:
 
 
 def _remembered(read: Callable[[str], Read]) -> Callable[[str | None], Read | None]:
-    """Reads a text once; what a client makes long is not kept."""
+    """Return a text's content, which is read once; long texts of a client are not kept."""
     known = lru_cache(maxsize=1024)(read)
 
     def remembering(text: str | None) -> Read | None:

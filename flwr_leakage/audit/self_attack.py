@@ -63,17 +63,17 @@ class SelfAttacked:
 
     @property
     def measurements(self) -> tuple[Measurement, ...]:
-        """The metrics, one entry a sample."""
+        """Return the metrics, one entry a sample."""
         return () if self.outcome is None else self.outcome.measurements
 
     @property
     def psnr(self) -> list[float]:
-        """PSNR in dB of each sample that has one."""
+        """Return the PSNR in dB of each sample that has one."""
         return [value for value in self._column("psnr") if value is not None]
 
     @property
     def grades(self) -> list[Grade]:
-        """The grade of each sample that has one; see ``flwr_leakage.report.grades``."""
+        """Return the grade of each sample that has one; see ``flwr_leakage.report.grades``."""
         names = ("psnr", "blind_psnr", "ssim", "blind_ssim", "", "affine_psnr", "blind_affine_psnr")
         columns = [self._column(name) for name in names]  # LPIPS is in no self-attack
         found = [grade(*row) for row in zip(*columns, strict=True)]

@@ -135,7 +135,7 @@ class ServerAudit:
 
     @property
     def draws(self) -> bool:
-        """Whether a part may draw from a process-wide generator: an attack, or a foreign one.
+        """Return whether a part may draw from a process-wide generator, as foreign ones may.
 
         A subclass that calls others says so.
         """

@@ -52,7 +52,7 @@ class Directions:
 
     @property
     def unseen(self) -> tuple[int, int]:
-        """The least and the most directions that the update does not determine."""
+        """Return the least and the most directions that the update does not determine."""
         least = max(0, self.unknowns - self.equations)
         most = self.unknowns - self.seen
         return (most if self.resolved else least), most

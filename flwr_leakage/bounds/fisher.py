@@ -12,7 +12,7 @@ from torch import Tensor
 def cramer_rao_mse(
     eigenvalues: Float[Tensor, "... N"], noise_std: Float[Tensor, "..."]
 ) -> Float[Tensor, "..."]:
-    """σ² Σ(1/λ)/N: no unbiased attacker has a smaller mean squared error (Cramér 1946, Rao 1945).
+    """Return σ² Σ(1/λ)/N, below which no unbiased attacker's error lies (Cramér 1946, Rao 1945).
 
     It is the expected squared I²F for Gaussian noise without damping (Zhang et al. 2023, equation
     6). Conditions: the attacker is unbiased (E x̂ = x for all images near x: no prior, no clamping),
@@ -35,7 +35,7 @@ def posterior_variance(
     noise_variance: Float[Tensor, "..."] | float,
     prior_variance: float,
 ) -> Float[Tensor, "..."]:
-    """τ²σ²/(σ² + τ²λ): variance that a measurement √λ x + N(0, σ²) leaves of x ~ N(0, τ²).
+    """Return τ²σ²/(σ² + τ²λ): the variance that √λ x + N(0, σ²) leaves of x ~ N(0, τ²).
 
     Args:
         eigenvalues: λ ≥ 0.
@@ -48,7 +48,7 @@ def posterior_variance(
 def bayesian_mse(
     eigenvalues: Float[Tensor, "... N"], noise_std: Float[Tensor, "..."], prior_std: float
 ) -> Float[Tensor, "..."]:
-    """Σ 1/(λ/σ² + 1/τ²)/N: the mean squared error of the best attacker with a Gaussian prior.
+    """Return Σ 1/(λ/σ² + 1/τ²)/N, the mean squared error of the best Gaussian attacker.
 
     Exact for a linear gradient map and x ~ N(μ, τ²I), for every attacker, biased ones too, as a
     mean over images of the prior. For a network it is the linearised one at x. A bound for the
@@ -68,7 +68,7 @@ def bayesian_mse(
 def fisher_leakage(
     trace: Float[Tensor, "..."], noise_std: Float[Tensor, "..."], num_inputs: int
 ) -> Float[Tensor, "..."]:
-    """η = √(tr(JJᵀ)/N)/σ: diagonal Fisher information leakage, dFIL (Guo et al. 2022, section 4).
+    """Return η = √(tr(JJᵀ)/N)/σ, the diagonal Fisher leakage dFIL (Guo et al. 2022, section 4).
 
     An unbiased attacker's mean squared error is at least 1/η². That is looser than
     ``cramer_rao_mse``, as a harmonic mean of λ is at most its arithmetic mean, but it takes the

@@ -6,7 +6,7 @@ from scipy.special import gammainc, ndtr, ndtri
 
 
 def guess_bound(mu: float, prior: float) -> float:
-    """Largest chance of naming a record, of an attacker who has chance ``prior`` without it.
+    """Return the largest chance that an attacker with chance ``prior`` before names a record.
 
     Reconstruction robustness Φ(Φ⁻¹(κ) + μ) (Balle et al. 2022; Hayes et al. 2023; for Gaussian
     privacy Kaissis et al. 2023). It holds for every attacker, whatever else it knows.
@@ -21,7 +21,7 @@ def guess_bound(mu: float, prior: float) -> float:
 
 
 def image_psnr(noise_to_clip: float, num_pixels: int, mean_square: float = 0.25) -> float:
-    """PSNR in dB of an image that makes up the whole update, as read without prior knowledge.
+    """Return the PSNR in dB of an image that makes up the whole update, read without a prior.
 
     The client's worst case: the update is the image x in [0, 1]^N times C/‖x‖, as a wide linear
     first layer gives away for a batch of one. Scaled back, the noise has standard deviation
@@ -41,7 +41,7 @@ def image_psnr(noise_to_clip: float, num_pixels: int, mean_square: float = 0.25)
 def psnr_chance(
     noise_to_clip: float, num_pixels: int, psnr: float, mean_square: float = 0.25
 ) -> float:
-    """Chance that the attacker of :func:`image_psnr` reaches a PSNR.
+    """Return the chance that the attacker of :func:`image_psnr` reaches a PSNR.
 
     Its N errors are independent N(0, (σ/C)²‖x‖²), so that N · MSE over that variance is χ² of N
     degrees of freedom, and P(PSNR ≥ t) is the regularised gamma function

@@ -48,7 +48,7 @@ class ReplayCheck:
 
     @property
     def explains(self) -> bool:
-        """Whether the residual is at most ``TOLERANCE``."""
+        """Return whether the residual is at most ``TOLERANCE``."""
         return self.residual is not None and self.residual <= TOLERANCE
 
     def sentence(self) -> str:
@@ -153,7 +153,7 @@ def _personal(
 def _gap(
     sent: Mapping[str, Tensor], end: Mapping[str, Tensor], received: Mapping[str, Tensor]
 ) -> bool:
-    """Whether what is sent is other than what was trained, by more than a replay explains."""
+    """Return whether what is sent differs from what was trained by more than a replay explains."""
     trained = {name: _double(end[name]) - _double(received[name]) for name in sent}
     gap = {name: _double(sent[name]) - _double(end[name]) for name in sent}
     return _ratio(_norm(gap.values()), _norm(trained.values())) > TOLERANCE

@@ -46,7 +46,7 @@ class Counting:
         self.problem = ""
 
     def before_step(self, optimizer: Optimizer) -> None:
-        """A step begins."""
+        """Note that a step begins."""
         if threading.get_ident() != self._thread:
             return
         if optimizer is not self._optimizer:
@@ -59,7 +59,7 @@ class Counting:
         self.settings_changed = self.settings_changed or self._are_set_anew()
 
     def after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """A step has ended; a closure may have written within it."""
+        """Note that a step has ended; a closure may have written within it."""
         if optimizer is not self._optimizer or threading.get_ident() != self._thread:
             return
         versions = list(map(_version, self._parameters))
@@ -73,7 +73,7 @@ class Counting:
 
     @property
     def changed_at_end(self) -> bool:
-        """Whether parameters were written to since the last step."""
+        """Return whether parameters were written to since the last step."""
         return self._versions != versions_of(self._parameters)
 
     def _are_set_anew(self) -> bool:
@@ -128,7 +128,7 @@ def _settled(optimizer: Optimizer) -> list[dict[str, Any]]:
 
 
 def batch_size(args: Any, kwargs: Any) -> int:
-    """Samples in a call of a model: the first dimension of the first tensor that has one."""
+    """Return the number of samples in a call, the first dimension of its first tensor."""
     for argument in (*args, kwargs):
         for tensor in tensors_of(argument):
             if tensor.ndim:

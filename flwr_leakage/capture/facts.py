@@ -176,7 +176,7 @@ class TrainingFacts:
         return InputSpec(shape, self.num_classes, mean, std, self.box)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return plain values, for JSON."""
         return dict(vars(self))
 
     @staticmethod

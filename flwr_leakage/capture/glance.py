@@ -73,7 +73,7 @@ class Glance:
             self._counting.after_step(optimizer, args, kwargs)
 
     def facts(self, known: TrainingFacts) -> TrainingFacts:
-        """The optimizer, its settings and steps as they were seen; the rest repeats ``known``.
+        """Return the optimizer, its settings and steps as seen, and the rest as in ``known``.
 
         Raises:
             ValueError: no step was seen, or those of several optimizers.

@@ -31,7 +31,7 @@ class NamedTensor:
 
     @property
     def is_parameter(self) -> bool:
-        """Whether it is a parameter, and no buffer."""
+        """Return whether a name is that of a parameter, and of no buffer."""
         return isinstance(self.live, nn.Parameter)
 
 

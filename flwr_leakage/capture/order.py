@@ -41,7 +41,7 @@ def in_order(
 
 
 def _parts(names: list[str], trained: list[str], count: int) -> list[list[str]]:
-    """Parts of a model that methods send, of so many arrays."""
+    """Return the parts of a model that methods send, of so many arrays."""
     normal = {name.removesuffix("running_mean") for name in names if name.endswith("running_mean")}
 
     def is_normal(name: str) -> bool:
@@ -66,7 +66,7 @@ def _first_fit(
 
 
 def _only_fit(arrays: Sequence[Shape], own: Mapping[str, Shape]) -> list[str]:
-    """The names of tensors with the arrays' shapes, in order; none where several choices fit."""
+    """Return names of tensors with the arrays' shapes, in order; none where several fit."""
     names, shapes = list(own), list(own.values())
     early = _greedy(arrays, shapes)
     late = [len(shapes) - 1 - each for each in _greedy(arrays[::-1], shapes[::-1])][::-1]

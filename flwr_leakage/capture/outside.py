@@ -31,7 +31,7 @@ class Outside:
         self.changed = self.changed_at_end = False
 
     def step(self, rate: float) -> None:
-        """A step has ended, which was taken with this learning rate."""
+        """Note that a step with this learning rate has ended."""
         self._after = [parameter.detach().clone() for parameter in self._parameters]
         self._rate = rate
 
@@ -56,7 +56,7 @@ class Outside:
             self._alike += gap <= _ALIKE * _norm(expected) + _ROUNDING * _norm(now)
 
     def correction(self) -> Correction | None:
-        """The change per learning rate, where each of several steps was followed by the same."""
+        """Return the change per learning rate if the same one followed each of several steps."""
         if self._first is None or self._steps < 2 or self._alike < self._steps:
             return None
         pairs = zip(self._parameters, self._first, strict=True)

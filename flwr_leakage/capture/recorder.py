@@ -216,7 +216,7 @@ class Recorder:
 
     @_looking
     def before_forward(self, module: nn.Module) -> None:
-        """The outermost call of a module begins."""
+        """Note that the outermost call of a module begins."""
         self._inside = True
         self._close_window()
         if not torch.is_grad_enabled() or not self._keeps:
@@ -230,7 +230,7 @@ class Recorder:
 
     @_looking
     def after_forward(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        """The outermost call of a module ends."""
+        """Note that the outermost call of a module ends."""
         self._inside = False
         if not self._keeps:
             self._count_call(module, args, kwargs, output)
@@ -359,7 +359,7 @@ class Recorder:
     # --- the optimizer -------------------------------------------------------------------------
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """A step begins."""
+        """Note that a step begins."""
         if self._rest is None:
             self._begin_step(optimizer, args, kwargs)
         else:
@@ -374,7 +374,7 @@ class Recorder:
 
     @_looking
     def _begin_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """A closure that trains may run inside of it."""
+        """Begin a step, inside of which a closure that trains may run."""
         if not has_closure(args, kwargs):
             self._close_window()
         if not self._roots and not has_closure(args, kwargs):
@@ -423,11 +423,11 @@ class Recorder:
         return bool(then) and any(then.get(id(p), p._version) != p._version for p in self._trained)
 
     def _held(self) -> frozenset[int]:
-        """Ids of the parameters that the optimizer holds."""
+        """Return the ids of the parameters that the optimizer holds."""
         return frozenset(map(id, parameters_of(self._optimizer) if self._optimizer else ()))
 
     def _sizes(self) -> tuple[int, ...]:
-        """Samples of each call of a model that the optimizer trains."""
+        """Return the number of samples of each call of a model that the optimizer trains."""
         held = self._held()
         trains = {
             key for key in self._models

@@ -108,7 +108,7 @@ def _is_trained(training: CapturedTraining, entry: Entry) -> bool:
 
 
 def has_parameter_term(training: CapturedTraining, backward: Backward) -> bool:
-    """Whether trained parameters enter the loss beside the model, as in FedProx and FedDyn."""
+    """Return whether trained parameters enter the loss beside the model, as in FedProx."""
     leaves = (leaf for entry in backward.entries for leaf in entry.inputs())
     return any(isinstance(leaf, Tensor) and id(leaf) in training.held for leaf in leaves)
 
@@ -238,7 +238,7 @@ def captured_batches(training: CapturedTraining) -> list[LossCall]:
 
 
 def batch_norm_mode(training: CapturedTraining) -> BatchNormMode:
-    """``batch`` where a BatchNorm layer trained in train mode."""
+    """Return ``batch`` if a BatchNorm layer trained in train mode, else ``running``."""
     return training.batch_norm or "running"
 
 
@@ -326,7 +326,7 @@ def takes_in_order(training: CapturedTraining, num_examples: int) -> bool:
 def check_settings(
     optimizer: type[Optimizer], settings: Sequence[Mapping[str, Any]], changed: bool
 ) -> None:
-    """Whether a ``LocalSchedule`` can say how an optimizer was set.
+    """Raise unless a ``LocalSchedule`` can say how an optimizer was set.
 
     Args:
         optimizer: its class.
@@ -347,7 +347,7 @@ def check_settings(
 
 
 def private_samples(training: CapturedTraining, num_examples: int) -> Batch:
-    """The samples that left a trace, each once: those of the first epoch, in the order of use.
+    """Return the samples that left a trace, each once: the first epoch's, in order of use.
 
     Raises:
         ValueError: a later epoch took them in another order, which no schedule says.

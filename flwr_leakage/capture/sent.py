@@ -69,5 +69,5 @@ def name_of(multiple: float, training: CapturedTraining) -> str:
 
 
 def _fednova(momentum: float, steps: int) -> float:
-    """‖a‖₁ of SGD with momentum ρ: (τ − ρ(1 − ρ^τ)/(1 − ρ))/(1 − ρ) for τ steps."""
+    """Return ‖a‖₁ of τ steps of SGD with momentum ρ: (τ − ρ(1 − ρ^τ)/(1 − ρ))/(1 − ρ)."""
     return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)

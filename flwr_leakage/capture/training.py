@@ -106,7 +106,7 @@ class CapturedTraining:
 
     @property
     def complete(self) -> bool:
-        """Whether every step was kept."""
+        """Return whether every step was kept."""
         return len(self.steps) == self.num_steps
 
 

@@ -628,7 +628,7 @@ def version() -> None:
 
 
 def main() -> None:
-    """The entry point."""
+    """Run the command that the process was called with."""
     from flwr_leakage.tracking.text import accept_any_text
 
     accept_any_text()
@@ -644,7 +644,7 @@ def main() -> None:
 
 
 def _simulate(arguments: Iterable[str]) -> None:
-    """Hydra reads the arguments of the process, and they are kept in ``run.json``.
+    """Run a simulation; Hydra reads the process's arguments, and ``run.json`` keeps them.
 
     What the command asks for in vain ends the process with 2, as it does with ``--dry-run``.
     """
@@ -723,7 +723,7 @@ def _floats(text: str | None, option: str) -> tuple[float, ...]:
 
 
 def _one_round(fixed: list[str], given: list[str]) -> list[str]:
-    """The settings of one client in one round, but for those that are given."""
+    """Return the settings of one client in one round, but for those that are given."""
     keys = {override.partition("=")[0] for override in given}
     return [*fixed, *(o for o in ONE_ROUND if o.partition("=")[0] not in keys), *given]
 
@@ -737,7 +737,7 @@ def _run_folder(overrides: Iterable[str]) -> Path:
 
 
 def _write(found: "Comparison", output: Path, link_reports: bool) -> Path:
-    """A comparison as the file's suffix says."""
+    """Return a comparison in the format that the file's suffix names."""
     from flwr_leakage import comparison
 
     if output.suffix == ".html":

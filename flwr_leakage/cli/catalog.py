@@ -21,12 +21,12 @@ class Entry:
 
 
 def groups() -> list[str]:
-    """The names of all config groups."""
+    """Return the names of all config groups."""
     return sorted(path.name for path in conf_dir().iterdir() if path.is_dir())
 
 
 def entries(group: str) -> list[Entry]:
-    """The options of a group, by name.
+    """Return the options of a group, by name.
 
     Raises:
         ValueError: there is no such group.
@@ -37,7 +37,7 @@ def entries(group: str) -> list[Entry]:
 
 
 def _line(path: Path) -> str:
-    """The comment at the top of a config as one line, or else the first one within it."""
+    """Return the comment at the top of a config as one line, or else the first one within it."""
     lines = path.read_text().splitlines()
     if lines and lines[0].startswith("# @package"):
         del lines[0]

@@ -18,7 +18,7 @@ OWN_FOLDER = "run-*-client-*"
 
 
 def own_folders(folder: Path) -> list[Path]:
-    """The run folders of clients in a folder, or the one that it is.
+    """Return the run folders of clients in a folder, or the folder itself if it is one.
 
     Raises:
         FileNotFoundError: there is none.
@@ -68,7 +68,7 @@ def print_own(folder: Path, console: Console) -> None:
 
 
 def _by_quantity(records: Iterable[LeakageRecord]) -> dict[tuple[int, str], list[LeakageRecord]]:
-    """The scores, and the metrics of self-attacks with their grades, by round and name."""
+    """Return scores and graded metrics of self-attacks, by round and name."""
     found: dict[tuple[int, str], list[LeakageRecord]] = {}
     for record in records:
         if record.kind == "score":

@@ -43,7 +43,7 @@ def print_price(found: Sequence[tuple[Work, Price]], console: Console) -> None:
 
 
 def rows(works: Sequence[Work], total: Price) -> list[Row]:
-    """One kind of work, how often it is done, and the time that it takes in all runs."""
+    """Yield each kind of work, how often it is done, and its time in all runs."""
 
     def of(name: str) -> int:
         return sum(getattr(work, name) for work in works)
@@ -100,7 +100,7 @@ def grounds(works: Sequence[Work], total: Price) -> list[str]:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in words.
+    """Return seconds in words.
 
     Example:
         >>> duration(0.04), duration(61), duration(7300)
@@ -117,7 +117,7 @@ def duration(seconds: float) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes in words.
+    """Return bytes in words.
 
     Example:
         >>> size(900), size(3_300_000)

@@ -297,7 +297,7 @@ def _as_named(
 
 
 def _spec(given: UpdateFile, gradient_map: GradientMap) -> InputSpec:
-    """The inputs; the number of classes is that of the model's logits.
+    """Return the inputs' description; the model's logits tell the number of classes.
 
     Raises:
         ValueError: the model takes no such inputs, or returns no logits.

@@ -49,7 +49,7 @@ class Group:
 
     @property
     def name(self) -> str:
-        """``defense=pruning, client.batch_size=4``."""
+        """Return the group's settings, such as ``defense=pruning, client.batch_size=4``."""
         return ", ".join(f"{key}={value}" for key, value in self.settings.items()) or "all runs"
 
     def known(self, measure: str) -> list[float]:
@@ -94,12 +94,12 @@ class Comparison:
 
     @property
     def runs(self) -> tuple[Outcome, ...]:
-        """All runs, group by group."""
+        """Return all runs, group by group."""
         return tuple(run for group in self.groups for run in group.runs)
 
     @property
     def measures(self) -> tuple[str, ...]:
-        """The names of ``MEASURES`` that some run has a number of."""
+        """Return the names of ``MEASURES`` that some run has a number of."""
         return tuple(
             m.name for m in MEASURES if any(run.values[m.name] is not None for run in self.runs)
         )
@@ -289,7 +289,7 @@ def format_spread(numbers: Sequence[float], style: str) -> str:
 
 
 def _cell(text: str) -> str:
-    """A text as a cell of Markdown that holds no HTML, no link, no image and no mathematics."""
+    """Return a text as a Markdown cell without HTML, links, images or mathematics."""
     text = re.sub(r"[\\|`$\[\]]", r"\\\g<0>", " ".join(text.split()))
     text = html.escape(text, quote=False).replace("://", ":&#47;/")
     return re.sub(r"(?i)\bwww\.", "www&#46;", text)

@@ -107,7 +107,7 @@ _FORMULA = re.compile(r"(?:^|[;\t\r\n])\s*[=+\-@＝＋－＠]")
 
 
 def _no_formula(cell: Any) -> Any:
-    """A text that a spreadsheet would run, with an apostrophe before it; a number stays one."""
+    """Return a value with an apostrophe before it if it is a text that a spreadsheet would run."""
     if not isinstance(cell, str) or not _FORMULA.search(cell) or _is_number(cell):
         return cell
     return "'" + re.sub(r"[;\t\r\n]", " ", cell)

@@ -75,7 +75,7 @@ def frontier(
 
 
 def _undominated(points: list[tuple[float, float, Group]]) -> list[tuple[float, float, Group]]:
-    """Points that no other beats: less leakage at no less accuracy, or more accuracy at no more."""
+    """Return the points that no other beats in leakage without losing accuracy, or conversely."""
     return [
         p
         for p in points

@@ -115,7 +115,7 @@ class Outcome:
 
     @property
     def place(self) -> str:
-        """The folder as text that a terminal shows and does not obey."""
+        """Return the folder as text that a terminal shows and does not obey."""
         return plain_text(str(self.folder))
 
 
@@ -188,7 +188,7 @@ def _values(run: RunData, index: Index) -> dict[str, float | None]:
 
 
 def _flat(config: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """``{"a": {"b": 1}}`` as ``{"a.b": 1}``."""
+    """Return nested mappings as one: ``{"a": {"b": 1}}`` as ``{"a.b": 1}``."""
     flat: dict[str, Any] = {}
     for key, value in config.items():
         name = f"{before}{key}"

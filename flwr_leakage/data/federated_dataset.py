@@ -48,11 +48,12 @@ class FederatedDataset:
 
     @property
     def num_clients(self) -> int:
-        """The number of partitions."""
+        """Return the number of partitions."""
         return len(self.partitions)
 
     def client_indices(self, client_id: int, server_round: int, num_examples: int) -> Tensor:
-        """Indices in ``train`` of a client's samples in a round; a pure function of the seed.
+        """Return indices in ``train`` of a client's samples in a round, a function of the seed
+        alone.
 
         A client with n samples goes through them in epochs of ⌊n / num_examples⌋ rounds. Each
         epoch has its own random order, so that rounds see different samples, and a round never

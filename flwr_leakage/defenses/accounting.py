@@ -55,7 +55,7 @@ def dp_epsilon(
     delta: float,
     adjacency: Adjacency = "replace-one",
 ) -> float:
-    """ε of (ε, δ)-differential privacy of steps that add Gaussian noise to a sum of clipped rows.
+    """Return ε of (ε, δ)-privacy of steps that add Gaussian noise to a sum of clipped rows.
 
     Without sampling it is exact, by (1) with Δ = 2C for ``replace-one`` and Δ = C for
     ``add-or-remove``. With Poisson sampling it is the bound of Opacus' Rényi accountant (Mironov et
@@ -154,7 +154,7 @@ def replace_one_rdp(
 
 
 def gaussian_delta(mu: float, epsilon: float) -> float:
-    """δ at which a μ-Gaussian mechanism is (ε, δ)-differentially private.
+    """Return δ at which a μ-Gaussian mechanism is (ε, δ)-differentially private.
 
     δ(ε) = Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ) (Balle and Wang 2018, theorem 8).
     """
@@ -226,7 +226,7 @@ def canary(like: Params, max_norm: float, index: int, seed: int) -> Params:
 def canary_epsilon(
     cosines: Float[Tensor, " k"], dimension: int, delta: float = 1e-5
 ) -> CanaryEstimate:
-    """Empirical ε of one training run, from canaries that took part in it.
+    """Return the empirical ε of one training run, from canaries that took part in it.
 
     The adjacency is add-or-remove: a canary takes part or not.
 
@@ -261,7 +261,7 @@ def canary_epsilon(
 
 
 def _epsilon_between(shift: float, spread: float, delta: float) -> float:
-    """The smallest ε at which N(shift, spread²) and N(0, 1) are (ε, δ)-close, both ways round."""
+    """Return the smallest ε for which N(shift, spread²) and N(0, 1) are (ε, δ)-close both ways."""
     if spread == 1:
         return gaussian_epsilon(shift, delta)
     low, high = 0.0, 1.0
@@ -281,7 +281,7 @@ def _epsilon_between(shift: float, spread: float, delta: float) -> float:
 
 
 def _hockey_stick(m0: float, s0: float, m1: float, s1: float, epsilon: float) -> float:
-    """∫ (p − e^ε q)₊ for p = N(m0, s0²), q = N(m1, s1²).
+    """Return ∫ (p − e^ε q)₊ for p = N(m0, s0²), q = N(m1, s1²).
 
     p > e^ε q where a x² + b x + c > 0, the difference of the two log-densities less ε.
     """

@@ -88,7 +88,7 @@ class Defense:
 
     @property
     def replaces_update(self) -> bool:
-        """Whether ``on_update`` recomputes the update from the data.
+        """Return whether ``on_update`` recomputes the update from the data.
 
         It then drops what earlier defenses of a chain did to the update.
         """
@@ -101,12 +101,12 @@ class Defense:
 
     @property
     def encodes_batches(self) -> bool:
-        """Whether the training loop must pass its samples through ``on_batch``."""
+        """Return whether the training loop must pass its samples through ``on_batch``."""
         return type(self).on_batch is not Defense.on_batch
 
     @property
     def flips_signs(self) -> bool:
-        """Whether ``on_batch`` draws the sign of each entry anew after mixing."""
+        """Return whether ``on_batch`` draws the sign of each entry anew after mixing."""
         return False
 
     def in_words(self) -> str:
@@ -143,7 +143,7 @@ class Defense:
         num_rounds: int,
         adjacency: Adjacency = "replace-one",
     ) -> float | None:
-        """ε of the differential privacy of a single sample; ``None`` if no guarantee is known.
+        """Return ε of the differential privacy of a single sample; ``None`` if none is guaranteed.
 
         Infinite where it is known that there is none.
 
@@ -163,7 +163,8 @@ class Defense:
     def mixing_matrix(
         self, num_samples: int, randomness: Randomness
     ) -> Float[Tensor, "B n"] | None:
-        """W (B, n) of encodings W · samples, as ``on_batch`` draws it; ``None`` if it mixes none.
+        """Return W (B, n) of encodings W · samples as ``on_batch`` draws it, ``None`` without
+        mixing.
 
         A threat model may grant it to an attacker who decodes: fresh draws of the same seed give
         the mixing that ``on_batch`` used.

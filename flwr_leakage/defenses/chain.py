@@ -47,17 +47,17 @@ class Chain(Defense):
 
     @property
     def replaces_update(self) -> bool:
-        """Whether one of the chain recomputes the update."""
+        """Return whether one of the chain recomputes the update."""
         return any(defense.replaces_update for defense in self.defenses)
 
     @property
     def encodes_batches(self) -> bool:
-        """Whether one of the chain encodes batches."""
+        """Return whether one of the chain encodes batches."""
         return any(defense.encodes_batches for defense in self.defenses)
 
     @property
     def flips_signs(self) -> bool:
-        """Whether one of the chain draws signs anew."""
+        """Return whether one of the chain draws signs anew."""
         return any(defense.flips_signs for defense in self.defenses)
 
     def in_words(self) -> str:
@@ -76,7 +76,7 @@ class Chain(Defense):
         num_rounds: int,
         adjacency: Adjacency = "replace-one",
     ) -> float | None:
-        """ε of the first defense of the chain that has a guarantee.
+        """Return ε of the first defense of the chain that has a guarantee.
 
         ``None`` if a defense encodes batches: a sample may be mixed into several others there,
         and the guarantee is for one sample that enters one gradient.
@@ -95,7 +95,7 @@ class Chain(Defense):
     def mixing_matrix(
         self, num_samples: int, randomness: Randomness
     ) -> Float[Tensor, "B n"] | None:
-        """W of the chain's only mixing defense, where it is the first that encodes.
+        """Return W of the chain's only mixing defense, where it is the first that encodes.
 
         Raises:
             ValueError: it is not, so that its draws do not come first.

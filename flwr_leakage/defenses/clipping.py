@@ -42,7 +42,7 @@ class Clipping(Defense):
         check_unit(self.relative_to, ClipUnit)
 
     def in_words(self) -> str:
-        """What the report says of it."""
+        """Return the sentence that the report says of the defense."""
         return "an update above a set length is shortened to it"
 
     def on_update(

@@ -30,7 +30,7 @@ def clipped_mean_gradient(
     chunk_size: int = 32,
     divisor: float | None = None,
 ) -> Params:
-    """(1/B) Σᵢ gᵢ · min(1, max_norm / ‖gᵢ‖) of the samples' own gradients gᵢ.
+    """Return (1/B) Σᵢ gᵢ · min(1, max_norm / ‖gᵢ‖) of the samples' own gradients gᵢ.
 
     Abadi et al. (2016, algorithm 1), before the noise. It is zero where there are no samples.
     A gradient whose norm is not finite counts as zero, unless ``max_norm`` is infinite.
@@ -119,12 +119,12 @@ class DPSGD(Defense):
             )
 
     def in_words(self) -> str:
-        """What the report says of it."""
+        """Return the sentence that the report says of the defense."""
         return "in each training step the share of each image is limited, and random noise is added"
 
     @property
     def replaces_update(self) -> bool:
-        """Always: gradients of single samples cannot be clipped in an update."""
+        """Return True, as gradients of single samples cannot be clipped in an update."""
         return True
 
     def epsilon(
@@ -134,7 +134,8 @@ class DPSGD(Defense):
         num_rounds: int,
         adjacency: Adjacency = "replace-one",
     ) -> float | None:
-        """ε at ``delta`` of the update, for a sample that takes part in ``num_rounds`` rounds.
+        """Return ε at ``delta`` of the update, for a sample that takes part in ``num_rounds``
+        rounds.
 
         The number of samples is public: it travels beside the update, and says how many steps there
         are and what divides a sum. Hence the default, ``replace-one``, which compares samples
@@ -168,7 +169,7 @@ class DPSGD(Defense):
         return dp_epsilon(self.noise_multiplier, 1.0, touches * num_rounds, self.delta, adjacency)
 
     def validate(self, gradient_map: GradientMap, spec: InputSpec, num_examples: int) -> None:
-        """Every sample must have a gradient of its own."""
+        """Raise unless every sample has a gradient of its own."""
         super().validate(gradient_map, spec, num_examples)
         _check_separable(gradient_map)
 

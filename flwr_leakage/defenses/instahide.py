@@ -145,17 +145,17 @@ class InstaHide(Defense):
                 )
 
     def in_words(self) -> str:
-        """What the report says of it."""
+        """Return the sentence that the report says of the defense."""
         return "the client trains on mixtures of several images with random signs of pixels"
 
     @property
     def num_private(self) -> int:
-        """Private images in each encoding."""
+        """Return the number of private images in each encoding."""
         return 2 if self.partners == "inter" else self.k
 
     @property
     def flips_signs(self) -> bool:
-        """Whether ``random_signs`` is set."""
+        """Return whether ``random_signs`` is set."""
         return self.random_signs
 
     def validate(self, gradient_map: GradientMap, spec: InputSpec, num_examples: int) -> None:
@@ -185,7 +185,7 @@ class InstaHide(Defense):
     def mixing_matrix(
         self, num_samples: int, randomness: Randomness
     ) -> Float[Tensor, "B n"] | None:
-        """W of the encodings, before signs are flipped: (n, n), or (n, n + M) with M public images.
+        """Return W before signs are flipped: (n, n), or (n, n + M) with M public images.
 
         ``None`` where k is 1.
         """

@@ -104,7 +104,7 @@ def draw_mixing(num_samples: int, k: int, max_coefficient: float, randomness: Ra
 
 
 def mix(values: Float[Tensor, "n ..."], mixing: Mixing) -> Float[Tensor, "B ..."]:
-    """Σⱼ coefficients[i, j] · values[indices[i, j]] for every encoding i."""
+    """Return Σⱼ coefficients[i, j] · values[indices[i, j]] for every encoding i."""
     mixed = F.embedding_bag(
         mixing.indices.to(values.device),
         values.flatten(1),
@@ -115,7 +115,7 @@ def mix(values: Float[Tensor, "n ..."], mixing: Mixing) -> Float[Tensor, "B ..."
 
 
 def soft_targets(targets: Tensor, num_classes: int, dtype: torch.dtype) -> Float[Tensor, "B K"]:
-    """Class indices as one-hot probabilities; probabilities stay as they are."""
+    """Return class indices as one-hot probabilities; probabilities stay as they are."""
     if targets.ndim == 2:
         return targets.to(dtype)
     return F.one_hot(targets, num_classes).to(dtype)

@@ -48,11 +48,11 @@ class MixUp(Defense):
         check_mixing(self.k, self.max_coefficient)
 
     def in_words(self) -> str:
-        """What the report says of it."""
+        """Return the sentence that the report says of the defense."""
         return "the client trains on mixtures of several images"
 
     def validate(self, gradient_map: GradientMap, spec: InputSpec, num_examples: int) -> None:
-        """At least k samples must be encoded at once."""
+        """Raise unless at least k samples are encoded at once."""
         super().validate(gradient_map, spec, num_examples)
         if num_examples < self.k:
             raise ValueError(
@@ -67,7 +67,7 @@ class MixUp(Defense):
     def mixing_matrix(
         self, num_samples: int, randomness: Randomness
     ) -> Float[Tensor, "B n"] | None:
-        """W (n, n) of the encodings; ``None`` where k is 1."""
+        """Return W (n, n) of the encodings; ``None`` where k is 1."""
         if self.k == 1:
             return None
         return self.draw_mixing(num_samples, randomness).matrix(num_samples)

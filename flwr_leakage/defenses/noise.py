@@ -39,7 +39,7 @@ def add_laplacian_noise(
 
 
 def _add(value: Tensor, scale: float, draws: Tensor) -> Tensor:
-    """``value + scale · draws``, rounded to the value's type where the draws are more precise."""
+    """Return ``value + scale · draws``, rounded to the value's type if the draws are finer."""
     return (value + scale * draws.to(value.device)).to(value.dtype)
 
 
@@ -66,7 +66,7 @@ class GaussianNoise(Defense):
         _check_settings(self.noise_std, self.relative_to)
 
     def in_words(self) -> str:
-        """What the report says of it."""
+        """Return the sentence that the report says of the defense."""
         return "random noise is added to every number of the update"
 
     def on_update(
@@ -94,7 +94,7 @@ class LaplacianNoise(Defense):
         _check_settings(self.noise_std, self.relative_to)
 
     def in_words(self) -> str:
-        """What the report says of it."""
+        """Return the sentence that the report says of the defense."""
         return "random noise is added to every number of the update"
 
     def on_update(

@@ -31,7 +31,7 @@ def representation_sensitivity(
     buffers: Mapping[str, Tensor] | None = None,
     chunk_size: int = 64,
 ) -> Float[Tensor, " F"]:
-    """Σ over samples of ‖∂rₖ/∂x‖₂ / |rₖ| for each entry k of the input r of a linear layer.
+    """Return Σ over samples of ‖∂rₖ/∂x‖₂ / |rₖ| for each entry k of a linear layer's input r.
 
     Sun et al. (2021, section 4.2): perturbing rₖ moves an attacker's reconstruction by about
     |rₖ| ‖∂rₖ/∂x‖⁻¹, so that the entries of smallest sensitivity hide most.
@@ -110,16 +110,16 @@ class Soteria(Defense):
             raise ValueError(f"max_samples must be at least 1, got {self.max_samples}.")
 
     def in_words(self) -> str:
-        """What the report says of it."""
+        """Return the sentence that the report says of the defense."""
         return "in one layer the numbers of the update that tell most of the images are not sent"
 
     def validate(self, gradient_map: GradientMap, spec: InputSpec, num_examples: int) -> None:
-        """The model must have the linear layer."""
+        """Raise unless the model has the linear layer."""
         super().validate(gradient_map, spec, num_examples)
         self._layer_and_weight(gradient_map.model)
 
     def _layer_and_weight(self, model: nn.Module) -> tuple[str, str]:
-        """Names of the layer and of its weight."""
+        """Return names of the layer and of its weight."""
         layer = last_linear_layer(model) if self.layer is None else self.layer
         if not isinstance(dict(model.named_modules()).get(layer), nn.Linear):
             raise ValueError(f"layer must name a linear layer of the model, got {layer!r}.")

@@ -34,7 +34,7 @@ _TINY = 1e-150
 def sample_jacobian(
     local_round: LocalRound, schedule: LocalSchedule, max_samples: int
 ) -> tuple[SampleJacobian, Float[Tensor, " S"]]:
-    """∂∇L/∂x of the first samples, each on its own, and the weights that make it A_i.
+    """Return ∂∇L/∂x of the first samples, each on its own, and the weights that make it A_i.
 
     Where the client normalises with batch statistics, they are held at the batch's own.
     """
@@ -87,18 +87,18 @@ class SampleSpectra:
         return self.operator.num_inputs * (self.node_weights * values).sum(1)
 
     def rmse(self, squared_errors: Float[Tensor, " S"]) -> Float[Tensor, " S"]:
-        """√(squared error / N), in model input units."""
+        """Return √(squared error / N), in model input units."""
         return (squared_errors / self.operator.num_inputs).sqrt()
 
     def error_under_isotropic_noise(self, noise_std: float) -> Float[Tensor, " S"]:
-        """(1) for e(σ) = noise_std², in units of the pseudo-gradient: predicted RMSE."""
+        """Return the predicted RMSE (1) for e(σ) = noise_std², in units of the pseudo-gradient."""
         tau, energy = self.prior_std, noise_std**2
         if energy == 0:
             return torch.zeros(len(self.exposures), dtype=torch.float64)
         return self.rmse(self.trace(posterior_variance(self.singular_values**2, energy, tau**2)))
 
     def energies(self, cutoffs: Float[Tensor, " S"]) -> Float[Tensor, "S k"]:
-        """e(σ) = τ² σ (c − σ)₊: of all allotments of its total energy, (1) is largest for it.
+        """Return e(σ) = τ² σ (c − σ)₊, for which (1) is largest among allotments of its energy.
 
         (1) is concave in every e, and its derivative (τσ)² τ² / (e + τ²σ²)² is the same for
         all σ < c under this e and smaller beyond: the condition of Karush, Kuhn and Tucker.
@@ -107,7 +107,7 @@ class SampleSpectra:
         return self.prior_std**2 * sigma * (cutoffs[:, None] - sigma).clamp_min(0)
 
     def error_at(self, cutoffs: Float[Tensor, " S"]) -> Float[Tensor, " S"]:
-        """(1) under :meth:`energies`, τ² Σ (1 − σ/c)₊: predicted RMSE."""
+        """Return the predicted RMSE (1) under :meth:`energies`, τ² Σ (1 − σ/c)₊."""
         share = 1 - self.singular_values / cutoffs.clamp_min(_TINY)[:, None]
         return self.rmse(self.trace(self.prior_std**2 * share.clamp_min(0)))
 
@@ -143,11 +143,11 @@ class SampleSpectra:
         return cutoffs if rmse > 0 else torch.zeros_like(cutoffs)
 
     def energy_at(self, rmse: float) -> float:
-        """The total energy of all samples at which each has the predicted error ``rmse`` < τ."""
+        """Return the samples' total energy at which each has the predicted error ``rmse`` < τ."""
         return float(self.trace(self.energies(self.cutoffs_of_error(rmse))).sum())
 
     def error_of_energy(self, energy: float, highest: float) -> float:
-        """The predicted error that all samples share for a total energy, up to ``highest`` ≤ τ."""
+        """Return the error predicted for all samples at a total energy, at most ``highest`` ≤ τ."""
         from scipy.optimize import brentq  # takes most of a second to import
 
         def excess(rmse: float) -> float:
@@ -160,7 +160,7 @@ class SampleSpectra:
         return float(brentq(excess, 0.0, highest, xtol=1e-14 * highest, maxiter=1000))
 
     def draw_noise(self, cutoffs: Float[Tensor, " S"]) -> Float[Tensor, "S P"]:
-        """δ_i = A_i (√e / σ)(A_iᵀA_i) z_i, with the z_i of the Lanczos run: energy e on average."""
+        """Return δ_i = A_i (√e / σ)(A_iᵀA_i) z_i with the Lanczos run's z_i, of mean energy e."""
         eigenvalues, vectors = self._lanczos.ritz()
         floor = torch.finfo(self.operator.dtype).eps * eigenvalues[:, -1:].clamp_min(_TINY)
         scale = (self.energies(cutoffs).to(eigenvalues) / eigenvalues.clamp_min(floor)).sqrt()

@@ -121,7 +121,7 @@ class TargetRisk(Defense):
         check_spectrum_settings(self.prior_std, self.max_samples, self.num_steps)
 
     def in_words(self) -> str:
-        """What the report says of it."""
+        """Return the sentence that the report says of the defense."""
         return "noise or pruning is made as strong as a target of the predicted error asks"
 
     def plan(self, update: Update, randomness: Randomness, local_round: LocalRound) -> RiskPlan:

@@ -112,7 +112,7 @@ class Expected:
         return ""
 
     def read(self, arrays: Mapping[str, Array]) -> tuple[Params, Params, tuple[str, ...]]:
-        """As :func:`read_reply`."""
+        """Return the arrays as :func:`read_reply` does."""
         return read_reply(arrays, self.params, self.buffers)
 
     def check(self, arrays: Mapping[str, Array]) -> tuple[str, ...]:

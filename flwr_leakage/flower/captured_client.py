@@ -92,12 +92,12 @@ class CapturePlan:
 
     @property
     def defends(self) -> bool:
-        """Whether the defense changes updates."""
+        """Return whether the defense changes updates."""
         return type(self.defense).on_update is not Defense.on_update
 
     @property
     def withholds(self) -> bool:
-        """Whether an update must not be sent where something fails here."""
+        """Return whether an update must not be sent where something fails here."""
         return self.defends or self.gate is not None
 
     def measures(self, server_round: int) -> bool:
@@ -106,11 +106,11 @@ class CapturePlan:
         return bool(scores or self.withholds or self.truth or self.attack is not None)
 
     def replays(self, server_round: int, kept: Replayed | None, num_arrays: int) -> bool:
-        """Whether the training of a round, counted from 1, is replayed: a gate asks for each."""
+        """Return whether a round's training is replayed, counted from 1; a gate asks for each."""
         return self.gate is not None or is_due(self.replay_every, server_round, kept, num_arrays)
 
     def kept_of(self, server_round: int, kept: Replayed | None) -> Limits:
-        """What is kept of a training that is captured: all, or what a later replay is of."""
+        """Return what is kept of a captured training: all, or what a later replay needs."""
         few = self.replay_samples
         if few is None or kept is None or kept.again or self.measures(server_round):
             return self.limits
@@ -122,12 +122,12 @@ class _Round(SeenRound):
 
     @cached_property
     def received(self) -> Mapping[str, Tensor]:
-        """The arrays that the server sent."""
+        """Return the arrays that the server sent."""
         return tensors_of(self.arrays)
 
     @cached_property
     def sent(self) -> Mapping[str, Tensor]:
-        """The arrays that the client sends."""
+        """Return the arrays that the client sends."""
         return tensors_of(self.answer)
 
 
@@ -258,7 +258,7 @@ def _todo(plan: CapturePlan, message: Message, context: Context, num_arrays: int
 
 
 def _round_of(message: Message) -> int:
-    """The round that the server names; older strategies name it in the message's group only."""
+    """Return the round that the server names; older strategies name it in the group only."""
     group = message.metadata.group_id
     return server_round_of(message) or (int(group) if group.isdecimal() else 0)
 

@@ -113,24 +113,24 @@ class ClientAudit:
 
     @property
     def defends(self) -> bool:
-        """Whether the defense changes samples or updates."""
+        """Return whether the defense changes samples or updates."""
         return self.defense.encodes_batches or (
             type(self.defense).on_update is not Defense.on_update
         )
 
     @property
     def may_defend(self) -> bool:
-        """Whether what is sent may be another update than the trained one, whatever the samples."""
+        """Return whether the defense may change the trained update, whatever the samples are."""
         return self.defends or bool(self.gate and self.gate.stronger)
 
     @property
     def withholds(self) -> bool:
-        """Whether nothing may be sent that was neither measured nor defended."""
+        """Return whether nothing may be sent that was neither measured nor defended."""
         return self.defends or self.gate is not None
 
     @property
     def self_attack(self) -> SelfAttack | None:
-        """The self-attack with its settings."""
+        """Return the self-attack with its settings."""
         return cast("SelfAttack | None", self.attack)
 
 

@@ -104,7 +104,7 @@ class Release:
 
     @property
     def refused(self) -> bool:
-        """Whether the client's own gate keeps it back."""
+        """Return whether the client's own gate keeps the update back."""
         return bool(self.tries) and not self.tries[-1].judgement.passes
 
 
@@ -257,7 +257,7 @@ def _named(defense: Defense) -> str:
 
 
 def _plan(audit: ClientAudit, second: bool) -> ScorePlan:
-    """The plan of the scores; what a gate limits is scored in every round, of all samples."""
+    """Return the plan of the scores; those that a gate limits cover every round and sample."""
     if audit.gate is not None and audit.gate.scores:
         return replace(audit.score_plan, every=1, relative_cost=None)
     if second and audit.score_plan.relative_cost is not None:

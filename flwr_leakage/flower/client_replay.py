@@ -146,13 +146,13 @@ class SeenRound:
 
     @property
     def num_examples(self) -> int:
-        """The reported number of samples, or else those that were seen; 0 where nothing tells."""
+        """Return the reported number of samples, else those that were seen, else 0."""
         seen = max(1, sum(self.capture.batch_sizes)) if self.capture else 0
         return self.reported or seen
 
     @property
     def training(self) -> CapturedTraining:
-        """The captured training.
+        """Return the captured training.
 
         Raises:
             ValueError: there is none.
@@ -162,7 +162,7 @@ class SeenRound:
         return self.capture
 
     def facts(self, kept: Replayed | None, glance: Glance | None) -> TrainingFacts | None:
-        """How the client trained; ``None`` where nothing was seen."""
+        """Return how the client trained; ``None`` where nothing was seen."""
         try:
             known = kept.facts if kept else None
             if self.capture is None:
@@ -183,7 +183,7 @@ class SeenRound:
             return None
 
     def trained(self, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What the training ended with, by the received names: it is compared under a mask."""
+        """Return the training's result by the received names, as it is compared under a mask."""
         live = name_live(received, [root.live for root in self.training.roots])
         return {name: tensor.detach() for name, (_, _, tensor) in live.items()}
 

@@ -45,11 +45,11 @@ class Session:
 
     @property
     def device(self) -> torch.device:
-        """The device of the audit's model, on which scores and defenses compute."""
+        """Return the device of the audit's model, on which scores and defenses compute."""
         return next(iter(self.audit.gradient_map.params.values()), torch.zeros(())).device
 
     def randomness(self, purpose: str) -> Randomness:
-        """Draws that hide data; outside of simulations nothing of the server's message enters."""
+        """Return draws that hide data; the server's message affects them in simulations only."""
         if purpose not in self._draws:
             simulated = self.audit.seed is not None
             self._draws[purpose] = Reproducible(self._generator(purpose)) if simulated else Secure()

@@ -54,7 +54,7 @@ class Finding:
     adjacency: Adjacency | None = None
 
     def __str__(self) -> str:
-        """``LocalDpMod, weaker than it says: …``."""
+        """Return the mechanism and its verdict, as in ``LocalDpMod, weaker than it says: …``."""
         return f"{self.about}, {_WORDS[self.level]}: {self.message}"
 
 
@@ -178,7 +178,7 @@ def _mods(
 
 
 def _local(mod: Any, num_rounds: int, num_pixels: int) -> Iterator[Finding]:
-    """``LocalDpMod``: σ = sensitivity · √(2 ln(1.25/δ)) / ε, whatever the clip is."""
+    """Return σ of ``LocalDpMod``: sensitivity · √(2 ln(1.25/δ)) / ε, whatever the clip is."""
     clip, stated, delta = mod.clipping_norm, mod.epsilon, mod.delta
     if not 0 < delta < 1 or stated == 0:
         yield Finding(
@@ -230,7 +230,7 @@ def _left_with(noise_to_clip: float, multiplier: float, num_rounds: int, num_pix
 def _central(
     wrapper: Any, inner: Any, num_clients: int, num_rounds: int, delta: float
 ) -> Iterator[Finding]:
-    """Central privacy: σ = noise_multiplier · clip / num_sampled_clients on the average."""
+    """Return σ of central privacy: noise_multiplier · clip / num_sampled_clients on average."""
     about = type(wrapper).__name__
     yield Finding(
         "none",
@@ -296,7 +296,7 @@ def _epsilon(multiplier: float, num_rounds: int, delta: float) -> float:
 
 
 def asked_clients(inner: Any, num_clients: int) -> int:
-    """Clients that Flower's FedAvg asks in a round; all, where the strategy does not say."""
+    """Return how many clients FedAvg asks in a round; all, if the strategy does not say."""
     fraction = getattr(inner, "fraction_train", getattr(inner, "fraction_fit", 1.0))
     least = getattr(inner, "min_train_nodes", getattr(inner, "min_fit_clients", 1))
     return min(num_clients, max(int(fraction * num_clients), least, 1))

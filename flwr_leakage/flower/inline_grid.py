@@ -66,7 +66,7 @@ class InlineGrid(Grid):
 
     @property
     def run(self) -> Run:
-        """The run."""
+        """Return the run."""
         return self._run
 
     def create_message(

@@ -72,7 +72,7 @@ class RayEngine:
 
     @property
     def available_cpus(self) -> int:
-        """CPUs that Ray may use."""
+        """Return the number of CPUs that Ray may use."""
         return self.num_cpus if self.num_cpus is not None else (os.cpu_count() or 1)
 
     def __call__(

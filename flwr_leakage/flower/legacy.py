@@ -246,7 +246,7 @@ class LegacyHonestButCurious(Strategy):
         return {**gradient_map.params, **params}, {**gradient_map.buffers, **buffers}
 
     def _read(self, server_round: int, parameters: Parameters) -> tuple[Params, Params]:
-        """Parameters and buffers of arrays in the order of the model's ``state_dict``.
+        """Return parameters and buffers of arrays in the order of the model's ``state_dict``.
 
         They may be a part of it, and others may follow; what they are taken for is told once.
         """
@@ -267,7 +267,7 @@ class LegacyHonestButCurious(Strategy):
 
 
 def _distinct(several: Iterable[Parameters]) -> list[Parameters]:
-    """Equal ones once."""
+    """Return the values, equal ones once."""
     found: list[Parameters] = []
     for parameters in several:
         if parameters not in found:

@@ -30,7 +30,7 @@ class ClientNames:
 
     @property
     def known(self) -> Set[int]:
-        """The nodes that made a claim which nobody disputed."""
+        """Return the nodes that made a claim which nobody disputed."""
         return self._client_of.keys()
 
     def learn(self, claims: Mapping[int, int]) -> dict[int, str]:

@@ -60,7 +60,7 @@ class Part:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the arrays are the model's, by the model's own names."""
+        """Return whether the arrays make up the model, each under the model's own name."""
         own = all(name == own for name, own in self.names.items())
         return own and not self.extra and len(self.names) == self.num_entries
 

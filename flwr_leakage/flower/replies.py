@@ -47,7 +47,7 @@ class Needs:
 
     @staticmethod
     def of(strategy: Strategy, weight: str | None = None) -> "Needs":
-        """The needs of a strategy and of those that it wraps; ``weight`` in place of theirs."""
+        """Return the needs of a strategy and of those that it wraps; ``weight`` replaces theirs."""
         inner: Any = strategy
         found, numbers, checks = None, [], False
         while inner is not None:
@@ -125,8 +125,7 @@ def layout(reply: Message, sent: Collection[str] | None = None) -> Layout:
 
 
 def usual_layout(layouts: Sequence[Layout], before: Layout | None) -> Layout:
-    """The layout of most replies; among equally many the one of the rounds before, then the one
-    with the fewest entries.
+    """Return most replies' layout; of equals that of earlier rounds, then the smallest.
 
     It is asked for replies that are right by themselves: names of records and of further metrics
     are any strategy's and app's own, and only have to agree.
@@ -194,7 +193,7 @@ class Sent:
         return sorted(node for node in self._arrays if node not in answered)
 
     def unasked(self, replies: Sequence[Message]) -> dict[int, str]:
-        """By place in ``replies``, why one answers no message; errors are answers to any."""
+        """Return by place in ``replies`` why one answers no message; errors are answers to any."""
         seen: Counter[int] = Counter()
         found = {}
         for place, reply in enumerate(replies):

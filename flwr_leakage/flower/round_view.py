@@ -221,7 +221,7 @@ class RoundView:
 
     @cached_property
     def _misfit(self) -> str:
-        """Why the server itself sends something else than the model, for which no client can."""
+        """Return why the server sends something other than the model, for which no client can."""
         shapes = self.sent.shapes()
         reason = self.expected.misfit(list(shapes)) if shapes else ""
         if reason:
@@ -232,7 +232,7 @@ class RoundView:
 
     @cached_property
     def _part(self) -> Part | None:
-        """The match of sent arrays to the model; ``None`` where they are its own ``state_dict``."""
+        """Return how sent arrays match the model; ``None`` if they are its own ``state_dict``."""
         shapes = self.sent.shapes()
         if self._misfit or not shapes or not self.expected.misfit(list(shapes)):
             return None
@@ -267,7 +267,7 @@ class RoundView:
         return self._states[id(arrays)]
 
     def _unusual(self, layouts: Mapping[int, Layout]) -> dict[int, str]:
-        """Replies whose records differ from most: Flower would aggregate no reply at all."""
+        """Return replies whose records differ from most, for which Flower would aggregate none."""
         if not layouts:
             return {}
         self.usual = usual = usual_layout(list(layouts.values()), self.usual)
@@ -292,7 +292,7 @@ class RoundView:
     def _warn_of(
         self, node: int, message: str, warn: Callable[[int, int, str], None] | None = None
     ) -> None:
-        """By ``ServerAudit.warn``, or by ``warn_once`` where a client may tell it in each round."""
+        """Warn by ``ServerAudit.warn``, or by ``warn_once`` of what may recur in each round."""
         if node not in self.names.known:
             self.names.mentioned.add(node)
         (warn or self.audit.warn)(self.server_round, self.names.of(node), message)

@@ -179,7 +179,7 @@ class HonestButCurious(Strategy):
         )  # fmt: skip
 
     def _handed_on(self, received: list[Message], faults: dict[int, str]) -> list[Message]:
-        """The replies that the strategy gets, in the order of arrival unless told otherwise."""
+        """Return the replies that the strategy gets, in order of arrival unless told otherwise."""
         kept = received
         if self.bad_replies == "drop":
             kept = [reply for place, reply in enumerate(received) if place not in faults]

@@ -44,7 +44,7 @@ def seeded_sampling(seed: str) -> Iterator[None]:
 
 @contextmanager
 def sigterm_unwinds() -> Iterator[None]:
-    """Within, SIGTERM raises ``SystemExit(143)``, so that ``finally`` clauses are run.
+    """Have SIGTERM raise ``SystemExit(143)`` within, so that ``finally`` clauses are run.
 
     A process that handles the signal in a way of its own keeps that, and so do threads other than
     the main one, which cannot handle signals.

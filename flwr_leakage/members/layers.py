@@ -60,7 +60,8 @@ class LayerSpan:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the inputs of all samples of one step lie in the row space, and little else.
+        """Return whether the inputs of all samples of one step lie in the row space, and little
+        else.
 
         There are no more of them than it holds apart, and no noise or further step adds directions.
         """
@@ -68,7 +69,7 @@ class LayerSpan:
 
     @property
     def is_too_full(self) -> bool:
-        """Whether it has more directions than the samples of one plain step can give it."""
+        """Return whether it has more directions than the samples of one plain step can give it."""
         return self.rows <= self.capacity and (self.space.rank > self.rows or bool(self.noise_std))
 
     def __str__(self) -> str:

@@ -61,7 +61,7 @@ class RowSpace:
 
     @property
     def rank(self) -> int:
-        """How many singular values are above those of noise alone, σ(√m + √n) (Bai and Yin)."""
+        """Return how many singular values exceed those of noise, σ(√m + √n) (Bai and Yin)."""
         edge = self.noise * (1 + (self.directions.shape[1] / max(len(self.left), 1)) ** 0.5) ** 2
         return int((self.singular_values.square() > 1.1 * edge).sum())
 

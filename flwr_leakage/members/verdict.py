@@ -117,7 +117,7 @@ class Membership:
 
     @property
     def is_unresolved(self) -> Bool[Tensor, " C"]:
-        """Whether a record lies below all null records, which are too few to say how far.
+        """Return whether a record lies below all null records, which are too few to say how far.
 
         Its p-value is then an upper bound, which says nothing about how likely the record was in.
         """

@@ -220,13 +220,13 @@ def _texts(
 
 
 def _pixels(inputs: Tensor, spec: InputSpec) -> Tensor:
-    """Pixels in float64, in [0, 1] if the spec has a box; NaN wherever an input is not finite."""
+    """Return pixels in float64, in [0, 1] if the spec has a box; NaN marks inputs that are not."""
     pixels = spec.denormalize(inputs.detach().cpu().double())
     return torch.where(pixels.isfinite(), pixels.clamp(0, 1) if spec.box else pixels, math.nan)
 
 
 def _problem(reconstruction: Reconstruction, spec: InputSpec) -> str:
-    """Why nothing can be compared, or empty."""
+    """Return why nothing can be compared, or an empty text."""
     if reconstruction.batch is None:
         return reconstruction.error or "the attack gave no reconstruction"
     shape = tuple(reconstruction.batch.inputs.shape)
@@ -241,7 +241,7 @@ def _problem(reconstruction: Reconstruction, spec: InputSpec) -> str:
 
 
 def _affine_psnr(ours: Tensor, theirs: Tensor) -> list[float]:
-    """PSNR in dB after the best brightness and contrast of each image, 120 dB at most."""
+    """Return the PSNR in dB after the best brightness and contrast of each image, at most 120."""
     fitted = fit_brightness_and_contrast(ours, theirs)
     return [min(value, 120.0) for value in psnr(fitted, theirs).tolist()] if len(ours) else []
 

@@ -73,7 +73,7 @@ def identification_ranks(
     reference: Reference,
     up_to_brightness: bool = False,
 ) -> tuple[Int[Tensor, " B"], Int[Tensor, " B"]]:
-    """At which place the original stands, when candidates are ordered by their likeness.
+    """Return the original's place when candidates are ordered by their likeness.
 
     The likeness of two images is the cosine of what sets each apart from the blind guess m:
     ``⟨x̂ − m, x − m⟩ / (‖x̂ − m‖ ‖x − m‖)``. It ignores contrast, and what all images have in
@@ -119,7 +119,7 @@ def text_ranks(
     reference: Reference,
     padding: int | None = None,
 ) -> tuple[Int[Tensor, " B"], Int[Tensor, " B"]]:
-    """At which place the original text stands, when candidates are ordered by their likeness.
+    """Return the original text's place when candidates are ordered by their likeness.
 
     The likeness of two texts is the number of tokens that they share, each as often as it occurs
     in both, as a share of their mean length (ROUGE-1 of Lin 2004). It does not depend on the order
@@ -156,13 +156,13 @@ def _likeness(one: Counter[int], other: Counter[int]) -> float:
 
 
 def _directions(deviations: Tensor) -> Tensor:
-    """Unit vectors; zero where there is no deviation, which is like nothing at all."""
+    """Return unit vectors, zero where there is no deviation, which resembles nothing."""
     norms = deviations.norm(dim=1, keepdim=True)
     return torch.where(norms > 1e-6, deviations / norms.clamp_min(1e-12), 0.0)
 
 
 def _equal(truth: Tensor, pool: Tensor) -> Tensor:
-    """(B, N): which of the pool is the original itself, or a copy of it."""
+    """Return (B, N), which of the pool are the original itself or a copy of it."""
     flat, others = truth.flatten(1).float(), pool.flatten(1).float()
     rows = [(others - one).abs().amax(1) < 1e-4 for one in flat] if len(others) else []
     return torch.stack(rows) if rows else torch.zeros(len(flat), len(others), dtype=torch.bool)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def class_indices(targets: Tensor) -> Int[Tensor, " B"]:
-    """Class indices of targets (B,), or the largest entry of soft targets (B, K)."""
+    """Return the class indices of targets (B,), or the largest entry of soft targets (B, K)."""
     if targets.ndim == 1:
         return targets.long()
     if targets.ndim == 2:
@@ -16,7 +16,7 @@ def class_indices(targets: Tensor) -> Int[Tensor, " B"]:
 
 
 def label_accuracy(predicted: Tensor, truth: Tensor) -> tuple[float, ...]:
-    """1 for each sample whose label was found, else 0, whatever the order.
+    """Return 1 for each sample whose label was found, else 0, whatever the order.
 
     A gradient does not depend on the order of a batch, so the order of the predicted labels says
     nothing. Each predicted label counts for one sample that has it: for the one at the same index

@@ -9,7 +9,7 @@ from torch import Tensor
 def pairwise_mse(
     truth: Float[Tensor, "B C H W"], reconstructed: Float[Tensor, "M C H W"]
 ) -> Float[Tensor, "B M"]:
-    """Mean squared error of every truth against every reconstruction, in float64.
+    """Return the mean squared error of every truth against every reconstruction, in float64.
 
     Pixels are compared by differences, not through inner products, which would cancel where
     a reconstruction is nearly exact.

@@ -73,7 +73,7 @@ class Lpips:
     def distance(
         self, reconstructed: Float[Tensor, "B C H W"], truth: Float[Tensor, "B C H W"]
     ) -> Float[Tensor, " B"]:
-        """LPIPS of each pair of images with pixels in [0, 1].
+        """Return the LPIPS of each pair of images with pixels in [0, 1].
 
         Raises:
             BackboneUnavailableError: there are no trained weights, and why.

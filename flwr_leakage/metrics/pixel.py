@@ -20,14 +20,14 @@ SSIM_WINDOW = 11
 def mse(
     reconstructed: Float[Tensor, "B C H W"], truth: Float[Tensor, "B C H W"]
 ) -> Float[Tensor, " B"]:
-    """Mean squared error, in pixel²."""
+    """Return the mean squared error, in pixel²."""
     return F.mse_loss(reconstructed, truth, reduction="none").flatten(1).mean(1)
 
 
 def rmse(
     reconstructed: Float[Tensor, "B C H W"], truth: Float[Tensor, "B C H W"]
 ) -> Float[Tensor, " B"]:
-    """Root of the mean squared error, in pixels.
+    """Return the root of the mean squared error, in pixels.
 
     Example:
         >>> import torch
@@ -40,7 +40,7 @@ def rmse(
 def psnr(
     reconstructed: Float[Tensor, "B C H W"], truth: Float[Tensor, "B C H W"]
 ) -> Float[Tensor, " B"]:
-    """Peak signal-to-noise ratio ``10·log₁₀(1 / MSE)`` in dB; infinite for an exact match."""
+    """Return the PSNR ``10·log₁₀(1 / MSE)`` in dB, which is infinite for an exact match."""
     return peak_signal_noise_ratio(
         reconstructed, truth, data_range=1.0, reduction="none", dim=(1, 2, 3)
     )
@@ -78,7 +78,7 @@ def fit_brightness_and_contrast(
 def ssim(
     reconstructed: Float[Tensor, "B C H W"], truth: Float[Tensor, "B C H W"]
 ) -> Float[Tensor, " B"]:
-    """Structural similarity (Wang et al. 2004, eq. 13): Gaussian window of 11×11, σ = 1.5.
+    """Return the structural similarity (Wang et al. 2004, eq. 13) in 11×11 Gaussian windows, σ = 1.5.
 
     The mean is over the windows that lie inside the image, as in the paper's own code.
 

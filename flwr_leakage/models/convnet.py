@@ -71,5 +71,5 @@ class ConvNet(nn.Module):
         self.fc = nn.Linear(count_features(self.features, input_shape), num_classes)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits (B, K) of inputs (B, C, H, W)."""
+        """Return logits (B, K) of inputs (B, C, H, W)."""
         return self.fc(self.features(inputs).flatten(1))

@@ -49,7 +49,7 @@ def check_positive(**settings: int) -> None:
 def make_classifier(
     in_features: int, hidden_features: int, num_classes: int, activation: str
 ) -> nn.Sequential:
-    """Three linear layers with an activation between them: the end of AlexNet and VGG."""
+    """Return the end of AlexNet and VGG: three linear layers with activations between them."""
     return nn.Sequential(
         nn.Linear(in_features, hidden_features),
         make_activation(activation),

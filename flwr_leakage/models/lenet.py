@@ -54,5 +54,5 @@ class LeNet(nn.Module):
         self.fc = nn.Linear(count_features(self.features, input_shape), num_classes)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits (B, K) of inputs (B, C, H, W)."""
+        """Return logits (B, K) of inputs (B, C, H, W)."""
         return self.fc(self.features(inputs).flatten(1))

@@ -25,5 +25,5 @@ class Linear(nn.Module):
         self.fc = nn.Linear(math.prod(input_shape), num_classes)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits (B, K) of inputs (B, C, H, W)."""
+        """Return logits (B, K) of inputs (B, C, H, W)."""
         return self.fc(inputs.flatten(1))

@@ -40,5 +40,5 @@ class MLP(nn.Module):
         self.fc = nn.Linear(width, num_classes)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits (B, K) of inputs (B, C, H, W)."""
+        """Return logits (B, K) of inputs (B, C, H, W)."""
         return self.fc(self.features(inputs.flatten(1)))

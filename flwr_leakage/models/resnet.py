@@ -143,7 +143,7 @@ class ResNet(nn.Module):
         self.fc = nn.Linear(in_channels, num_classes)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits (B, K) of inputs (B, C, H, W)."""
+        """Return logits (B, K) of inputs (B, C, H, W)."""
         features = self.blocks(self.pool1(self.act1(self.bn1(self.conv1(inputs)))))
         return self.fc(features.mean((2, 3)))
 

@@ -108,6 +108,6 @@ class ShuffleNet(nn.Module):
         self.fc = nn.Linear(in_channels, num_classes)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits (B, K) of inputs (B, C, H, W)."""
+        """Return logits (B, K) of inputs (B, C, H, W)."""
         features = self.units(self.act1(self.bn1(self.conv1(inputs))))
         return self.fc(features.mean((2, 3)))

@@ -104,5 +104,5 @@ class ShuffleNetV2(nn.Module):
         self.fc = nn.Linear(last_channels, num_classes)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits (B, K) of inputs (B, C, H, W)."""
+        """Return logits (B, K) of inputs (B, C, H, W)."""
         return self.fc(self.last(self.units(self.stem(inputs))).mean((2, 3)))

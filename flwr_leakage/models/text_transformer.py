@@ -77,7 +77,7 @@ class TextTransformer(nn.Module):
         return states if self.padding is None else states * (ids != self.padding)[..., None]
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits (B, K) of token ids (B, t) with t ≤ T, or (B, t, V) of a decoder.
+        """Return logits (B, K) of token ids (B, t) with t ≤ T, or (B, t, V) of a decoder.
 
         Floating-point inputs (B, t, d) are token embeddings, see ``embed``; zeros are padding.
         """

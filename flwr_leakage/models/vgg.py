@@ -60,5 +60,5 @@ class VGG9(nn.Module):
         )
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits (B, K) of inputs (B, C, H, W)."""
+        """Return logits (B, K) of inputs (B, C, H, W)."""
         return self.classifier(self.features(inputs).flatten(1))

@@ -59,7 +59,7 @@ class LinearOperator(ABC):
 
     @property
     def products(self) -> int:
-        """Products (``matvec`` or ``rmatvec``) so far, with those of what was narrowed from it.
+        """Return the products so far (``matvec`` or ``rmatvec``), narrowed operators' included.
 
         One of all S maps counts once; the ``meter`` counts it S times.
         """
@@ -72,17 +72,17 @@ class LinearOperator(ABC):
     def _rmatvec(self, vectors: Tensor) -> Tensor: ...
 
     def matvec(self, vectors: Float[Tensor, "S N"]) -> Float[Tensor, "S P"]:
-        """A_s v_s for every s."""
+        """Return A_s v_s for every s."""
         self._count(vectors, self.num_inputs)
         return self._matvec(vectors)
 
     def rmatvec(self, vectors: Float[Tensor, "S P"]) -> Float[Tensor, "S N"]:
-        """A_sᵀ u_s for every s."""
+        """Return A_sᵀ u_s for every s."""
         self._count(vectors, self.num_outputs)
         return self._rmatvec(vectors)
 
     def gram(self, vectors: Float[Tensor, "S N"]) -> Float[Tensor, "S N"]:
-        """A_sᵀ A_s v_s for every s: the papers' JJᵀ; two products."""
+        """Return A_sᵀ A_s v_s for every s: the papers' JJᵀ; two products."""
         return self.rmatvec(self.matvec(vectors))
 
     def narrow(self, rows: Int[Tensor, " R"]) -> "LinearOperator":

@@ -41,7 +41,7 @@ class Meter:
 
     @property
     def seconds(self) -> float:
-        """CPU seconds since the meter started."""
+        """Return the CPU seconds since the meter started."""
         return time.process_time() - self.start
 
     def spend(self, products: int) -> None:

@@ -84,7 +84,7 @@ class FunctionJacobian(LinearOperator):
 
 
 def _pullback(function: Function, point: Tensor) -> tuple[Tensor, Function]:
-    """F(x), and u ↦ (∂F/∂x)ᵀu on a graph that is kept."""
+    """Return F(x), and u ↦ (∂F/∂x)ᵀu on a graph that is kept."""
     value, backward = vjp(function, point)[:2]
     return value, lambda vectors: backward(vectors)[0]
 
@@ -117,7 +117,7 @@ def sample_gradients(
     buffers: Mapping[str, Tensor] | None = None,
     names: Collection[str] | None = None,
 ) -> Float[Tensor, "S P"]:
-    """∇_θL of each of S samples on its own, flat, in the order of ``params``.
+    """Return ∇_θL of each of S samples on its own, flat, in the order of ``params``.
 
     Args:
         gradient_map: of the client's model and loss; its BatchNorm must not use the statistics

@@ -9,7 +9,7 @@ SMALLEST_SQUARE = 1e-30
 
 
 def row_norms(rows: Float[Tensor, "S D"]) -> Float[Tensor, " S"]:
-    """Euclidean length of each row.
+    """Return the Euclidean length of each row.
 
     ``torch.linalg.vector_norm`` adds the squares one after the other, so that in float32 it is
     4e-4 off at 1e7 entries; ``sum`` adds in pairs and keeps seven digits. Short rows are scaled

@@ -77,7 +77,7 @@ class ClientSamples:
 
     @property
     def gradient_map(self) -> GradientMap:
-        """Of the client's model and loss, differentiated in a way that takes it."""
+        """Return the client's gradient map, differentiated in a way that takes its model."""
         if not self._routed:
             exposure = self.exposure
             params, buffers, batch = exposure.params, exposure.buffers, exposure.whole.defended
@@ -86,7 +86,7 @@ class ClientSamples:
         return self._gradient_map
 
     def select(self, places: Sequence[int]) -> "ClientSamples":
-        """The samples at some places of this round, with its meter and its batch statistics."""
+        """Return the samples at some places of this round, with its meter and statistics."""
         part = copy.copy(self)  # the same model, and what is known of it
         part.exposure, part._kept = self.exposure.select(places), {}
         return part
@@ -165,7 +165,7 @@ class ClientSamples:
     def _by_dtype(
         self, point: Point, precision: Precision
     ) -> Iterator[tuple[torch.dtype, Samples, Tensor, Tensor]]:
-        """All samples in each type, the places of those that are done in it, and the rounding."""
+        """Yield all samples in each type, the places that are done in it, and the rounding."""
         dtype, double = _DTYPES[precision], torch.float64
         samples = self._of_type(point, dtype)
         relative, slopes = samples.rounding()
@@ -179,7 +179,7 @@ class ClientSamples:
             yield double, samples, everyone[lost], samples.rounding()[0]
 
     def samples(self, point: Point = "defended", precision: Precision = "float32") -> Samples:
-        """Those to be scored, each on its own, with the statistics of the whole round.
+        """Return the samples to score, each on its own, with the whole round's statistics.
 
         The arguments are those of ``problems``.
         """
@@ -221,14 +221,14 @@ class ClientSamples:
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """Why the numbers so far may be wrong."""
+        """Return why the numbers so far may be wrong."""
         second = self._model.second
         if second is None or not second.unchecked:
             return ()
         return (f"the second derivative of the model was not checked: {second.unchecked}",)
 
     def derivable(self, problem: SampleProblem | None = None) -> str:
-        """Why second derivatives are left to plain autograd, or nothing; looked at once.
+        """Return why second derivatives are left to plain autograd, or nothing; found out once.
 
         Args:
             problem: one that is about to be scored, on whose operator it is cheaper to see that

@@ -80,7 +80,7 @@ class StableCrossEntropy:
 
 
 def _losses(logits: Tensor, shares: Tensor, ranks: Tensor) -> Tensor:
-    """−Σ_k t_k log p_k of each row, with t = ``shares`` and a the largest of ``ranks``."""
+    """Return −Σ_k t_k log p_k of each row, with t = ``shares`` and a the largest of ``ranks``."""
     top = ranks.argmax(1, keepdim=True)
     is_top = top == torch.arange(logits.shape[1], device=logits.device)
     below = logits - logits.gather(1, top)
@@ -89,7 +89,7 @@ def _losses(logits: Tensor, shares: Tensor, ranks: Tensor) -> Tensor:
 
 
 def stable(loss: Loss) -> StableCrossEntropy | None:
-    """The loss itself without cancellation, where it is torch's cross-entropy; else ``None``."""
+    """Return the loss without cancellation if it is torch's cross-entropy, else ``None``."""
     if isinstance(loss, FollowingLoss):
         loss = loss.loss
     if loss is F.cross_entropy:

@@ -18,7 +18,7 @@ SEPARABLE = 1e-3
 def loss_weights(
     gradient_map: GradientMap, exposure: Exposure, batch: Batch
 ) -> Float[Tensor, " B"]:
-    """wᵢ: the factor of each sample's own gradient in the round's pseudo-gradient.
+    """Return wᵢ, the factor of each sample's own gradient in the round's pseudo-gradient.
 
     That of the schedule, which is for the mean of a mini-batch, times ``loss_factors``.
 
@@ -43,7 +43,7 @@ def loss_weights(
 def loss_factors(
     loss: Loss, logits: Tensor, targets: Tensor, windows: Sequence[slice]
 ) -> Float[Tensor, " B"]:
-    """b·cᵢ, with cᵢ the factor of sample i's own gradient in that of its mini-batch of b samples.
+    """Return b·cᵢ, with cᵢ the factor of sample i's gradient in its mini-batch of b samples.
 
     ∂L(z, y)/∂zᵢ = cᵢ ∂L(zᵢ, yᵢ)/∂zᵢ. So cᵢ = 1/b and the result is 1 for the mean, b for the sum
     (``reduction="sum"``), and bwᵢ/Σⱼwⱼ for a mean with class weights. It is read off the loss
@@ -83,7 +83,7 @@ def loss_factors(
 
 
 def slope_by_autograd(loss: Loss, logits: Tensor, targets: Tensor) -> Tensor:
-    """∂L/∂z."""
+    """Return ∂L/∂z."""
     with torch.enable_grad():
         leaf = logits.detach().requires_grad_()
         value = loss(leaf, targets)

@@ -15,7 +15,7 @@ Point = Literal["defended", "private"]
 def update_perturbation(
     gradient_map: GradientMap, exposure: Exposure, point: Point = "defended"
 ) -> Float[Tensor, " P"]:
-    """δ: the released pseudo-gradient minus the one without the defense, in float64.
+    """Return δ, the released pseudo-gradient minus the undefended one, in float64.
 
     Args:
         gradient_map: of the client's model and loss.

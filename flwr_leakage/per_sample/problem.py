@@ -72,28 +72,28 @@ class SampleProblem:
 
     @property
     def undefended(self) -> Bool[Tensor, " S"]:
-        """Where δᵢ = 0: nothing was done to the update."""
+        """Return where δᵢ = 0, as nothing was done to the update."""
         return (self.deltas == 0).all(1)
 
     def oracle(self, inputs: Float[Tensor, "S N"]) -> Float[Tensor, "S P"]:
-        """Gradient of each sample at other inputs."""
+        """Return the gradient of each sample at other inputs."""
         return self.samples.with_inputs(inputs).gradients()
 
     @cached_property
     def operator(self) -> SampleJacobian:
-        """Jᵀ of each sample."""
+        """Return Jᵀ of each sample."""
         if self.differentiable is self.samples:
             return self.unchecked_operator
         return self.differentiable.jacobian(self.meter, self.rounding)
 
     @cached_property
     def unchecked_operator(self) -> SampleJacobian:
-        """Jᵀ of each sample, whether or not its products are derivatives of the gradient."""
+        """Return Jᵀ of each sample, whether or not its products are derivatives of the gradient."""
         return self.samples.jacobian(self.meter, self.rounding)
 
     @cached_property
     def differentiable(self) -> Samples:
-        """The samples, with gradients that can be differentiated in the inputs."""
+        """Return the samples, with gradients that can be differentiated in the inputs."""
         reason = self.derivable(self)
         gradient_map = self.samples.gradient_map
         if not reason or gradient_map.one_by_one:
@@ -123,7 +123,7 @@ class SampleProblem:
         return self._rough_product[0] if tolerance > WELL_KNOWN else self._good_start
 
     def largest(self, tolerance: float, max_steps: int) -> TopPairs:
-        """λmax of JJᵀ and its eigenvector, by Lanczos from ``start``.
+        """Return λmax of JJᵀ and its eigenvector, by Lanczos from ``start``.
 
         A later question goes on where an earlier one stopped, and is answered as if it were the
         first, see ``LargestEigenvalue``.
@@ -133,7 +133,7 @@ class SampleProblem:
 
     @cached_property
     def unchecked_product(self) -> tuple[Float[Tensor, "S N"], Float[Tensor, "S P"]]:
-        """The rough start and its product, by which second derivatives can be checked."""
+        """Return the rough start and its product, by which second derivatives can be checked."""
         return _first_product(self.unchecked_operator, self.generators(self.seed))
 
     @cached_property

@@ -52,7 +52,7 @@ class Samples:
 
     @property
     def inputs(self) -> Float[Tensor, "S N"]:
-        """The samples' x, flat."""
+        """Return the samples' x, flat."""
         return self.batch.inputs.flatten(1)
 
     def with_inputs(self, inputs: Float[Tensor, "S N"]) -> "Samples":
@@ -66,13 +66,13 @@ class Samples:
         return replace(self, params=params, batch=batch)
 
     def gradients(self, names: Collection[str] | None = None) -> Float[Tensor, "S P"]:
-        """∇_θL of each sample, flat, of all parameters or of those in ``names``."""
+        """Return ∇_θL of each sample, flat, of all parameters or of those in ``names``."""
         return sample_gradients(self.gradient_map, self.params, self.batch, self.buffers, names)
 
     def jacobian(
         self, meter: Meter | None = None, rounding: Float[Tensor, " S"] | None = None
     ) -> SampleJacobian:
-        """Jᵀ = ∂ₓ∂_θL of each sample, not weighted; ``rounding`` where it is known already."""
+        """Return the unweighted Jᵀ = ∂ₓ∂_θL of each sample; ``rounding`` may be known already."""
         rounding = self.rounding()[0] if rounding is None else rounding
         return SampleJacobian(
             self.gradient_map, self.params, self.batch, self.buffers, meter, rounding
@@ -143,7 +143,7 @@ def separate(
 
 
 def _slopes(loss: StableCrossEntropy, logits: Tensor, targets: Tensor) -> Tensor:
-    """∂L/∂z of each row of a sum over rows."""
+    """Return ∂L/∂z of each row of a sum over rows."""
     with torch.enable_grad():
         leaf = logits.detach().requires_grad_()
         (found,) = torch.autograd.grad(loss(leaf, targets), leaf)

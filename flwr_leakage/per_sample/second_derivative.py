@@ -107,7 +107,7 @@ def _fault(sample: Samples, seed: int) -> tuple[str, str]:
 
 
 def second_derivative_fault(sample: Samples, seed: int = 0) -> tuple[str, str]:
-    """Why J is not the derivative of the gradient, and why none can tell; empty where it is.
+    """Return why J is no derivative of the gradient, or why none can tell; empty where it is.
 
     The product Jᵀv is compared with (g(x + hv) − g(x − hv))/2h, in a random direction v. Custom
     autograd functions may have a backward that is right and cannot be differentiated itself
@@ -145,7 +145,7 @@ def second_derivative_fault(sample: Samples, seed: int = 0) -> tuple[str, str]:
 
 
 def _distance(sample: Samples, generator: torch.Generator, allowed: float) -> float:
-    """Relative distance of Jᵀv from the differences; infinite where these do not settle."""
+    """Return the relative distance of Jᵀv from differences; infinite if these do not settle."""
     x = sample.inputs
     scale = float(x.square().mean().sqrt()) or 1.0
     draws = torch.randn(2, *x.shape, dtype=x.dtype, generator=generator).to(x.device)
@@ -168,7 +168,7 @@ def _distance(sample: Samples, generator: torch.Generator, allowed: float) -> fl
 
 
 def _difference(sample: Samples, shift: Tensor) -> Tensor:
-    """g(x + shift) − g(x − shift)."""
+    """Return g(x + shift) − g(x − shift)."""
     ahead = sample.with_inputs(sample.inputs + shift).gradients()
     return ahead - sample.with_inputs(sample.inputs - shift).gradients()
 

@@ -68,7 +68,7 @@ class Advice(NamedTuple):
 
     @property
     def do(self) -> tuple[str, ...]:
-        """Lines on what would say more, with its command; none where the run says enough."""
+        """Return lines on what would say more, with its command; none where the run says enough."""
         steps = [step for step in self.steps if step.term == "Do"]
         return tuple(line for step in steps for line in (step.text, *step.commands))
 

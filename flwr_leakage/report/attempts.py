@@ -70,7 +70,7 @@ class Attempt:
 
     @property
     def leak(self) -> tuple[int, float]:
-        """Larger for a worse leak: by grade, then by PSNR."""
+        """Return a key that is larger for a worse leak: by grade, then by PSNR."""
         place = GRADES.index(self.grade) if self.grade else len(GRADES)
         near = self.psnr if self.tokens is None else self.tokens
         return -place, near if near is not None else float("-inf")
@@ -203,7 +203,7 @@ class Fates:
 
     @property
     def attacked(self) -> frozenset[Place]:
-        """All updates that were attacked, with a reconstruction or without."""
+        """Return all updates that were attacked, with a reconstruction or without."""
         return self.answered | set(self.unanswered)
 
     @property

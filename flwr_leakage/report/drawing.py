@@ -99,7 +99,7 @@ class Panel:
 
     @property
     def values(self) -> list[float]:
-        """Every PSNR that is drawn."""
+        """Return every PSNR that is drawn."""
         own = [dot.psnr for dots in self.dots.values() for dot in dots]
         others = (*self.under.values(), self.blind)
         return own + [v for by_round in others for values in by_round.values() for v in values]

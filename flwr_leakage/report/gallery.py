@@ -68,7 +68,7 @@ class Exhibit:
 
     @property
     def server_round(self) -> int:
-        """Counted from 1."""
+        """Return the number of the round, counted from 1."""
         return self.key[0]
 
     @property
@@ -83,7 +83,7 @@ class Exhibit:
 
     @property
     def place(self) -> str:
-        """Round, client, image and class in words."""
+        """Return round, client, image and class in words."""
         label = f", class {self.label}" if self.label else ""
         return f"round {self.server_round}, {self.followed}{label}"
 
@@ -96,7 +96,7 @@ class Exhibit:
 
     @property
     def followed(self) -> str:
-        """Client and image: what is the same in all rounds, where images can be told apart."""
+        """Return client and image, which are the same in all rounds if images can be told apart."""
         return f"{self.client}, {self.image}"
 
 

@@ -199,7 +199,7 @@ class Calibrated:
 
     @property
     def most(self) -> float:
-        """The share by the measure that found most: what a grade gives away at the worst."""
+        """Return the share by the measure that found most, the worst that a grade gives away."""
         return max(self.by_error, self.by_structure, self.by_eye)
 
 

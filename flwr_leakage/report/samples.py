@@ -21,7 +21,7 @@ class Sample:
 
     @property
     def a(self) -> str:
-        """The noun for a single sample, with its article.
+        """Return the noun for a single sample, with its article.
 
         Example:
             >>> IMAGE.a, TEXT.a

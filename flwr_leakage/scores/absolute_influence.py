@@ -40,7 +40,7 @@ class AbsoluteInfluence(SampleScore):
             raise ValueError(f"dampings must be positive, got {self.dampings}.")
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """One quantity for each damping."""
+        """Return one quantity for each damping."""
         count, unit = len(problem), "model input"
         names = [f"absolute_influence_rmse_{damping:.0e}" for damping in self.dampings]
         if bool(problem.undefended.all()):
@@ -93,7 +93,7 @@ class DampingFit:
 def fit_damping(
     dampings: Sequence[float], influences: Float[Tensor, "E n"], errors: Float[Tensor, " n"]
 ) -> DampingFit:
-    """The ε for which a straight line through (I²F, RMSE) fits best (Zhang et al. 2023, section 4).
+    """Return the ε for which a line through (I²F, RMSE) fits best (Zhang et al. 2023, section 4).
 
     The errors are those of attacks that were run: the choice is for one model and one attack.
 

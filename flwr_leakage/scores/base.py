@@ -26,7 +26,7 @@ class Score(Protocol):
     """A risk of every sample of a client's round, computed without an attack."""
 
     def __call__(self, client: ClientSamples, seed: int) -> list[Measurement]:
-        """Measure; one score may return several quantities that share their work.
+        """Return one measurement a quantity; the first one carries the products of all.
 
         Args:
             client: the model's gradient map, the exposure of the samples to be scored, and what
@@ -101,11 +101,11 @@ class SampleScore(ABC):
         """
 
     def extra_bytes(self, num_inputs: int, num_parameters: int) -> int:
-        """Memory that ``measure`` takes for one sample beside the graphs of its gradient."""
+        """Return the memory that ``measure`` takes for one sample beside its gradient's graphs."""
         return 0
 
     def __call__(self, client: ClientSamples, seed: int) -> list[Measurement]:
-        """One measurement for each quantity; the first one carries the products of all."""
+        """Return one measurement a quantity; the first one carries the products of all."""
         before = client.meter.products
         num_inputs = client.exposure.private.inputs[:1].numel()
         num_parameters = sum(value.numel() for value in client.exposure.params.values())
@@ -183,7 +183,7 @@ def _join(parts: Sequence[Measurement], order: Sequence[int]) -> Measurement:
 
 
 def notes_where(condition: Bool[Tensor, " S"], text: str) -> list[str]:
-    """``text`` for the samples of which the condition holds, and nothing for the others."""
+    """Return ``text`` for the samples for which the condition holds, and nothing for others."""
     return [text if holds else "" for holds in condition.tolist()]
 
 
@@ -198,7 +198,7 @@ def states_of(values: Float[Tensor, " S"], state: State) -> list[State]:
 
 
 def root_error(values: Float[Tensor, " S"], errors: Float[Tensor, " S"]) -> Float[Tensor, " S"]:
-    """Half the width of the bar of √v, from that of v; not to first order."""
+    """Return half the width of the bar of √v, from that of v; not to first order."""
     root = values.sqrt()
     return torch.maximum(
         (values + errors).sqrt() - root, root - (values - errors).clamp_min(0).sqrt()
@@ -206,7 +206,7 @@ def root_error(values: Float[Tensor, " S"], errors: Float[Tensor, " S"]) -> Floa
 
 
 def mean_of_squares(draws: Float[Tensor, "n S"]) -> tuple[Tensor, Tensor]:
-    """The mean of n ≥ 2 squared lengths of random vectors, and half the width of its bar of 99 %.
+    """Return the mean of n ≥ 2 squared lengths of random vectors, and half its 99 % bar.
 
     Squares are skewed: few draws see too small a variance too often. So it is raised to what it
     exceeds in 5 % of the cases, and the bar is that of a χ² variable, see ``sampling_error``.
@@ -218,7 +218,7 @@ def mean_of_squares(draws: Float[Tensor, "n S"]) -> tuple[Tensor, Tensor]:
 
 
 def mean_with_error(draws: Float[Tensor, "n S"]) -> tuple[Tensor, Tensor]:
-    """The mean of n draws, and half the width of its bar of 99 % by Student's t; NaN for n = 1."""
+    """Return the mean of n draws, and half its 99 % bar by Student's t; NaN for n = 1."""
     count = len(draws)
     mean = draws.mean(0)
     if count == 1:

@@ -33,7 +33,7 @@ class BatchLipschitz:
     num_draws: int = 1000
 
     def __call__(self, client: ClientSamples, seed: int) -> list[Measurement]:
-        """``batch_lipschitz`` and ``batch_angular_lipschitz``."""
+        """Return ``batch_lipschitz`` and ``batch_angular_lipschitz``."""
         exposure = client.exposure.whole
         batch = exposure.defended
         soft = batch.targets.is_floating_point()

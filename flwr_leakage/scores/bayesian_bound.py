@@ -35,10 +35,10 @@ class BayesianBound(SpectralBound):
             raise ValueError(f"prior_std must be positive, got {self.prior_std}.")
 
     def squared_error(self, eigenvalues: Tensor, noise_std: Tensor) -> Tensor:
-        """τ²σ²/(σ² + τ²λ)."""
+        """Return τ²σ²/(σ² + τ²λ)."""
         return posterior_variance(eigenvalues, noise_std**2, self.prior_std**2)
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """``bayesian_bound_rmse``."""
+        """Return ``bayesian_bound_rmse``."""
         name = "bayesian_bound_rmse"
         return [self.bound(name, problem, draws, exact="exact", full_rank=False)]

@@ -71,7 +71,7 @@ def warned(measured: Measurement, warnings: Sequence[str]) -> Measurement:
 def score_client(
     scores: Mapping[str, Score] | Sequence[Score], client: ClientSamples, seed: int
 ) -> dict[str, ScoreResult]:
-    """All scores of the samples of ``client``, which spends its meter; see ``compute_scores``."""
+    """Return all scores of ``client``, which spends its meter; see ``compute_scores``."""
     return {
         name: _compute(name, score, client, derive_seed(seed, purpose=name))
         for name, score in _named(scores).items()

@@ -26,10 +26,10 @@ class CramerRaoBound(SpectralBound):
     """
 
     def squared_error(self, eigenvalues: Tensor, noise_std: Tensor) -> Tensor:
-        """σ²/λ."""
+        """Return σ²/λ."""
         return noise_std**2 / eigenvalues
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """``cramer_rao_bound_rmse``."""
+        """Return ``cramer_rao_bound_rmse``."""
         name = "cramer_rao_bound_rmse"
         return [self.bound(name, problem, draws, exact="lower bound", full_rank=True)]

@@ -53,7 +53,7 @@ def eigenvalue_mean(
     max_steps: int,
     rank_cutoff: float = 1e-12,
 ) -> EigenvalueMean:
-    """Σf(λ)/N for a completely monotone f, such as 1/λ or 1/(λ + c).
+    """Return Σf(λ)/N for a completely monotone f, such as 1/λ or 1/(λ + c).
 
     Without the dense Jacobian it is Lanczos quadrature. All even derivatives of such an f are
     positive, so that Gauss quadrature never exceeds zᵀf(JJᵀ)z, whatever the number of its steps
@@ -92,7 +92,7 @@ def _quadrature(
     num_probes: int,
     max_steps: int,
 ) -> tuple[Float[Tensor, "n S"], Float[Tensor, " S"]]:
-    """zᵀf(JJᵀ)z/N by Gauss' rule for each of n random signs z, and λmax from below."""
+    """Return zᵀf(JJᵀ)z/N by Gauss' rule for each of n random signs z, and λmax from below."""
     operator = problem.operator
     largest = torch.zeros(len(problem), dtype=torch.float64)
     values = []

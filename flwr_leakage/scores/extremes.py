@@ -27,7 +27,7 @@ class ExtremesScore(SampleScore):
     precision: Precision = field(default="float64", kw_only=True)
 
     def extra_bytes(self, num_inputs: int, num_parameters: int) -> int:
-        """Memory of the dense route to λmin, for one sample."""
+        """Return the memory of the dense route to λmin, for one sample."""
         return self.extremes().extra_bytes(num_inputs, num_parameters)
 
     def extremes(self) -> LAVP:

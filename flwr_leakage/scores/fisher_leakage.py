@@ -46,7 +46,7 @@ class FisherLeakage(SampleScore):
             raise ValueError(f"num_probes must be at least 2, got {self.num_probes}.")
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """Three quantities."""
+        """Return three quantities."""
         level, silent = noise_level(problem, self.noise_std)
         found = problem.largest(self.tolerance, self.max_steps).estimate
         squares = []

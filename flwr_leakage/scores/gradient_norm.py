@@ -17,7 +17,7 @@ class GradientNorm(SampleScore):
     """
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """``gradient_norm``."""
+        """Return ``gradient_norm``."""
         norms = row_norms(problem.gradients).double()
         errors = norms * problem.rounding
         states = states_of(norms, "exact")

@@ -21,7 +21,7 @@ def sensitivity_along(
     directions: Float[Tensor, "S N"],
     slices: Mapping[str, Sequence[slice]],
 ) -> dict[str, Float[Tensor, " S"]]:
-    """‖J_lᵀd‖/‖d‖ of each layer l: how far its gradient moves along a direction of the input.
+    """Return ‖J_lᵀd‖/‖d‖, how far each layer l's gradient moves along an input's direction.
 
     With d the change of the input that a latent attribute makes (say, the mean of images that have
     it less the mean of those that have it not), it is the sensitivity to that attribute.
@@ -61,7 +61,7 @@ class GradientSensitivity(SampleScore):
             raise ValueError(f"num_draws must be at least 2, got {self.num_draws}.")
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """One quantity for all layers together, and one for each."""
+        """Return one quantity for all layers together, and one for each."""
         layers = layer_slices(problem.samples.params)
         slices = {"": [slice(None)], **{f"/{layer}": parts for layer, parts in layers.items()}}
         found = []

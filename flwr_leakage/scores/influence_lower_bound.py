@@ -36,7 +36,7 @@ class InfluenceLowerBound(SampleScore):
     max_steps: int = 60
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """``influence_nominal`` (I_nom = ‖Jδ‖) and ``influence_lower_bound``."""
+        """Return ``influence_nominal`` (I_nom = ‖Jδ‖) and ``influence_lower_bound``."""
         nominal = row_norms(problem.operator.rmatvec(problem.deltas)).double()
         estimate = problem.largest(self.tolerance, self.max_steps).estimate
         top, unresolved, widths, _ = numbers_of(estimate, "at least", "λmax")

@@ -50,7 +50,7 @@ class InputGradientNorm:
 
 
 def input_gradients(samples: Samples) -> Float[Tensor, "S N"]:
-    """∂L/∂x of each sample alone, flat."""
+    """Return ∂L/∂x of each sample alone, flat."""
     gradient_map = samples.gradient_map
     if gradient_map.one_by_one:
         return torch.stack(
@@ -70,7 +70,7 @@ def input_gradients(samples: Samples) -> Float[Tensor, "S N"]:
 
 
 def _by_autograd(sample: Samples) -> Float[Tensor, " N"]:
-    """∂L/∂x of one sample of a model that torch.func cannot take."""
+    """Return ∂L/∂x of one sample of a model that torch.func cannot take."""
     with torch.enable_grad():
         inputs = sample.batch.inputs.detach().requires_grad_(True)
         logits = sample.gradient_map.logits(sample.params, inputs, sample.buffers)

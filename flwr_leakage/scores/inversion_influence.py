@@ -80,14 +80,14 @@ class InversionInfluence(SampleScore):
             )
 
     def extra_bytes(self, num_inputs: int, num_parameters: int) -> int:
-        """Memory of the dense route to the expected influence, for one sample."""
+        """Return the memory of the dense route to the expected influence, for one sample."""
         if self.expected == "never" or num_inputs > self.max_dense_inputs:
             return 0
         dtype = torch.float64 if self.precision == "float64" else torch.float32
         return dense_bytes(num_inputs, num_parameters, dtype)
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """Two or three quantities for each damping."""
+        """Return two or three quantities for each damping."""
         undefended = bool(problem.undefended.all())
         wanted = self.expected == "always" or (self.expected == "undefended" and undefended)
         columns = []
@@ -120,7 +120,7 @@ class InversionInfluence(SampleScore):
         return [found] * len(self.relative_dampings)
 
     def _influences(self, problem: SampleProblem) -> list[Numbers]:
-        """‖(JJᵀ + εI)⁻¹Jδ‖ of every sample, for each damping."""
+        """Return ‖(JJᵀ + εI)⁻¹Jδ‖ of every sample, for each damping."""
         dampings = tuple(self.relative_dampings)
         solved = solve_damped(
             problem.operator, problem.deltas, dampings, self.tolerance, self.max_steps
@@ -196,7 +196,7 @@ class InversionInfluence(SampleScore):
 def _dense_sum(
     eigenvalues: Float[Tensor, "S N"], rounding: Float[Tensor, " S"], damping: float
 ) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"], Float[Tensor, " S"]]:
-    """Σλᵢ/(λᵢ + ε)², by how much rounding may change it, and λmax."""
+    """Return Σλᵢ/(λᵢ + ε)², by how much rounding may change it, and λmax."""
     top = eigenvalues[:, :1]
     shifted = eigenvalues + damping * top
     slopes = 2 * eigenvalues.sqrt() * (damping * top - eigenvalues).abs() / shifted**3

@@ -41,7 +41,7 @@ class JacobianNorm(SampleScore):
             raise ValueError(f"num_probes must be at least 2, got {self.num_probes}.")
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """``jacobian_norm`` and ``jacobian_frobenius_norm``."""
+        """Return ``jacobian_norm`` and ``jacobian_frobenius_norm``."""
         found = problem.largest(self.tolerance, self.max_steps)
         top = numbers_of(found.estimate, "at least", "λmax")
         squares = []

@@ -55,7 +55,7 @@ class JointInfluence:
             raise ValueError(f"relative_damping must be positive, got {self.relative_damping}.")
 
     def __call__(self, client: ClientSamples, seed: int) -> list[Measurement]:
-        """One or two quantities of the samples that are scored."""
+        """Return one or two quantities of the samples that are scored."""
         before = client.meter.products
         delta = update_perturbation(client.gradient_map, client.exposure.whole, self.point)
         joint = self._solve(_operator(client, self.point), delta[None])
@@ -126,7 +126,7 @@ def _measurement(
     state: State,
     note: str,
 ) -> Measurement:
-    """√ of the mean over each scored sample's inputs; none for a sample that no step uses."""
+    """Return √ of the mean over each scored sample's inputs; none for a sample without a step."""
     exposure = client.exposure
     count = len(exposure.whole.private)
     own = squares.reshape(count, -1).mean(1).sqrt()[list(exposure.indices)]

@@ -25,7 +25,7 @@ class LambdaMax(SampleScore):
     max_steps: int = 60
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """``lambda_max``."""
+        """Return ``lambda_max``."""
         found = problem.largest(self.tolerance, self.max_steps)
         values, notes, errors, states = numbers_of(found.estimate, "at least")
         return [Column("lambda_max", values, "1", "larger is safer", notes, errors, states)]

@@ -60,7 +60,7 @@ class LAVP(SampleScore):
             raise ValueError(f"quantities must be from {get_args(Quantity)}, got {self.quantities}")
 
     def extra_bytes(self, num_inputs: int, num_parameters: int) -> int:
-        """Memory of the dense route to a minimum, for one sample."""
+        """Return the memory of the dense route to a minimum, for one sample."""
         if {*self.quantities} <= {"lambda_max", "angular_max"}:
             return 0
         dtype = torch.float64 if self.precision == "float64" else torch.float32
@@ -69,7 +69,7 @@ class LAVP(SampleScore):
         )
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """One quantity for each of ``quantities``."""
+        """Return one quantity for each of ``quantities``."""
         known: dict[str, Numbers] = {}
         columns = []
         for name in self.quantities:
@@ -122,7 +122,7 @@ class LAVP(SampleScore):
 
 
 def _geometric_mean(left: Numbers, right: Numbers) -> Numbers:
-    """√(ab) of two quantities; it is resolved where both are."""
+    """Return √(ab) of two quantities, which is resolved where both are."""
     values = (left.values * right.values).sqrt()
     relative = left.errors / left.values + right.errors / right.values
     states: list[State] = [

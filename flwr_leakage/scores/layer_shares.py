@@ -51,7 +51,7 @@ class LayerShares(SampleScore):
             raise ValueError(f"num_probes must be at least 1, got {self.num_probes}.")
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """``layer_share/…`` and ``layer_top_share/…`` for each layer."""
+        """Return ``layer_share/…`` and ``layer_top_share/…`` for each layer."""
         slices = layer_slices(problem.samples.params)
         probes = []
         for _ in range(self.num_probes):
@@ -88,7 +88,7 @@ class LayerShares(SampleScore):
 
 
 def _squares(image: Tensor, slices: dict[str, list[slice]]) -> Tensor:
-    """Squared length of each layer's part, (L, S)."""
+    """Return the squared length of each layer's part, (L, S)."""
     squared = image.double() ** 2
     return torch.stack(
         [torch.cat([squared[:, s] for s in where], 1).sum(1) for where in slices.values()]

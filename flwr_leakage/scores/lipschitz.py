@@ -20,7 +20,7 @@ Oracle = Callable[[Tensor], Tensor]
 def one_minus_cosine(
     left: Float[Tensor, "S D"], right: Float[Tensor, "S D"]
 ) -> Float[Tensor, " S"]:
-    """1 − cos of the angle between rows, without the cancellation at small angles."""
+    """Return 1 − cos of the angle between rows, without the cancellation at small angles."""
     difference = normalize_rows(left)[0] - normalize_rows(right)[0]
     return (difference**2).sum(1) / 2
 
@@ -32,7 +32,7 @@ def lipschitz_constants(
     noise_std: float = 1e-3,
     num_draws: int = 1000,
 ) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
-    """L̃ and L̃cos of a gradient oracle around each input.
+    """Return L̃ and L̃cos of a gradient oracle around each input.
 
     L̃ = maxₙ ‖g(x + n) − g(x)‖/‖n‖ and L̃cos = maxₙ (1 − cos(g(x + n), g(x)))/(1 − cos(x + n, x))
     over ``num_draws`` draws of n ~ N(0, noise_std²). Both are lower bounds of the constants: a

@@ -27,7 +27,7 @@ def check_noise_std(noise_std: float | None) -> None:
 def noise_level(
     problem: SampleProblem, noise_std: float | None
 ) -> tuple[Float[Tensor, " S"], list[str]]:
-    """σᵢ of the noise on each sample's own gradient, NaN where there is no bound, and why.
+    """Return σᵢ of the noise on each sample's gradient, NaN without a bound, and the reasons.
 
     An attacker who knows all but sample i sees gᵢ + n with n of standard deviation σ/wᵢ, with wᵢ
     the sample's weight in the pseudo-gradient and σ that of the noise on the pseudo-gradient.
@@ -66,7 +66,7 @@ def _trained(problem: SampleProblem, vectors: Float[Tensor, "S P"]) -> Float[Ten
 
 
 def _not_gaussian(problem: SampleProblem) -> str:
-    """Why δ is no independent Gaussian noise of one size, or nothing."""
+    """Return why δ is no independent Gaussian noise of one size, or nothing."""
     delta = _trained(problem, problem.deltas)[0]
     standard = delta / delta.square().mean().sqrt()
     count = len(standard)

@@ -43,7 +43,7 @@ class NonlinearBound(SampleScore):
             )
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """``nonlinear_influence_bound``."""
+        """Return ``nonlinear_influence_bound``."""
         top = problem.largest(self.tolerance, self.max_steps).estimate
         norm = top.value.clamp_min(0).sqrt()
         mu_gradient, mu_jacobian = curvature(
@@ -69,7 +69,7 @@ def curvature(
     tolerance: float,
     max_steps: int,
 ) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
-    """μ_L and μ_J: Lipschitz constants of x ↦ g(x) and x ↦ J(x), from below.
+    """Return μ_L and μ_J, Lipschitz constants of x ↦ g(x) and x ↦ J(x), from below.
 
     Args:
         problem: of S samples.

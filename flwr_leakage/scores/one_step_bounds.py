@@ -41,7 +41,7 @@ class OneStepBounds(ExtremesScore):
             raise ValueError(f"start must be positive, got {self.start}.")
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """Two quantities for L, and two for M."""
+        """Return two quantities for L, and two for M."""
         slope, loss = self._at_start(problem, draws)
         found = []
         names = (
@@ -66,7 +66,7 @@ class OneStepBounds(ExtremesScore):
     def _at_start(
         self, problem: SampleProblem, draws: Draws
     ) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
-        """‖∇ℓ‖² and ℓ at the start."""
+        """Return ‖∇ℓ‖² and ℓ at the start."""
         signs = sign_rows(problem.inputs.shape, draws).to(problem.inputs)
         moved = problem.differentiable.with_inputs(problem.inputs + self.start * signs)
         operator = moved.jacobian(problem.meter)

@@ -56,7 +56,7 @@ def select_samples(
     how: str,
     seed: int = 0,
 ) -> list[int]:
-    """Indices of at most ``max_samples`` samples, ascending, for ``compute_scores(samples=…)``.
+    """Return ascending indices of at most ``max_samples`` samples for ``compute_scores``.
 
     Args:
         gradient_map: of the client's model and loss.
@@ -121,7 +121,7 @@ class ScorePlan:
 
     @property
     def budget(self) -> Budget:
-        """The limit on one round."""
+        """Return the limit on one round."""
         return Budget(self.products, self.seconds)
 
     def includes(self, server_round: int) -> bool:

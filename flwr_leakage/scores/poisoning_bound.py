@@ -62,7 +62,7 @@ class PoisoningBound(SampleScore):
         )(client, seed)  # fmt: skip
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """Two quantities, with the samples of the problem as the others."""
+        """Return two quantities, with the samples of the problem as the others."""
         rate = 1.0 if self.learning_rate is None else self.learning_rate
         return _Poisoning(self, problem.samples.batch, rate).measure(problem, draws)
 
@@ -82,7 +82,7 @@ class _Poisoning(SampleScore):
     rate: float
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """``poisoning_amplification`` and ``poisoning_bound``."""
+        """Return ``poisoning_amplification`` and ``poisoning_bound``."""
         settings = self.settings
         found = problem.largest(settings.tolerance, settings.max_steps)
         top, notes, widths, states = numbers_of(found.estimate, "at least", "λmax")

@@ -48,7 +48,7 @@ class PSNRBound(SampleScore):
             raise ValueError(f"data_range must be None or positive, got {self.data_range}.")
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """Two quantities."""
+        """Return two quantities."""
         level, silent = noise_level(problem, self.noise_std)
         norms = sample_norms(problem, self.clipping_norm)
         length = row_norms(problem.inputs).double()

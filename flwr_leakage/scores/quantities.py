@@ -11,7 +11,7 @@ from flwr_leakage.scores.one_call import ScoreWarning, score
 
 
 def quantities(scores: Mapping[str, Score]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names of the measurements, found by scoring one sample of a linear model of 4 inputs.
+    """Return the measurements' names, found by scoring one sample of a linear model of 4 inputs.
 
     A score says by its measurements only what it measures.
 

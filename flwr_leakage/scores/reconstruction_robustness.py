@@ -45,7 +45,7 @@ class ReconstructionRobustness(SampleScore):
         check_clipping(self.clipping_norm, self.num_rounds)
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """``reconstruction_robustness``, a probability."""
+        """Return ``reconstruction_robustness``, a probability."""
         level, notes = noise_level(problem, self.noise_std)
         mu = math.sqrt(self.num_rounds) * sample_norms(problem, self.clipping_norm) / level
         chances = [guess_bound(m, self.prior) for m in mu.tolist()]
@@ -72,6 +72,6 @@ def check_clipping(clipping_norm: float | None, num_rounds: int) -> None:
 
 
 def sample_norms(problem: SampleProblem, clipping_norm: float | None) -> torch.Tensor:
-    """Cᵢ (S,): the clipping norm, or the length of each sample's own gradient."""
+    """Return Cᵢ (S,): the clipping norm, or the length of each sample's own gradient."""
     own = row_norms(problem.gradients).double()
     return own if clipping_norm is None else torch.full_like(own, clipping_norm)

@@ -35,7 +35,7 @@ class ScoreResult:
         return iter(self.measurements)
 
     def __getitem__(self, name: str) -> Measurement:
-        """A measurement by its name; of a score that failed, whatever its name, the reason."""
+        """Return a measurement by its name; if the score failed, any name gives the reason."""
         for measured in self.measurements:
             if measured.name == name:
                 return measured
@@ -46,17 +46,17 @@ class ScoreResult:
 
     @property
     def values(self) -> tuple[float | None, ...]:
-        """One number a sample, or ``None`` where there is none."""
+        """Return one number a sample, or ``None`` where there is none."""
         return self.measurements[0].values
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """One a sample, why there is no number or how to read it; or empty."""
+        """Return for each sample why there is no number or how to read it; or empty."""
         return self.measurements[0].notes
 
     @property
     def errors(self) -> tuple[float | None, ...]:
-        """Half the width of each value's error bar; or empty."""
+        """Return half the width of each value's error bar; or empty."""
         return self.measurements[0].errors
 
     @property
@@ -66,7 +66,7 @@ class ScoreResult:
 
     @property
     def unit(self) -> str:
-        """``1``, ``model input``, …; empty where the score failed."""
+        """Return the unit, such as ``1`` or ``model input``; empty where the score failed."""
         return self.measurements[0].unit
 
     @property
@@ -76,7 +76,7 @@ class ScoreResult:
 
     @property
     def products(self) -> int:
-        """Jacobian products of one sample that the score took, all its measurements together."""
+        """Return the number of one sample's Jacobian products that all measurements took."""
         return sum(measured.products for measured in self.measurements)
 
     def tensor(self) -> Float[Tensor, " S"]:

@@ -210,7 +210,7 @@ def _join(
 def _merge(
     groups: Sequence[tuple[list[int], Measurement]], left_out: Mapping[int, str], count: int
 ) -> Measurement:
-    """One quantity of all samples."""
+    """Return one quantity of all samples."""
 
     def column(name: str, blanks: list[Any]) -> tuple[Any, ...]:
         for places, found in groups:

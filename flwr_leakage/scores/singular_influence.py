@@ -22,7 +22,7 @@ class SingularInfluence(ExtremesScore):
     """
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """``first_singular_influence`` and ``last_singular_influence``."""
+        """Return ``first_singular_influence`` and ``last_singular_influence``."""
         columns = []
         for name, source in zip(
             ("first_singular_influence", "last_singular_influence"),

@@ -36,13 +36,13 @@ class SingularSpectrum(SampleScore):
             raise ValueError(f"positions must lie in [0, 1], got {self.positions}.")
 
     def extra_bytes(self, num_inputs: int, num_parameters: int) -> int:
-        """Memory of the dense Jacobian, for one sample."""
+        """Return the memory of the dense Jacobian, for one sample."""
         if not fits(num_inputs, num_parameters, self.max_dense_inputs, self.memory_bytes):
             return 0
         return dense_bytes(num_inputs, num_parameters, torch.float64)
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """One quantity for each position.
+        """Return one quantity for each position.
 
         Raises:
             ValueError: the dense Jacobian is not allowed.

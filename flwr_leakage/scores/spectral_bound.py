@@ -53,7 +53,7 @@ class SpectralBound(SampleScore):
             raise ValueError(f"precision must be 'float64' for small λ, got {self.precision!r}.")
 
     def extra_bytes(self, num_inputs: int, num_parameters: int) -> int:
-        """Memory of the dense route, for one sample."""
+        """Return the memory of the dense route, for one sample."""
         if not fits(num_inputs, num_parameters, self.max_dense_inputs, self.memory_bytes):
             return 0
         return dense_bytes(num_inputs, num_parameters, torch.float64)
@@ -67,7 +67,7 @@ class SpectralBound(SampleScore):
     def bound(
         self, name: str, problem: SampleProblem, draws: Draws, exact: State, full_rank: bool
     ) -> Column:
-        """√ of the mean of ``squared_error`` over the eigenvalues, in model input units.
+        """Return √ of the mean of ``squared_error`` over the eigenvalues, in model input units.
 
         Args:
             name: of the quantity.

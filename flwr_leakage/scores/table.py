@@ -25,12 +25,12 @@ class Column:
 
     @property
     def title(self) -> str:
-        """The score's name, and the measurement's where it says more."""
+        """Return the score's name, and the measurement's where it says more."""
         name = self.measurement.name
         return self.score if name == self.score or self.error else f"{self.score}: {name}"
 
     def entries(self) -> list[tuple[float | None, float | None, State | None, str]]:
-        """Value, half width of the error bar, state and note of each sample."""
+        """Return Value, half width of the error bar, state and note of each sample."""
         measured, count = self.measurement, len(self.measurement.values)
         errors = measured.errors or (None,) * count
         states = measured.states or (None,) * count
@@ -109,7 +109,7 @@ def _grid(columns: Sequence[Column], most_rows: int) -> _Grid:
 def _cell(
     value: float | None, error: float | None, state: State | None, note: str, remarks: list[str]
 ) -> str:
-    """A value with its bar and its mark; a dash where there is none; the number of its remark."""
+    """Return a value with its bar, its mark and its remark's number; a dash if there is none."""
     if note and note not in remarks:
         remarks.append(note)
     mark = f" [{remarks.index(note) + 1}]" if note else ""

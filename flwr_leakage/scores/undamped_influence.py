@@ -45,13 +45,13 @@ class UndampedInfluence(SampleScore):
     precision: Precision = field(default="float64", kw_only=True)
 
     def extra_bytes(self, num_inputs: int, num_parameters: int) -> int:
-        """Memory of the dense route, for one sample."""
+        """Return the memory of the dense route, for one sample."""
         if not fits(num_inputs, num_parameters, self.max_dense_inputs, self.memory_bytes):
             return 0
         return dense_bytes(num_inputs, num_parameters, torch.float64)
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """``undamped_influence_rmse``."""
+        """Return ``undamped_influence_rmse``."""
         count = len(problem)
         unhidden = notes_where(problem.undefended, UNDEFENDED)
         if bool(problem.undefended.all()):

@@ -31,12 +31,12 @@ class UnseenDirections(SampleScore):
     precision: Precision = field(default="float64", kw_only=True)
 
     def extra_bytes(self, num_inputs: int, num_parameters: int) -> int:
-        """Memory of the rows, twice for their singular values."""
+        """Return the memory of the rows, twice for their singular values."""
         rows = min(self.max_products, rows_needed(num_inputs, num_parameters))
         return 2 * 8 * rows * num_inputs
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """``unseen_directions``."""
+        """Return ``unseen_directions``."""
         found = numerical_rank(problem.operator, draws, self.tolerance, self.max_products)
         unseen = (problem.operator.num_inputs - found.rank).double()
         notes = [

@@ -44,7 +44,7 @@ ExperimentOf = Callable[[Context], Experiment]
 
 
 def make_client_app(experiment_of: ExperimentOf) -> ClientApp:
-    """The app that every client runs; ``build`` makes the experiment once in each process."""
+    """Return the app that every client runs; ``build`` makes the experiment once a process."""
 
     def audit(context: Context) -> ClientAudit:
         return experiment_of(context).client_audit(client_id_of(context))
@@ -78,7 +78,7 @@ def local_model(experiment: Experiment) -> nn.Module:
 def train_locally(
     model: nn.Module, batch: Batch, schedule: LocalSchedule, loss_of: Loss = F.cross_entropy
 ) -> float:
-    """An ordinary training loop over a client's samples of a round; returns the last loss."""
+    """Train on a client's samples of a round in an ordinary loop, and return the last loss."""
     optimizer = torch.optim.SGD(
         model.parameters(),
         lr=schedule.learning_rate,
@@ -163,7 +163,7 @@ def wait_for_nodes(grid: Grid, num_clients: int, seconds: float) -> None:
 
 
 def set_training_mode(model: nn.Module, batch_norm: str) -> None:
-    """BatchNorm in the mode that the experiment says; dropout off, as in scores."""
+    """Set BatchNorm to the experiment's mode, and dropout off, as in scores."""
     model.eval()
     for module in model.modules():
         if isinstance(module, _BatchNorm):
@@ -173,7 +173,7 @@ def set_training_mode(model: nn.Module, batch_norm: str) -> None:
 def evaluate_global_model(
     experiment: Experiment, audit: ServerAudit, server_round: int, arrays: ArrayRecord
 ) -> MetricRecord:
-    """Test accuracy and loss of the global model, recorded and returned; its weights are saved."""
+    """Record and return the global model's test accuracy and loss, and save its weights."""
     model = copy.deepcopy(experiment.network)
     state = arrays.to_torch_state_dict()
     model.load_state_dict({k: v.to(model.state_dict()[k].dtype) for k, v in state.items()})

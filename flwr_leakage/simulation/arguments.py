@@ -70,7 +70,7 @@ def check_kind(key: str, found: type, kind: type) -> None:
 
 
 def _required(function: Callable[..., Any]) -> list[str]:
-    """Names of a method's parameters without a default, but for ``self``."""
+    """Return names of a method's parameters without a default, but for ``self``."""
     parameters = list(inspect.signature(function).parameters.values())[1:]
     by_name = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     return [p.name for p in by_name if p.default is p.empty]
@@ -177,7 +177,7 @@ def _join(section: str, name: object) -> str:
 
 
 def hints(target: Callable[..., Any]) -> dict[str, Any]:
-    """Annotations by argument; empty where they name what exists for type checkers only."""
+    """Return annotations by argument; empty if they name types for type checkers only."""
     function = cast(Any, target).__init__ if isinstance(target, type) else target
     try:
         return typing.get_type_hints(function)

@@ -33,7 +33,7 @@ COUNTS = (
 
 
 def check_settings(settings: Settings) -> None:
-    """Ranges of the values that no class owns.
+    """Raise if a value that no class owns is out of its range.
 
     Raises:
         ConfigError: naming the key.
@@ -92,7 +92,7 @@ def check_texts(experiment: Experiment) -> None:
 
 
 def check_clients(experiment: Experiment) -> None:
-    """Every client has its samples, and those that are attacked exist."""
+    """Raise unless every client has its samples, and those that are attacked exist."""
     given = experiment.settings.client.num_examples
     sizes = [len(part) for part in experiment.data.partitions]
     smallest = min(sizes)
@@ -167,7 +167,7 @@ def check_threat(experiment: Experiment) -> None:
 
 
 def check_mixing(experiment: Experiment) -> None:
-    """A known mixing takes a defense that mixes the same samples in every round."""
+    """Raise if the mixing is known but the defense does not mix the same samples each round."""
     if experiment.threat.mixing == "unknown":
         return
     fewest = min(experiment.sizes)
@@ -186,7 +186,7 @@ def check_mixing(experiment: Experiment) -> None:
 
 
 def check_defense(experiment: Experiment) -> None:
-    """The defense can work on these samples, network and number of rounds."""
+    """Raise unless the defense can work on these samples, network and number of rounds."""
     settings, defense = experiment.settings, experiment.defense
     used = [experiment.schedule.for_client(n).num_samples_used(n) for n in experiment.sizes]
     fewest = min(used)

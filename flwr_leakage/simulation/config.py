@@ -59,7 +59,7 @@ def to_config(cfg: DictConfig, choices: Mapping[str, Any]) -> Config:
 
 
 def _scores() -> list[str]:
-    """The options of the group ``score`` that are named after the class of their one score."""
+    """Return the options of the group ``score`` that have the name of their one score's class."""
     found = []
     for path in sorted((conf_dir() / "score").glob("*.yaml")):
         classes = re.findall(r"_target_: \S+\.(\w+)", path.read_text())

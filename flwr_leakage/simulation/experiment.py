@@ -97,7 +97,7 @@ class Experiment:
 
     @property
     def sizes(self) -> list[int]:
-        """The number of private samples on which each client trains in a round."""
+        """Return the number of private samples on which each client trains in a round."""
         return [self.num_examples(client) for client in range(self.data.num_clients)]
 
     def _batch(self, client_id: int, server_round: int, num_examples: int) -> Batch:
@@ -220,7 +220,7 @@ class Experiment:
         return Truth(private, encoded, Mixed(matrix, self.defense.flips_signs))
 
     def reference(self) -> Reference:
-        """The blind guess: the mean of the server's test images; the pool: 101 clients' images.
+        """Return the mean of the server's test images as a blind guess, and 101 clients' images.
 
         Of texts the guess is the test texts' most frequent token, repeated.
 
@@ -246,7 +246,7 @@ class Experiment:
         )
 
     def _pool(self) -> Tensor:
-        """Indices of the clients' samples among which originals are hidden."""
+        """Return indices of the clients' samples among which originals are hidden."""
         indices = torch.cat(list(self.data.partitions))
         generator = make_generator(self.settings.seed, purpose="identification")
         return indices[torch.randperm(len(indices), generator=generator)[:101]]
@@ -303,7 +303,7 @@ class Experiment:
         return found
 
     def epsilon(self, num_rounds: int, adjacency: Adjacency) -> float | None:
-        """The largest ε of a client's sample after so many rounds; ``None`` if none is known.
+        """Return the largest ε of a client's sample after so many rounds; ``None`` if unknown.
 
         None is known with a gate, whose choice of a defense depends on the samples.
         """

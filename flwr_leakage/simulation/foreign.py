@@ -90,7 +90,7 @@ def paths_outside(
 
 @lru_cache(maxsize=1)
 def _packaged() -> tuple[tuple[str, Any], ...]:
-    """(group, content) of every file of the packaged config, and of every section of its root."""
+    """Yield (group, content) of every packaged config file, and of every section of its root."""
     found: list[tuple[str, Any]] = []
     for file in sorted(conf_dir().rglob("*.yaml")):
         content = OmegaConf.to_container(OmegaConf.load(file))
@@ -103,7 +103,7 @@ def _packaged() -> tuple[tuple[str, Any], ...]:
 
 
 def _calls(node: Any, path: str = "config") -> Iterator[tuple[str, _Call, Mapping[str, Any]]]:
-    """(path, call, node) of every node in nested dictionaries and lists that Hydra would call."""
+    """Yield (path, call, node) of every nested node that Hydra would call."""
     if isinstance(node, Mapping):
         special = [(str(k), str(v)) for k, v in node.items() if re.fullmatch("_.+_", str(k))]
         if special:
@@ -116,7 +116,7 @@ def _calls(node: Any, path: str = "config") -> Iterator[tuple[str, _Call, Mappin
 
 
 def _texts(node: Any, path: str = "config") -> Iterator[tuple[str, str]]:
-    """(path, text) of every text in nested dictionaries and lists, keys included."""
+    """Yield (path, text) of every text in nested dictionaries and lists, keys included."""
     if isinstance(node, str):
         yield path, node
     elif isinstance(node, Mapping):
@@ -142,7 +142,7 @@ def _paths(node: Any) -> Iterator[tuple[str, _Path]]:
 
 @lru_cache(maxsize=256)
 def path_arguments(target: str) -> tuple[str, ...]:
-    """The arguments of a class or function that take a path, by its dotted name."""
+    """Return the arguments of a class or function that take a path, by its dotted name."""
     if not target:
         return ()
     found = hints(hydra.utils.get_object(target))

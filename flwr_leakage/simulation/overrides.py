@@ -23,7 +23,7 @@ ELSEWHERE = {
 
 
 def spell_experiment(arguments: list[str]) -> list[str]:
-    """``+experiment=NAME`` is ``experiment=NAME`` here, as the group stands in the defaults."""
+    """Replace ``+experiment=NAME`` by ``experiment=NAME``, as the group is in the defaults."""
     return [a.removeprefix("+") if a.startswith("+experiment=") else a for a in arguments]
 
 

@@ -107,7 +107,7 @@ def _composed(overrides: tuple[str, ...], run_dir: str) -> Config:
 def _own_config(
     of_run: str, of_node: str, allowed: str, num_partitions: object, run_dir: str
 ) -> tuple[Config, str]:
-    """A client's own config, and what it tells the server of it."""
+    """Return a client's own config, and what it tells the server of it."""
     taken, left_out = split_overrides(shlex.split(of_run), tuple(allowed.split()))
     partitions = [] if num_partitions is None else [f"num_clients={num_partitions}"]
     # A node's scores stay on it, and are limited by seconds, as nobody has to repeat them.

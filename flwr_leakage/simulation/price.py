@@ -69,13 +69,13 @@ class Price:
 
     @property
     def seconds(self) -> float:
-        """All of it; without attacks where these have no limit."""
+        """Return the seconds of all work; without attacks where these have no limit."""
         return sum(
             (self.start, self.training, self.replays, self.scores, self.tests, self.attacks or 0)
         )
 
     def __add__(self, other: "Price") -> "Price":
-        """Both runs, one after the other."""
+        """Return the price of both runs, one after the other."""
         attacks = (
             None if self.attacks is None or other.attacks is None else self.attacks + other.attacks
         )
@@ -211,7 +211,7 @@ def _price(work: Work, measured: Measured, start: float) -> Price:
 
 
 def _seconds(call: Callable[[], object], repeats: int = 10, limit: float = 1.0) -> float:
-    """CPU seconds of a call after the first one: the mean of several, unless one is long."""
+    """Return the mean CPU seconds of several calls after the first one, or of one if it is long."""
     began = time.process_time()
     call()
     if time.process_time() - began > limit:

@@ -77,7 +77,7 @@ def launch(config: Config) -> None:
 
 
 def check_complete(data: RunData) -> None:
-    """The answers whether a run's record is closed, lacks nothing, and has its report.
+    """Return whether a run's record is closed, whether it lacks nothing, and has its report.
 
     Raises:
         IncompleteRunError: naming what is missing, and what can be done.

@@ -56,7 +56,7 @@ def load_weights(network: nn.Module, path: str | os.PathLike[str]) -> None:
 
 
 def last_buffers(run_dir: Path, network: nn.Module) -> dict[str, Tensor] | None:
-    """The buffers of the latest saved weights of a run, or ``None`` where none were saved."""
+    """Return the buffers of a run's latest saved weights, or ``None`` if none were saved."""
     files = sorted(inside(run_dir, FOLDER).glob("round_*.safetensors"))
     if not files:
         return None
@@ -66,7 +66,7 @@ def last_buffers(run_dir: Path, network: nn.Module) -> dict[str, Tensor] | None:
 
 
 def _read(file: Path, own: Mapping[str, Tensor], follow: bool = False) -> dict[str, Tensor]:
-    """The entries of a file, which are those of a state of the same shapes, compared before."""
+    """Return the entries of a file, compared before with a state of the same shapes."""
     try:
         with open_tensors(file, follow) as found:
             names = set(found.keys())

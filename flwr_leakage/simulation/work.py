@@ -121,7 +121,7 @@ def _share_that_trains(experiment: Experiment) -> float:
 
 
 def _replays(experiment: Experiment) -> list[int]:
-    """Rounds in which each client replays its training, if it trains in all of them.
+    """Return in how many rounds each client replays its training, if it trains in all.
 
     These are the rounds in which its update may be attacked, and the first one in which it
     measures something, unless it has replayed one before.
@@ -155,7 +155,7 @@ def _replays(experiment: Experiment) -> list[int]:
 
 
 def _scores(experiment: Experiment, products: int, share: float) -> tuple[int, int, float | None]:
-    """Samples ranked and scored over all rounds, and the share of the training that they cost."""
+    """Return the samples ranked and scored over all rounds, and their share of the training."""
     plan, settings = experiment.score_plan, experiment.settings
     if not experiment.scores:
         return 0, 0, None
@@ -181,7 +181,7 @@ def _scores(experiment: Experiment, products: int, share: float) -> tuple[int, i
 
 
 def _attacked(experiment: Experiment) -> tuple[int, int]:
-    """Updates that are attacked over all rounds, and the images in them."""
+    """Return the number of updates that are attacked over all rounds, and of their images."""
     if experiment.attack is None:
         return 0, 0
     selection, settings = experiment.selection, experiment.settings
@@ -200,7 +200,7 @@ def _attacked(experiment: Experiment) -> tuple[int, int]:
 
 
 def _limit(experiment: Experiment) -> float | None:
-    """CPU seconds that the attack may take for a target: the server's limit and its own."""
+    """Return the CPU seconds for one target: the smaller of the server's and its own limit."""
     attack = experiment.attack
     inner = attack.attack if isinstance(attack, Parallel) else attack
     limits = (experiment.settings.server.attack_max_seconds, getattr(inner, "max_seconds", None))
@@ -208,7 +208,7 @@ def _limit(experiment: Experiment) -> float | None:
 
 
 def _self_attacks(experiment: Experiment, share: float) -> tuple[int, float | None]:
-    """Self-attacks of clients over all rounds at most, and the CPU seconds of each at most."""
+    """Return the most self-attacks of clients over all rounds, and the CPU seconds of each."""
     own = experiment.self_attack
     if own is None:
         return 0, None

@@ -36,7 +36,7 @@ class Bidiagonal:
 
     @property
     def num_steps(self) -> int:
-        """Number of steps taken, which is that of the columns of B."""
+        """Return the number of steps taken, which is the number of columns of B."""
         return len(self._betas)
 
     def step(self) -> None:
@@ -68,7 +68,7 @@ class Bidiagonal:
 
     @property
     def exhausted(self) -> Tensor:
-        """(S,) whether the Krylov space is complete."""
+        """Return (S,) whether the Krylov space is complete."""
         return self._betas[-1] == 0
 
     def matrix(self) -> Float[Tensor, "S k1 k"]:
@@ -165,7 +165,7 @@ class Bidiagonalization:
 
     @property
     def num_steps(self) -> int:
-        """Number of steps taken, which is that of the columns of B."""
+        """Return the number of steps taken, which is the number of columns of B."""
         return len(self.diagonal)
 
     def step(self, last: bool = False) -> None:

@@ -50,12 +50,12 @@ class Lanczos:
 
     @property
     def num_steps(self) -> int:
-        """Number of steps taken, which is the order of T."""
+        """Return the number of steps taken, which is the order of T."""
         return len(self._alphas)
 
     @property
     def last_beta(self) -> Float[Tensor, " S"]:
-        """(S,) β_k, the coupling of the last vector to the outside of the Krylov space."""
+        """Return (S,) β_k, the coupling of the last vector to the outside of the Krylov space."""
         return self._betas[-1]
 
     def step(self) -> None:
@@ -97,7 +97,7 @@ class Lanczos:
 
     @property
     def rayleigh_quotients(self) -> Float[Tensor, "S k"]:
-        """(S, k) ‖Av‖² of each vector of the basis, the diagonal of T."""
+        """Return (S, k) ‖Av‖² of each vector of the basis, the diagonal of T."""
         return torch.stack(self._alphas, 1)
 
     def tridiagonal(self) -> Float[Tensor, "S k k"]:

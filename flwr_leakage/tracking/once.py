@@ -28,7 +28,7 @@ class OnceTracker:
 
     @staticmethod
     def of(run: RunData) -> "OnceTracker":
-        """For a tracker that continues a run, with what the run holds."""
+        """Return the guard of a tracker that continues a run, with what the run holds."""
         return OnceTracker(
             None,
             {

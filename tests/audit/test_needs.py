@@ -68,6 +68,7 @@ def test_a_model_that_decides_by_values_is_tried_with_zeros():
 
 def test_a_sequence_of_operations_has_an_end(monkeypatch):
     monkeypatch.setattr(needs, "_MAX_CALLS", 500)
+
     class Loop(nn.Module):
         def __init__(self):
             super().__init__()

@@ -30,7 +30,6 @@ from flwr_leakage.scores import (
 )
 from flwr_leakage.scores.lipschitz import lipschitz_constants
 from flwr_leakage.scores.plan import select_samples
-from flwr_leakage.simulation.config import compose
 
 FILES = sorted((Path(__file__).parents[2] / "conf" / "score").glob("*.yaml"))
 # own_records takes a data set, and what a list of defaults gathers is built from the other files.
