@@ -124,7 +124,7 @@ def capture_batch_norm_inputs(model: nn.Module) -> Iterator[dict[str, Tensor]]:
 
 
 def statistics_of(layer_inputs: dict[str, Tensor]) -> Params:
-    """Return the mean and biased variance by channel of each layer's input, keyed as its buffers."""
+    """Return mean and biased variance by channel of each layer's input, keyed as its buffers."""
     statistics: Params = {}
     for name, inputs in layer_inputs.items():
         dims = [0, *range(2, inputs.ndim)]

@@ -212,7 +212,7 @@ class Secure(Randomness):
         return _uniforms(math.prod(shape)).to(torch.get_default_dtype()).reshape(tuple(shape))
 
     def permutation(self, count: int) -> Tensor:
-        """Return the order of ``count`` random 64-bit integers; ties have the chance count² 2⁻⁶⁵."""
+        """Return the order of ``count`` 64-bit integers drawn; ties have the chance count² 2⁻⁶⁵."""
         return torch.argsort(_entropy(count, torch.int64))
 
     def bytes(self, count: int) -> Tensor:

@@ -78,7 +78,7 @@ def fit_brightness_and_contrast(
 def ssim(
     reconstructed: Float[Tensor, "B C H W"], truth: Float[Tensor, "B C H W"]
 ) -> Float[Tensor, " B"]:
-    """Return the structural similarity (Wang et al. 2004, eq. 13) in 11×11 Gaussian windows, σ = 1.5.
+    """Return the structural similarity (Wang et al. 2004, eq. 13) in 11×11 Gaussian windows, σ 1.5.
 
     The mean is over the windows that lie inside the image, as in the paper's own code.
 

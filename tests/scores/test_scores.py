@@ -33,7 +33,9 @@ from flwr_leakage.scores.plan import select_samples
 
 FILES = sorted((Path(__file__).parents[2] / "conf" / "score").glob("*.yaml"))
 # own_records takes a data set, and what a list of defaults gathers is built from the other files.
-CONFIGS = [path for path in FILES if not {"${", "defaults:"} & {*path.read_text().split()}]
+CONFIGS = [
+    path for path in FILES if "${" not in (text := path.read_text()) and "defaults:" not in text
+]
 SCORES = {
     "gradient_norm": GradientNorm(),
     "lambda_max": LambdaMax(),
