@@ -171,7 +171,7 @@ def _strongest() -> Attack:
 def image(network_name: str, kind: Filter, sources: Sources, seed: int) -> dict[str, float]:
     """PSNR, identification and CPU seconds of one update of one sample."""
     images = sources(network_name)
-    case = Case(network_name, 1, rate=RATE, defense=kind.defense, null=101)
+    case = Case(network_name, 1, rate=RATE, defense=kind.defense, null=101, clients=1)
     network, spec = make(case, images, seed)
     inside, _, others = split(images, case, spec, seed)
     seen = released(case, network, inside, seed)
@@ -196,7 +196,8 @@ def image(network_name: str, kind: Filter, sources: Sources, seed: int) -> dict[
 def members(network_name: str, kind: Filter, sources: Sources, seed: int) -> dict[str, object]:
     """The p-values of members and of others in one update of 32 samples."""
     images = sources(network_name)
-    case = Case(network_name, MEMBERS, rate=RATE, defense=kind.defense, null=400)
+    defense = kind.defense
+    case = Case(network_name, MEMBERS, rate=RATE, defense=defense, null=400, clients=1)
     network, spec = make(case, images, seed)
     inside, outside, null = split(images, case, spec, seed)
     seen = released(case, network, inside, seed)
@@ -222,7 +223,7 @@ def _is_untouched(
 def trained(network_name: str, kind: Filter, sources: Sources, seed: int) -> dict[str, float]:
     """Accuracy after federated training of one-step clients under a filter."""
     images = sources(network_name)
-    case = Case(network_name, MEMBERS, rate=RATE)
+    case = Case(network_name, MEMBERS, rate=RATE, clients=1)
     network, _ = make(case, images, seed)
     gradient_map = mapped(network)
     order = torch.randperm(len(images.records), generator=lab.generator(seed))
