@@ -7,12 +7,13 @@ The folders ``baselines`` and ``examples`` are of a copy of Flower's repository.
 
 Every method of ``simulations.benchmarks.methods`` runs twice, with and without one line on each
 side, in one process. The table tells whether the models of all rounds are equal to the bit, the
-residuals of the replays, and what the audit said.
+residuals of the replays, what the audit cost, and what it said.
 """
 
 import argparse
 import gc
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -156,14 +157,24 @@ def _run_records(
 
 
 def row(name: str, method: Method, attack: str | None, images: int, seconds: float) -> list[str]:
-    """A line of the table: name, equality, residuals, attacks, what was said."""
+    """A line of the table: name, equality, residuals, costs, attacks, what was said.
+
+    Costs are CPU seconds of a run without and with the audit, every round of it replayed, and no
+    attack; a run with attacks follows, where they are asked for.
+    """
+    began = time.process_time()
     plain = run(method, images=images)
+    costs = [time.process_time() - began]
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        seen = run(
-            method, place / "run", attack, truth=place / "truth" if attack else None,
-            images=images, seconds=seconds, share="everything", replay_every=1,
-        )  # fmt: skip
+        audited = partial(run, method, images=images, share="everything", replay_every=1)
+        began = time.process_time()
+        seen = audited(place / "audited")
+        costs.append(time.process_time() - began)
+        same = plain.models == seen.models
+        if attack:
+            seen = audited(place / "run", attack, truth=place / "truth", seconds=seconds)
+            same = same and plain.models == seen.models
     data = seen.data
     assert data is not None
     values = {
@@ -175,8 +186,9 @@ def row(name: str, method: Method, attack: str | None, images: int, seconds: flo
     said = {event.message for event in data.events}
     return [
         name,
-        "yes" if plain.models == seen.models else "NO",
+        "yes" if same else "NO",
         f"{max(residuals):.1g}" if residuals else "none",
+        f"{costs[0]:.2f}, {costs[1]:.2f} ({costs[1] / costs[0]:.1f})",
         f"{len(psnr)}: {np.median(psnr):.0f} dB" if psnr else "none",
         " / ".join(sorted(reasons | said)),
     ]
@@ -188,22 +200,30 @@ def main() -> None:
     parser.add_argument("--attack", default=None, help="a preset; none by default")
     parser.add_argument("--only", nargs="*", help="names of methods")
     parser.add_argument("--fetched", type=Path, help="the folder of Flower's baselines")
-    parser.add_argument("--examples", type=Path, help="the folder of Flower's examples")
+    parser.add_argument("--examples", type=Path, nargs="*", default=[], help="folders of apps")
     parser.add_argument("--images", type=int, default=4, help="of a client")
     parser.add_argument("--seconds", type=float, default=60.0, help="CPU, for each update")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    print("| method | equal | residual | images | said |\n|---|---|---|---|---|")
-    methods = {
-        **(fetched_methods(arguments.fetched) if arguments.fetched else {}),
-        **(fetched_examples(arguments.examples, arguments.images) if arguments.examples else {}),
-    } or METHODS
+    print("| method | equal | residual | CPU s: plain, audited (ratio) | images | said |")
+    print("|---|---|---|---|---|---|")
+    found = fetched_methods(arguments.fetched) if arguments.fetched else {}
+    for folder in arguments.examples:
+        found |= fetched_examples(folder, arguments.images)
+    methods = found or METHODS
     for name in arguments.only or methods:
         try:
             method = methods[name]
             line = row(name, method, arguments.attack, arguments.images, arguments.seconds)
         except Exception as error:  # of one app; the list goes on, and tells it
-            line = [name, "does not run", "none", "none", f"{type(error).__name__}: {error}"[:200]]
+            line = [
+                name,
+                "does not run",
+                "none",
+                "none",
+                "none",
+                f"{type(error).__name__}: {error}"[:200],
+            ]
         print(f"| {' | '.join(line)} |", flush=True)
 
 

@@ -69,6 +69,8 @@ def fetched_methods(folder: Path) -> dict[str, Method]:
         "tamuna, FedAvg": _tamuna,
         "fedper of Flower": _fedper,
         "flwr_baselines, FedAvg on MNIST": _fedavg_mnist,
+        "flwr_baselines, FEMNIST of LEAF": _femnist,
+        "flwr_baselines, adaptive optimization": _adaptive,
     }
     found = {}
     for name, make in made.items():
@@ -553,13 +555,49 @@ def _fedavg_mnist() -> Method:
     return Method(_app(client), net)
 
 
+def _femnist() -> Method:
+    _older_client()
+    from flwr_baselines.publications.leaf.femnist import model
+    from flwr_baselines.publications.leaf.femnist.client import FlowerClient
+
+    def net() -> nn.Module:
+        torch.manual_seed(0)
+        made: nn.Module = model.Net(62)
+        return made
+
+    def client(context: Context) -> Any:
+        loader = _loader(context, (1, 28, 28))
+        return FlowerClient(net(), loader, loader, loader, torch.device("cpu"), 1, 0.001)
+
+    return Method(_app(client), net)
+
+
+def _adaptive() -> Method:
+    _older_client()
+    from flwr_baselines.publications.adaptive_federated_optimization.cifar import client as clients
+
+    def net() -> nn.Module:
+        torch.manual_seed(0)
+        made: nn.Module = clients.get_cifar_model(10)
+        return made
+
+    def client(context: Context) -> Any:
+        held = _loader(context, (3, 24, 24)).dataset
+        clients.ClientDataset = lambda path_to_data, transform: held
+        return clients.RayClient(str(context.node_config["partition-id"]), Path(), 10)
+
+    return Method(_app(client), net, strategy=_told({"batch_size": 2, "epochs": 1}))
+
+
 def _older_client() -> None:
-    """A module that is gone from Flower 1.41, which older baselines import their types from."""
+    """Modules that are gone from Flower 1.41, which older baselines import their types from."""
     import flwr.client
+    import flwr.common
 
     old = types.ModuleType("flwr.client.client")
     old.Client = flwr.client.Client  # type: ignore[attr-defined]
     sys.modules.setdefault("flwr.client.client", old)
+    sys.modules.setdefault("flwr.common.parameter", flwr.common)
 
 
 def _on_a_cpu() -> None:

@@ -1,4 +1,4 @@
-"""Flower's own examples, from a fetched copy; their data alone are replaced."""
+"""Examples of Flower and of others, from fetched copies; their data alone are replaced."""
 
 import importlib
 import os
@@ -26,9 +26,18 @@ from simulations.benchmarks.methods import Method, arrays_of, state_of
 
 _ABSENT = (
     "datasets", "flwr_datasets", "flwr_datasets.partitioner", "wandb", "flwr.client.typing",
-    "torch.utils.tensorboard", "torch.utils.tensorboard.writer",
+    "torch.utils.tensorboard", "torch.utils.tensorboard.writer", "torchaudio", "soundfile",
+    "datasets.utils", "datasets.utils.logging", "huggingface_hub", "imblearn",
+    "imblearn.over_sampling", "loguru", "syft_flwr", "syft_flwr.utils",
 )  # fmt: skip
 """Modules that an example imports for its data, its logs, or types that are gone from Flower."""
+
+
+_LOADS = (
+    "load_data", "load_data_from_disk", "load_sim_data", "load_flwr_data", "load_syftbox_dataset",
+)  # fmt: skip
+_now = [0]
+"""The partition of the client that runs, of apps that load data without its number."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +52,12 @@ class _Example:
         net: the name of the model in the module ``task``.
         older: whether it is an app of ``flwr.client``.
         unnamed: whether its arrays have no names.
-        rows: whether it takes arrays of training and test data in the place of loaders.
-        labels: of the samples.
+        labels: of the samples; for each loss that takes numbers in [0, 1], or one for each pixel.
+        tokens: inputs are integers below this number.
+        modules: of the package, for what loads data.
+        gives: what a call to load data returns, made from a loader.
+        stands: what stands in the place of further functions that read data.
+        made: names of loaders that an app makes as it is imported.
     """
 
     package: str
@@ -54,12 +67,41 @@ class _Example:
     net: Callable[[Any], nn.Module] = lambda task: task.Net()
     older: bool = False
     unnamed: bool = False
-    rows: bool = False
     labels: Tensor = field(default_factory=lambda: torch.arange(4))
+    tokens: int = 0
+    modules: tuple[str, ...] = ("client_app", "task")
+    gives: Callable[[Any], Any] = lambda loader: (loader, loader)
+    stands: Mapping[str, Any] = field(default_factory=dict)
+    made: tuple[str, ...] = ()
+
+
+def _rows(loader: Any) -> Any:
+    """Arrays of training and test data."""
+    held = loader.dataset.tensors
+    return tuple(each.double().numpy() for each in (*held, *held))
+
+
+def _vision(part: str) -> Any:
+    return importlib.import_module(f"torchvision.{part}")
+
+
+def _alone(loader: Any) -> Any:
+    return loader
+
+
+def _thrice(loader: Any) -> Any:
+    return loader, loader, loader
 
 
 _CIFAR, _GREY = (3, 32, 32), (1, 28, 28)
 _RATES = {"batch-size": 2, "local-epochs": 1, "learning-rate": 0.05}
+_HUB = {
+    **_RATES, "num-server-rounds": 20, "learning-rate-max": 1e-2, "learning-rate-min": 1e-4,
+    "partitioner": "natural", "hidden-dim-1": 128, "hidden-dim-2": 64, "dropout": 0.1,
+    "use-class-weights": True, "num-classes": 4, "roi-x": 32, "roi-y": 32, "roi-z": 32,
+    "embed-dim": 64, "num-filters": 128,
+}  # fmt: skip
+_TWO_CLASSES = torch.tensor([0.0, 1.0, 1.0, 0.0])
 
 _EXAMPLES = {
     "quickstart-pytorch": _Example("pytorchexample", _CIFAR, ("img", "label"), _RATES),
@@ -80,16 +122,58 @@ _EXAMPLES = {
     ),
     "quickstart-sklearn": _Example(
         "sklearnexample", (4,), None, {"penalty": "l2"}, lambda task: nn.Linear(4, 3),
-        rows=True, unnamed=True, labels=torch.tensor([0, 1, 2, 0]),
+        gives=_rows, unnamed=True, labels=torch.tensor([0, 1, 2, 0]),
+    ),
+    "quickstart-monai": _Example(
+        "monaiexample", (1, 64, 64), ("img", "label"), _RATES, lambda task: task.load_model()
+    ),
+    "quickstart-fastai": _Example(
+        "fastai_example", (3, 224, 224), gives=_thrice,
+        net=lambda _: _vision("models").squeezenet1_1(),
+    ),
+    "quickstart-pennylane": _Example(
+        "quickstart_pennylane", _CIFAR, ("img", "label"), _RATES, lambda task: task.QuantumNet()
+    ),
+    "quickstart-pytorch-lightning": _Example(
+        "pytorchlightning_example", _GREY, ("image", "label"), {"max-epochs": 1},
+        lambda task: task.LitAutoEncoder(), gives=_thrice,
+    ),
+    "e2e-pytorch": _Example(
+        "e2e_pytorch", _CIFAR, older=True, modules=("client_app",),
+        made=("trainloader", "testloader"),
+    ),
+    "e2e-pytorch-lightning": _Example(
+        "e2e_pytorch_lightning", _GREY, ("image", "label"), {}, lambda task: task.LitAutoEncoder(),
+        older=True, modules=("client_app", "mnist"), gives=_thrice,
+    ),
+    "fed-audio-tagging": _Example(
+        "fedaudio", (1, 64, 126), ("features", "label"), _HUB, lambda task: task.make_model(),
+        gives=_alone,
+    ),
+    "fed-fin-fraud": _Example(
+        "fed_fraud", (15,), None, _HUB, lambda task: task.Net(15, 128, 64, 0.1), gives=_alone,
+        labels=_TWO_CLASSES, stands={"get_input_dim": lambda: 15},
+    ),
+    "fed-med-seg": _Example(
+        "fed_med_seg", (4, 32, 32, 32), ("image", "label"), _HUB, gives=_alone,
+        labels=(torch.arange(4 * 32**3) % 4).reshape(4, 1, 32, 32, 32),
+    ),
+    "fed-phish-guard": _Example(
+        "phishguard", (256,), ("input_ids", "label"), _HUB, lambda task: task.PhishingCNN(),
+        modules=("client_app", "model"), tokens=258, labels=_TWO_CLASSES,
+        gives=lambda loader: (loader, torch.tensor(1.0)),
+    ),
+    "fl-diabetes-prediction": _Example(
+        "fl_diabetes_prediction", (6,), older=True, labels=_TWO_CLASSES[:, None]
     ),
 }  # fmt: skip
 
 
 def fetched_examples(folder: Path, images: int = 4) -> dict[str, Method]:
-    """Return the apps of a fetched folder ``examples`` of Flower's repository.
+    """Return the apps of a fetched folder, such as ``examples`` of Flower's repository.
 
     Args:
-        folder: of the examples; one that it lacks is left out.
+        folder: of the apps; one that it lacks is left out.
         images: samples of a client, at most four.
     """
     found = {}
@@ -107,13 +191,14 @@ def _method(example: _Example) -> Method:
         except ImportError:
             sys.modules[absent] = MagicMock()
     flwr.common.typing.UserConfig = dict  # type: ignore[attr-defined]  # gone from Flower 1.41
-    clients = importlib.import_module(f"{example.package}.client_app")
-    task = importlib.import_module(f"{example.package}.task")
-    loaders = partial(_data, example)
-    for module in (clients, task):
-        for load in ("load_data", "load_data_from_disk"):
-            if hasattr(module, load):
-                setattr(module, load, _by_name(loaders))
+    _vision("datasets").CIFAR10 = MagicMock()
+    modules = [importlib.import_module(f"{example.package}.{each}") for each in example.modules]
+    clients, task = modules[0], modules[-1]
+    stands = {**dict.fromkeys(_LOADS, _by_name(partial(_data, example))), **example.stands}
+    for module in modules:
+        for name, stand in stands.items():
+            if hasattr(module, name):
+                setattr(module, name, stand)
 
     def net() -> nn.Module:
         torch.manual_seed(0)
@@ -121,7 +206,7 @@ def _method(example: _Example) -> Method:
 
     def make() -> ClientApp:
         os.chdir(tempfile.mkdtemp())  # some write to the working folder
-        return _Configured(clients.app, example.settings)
+        return _Configured(clients, example)
 
     if example.older:
         rates = {"on_fit_config_fn": lambda server_round: {"lr": 0.05}}
@@ -130,19 +215,15 @@ def _method(example: _Example) -> Method:
 
 
 def _data(example: _Example, where: Any) -> Any:
-    """Training and test data of a partition."""
-    loader = _loader(example, int(where))
-    if example.rows:
-        held = loader.dataset.tensors
-        return tuple(each.double().numpy() for each in (*held, *held))
-    return loader, loader
+    """What the app takes as the data of a partition."""
+    return example.gives(_loader(example, int(where)))
 
 
 def _by_name(load: Callable[..., Any]) -> Callable[..., Any]:
-    """Examples name the partition, or give it first, or the folder of its data."""
+    """Examples name the partition, or give it first, or the folder of its data, or nothing."""
 
     def loads(*given: Any, **named: Any) -> Any:
-        return load(named["partition_id"] if "partition_id" in named else given[0])
+        return load(named["partition_id"] if "partition_id" in named else (*given, _now[-1])[0])
 
     return loads
 
@@ -150,8 +231,10 @@ def _by_name(load: Callable[..., Any]) -> Callable[..., Any]:
 def _loader(example: _Example, partition: int) -> Any:
     """Samples in mini-batches of two, drawn by the seed of the partition."""
     draws = torch.Generator().manual_seed(partition)
-    inputs = torch.randint(0, 256, (len(example.labels), *example.shape), generator=draws)
-    inputs = inputs.float() / 127.5 - 1
+    size = (len(example.labels), *example.shape)
+    inputs = torch.randint(0, example.tokens or 256, size, generator=draws)
+    if not example.tokens:
+        inputs = inputs.float() / 127.5 - 1
     held: Any = TensorDataset(inputs, example.labels)
     if example.keys:
         held = [dict(zip(example.keys, pair, strict=True)) for pair in held]
@@ -161,17 +244,20 @@ def _loader(example: _Example, partition: int) -> Any:
 class _Configured(ClientApp):
     """An example with its run config, and with its partition in the place of a folder of data."""
 
-    def __init__(self, app: ClientApp, settings: Mapping[str, Any]) -> None:
+    def __init__(self, clients: Any, example: _Example) -> None:
         super().__init__()
-        self._app, self._settings = app, dict(settings)
+        self._clients, self._example = clients, example
 
     def __call__(self, message: Message, context: Context) -> Message:
         seed = int(context.node_config["partition-id"])
         torch.manual_seed(seed)
         np.random.seed(seed)  # of libraries that draw from it
-        context.run_config = {**context.run_config, **self._settings}
-        context.node_config["dataset-path"] = str(context.node_config["partition-id"])
-        return self._app(message, context)
+        context.run_config = {**context.run_config, **self._example.settings}
+        context.node_config["dataset-path"] = str(seed)
+        _now[:] = [seed]
+        for name in self._example.made:
+            setattr(self._clients, name, _loader(self._example, seed))
+        return self._clients.app(message, context)
 
 
 class _FedAvg(records.FedAvg):
