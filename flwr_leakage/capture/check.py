@@ -1,9 +1,8 @@
 """A check whether the captured training explains the update that is sent, with causes if not."""
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -12,7 +11,7 @@ from flwr_leakage.capture.glance import some
 from flwr_leakage.capture.names import NamedTensor, as_received, name_tensors
 from flwr_leakage.capture.replay import replay
 from flwr_leakage.capture.sent import PARAMETERS, multiple_sent, name_of
-from flwr_leakage.capture.training import CapturedTraining
+from flwr_leakage.capture.training import CapturedTraining, Correction
 from flwr_leakage.params import Params
 
 TOLERANCE = 1e-3
@@ -76,7 +75,10 @@ class ReplayCheck:
 
 
 def check_replay(
-    training: CapturedTraining, received: Mapping[str, Tensor], sent: Mapping[str, Tensor]
+    training: CapturedTraining,
+    received: Mapping[str, Tensor],
+    sent: Mapping[str, Tensor],
+    variates: Mapping[str, Tensor] | None = None,
 ) -> ReplayCheck:
     """Replay a training from the received parameters, and compare with what is sent.
 
@@ -84,10 +86,13 @@ def check_replay(
         training: what was captured.
         received: the arrays that the server sent.
         sent: the arrays that the client sends.
+        variates: the client's control variates c_i, by the names of ``variate_names``; zero by
+            default. They explain a single step that was changed by −η (c − c_i), as SCAFFOLD
+            (Karimireddy et al., 2020) changes it. Of several steps the change itself tells.
     """
     if training.problem:
         return ReplayCheck(None, problem=training.problem)
-    names = name_tensors(received, training.roots)
+    names, answer = name_tensors(received, training.roots), sent
     own, sent = len(names), as_received(sent, received, training.roots)
     names = {name: named for name, named in names.items() if name in sent}
     personal = _personal(names, received, sent)
@@ -123,6 +128,11 @@ def check_replay(
     residual = _ratio(_norm(gap.values()), _norm(update.values()))
     causes: tuple[str, ...] = ()
     if not residual <= TOLERANCE:
+        if variates is not None and training.changed_at_end and training.num_steps == 1:
+            corrected = replace(training, correction=_variates_of(names, received, variates))
+            again = check_replay(corrected, received, answer)
+            if again.explains:
+                return again
         causes = tuple(_causes(training, names, received, sent, end))
     missing = [name for name in received if name not in names and received[name].ndim]
     if missing and causes and not all(map(str.isdigit, missing)):
@@ -235,10 +245,10 @@ def _causes(
     rescaled = sum(step.rescaled_to is not None for step in training.steps)
     if training.changed_at_end:
         yield f"after the last step of the optimizer, {_after_training(trained, seen)}"
-        if training.num_steps == 1 and _has_variates(names, received):
+        if training.num_steps == 1 and variate_names(names, received):
             yield (
                 "arrays of the parameters' shapes were received beside them: control variates "
-                "(SCAFFOLD) change a step so, which after a single one is not told from noise"
+                "(SCAFFOLD) change a step so, but not by those that the client sent before"
             )
     if training.changed_outside:
         yield "parameters were changed between the steps by something else than the optimizer"
@@ -250,13 +260,34 @@ def _causes(
         )
 
 
-def _has_variates(names: Mapping[str, NamedTensor], received: Mapping[str, Tensor]) -> bool:
-    """Return whether each parameter's shape is also that of a received array not of the model.
+def variate_names(
+    names: Mapping[str, NamedTensor], received: Mapping[str, Tensor]
+) -> dict[str, str]:
+    """Return the array beside the model that fits each parameter, as a control variate does.
 
-    A shape counts as often as it comes.
+    Arrays fit by their shapes and in order. Nothing is returned where a parameter has none.
     """
-    others = Counter(value.shape for name, value in received.items() if name not in names)
-    return not Counter(received[n].shape for n, each in names.items() if each.is_parameter) - others
+    others = iter([name for name in received if name not in names])
+    found = {}
+    for name, named in names.items():
+        if named.is_parameter:
+            fits = (o for o in others if received[o].shape == received[name].shape)
+            if (other := next(fits, None)) is None:
+                return {}
+            found[name] = other
+    return found
+
+
+def _variates_of(
+    names: Mapping[str, NamedTensor],
+    received: Mapping[str, Tensor],
+    variates: Mapping[str, Tensor],
+) -> Correction:
+    """Return the change −(c − c_i) by the server's variates and a client's own."""
+    return Correction({
+        id(names[name].live): variates.get(other, torch.zeros(())) - received[other]
+        for name, other in variate_names(names, received).items()
+    })  # fmt: skip
 
 
 def _after_training(trained: Params, released: Params) -> str:

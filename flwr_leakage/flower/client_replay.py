@@ -21,7 +21,7 @@ from flwr_leakage.capture import (
     check_replay,
     facts_of,
 )
-from flwr_leakage.capture.check import is_rounded
+from flwr_leakage.capture.check import is_rounded, variate_names
 from flwr_leakage.capture.counting import parameters_of
 from flwr_leakage.capture.glance import some
 from flwr_leakage.capture.names import as_received, name_live, name_tensors
@@ -31,6 +31,10 @@ from flwr_leakage.records import InputSpec
 
 REPLAY_KEY = "flwr-leakage-replay"
 """The record of the client's own state that says what the latest replay found."""
+
+VARIATES_KEY = "flwr-leakage-variates"
+"""The record of the client's own state that holds its control variates c_i: what it has sent of
+their changes, summed."""
 
 MASKED = (
     "what was sent is masked (secure aggregation) and was not compared: clipping or noise between "
@@ -223,7 +227,12 @@ def replay_now(
     untrained: tuple[str, ...] = ()
     try:
         received, sent = state()
-        check = check_replay(seen.training, received, sent or seen.trained(received))
+        own = context.state.get(VARIATES_KEY, ArrayRecord()).to_torch_state_dict()
+        check = check_replay(seen.training, received, sent or seen.trained(received), own)
+        fitting = variate_names(name_tensors(received, seen.training.roots), received).values()
+        if fitting and all(name in sent for name in fitting):
+            changed = {name: sent[name] + own.get(name, 0.0) for name in fitting}
+            context.state[VARIATES_KEY] = ArrayRecord(changed)
         if check.explains:
             ours = as_received(sent, received, seen.training.roots) if sent else received
             exchanged = set(ours) - set(check.personal)

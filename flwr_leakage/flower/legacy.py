@@ -29,7 +29,7 @@ from flwr_leakage.flower.guarded import guarded
 from flwr_leakage.flower.heard import Heard
 from flwr_leakage.flower.names import ClientNames
 from flwr_leakage.flower.observed import MAX_BYTES, MAX_ROUND_SECONDS, MAX_SECONDS, told_audit
-from flwr_leakage.flower.part import Part, change_made
+from flwr_leakage.flower.part import Part, Variates, change_made
 from flwr_leakage.flower.replies import MAX_EXAMPLES
 from flwr_leakage.flower.undisturbed import random_states_kept
 from flwr_leakage.gradient_map import GradientMap
@@ -65,6 +65,7 @@ class LegacyHonestButCurious(Strategy):
         self._names = ClientNames()
         self.heard = Heard(audit, self._names)
         self._sent: dict[str, Parameters] = {}
+        self._variates = Variates()
 
     def __getattr__(self, name: str) -> Any:
         """Return the wrapped strategy's attribute of a name that this one lacks.
@@ -196,11 +197,13 @@ class LegacyHonestButCurious(Strategy):
                 if proxy.cid not in self._sent:
                     raise ValueError("it answers, and was sent nothing")
                 mine = self._sent[proxy.cid]
-                params, buffers = next(arrays for model, arrays in sent if model == mine)
+                params, buffers, held = next(arrays for model, arrays in sent if model == mine)
                 local = shared or self._read(server_round, fit.parameters)
-                local_params, local_buffers = local
+                local_params, local_buffers, change = local
                 told = facts.get(int(proxy.node_id))
                 delta = change_made(told, local_params, params)
+                self._variates.hear(client, change)
+                delta = self._variates.without(client, told, delta, held)
                 schedule = self.audit.schedule.for_client(count)
             except Exception as error:  # foreign bytes fail in many ways
                 reason = str(error) or type(error).__name__
@@ -239,14 +242,14 @@ class LegacyHonestButCurious(Strategy):
             self.audit.warn_once(server_round, self._names.of(node), message)
         return claims.keys() - self._names.known
 
-    def _whole(self, server_round: int, parameters: Parameters) -> tuple[Params, Params]:
+    def _whole(self, server_round: int, parameters: Parameters) -> tuple[Params, Params, Params]:
         """Return the arrays that were sent, and the given model's for all others."""
-        params, buffers = self._read(server_round, parameters)
+        params, buffers, variates = self._read(server_round, parameters)
         gradient_map = self.audit.gradient_map
-        return {**gradient_map.params, **params}, {**gradient_map.buffers, **buffers}
+        return {**gradient_map.params, **params}, {**gradient_map.buffers, **buffers}, variates
 
-    def _read(self, server_round: int, parameters: Parameters) -> tuple[Params, Params]:
-        """Return parameters and buffers of arrays in the order of the model's ``state_dict``.
+    def _read(self, server_round: int, parameters: Parameters) -> tuple[Params, Params, Params]:
+        """Return parameters, buffers and control variates, in the ``state_dict``'s order.
 
         They may be a part of it, and others may follow; what they are taken for is told once.
         """
@@ -257,7 +260,7 @@ class LegacyHonestButCurious(Strategy):
         if said := part.sentence():
             self.audit.inform_once(server_round, -1, f"{said}.")
         params, buffers, _ = part.read(named, self.audit.gradient_map)
-        return params, buffers
+        return params, buffers, part.variates(named, self.audit.gradient_map)
 
     def _claim(self, fit: FitRes) -> int | None:
         claim = fit.metrics.get(self.client_id_key)

@@ -14,7 +14,7 @@ from flwr_leakage.capture.names import match
 from flwr_leakage.capture.sent import PARAMETERS, multiple_of
 from flwr_leakage.flower.arrays import MalformedArraysError, read_reply
 from flwr_leakage.gradient_map import GradientMap
-from flwr_leakage.params import Params, scale, subtract
+from flwr_leakage.params import Params, add, ravel, scale, subtract
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,21 @@ class Part:
                 raise MalformedArraysError(f"{name!r} holds entries that are NaN or infinite.")
         return read_reply(held, params, buffers)
 
+    def variates(self, arrays: Mapping[str, Array], gradient_map: GradientMap) -> Params:
+        """Return the array that fits each parameter among those that are none of the model's.
+
+        They fit by their shapes and in order, as control variates do. Nothing is returned where a
+        parameter has none.
+        """
+        others = iter(self.extra)
+        found: Params = {}
+        for name, value in gradient_map.params.items():
+            fits = (other for other in others if tuple(arrays[other].shape) == tuple(value.shape))
+            if (fitting := next(fits, None)) is None:
+                return {}
+            found[name] = torch.tensor(arrays[fitting].numpy()).to(value)
+        return found
+
     def sentence(self) -> str:
         """Say in words what is exchanged; empty where it is the whole model and nothing else."""
         said = []
@@ -99,9 +114,52 @@ class Part:
             said.append(
                 f"{len(self.extra)} exchanged array{'s' * several}{shown} "
                 f"{'are' if several else 'is'} none of the model's, such as control variates, and "
-                f"no attack looks at them"
+                f"no attack on several steps looks at them"
             )
         return ". ".join(said)
+
+
+class Variates:
+    """The control variates of SCAFFOLD's clients, summed from the changes that they send.
+
+    A client takes steps along g + c − c_i and sends the change of c_i ← c_i − c + (x − y)/(K η)
+    (Karimireddy et al., 2020, option II of equation 4). After one step of a client that was heard
+    in all of its rounds, the sum is g itself.
+    """
+
+    def __init__(self) -> None:
+        self._heard: dict[int, tuple[Params, Params]] = {}
+
+    def hear(self, client: int, change: Params) -> None:
+        """Add the change that a client sends in a round."""
+        _, total = self._heard.get(client, ({}, {}))
+        if change:
+            self._heard[client] = change, add(total, change) if total else change
+
+    def without(
+        self, client: int, facts: TrainingFacts | None, delta: Params, server: Params
+    ) -> Params:
+        """Return −η g where a client's one step was changed by control variates; else ``delta``.
+
+        Args:
+            client: that was heard in this round.
+            facts: what it told.
+            delta: the change of its parameters.
+            server: the server's variates c that it was sent; empty for none.
+        """
+        change, total = self._heard.get(client, ({}, {}))
+        rate = facts.learning_rate if facts and facts.num_steps == 1 else 0.0
+        if not rate or not change.keys() == server.keys() == delta.keys():
+            return delta
+        step = scale(delta, -1 / rate)
+        gap = subtract(step, add(change, server))
+        if ravel(gap).norm() > _VARIATES_FIT * ravel(step).norm():
+            return delta  # no variates of one such step
+        return scale(total, -rate)
+
+
+_VARIATES_FIT = 1e-3
+"""Changes of variates that differ from what the step explains by more, relatively, are others."""
 
 
 def change_made(facts: TrainingFacts | None, local: Params, params: Params) -> Params:

@@ -13,7 +13,7 @@ from flwr_leakage.capture import TrainingFacts
 from flwr_leakage.flower.arrays import Expected, MalformedArraysError, check_like
 from flwr_leakage.flower.contents import records_of
 from flwr_leakage.flower.names import ClientNames
-from flwr_leakage.flower.part import Part, change_made
+from flwr_leakage.flower.part import Part, Variates, change_made
 from flwr_leakage.flower.replies import (
     MAX_REASON,
     Layout,
@@ -61,6 +61,7 @@ class RoundView:
         drop: whether bad replies will be left out, for the wording.
         usual: the layout of most replies: of earlier rounds, then of this one.
         expected: the arrays that a reply has to hold.
+        variates: of SCAFFOLD's clients, in this round and before.
     """
 
     audit: ServerAudit
@@ -71,6 +72,7 @@ class RoundView:
     drop: bool
     usual: Layout | None
     expected: Expected
+    variates: Variates = field(default_factory=Variates)
     _states: dict[int, tuple[Params, Params, tuple[str, ...]]] = field(default_factory=dict)
 
     def look(self, replies: Sequence[Message]) -> Seen:
@@ -174,6 +176,9 @@ class RoundView:
         if len(local_params) < len(params):
             self.audit.learn_from(local_params)
         delta = change_made(told, local_params, params)
+        if self._part is not None:
+            held = self._part.variates(self.sent.arrays(node), self.audit.gradient_map)
+            delta = self.variates.without(client, told, delta, held)
         update = Update(
             delta={k: delta[k] if k in delta else torch.zeros_like(v) for k, v in params.items()},
             buffers=local_buffers,
@@ -200,6 +205,8 @@ class RoundView:
         part = Part.of({n: tuple(a.shape) for n, a in arrays.items()}, self.audit.gradient_map)
         if part.sentence():
             self.audit.inform_once(self.server_round, -1, f"{part.sentence()}.")
+        client = self.names.of(reply.metadata.src_node_id)
+        self.variates.hear(client, part.variates(arrays, self.audit.gradient_map))
         return part.read(arrays, self.audit.gradient_map)
 
     def _check_precision(self, reply: Message, narrow: tuple[str, ...]) -> None:

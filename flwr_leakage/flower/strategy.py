@@ -17,6 +17,7 @@ from flwr_leakage.audit import ServerAudit
 from flwr_leakage.flower.arrays import Expected
 from flwr_leakage.flower.guarded import guarded
 from flwr_leakage.flower.names import ClientNames
+from flwr_leakage.flower.part import Variates
 from flwr_leakage.flower.replies import Layout, Needs, Sent
 from flwr_leakage.flower.round_view import RoundView, Seen
 from flwr_leakage.flower.undisturbed import seeded_sampling, sigterm_unwinds
@@ -73,6 +74,7 @@ class HonestButCurious(Strategy):
         self.bad_replies = bad_replies
         self.reproducible = reproducible
         self._names = ClientNames()
+        self._variates = Variates()
         self._own: dict[str, Callable[..., Any]] = {}
         self._expected: tuple[GradientMap, Expected] | None = None
         self._training = self._evaluation = self._view(0, [], None)
@@ -175,7 +177,7 @@ class HonestButCurious(Strategy):
             self._expected = gradient_map, Expected(gradient_map)
         return RoundView(
             self.audit, self._names, server_round, Sent(messages), self.needs, drop,
-            usual, self._expected[1],
+            usual, self._expected[1], self._variates,
         )  # fmt: skip
 
     def _handed_on(self, received: list[Message], faults: dict[int, str]) -> list[Message]:

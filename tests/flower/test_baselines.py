@@ -1,9 +1,11 @@
 """Methods of federated learning as their authors write them, with one line on each side."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
-from flwr.app import ArrayRecord
+import torch
+from flwr.app import ArrayRecord, Context, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common import ndarrays_to_parameters, parameters_to_ndarrays
 from flwr.server import Server, ServerConfig, SimpleClientManager
@@ -12,11 +14,23 @@ from flwr.server.server import fit_clients
 from flwr.serverapp.exception import InconsistentMessageReplies
 from flwr.serverapp.strategy import FedAvg
 
+from flwr_leakage.audit import ServerAudit
+from flwr_leakage.capture import TrainingFacts
 from flwr_leakage.flower import InlineGrid, audit, observe, observe_legacy
-from flwr_leakage.records import ThreatModel
+from flwr_leakage.flower.part import Variates
+from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.records import Batch, ThreatModel
 from flwr_leakage.tracking import read_run
 from simulations.benchmarks.baselines import run
-from simulations.benchmarks.methods import METHODS, Net, NovaStrategy, plain, record_app
+from simulations.benchmarks.methods import (
+    METHODS,
+    RATE,
+    Net,
+    NovaStrategy,
+    images_of,
+    plain,
+    record_app,
+)
 
 REFUSED = {
     "a fastai loop": "no step of a torch.optim.Optimizer was seen",
@@ -56,13 +70,43 @@ def test_a_method_trains_as_without_the_audit_and_is_explained_or_refused_in_wor
     assert (tmp_path / "run" / "report.html").exists()
 
 
-def test_one_step_with_control_variates_is_told_from_noise_by_what_was_received(tmp_path):
-    settings = {"images": 1, "replay_every": 1, "share": "everything"}
-    data = run(METHODS["SCAFFOLD"], tmp_path / "run", **settings).data
-    said = [e.message for e in data.events if "does not explain" in e.message]
-    assert len(said) == 2  # of the second round: in the first all variates are zero
-    assert all("control variates (SCAFFOLD) change a step so" in each for each in said)
-    assert not any("scaled" in each for each in said)  # by 1, which is rounding
+@pytest.mark.parametrize("steps", [1, 2])
+def test_one_step_with_control_variates_is_explained_by_those_that_were_sent_before(
+    steps, tmp_path, monkeypatch
+):
+    given = []
+    inspect = ServerAudit.inspect
+    monkeypatch.setattr(
+        ServerAudit, "inspect", lambda self, *rest: (given.extend(rest[1]), inspect(self, *rest))[1]
+    )
+    settings = {"images": 2 * steps, "replay_every": 1, "share": "everything", "num_rounds": 3}
+    data = run(METHODS["SCAFFOLD"], tmp_path / "run", attack="analytic", **settings).data
+    assert max(residuals(data)) < 1e-6 and len(residuals(data)) == 6
+    assert not any("does not explain" in event.message for event in data.events)
+    last = [seen for seen in given if seen.server_round == 3]
+    assert len(last) == (2 if steps == 1 else 0)  # of more steps it is refused
+    for seen in last:  # what is attacked is the client's own gradient
+        torch.manual_seed(0)
+        context = Context(1, 1, {"partition-id": seen.client_id}, RecordDict(), {"images": 2})
+        inputs, targets = images_of(context)
+        gradient_map = GradientMap(Net())
+        params = {name: seen.params[name] for name in gradient_map.params}
+        gradient = gradient_map(params, Batch(inputs, targets))
+        for name, value in gradient.items():
+            torch.testing.assert_close(seen.update.delta[name], -RATE * value, atol=1e-7, rtol=1e-4)
+
+
+def test_variates_of_another_kind_leave_an_update_as_it_is():
+    arrays = {"w": torch.tensor([1.0, 2.0])}
+    variates = Variates()
+    variates.hear(0, {"w": torch.tensor([5.0, 5.0])})
+    facts = TrainingFacts("SGD", 0.1, num_steps=1)
+    assert variates.without(0, facts, arrays, {"w": torch.zeros(2)}) is arrays
+    assert variates.without(1, facts, arrays, {"w": torch.zeros(2)}) is arrays  # never heard
+    variates.hear(2, {"w": torch.tensor([-10.0, -20.0])})  # −c − Δ/η with c = 0
+    found = variates.without(2, facts, arrays, {"w": torch.zeros(2)})
+    torch.testing.assert_close(found["w"], arrays["w"])
+    assert variates.without(2, replace(facts, num_steps=2), arrays, {}) is arrays
 
 
 def test_a_server_of_its_own_that_aggregates_by_another_method_is_observed(tmp_path):
