@@ -3,8 +3,8 @@
     python -m simulations.benchmarks.deployment_kills
 
 The quickstart on a SuperLink with a database and two SuperNodes, which it knows by their keys
-(``--enable-supernode-auth``, under TLS). When the first of three rounds is in the record, one part gets
-SIGKILL with all processes that it started, and is started again: a SuperNode, a ClientApp, the
+(``--enable-supernode-auth``, under TLS). When the first of three rounds is in the record, one part
+gets SIGKILL with all processes that it started, and is started again: a SuperNode, a ClientApp, the
 ServerApp or the SuperLink. A run that the part ended is submitted once more. Told are the runs'
 statuses, the rounds in the record, lines that cannot be read, and the report's size.
 """

@@ -30,7 +30,8 @@ from simulations.benchmarks.methods import (
 
 _RATE = 0.05
 _STAND_INS = (
-    "dataset", "dataset_preparation", "utils_data", "publications.fedavg_mnist.dataset",
+    "dataset", "dataset.utils", "dataset.utils.common", "dataset_preparation", "utils_data",
+    "publications.fedavg_mnist.dataset",
 )  # fmt: skip
 
 
