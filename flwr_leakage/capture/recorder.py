@@ -176,6 +176,7 @@ class Recorder:
         self._outside = Outside()
         self._ignored: set[int] = set()  # models that are trained apart, after the first step
         self._problem = ""
+        self._stepped = False
 
     def give_up(self, reason: str) -> None:
         """Stop looking; the training goes on."""
@@ -375,6 +376,7 @@ class Recorder:
     @_looking
     def _begin_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Begin a step, inside of which a closure that trains may run."""
+        self._stepped = True
         if not has_closure(args, kwargs):
             self._close_window()
         if not self._roots and not has_closure(args, kwargs):
@@ -497,8 +499,12 @@ class Recorder:
             held=held,
             correction=correction,
             trains_another=bool(self._ignored),
-            problem=self._problem or (rest.problem if rest else "") or self._missing(),
+            problem=self._told_problem() or (rest.problem if rest else "") or self._missing(),
         )
+
+    def _told_problem(self) -> str:
+        """Return what was found, unless no optimizer of torch took a step, which explains it."""
+        return self._problem if self._stepped else ""
 
     def _missing(self) -> str:
         if not self._num_steps:

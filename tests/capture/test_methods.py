@@ -155,6 +155,32 @@ def test_mixed_labels_are_told_and_not_blamed_on_the_inputs():
     assert (facts.loss, facts.shape, facts.unscheduled) == (SEVERAL_LABELS, (1, 6, 6), "")
 
 
+class Hiding(nn.Module):
+    """Keeps what a loss takes besides the output."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = network()
+
+    def forward(self, images):
+        """Logits."""
+        logits = self.net(images)
+        self.hidden = logits.square().mean()
+        return logits
+
+
+@pytest.mark.parametrize("by_torch", [True, False])
+def test_a_training_without_an_optimizer_of_torch_is_told_so_whatever_else_is_not_seen(by_torch):
+    def train(model):
+        optimizer = sgd(model.parameters())
+        (F.cross_entropy(model(IMAGES), LABELS) + model.hidden).backward()
+        if by_torch:
+            optimizer.step()
+
+    why = "a part of the loss was computed" if by_torch else "no step of a torch.optim.Optimizer"
+    assert why in trained(train, Hiding())[0].problem
+
+
 def test_class_weights_are_a_loss_of_the_apps_own_and_leave_the_schedule():
     def train(model):
         weighted = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]))
