@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 
+import torch
 from torch import Tensor
 
 from flwr_leakage.capture.training import CapturedTraining, rate_of
@@ -54,6 +55,27 @@ def multiple_sent(
     rest = sum(float((sent[n].double() - factor * trained[n]).square().sum()) for n in names)
     whole = sum(float(sent[name].double().square().sum()) for name in names)
     return factor if rest <= _CLOSE**2 * whole else 0.0
+
+
+def first_variates(change: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a client's control variates before it first changed them.
+
+    They are zero (Karimireddy et al., 2020), or the parameters that the client received, as in
+    Flower's baseline ``niid_bench``. Their first change is a gradient minus them, and its part
+    along the parameters tells which.
+
+    Args:
+        change: of each parameter's variate.
+        params: that the client received, by the same names.
+    """
+    square = sum(float(params[name].double().square().sum()) for name in change)
+    inner = sum(
+        float((params[name].double() * each.double()).sum()) for name, each in change.items()
+    )
+    begins = -inner > square / 2
+    return {
+        name: params[name] if begins else torch.zeros_like(each) for name, each in change.items()
+    }
 
 
 def name_of(multiple: float, training: CapturedTraining) -> str:

@@ -25,7 +25,7 @@ from flwr_leakage.capture.check import is_rounded, variate_names
 from flwr_leakage.capture.counting import parameters_of
 from flwr_leakage.capture.glance import some
 from flwr_leakage.capture.names import as_received, name_live, name_tensors
-from flwr_leakage.capture.sent import PARAMETERS
+from flwr_leakage.capture.sent import PARAMETERS, first_variates
 from flwr_leakage.flower.arrays import differing, unequal
 from flwr_leakage.records import InputSpec
 
@@ -33,8 +33,8 @@ REPLAY_KEY = "flwr-leakage-replay"
 """The record of the client's own state that says what the latest replay found."""
 
 VARIATES_KEY = "flwr-leakage-variates"
-"""The record of the client's own state that holds its control variates c_i: what it has sent of
-their changes, summed."""
+"""The record of the client's own state that holds its control variates c_i: those that it began
+with, and what it has sent of their changes, summed."""
 
 MASKED = (
     "what was sent is masked (secure aggregation) and was not compared: clipping or noise between "
@@ -227,12 +227,8 @@ def replay_now(
     untrained: tuple[str, ...] = ()
     try:
         received, sent = state()
-        own = context.state.get(VARIATES_KEY, ArrayRecord()).to_torch_state_dict()
+        own = _variates(seen.training, received, sent, context)
         check = check_replay(seen.training, received, sent or seen.trained(received), own)
-        fitting = variate_names(name_tensors(received, seen.training.roots), received).values()
-        if fitting and all(name in sent for name in fitting):
-            changed = {name: sent[name] + own.get(name, 0.0) for name in fitting}
-            context.state[VARIATES_KEY] = ArrayRecord(changed)
         if check.explains:
             ours = as_received(sent, received, seen.training.roots) if sent else received
             exchanged = set(ours) - set(check.personal)
@@ -259,6 +255,31 @@ def replay_now(
     )
     found.keep(context)
     return ReplayResult(kind, check.residual, sentence), facts
+
+
+def _variates(
+    training: CapturedTraining,
+    received: Mapping[str, Tensor],
+    sent: Mapping[str, Tensor],
+    context: Context,
+) -> dict[str, Tensor]:
+    """Return the client's control variates before this training, and keep those after it.
+
+    They are by the received names, and none where nothing fits the parameters.
+    """
+    fitting = variate_names(name_tensors(received, training.roots), received)
+    if not fitting or any(name not in sent for name in fitting.values()):
+        return {}
+    if VARIATES_KEY in context.state:
+        own = context.state[VARIATES_KEY].to_torch_state_dict()
+    else:
+        changes = {name: sent[other] for name, other in fitting.items()}
+        first = first_variates(changes, received)
+        own = {other: first[name] for name, other in fitting.items()}
+    context.state[VARIATES_KEY] = ArrayRecord({
+        name: value + sent[name] for name, value in own.items()
+    })  # fmt: skip
+    return own
 
 
 def _kind(check: ReplayCheck, seen: SeenRound) -> ReplayKind:

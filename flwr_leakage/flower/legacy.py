@@ -202,7 +202,7 @@ class LegacyHonestButCurious(Strategy):
                 local_params, local_buffers, change = local
                 told = facts.get(int(proxy.node_id))
                 delta = change_made(told, local_params, params)
-                self._variates.hear(client, change)
+                self._variates.hear(client, change, params)
                 delta = self._variates.without(client, told, delta, held)
                 schedule = self.audit.schedule.for_client(count)
             except Exception as error:  # foreign bytes fail in many ways

@@ -11,7 +11,7 @@ from flwr.app import Array
 from flwr_leakage.capture import TrainingFacts
 from flwr_leakage.capture.glance import some
 from flwr_leakage.capture.names import match
-from flwr_leakage.capture.sent import PARAMETERS, multiple_of
+from flwr_leakage.capture.sent import PARAMETERS, first_variates, multiple_of
 from flwr_leakage.flower.arrays import MalformedArraysError, read_reply
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.params import Params, add, ravel, scale, subtract
@@ -124,17 +124,17 @@ class Variates:
 
     A client takes steps along g + c − c_i and sends the change of c_i ← c_i − c + (x − y)/(K η)
     (Karimireddy et al., 2020, option II of equation 4). After one step of a client that was heard
-    in all of its rounds, the sum is g itself.
+    in all of its rounds, what it began with and the sum are g itself.
     """
 
     def __init__(self) -> None:
         self._heard: dict[int, tuple[Params, Params]] = {}
 
-    def hear(self, client: int, change: Params) -> None:
-        """Add the change that a client sends in a round."""
-        _, total = self._heard.get(client, ({}, {}))
+    def hear(self, client: int, change: Params, params: Params) -> None:
+        """Add the change that a client sends in a round in which it was sent ``params``."""
         if change:
-            self._heard[client] = change, add(total, change) if total else change
+            _, own = self._heard.get(client, ({}, {}))
+            self._heard[client] = change, add(own or first_variates(change, params), change)
 
     def without(
         self, client: int, facts: TrainingFacts | None, delta: Params, server: Params
@@ -147,7 +147,7 @@ class Variates:
             delta: the change of its parameters.
             server: the server's variates c that it was sent; empty for none.
         """
-        change, total = self._heard.get(client, ({}, {}))
+        change, own = self._heard.get(client, ({}, {}))
         rate = facts.learning_rate if facts and facts.num_steps == 1 else 0.0
         if not rate or not change.keys() == server.keys() == delta.keys():
             return delta
@@ -155,7 +155,7 @@ class Variates:
         gap = subtract(step, add(change, server))
         if ravel(gap).norm() > _VARIATES_FIT * ravel(step).norm():
             return delta  # no variates of one such step
-        return scale(total, -rate)
+        return scale(own, -rate)
 
 
 _VARIATES_FIT = 1e-3

@@ -205,8 +205,9 @@ class RoundView:
         part = Part.of({n: tuple(a.shape) for n, a in arrays.items()}, self.audit.gradient_map)
         if part.sentence():
             self.audit.inform_once(self.server_round, -1, f"{part.sentence()}.")
-        client = self.names.of(reply.metadata.src_node_id)
-        self.variates.hear(client, part.variates(arrays, self.audit.gradient_map))
+        node = reply.metadata.src_node_id
+        change = part.variates(arrays, self.audit.gradient_map)
+        self.variates.hear(self.names.of(node), change, self._state_sent_to(node)[0])
         return part.read(arrays, self.audit.gradient_map)
 
     def _check_precision(self, reply: Message, narrow: tuple[str, ...]) -> None:

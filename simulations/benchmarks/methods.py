@@ -297,13 +297,15 @@ class CorrectedSGD(torch.optim.SGD):
 class Scaffold(Client):
     """Weights and control variates in one list; updates are sent (``baselines/niid_bench``)."""
 
+    begins = staticmethod(torch.zeros_like)
+
     def fit(self, parameters: list[Any], config: dict[str, Any]) -> Any:
         """Train with c − c_i, and send y − x and the change of c_i."""
         half = len(parameters) // 2
         server_cv = [torch.tensor(each) for each in parameters[half:]]
         parameters = parameters[:half]
         self.put(parameters)
-        client_cv = [torch.zeros_like(param) for param in self.model.parameters()]
+        client_cv = [self.begins(param).detach() for param in self.model.parameters()]
         if "client_cv" in self.context.state:
             client_cv = list(self.context.state["client_cv"].to_torch_state_dict().values())
         optimizer = CorrectedSGD(self.model.parameters(), lr=RATE)
@@ -321,6 +323,12 @@ class Scaffold(Client):
         kept = {str(place): each for place, each in enumerate(renewed)}
         self.context.state["client_cv"] = ArrayRecord(kept)
         return update + change, len(self.images), {}
+
+
+class ScaffoldFromParameters(Scaffold):
+    """Its control variates begin with the parameters, as those of ``baselines/niid_bench`` do."""
+
+    begins = staticmethod(torch.clone)
 
 
 class FedNova(Client):
@@ -629,6 +637,9 @@ METHODS: dict[str, Method] = {
     "pFedPara": Method(list_app(PFedPara), Split),
     "an optimizer of its own": Method(list_app(OwnOptimizer)),
     "SCAFFOLD": Method(list_app(Scaffold), strategy=ScaffoldStrategy),
+    "SCAFFOLD, from its parameters": Method(
+        list_app(ScaffoldFromParameters), strategy=ScaffoldStrategy
+    ),
     "FedNova": Method(list_app(FedNova), strategy=NovaStrategy),
     "MOON": Method(list_app(Moon), Logits),
     "FedDyn": named(Net, feddyn),

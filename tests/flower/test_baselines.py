@@ -70,9 +70,12 @@ def test_a_method_trains_as_without_the_audit_and_is_explained_or_refused_in_wor
     assert (tmp_path / "run" / "report.html").exists()
 
 
-@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [("SCAFFOLD", 1), ("SCAFFOLD", 2), ("SCAFFOLD, from its parameters", 1)],
+)
 def test_one_step_with_control_variates_is_explained_by_those_that_were_sent_before(
-    steps, tmp_path, monkeypatch
+    name, steps, tmp_path, monkeypatch
 ):
     given = []
     inspect = ServerAudit.inspect
@@ -80,7 +83,7 @@ def test_one_step_with_control_variates_is_explained_by_those_that_were_sent_bef
         ServerAudit, "inspect", lambda self, *rest: (given.extend(rest[1]), inspect(self, *rest))[1]
     )
     settings = {"images": 2 * steps, "replay_every": 1, "share": "everything", "num_rounds": 3}
-    data = run(METHODS["SCAFFOLD"], tmp_path / "run", attack="analytic", **settings).data
+    data = run(METHODS[name], tmp_path / "run", attack="analytic", **settings).data
     assert max(residuals(data)) < 1e-6 and len(residuals(data)) == 6
     assert not any("does not explain" in event.message for event in data.events)
     last = [seen for seen in given if seen.server_round == 3]
@@ -98,12 +101,12 @@ def test_one_step_with_control_variates_is_explained_by_those_that_were_sent_bef
 
 def test_variates_of_another_kind_leave_an_update_as_it_is():
     arrays = {"w": torch.tensor([1.0, 2.0])}
-    variates = Variates()
-    variates.hear(0, {"w": torch.tensor([5.0, 5.0])})
+    variates, ours = Variates(), {"w": torch.ones(2)}
+    variates.hear(0, {"w": torch.tensor([5.0, 5.0])}, ours)
     facts = TrainingFacts("SGD", 0.1, num_steps=1)
     assert variates.without(0, facts, arrays, {"w": torch.zeros(2)}) is arrays
     assert variates.without(1, facts, arrays, {"w": torch.zeros(2)}) is arrays  # never heard
-    variates.hear(2, {"w": torch.tensor([-10.0, -20.0])})  # −c − Δ/η with c = 0
+    variates.hear(2, {"w": torch.tensor([-10.0, -20.0])}, {"w": -3 * ours["w"]})  # −Δ/η
     found = variates.without(2, facts, arrays, {"w": torch.zeros(2)})
     torch.testing.assert_close(found["w"], arrays["w"])
     assert variates.without(2, replace(facts, num_steps=2), arrays, {}) is arrays
