@@ -130,6 +130,21 @@ class Federation:
     def _start(self, name: str, command: str, arguments: list[str]) -> None:
         self.parts[name] = self._stack.enter_context(daemon(command, arguments, self.folder))
 
+    def start_until_taken(self, name: str) -> None:
+        """Start a part once more, as a supervisor does, until it stays.
+
+        A SuperLink takes a SuperNode's key for online until its heartbeat fails, and refuses another
+        process with that key as long.
+        """
+        end = time.monotonic() + LIMIT
+        while time.monotonic() < end:
+            self.start(name)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.parts[name].wait(30)
+                continue
+            return
+        raise TimeoutError(f"{name} does not stay started")
+
     def submit(self) -> str:
         """Submit the run, and return its number."""
         told = flwr(
@@ -201,8 +216,7 @@ def run_once(name: str, folder: Path, stack: contextlib.ExitStack) -> list[objec
                 before = len(processes(federation.parts[killed.partition("/")[0]].pid))
         federation.kill(killed)
         if again:
-            time.sleep(2)
-            federation.start(again)
+            federation.start_until_taken(again)
     status = wait_for_end(folder, number)
     left = rounds_of(run)
     with warnings.catch_warnings():
