@@ -4,7 +4,7 @@
 
 The quickstart on a SuperLink with a database and two SuperNodes, which it knows by their keys
 (``--enable-supernode-auth``, under TLS). When the first of three rounds is in the record, one part
-gets SIGKILL with all processes that it started, and is started again: a SuperNode, a ClientApp, the
+gets SIGKILL, a SuperNode with its ClientApps, and is started again: a SuperNode, a ClientApp, the
 ServerApp or the SuperLink. A run that the part ended is submitted once more. Told are the runs'
 statuses, the rounds in the record, lines that cannot be read, and the report's size.
 """
@@ -133,8 +133,8 @@ class Federation:
     def start_until_taken(self, name: str) -> None:
         """Start a part once more, as a supervisor does, until it stays.
 
-        A SuperLink takes a SuperNode's key for online until its heartbeat fails, and refuses another
-        process with that key as long.
+        A SuperLink takes a SuperNode's key for online until its heartbeat fails, and refuses
+        another process with that key as long.
         """
         end = time.monotonic() + LIMIT
         while time.monotonic() < end:
@@ -153,24 +153,38 @@ class Federation:
         return str(told["run-id"])
 
     def kill(self, name: str) -> None:
-        """End a part and all that it started, or what it started under a name of an app."""
-        kind, _, app = name.partition("/")
-        session = self.parts[kind].pid
-        for pid in processes(session):
-            if not app or app in Path(f"/proc/{pid}/cmdline").read_text():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        """End a part with its session, or an app that it started, once there is one."""
+        part, _, app = name.partition("/")
+        process = self.parts[part].pid
+        end = time.monotonic() + LIMIT
+        while not (found := [pid for pid in below(process) if not app or app in command(pid)]):
+            if time.monotonic() > end:
+                raise TimeoutError(f"{part} started no {app}")
+            time.sleep(0.05)
+        for pid in found:
+            if app or os.getsid(pid) == process:  # a SuperLink's ServerApp has its own
+                os.kill(pid, signal.SIGKILL)
 
 
-def processes(session: int) -> list[int]:
-    """The processes of a session."""
-    found = []
+def below(process: int) -> list[int]:
+    """A process, and all that it and those started."""
+    parents: dict[int, int] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            if int(fields[3]) == session and fields[0] != "Z":
-                found.append(int(folder.name))
+            if fields[0] != "Z":
+                parents[int(folder.name)] = int(fields[1])
+    found = [process]
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one]
     return found
+
+
+def command(process: int) -> str:
+    """The command of a process; empty where it ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/cmdline").read_text()
+    return ""
 
 
 def rounds_of(run: Path) -> int:
@@ -194,8 +208,8 @@ def wait_for_round(number: int, run: Path) -> None:
 KILLED: dict[str, tuple[str, str]] = {
     "nothing": ("", ""),
     "a SuperNode": ("SuperNode 1", "SuperNode 1"),
-    "a ClientApp": ("SuperNode 1/clientapp", ""),
-    "the ServerApp": ("SuperLink/serverapp", ""),
+    "a ClientApp": ("SuperNode 1/flwr-clientapp", ""),
+    "the ServerApp": ("SuperLink/flwr-serverapp", ""),
     "the SuperLink": ("SuperLink", "SuperLink"),
 }
 """What is killed, a part or an app that it started, and what is started again."""
@@ -209,11 +223,6 @@ def run_once(name: str, folder: Path, stack: contextlib.ExitStack) -> list[objec
     number = federation.submit()
     if killed:
         wait_for_round(1, run)
-        if "/" in killed:  # an app is started for each message, or for each run
-            end = time.monotonic() + LIMIT
-            before = len(processes(federation.parts[killed.partition("/")[0]].pid))
-            while time.monotonic() < end and before < 2:
-                before = len(processes(federation.parts[killed.partition("/")[0]].pid))
         federation.kill(killed)
         if again:
             federation.start_until_taken(again)
