@@ -65,9 +65,11 @@ class Recorder:
         """Record what is worth knowing, and no failure."""
         self.tracker.event(RunEvent(self.run, server_round, client_id, "info", message))
 
-    def utility(self, server_round: int, name: str, value: float, unit: str) -> None:
+    def utility(
+        self, server_round: int, name: str, value: float | None, unit: str, note: str = ""
+    ) -> None:
         """Record a quantity of the global model."""
-        self._number(server_round, SERVER, -1, "utility", name, value, unit)
+        self._number(server_round, SERVER, -1, "utility", name, value, unit, note=note)
 
     def cost(self, server_round: int, name: str, seconds: float, client_id: int = SERVER) -> None:
         """Record the seconds that something took."""

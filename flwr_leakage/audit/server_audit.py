@@ -196,9 +196,19 @@ class ServerAudit:
         schedule = self.schedule.for_client(num_examples)
         self._recorder.client(server_round, client_id, schedule, num_examples, reason)
 
-    def utility(self, server_round: int, name: str, value: float, unit: str = "1") -> None:
-        """Record a quantity of the global model, such as its test accuracy."""
-        self._recorder.utility(server_round, name, value, unit)
+    def utility(
+        self,
+        server_round: int,
+        name: str,
+        value: float | None,
+        unit: str = "1",
+        note: str = "",
+    ) -> None:
+        """Record a quantity of the global model, such as its test accuracy.
+
+        ``None`` stands for one that is not known; the note says why, or who told it.
+        """
+        self._recorder.utility(server_round, name, value, unit, note)
 
     def inspect(
         self,

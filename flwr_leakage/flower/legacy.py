@@ -25,8 +25,10 @@ from flwr_leakage._conf import DEFAULT_ATTACK
 from flwr_leakage.attacks.base import Attack
 from flwr_leakage.audit import ClientNote, ServerAudit
 from flwr_leakage.capture import TrainingFacts
+from flwr_leakage.flower.accuracy import tell_accuracy
 from flwr_leakage.flower.guarded import guarded
 from flwr_leakage.flower.heard import Heard
+from flwr_leakage.flower.log_lines import tell_end, tell_round
 from flwr_leakage.flower.names import ClientNames
 from flwr_leakage.flower.observed import MAX_BYTES, MAX_ROUND_SECONDS, MAX_SECONDS, told_audit
 from flwr_leakage.flower.part import Part, Variates, change_made
@@ -35,7 +37,6 @@ from flwr_leakage.flower.undisturbed import random_states_kept
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.params import Params
 from flwr_leakage.records import InputSpec, LocalSchedule, Observation, ThreatModel, Update
-from flwr_leakage.report import write_report
 
 Results = list[tuple[ClientProxy, FitRes]]
 Failures = list[tuple[ClientProxy, FitRes] | BaseException]
@@ -126,6 +127,7 @@ class LegacyHonestButCurious(Strategy):
                 self.audit, server_round, self.audit.inspect, server_round, seen, notes,
                 unknown, num_updates,
             )  # fmt: skip
+            guarded(self.audit, server_round, tell_round, self.audit, server_round)
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters | None:
         """Delegate."""
@@ -347,6 +349,34 @@ class ObservedLegacy(LegacyHonestButCurious):
 
     finish: "weakref.finalize[..., Any]"
 
+    def __init__(
+        self, strategy: Strategy, audit: ServerAudit, client_id_key: str = "partition-id"
+    ) -> None:
+        super().__init__(strategy, audit, client_id_key)
+        self._evaluated: set[int] = set()  # rounds of which the server's own evaluation told
+
+    def aggregate_evaluate(self, server_round: int, results: Any, failures: Any) -> Any:
+        """Delegate, and record the accuracy that the clients' evaluation told."""
+        told = super().aggregate_evaluate(server_round, results, failures)
+        if server_round not in self._evaluated:
+            source = "the clients’ evaluation"
+            guarded(self.audit, server_round, self._tell, server_round, told, source)
+        return told
+
+    def evaluate(self, server_round: int, parameters: Parameters) -> Any:
+        """Delegate, and record the accuracy that the server's own evaluation told."""
+        told = super().evaluate(server_round, parameters)
+        if told is not None:
+            self._evaluated.add(server_round)
+        guarded(self.audit, server_round, self._tell, server_round, told, "the server’s evaluation")
+        return told
+
+    def _tell(self, server_round: int, told: Any, source: str) -> None:
+        """Record the accuracy of a loss with metrics, if an evaluation gave them."""
+        if told is not None:
+            _, metrics = told
+            tell_accuracy(self.audit, server_round, metrics, source)
+
     def close(self) -> None:
         """End the record now; a second call does nothing."""
         self.finish()
@@ -370,4 +400,4 @@ def _finish(audit: ServerAudit, heard: Heard, folder: Path) -> None:
     with random_states_kept():  # whatever draws a page
         guarded(audit, 0, heard.stop)
         guarded(audit, 0, audit.tracker.close)
-        guarded(audit, 0, write_report, folder)
+        guarded(audit, 0, tell_end, folder)

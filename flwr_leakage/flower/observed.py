@@ -1,8 +1,10 @@
 """One line on the server: ``strategy = observe(strategy, Net(), "leakage")``."""
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from flwr.app import Message, MetricRecord
 from flwr.serverapp.strategy import Result, Strategy
 from torch import nn
 
@@ -10,6 +12,9 @@ from flwr_leakage._conf import DEFAULT_ATTACK
 from flwr_leakage.attacks.base import Attack
 from flwr_leakage.attacks.presets import load_preset
 from flwr_leakage.audit.candidates import Candidates
+from flwr_leakage.flower.accuracy import tell_accuracy
+from flwr_leakage.flower.log_lines import LogProgress, RecentRecords, tell_end, tell_round
+from flwr_leakage.flower.round_view import Seen
 from flwr_leakage.flower.shared_truth import TruthFolder
 from flwr_leakage.flower.strategy import BadReplies, HonestButCurious
 from flwr_leakage.flower.told import UNTOLD_SCHEDULE, UNTOLD_SPEC, Given, ToldAudit
@@ -18,7 +23,6 @@ from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.losses import NextToken
 from flwr_leakage.metrics import Evaluator
 from flwr_leakage.records import InputSpec, LocalSchedule
-from flwr_leakage.report import write_report
 from flwr_leakage.tracking import JsonlTracker
 
 MAX_SECONDS = 60.0
@@ -56,7 +60,9 @@ def observe(
 ) -> "Observed":
     """Let a strategy be honest but curious; it runs its own ``start``, and has its attributes.
 
-    When ``start`` ends, the records are closed and ``report.html`` is written.
+    Flower's log gets a line after each round. When ``start`` ends, the records are closed,
+    ``report.html`` is written, and the log tells where it lies. An accuracy that the app's own
+    evaluation tells is recorded as the test accuracy.
 
     Args:
         strategy: of any class, with server-side differential privacy too: use it on the outermost.
@@ -126,11 +132,13 @@ def told_audit(
         settings.setdefault("truth", TruthFolder(Path(truth)))
         settings.setdefault("evaluator", Evaluator())
     mode = gradient_map.batch_norm if gradient_map is model else None
+    if attack is not None:
+        settings.setdefault("progress", LogProgress())
     return ToldAudit(
         gradient_map,
         spec or UNTOLD_SPEC,
         schedule or UNTOLD_SCHEDULE,
-        JsonlTracker(folder),
+        JsonlTracker(folder) if attack is None else RecentRecords(folder),
         attack=load_preset(attack) if isinstance(attack, str) else attack,
         given=Given(spec, schedule, mode, max_samples),
         **settings,
@@ -165,11 +173,32 @@ class Observed(HonestButCurious):
     def start(self, *args: Any, **kwargs: Any) -> Result:
         """Run the wrapped strategy's own ``start``, then close the record."""
         try:
-            return super().start(*args, **kwargs)
+            result = super().start(*args, **kwargs)
+            self._guarded(0, self._tell_evaluations, result.evaluate_metrics_serverapp)
+            return result
         finally:
             self._guarded(0, self._finish)
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Delegate, and record the accuracy that the clients' evaluation told."""
+        result = super().aggregate_evaluate(server_round, replies)
+        if result is not None:
+            told = tell_accuracy, self.audit, server_round, result, "the clients’ evaluation"
+            self._guarded(server_round, *told)
+        return result
+
+    def _tell_evaluations(self, told: Mapping[int, MetricRecord]) -> None:
+        """Record the accuracies of the server's own evaluation, which take the clients' place."""
+        for server_round, metrics in told.items():
+            tell_accuracy(self.audit, server_round, metrics, "the server’s evaluation")
+
+    def _inspect(self, server_round: int, seen: Seen | None, num_updates: int) -> None:
+        super()._inspect(server_round, seen, num_updates)
+        self._guarded(server_round, tell_round, self.audit, server_round)
 
     def _finish(self) -> None:
         with random_states_kept():  # whatever draws a page
             self.audit.tracker.close()
-            write_report(self.folder)
+            tell_end(self.folder)

@@ -97,12 +97,14 @@ def _members(members: MembershipSection | None) -> Tile:
 
 
 def _accuracy(index: Index) -> Tile:
-    accuracy = by_round(index.series("utility", "test_accuracy"))
+    series = index.series("utility", "test_accuracy")
+    accuracy, notes = by_round(series), {key[0]: record.note for key, record in series.items()}
     if not accuracy:
-        return Tile("test accuracy", UNTRIED)
+        why = max(notes.items(), default=(0, "no evaluation told one"))[1]
+        return Tile("test accuracy", UNTRIED, why)
     last = max(accuracy)
     term = f"test accuracy after round {last}" if last else "test accuracy before training"
-    guess = "blind guess not known"
+    guess = notes[last] or "blind guess not known"
     if last and 0 in accuracy:
         guess = f"before training: {_percent(accuracy[0])}"
     return Tile(term, _percent(accuracy[last]), guess)

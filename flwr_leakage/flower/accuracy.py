@@ -1,0 +1,62 @@
+"""The accuracy among the metrics that an app's own evaluation tells."""
+
+from collections.abc import Mapping
+
+from flwr_leakage.audit import ServerAudit
+from flwr_leakage.tracking.text import plain_text
+
+NAMES = (
+    "accuracy", "acc", "test_accuracy", "test_acc", "eval_accuracy", "eval_acc", "val_accuracy",
+    "val_acc", "accuracy_top1", "top1",
+)  # fmt: skip
+"""Names under which apps tell an accuracy, the surest first; case and hyphens do not count."""
+
+MAX_NAMES = 100
+"""Characters of the names of metrics none of which is an accuracy."""
+
+
+def accuracy_of(metrics: Mapping[str, object]) -> tuple[str, float] | None:
+    """Return the name and value of the accuracy among metrics, or None if none is one.
+
+    It is the metric of a known name, or else the only one whose name holds ``acc``; and a share of
+    1, as nobody tells whether 1.0 means one percent otherwise.
+
+    Example:
+        >>> accuracy_of({"eval_loss": 0.7, "eval_acc": 0.5, "num-examples": 9})
+        ('eval_acc', 0.5)
+        >>> accuracy_of({"loss": 0.7}), accuracy_of({"acc": 87.5})
+        (None, None)
+    """
+    numbers = {
+        name: float(value)
+        for name, value in metrics.items()
+        if isinstance(value, int | float) and 0 <= value <= 1
+    }
+    plain = {name.lower().replace("-", "_"): name for name in numbers}
+    named = [plain[name] for name in NAMES if name in plain]
+    alike = [name for key, name in plain.items() if "acc" in key]
+    if not named and len(alike) != 1:
+        return None
+    chosen = (named or alike)[0]
+    return chosen, numbers[chosen]
+
+
+def tell_accuracy(
+    audit: ServerAudit, server_round: int, metrics: Mapping[str, object], source: str
+) -> None:
+    """Record the accuracy that an evaluation told, or that it told none, and what it told instead.
+
+    Args:
+        audit: that records it, as ``test_accuracy``.
+        server_round: of the evaluation.
+        metrics: that the evaluation told.
+        source: whose evaluation it was, in words.
+    """
+    if found := accuracy_of(metrics):
+        name = plain_text(found[0], MAX_NAMES)
+        note = f"told by {source} as “{name}”"
+        audit.utility(server_round, "test_accuracy", found[1], note=note)
+    elif metrics:
+        names = plain_text(", ".join(metrics), MAX_NAMES)
+        note = f"{source} told {names}: no share of 1 among them is named an accuracy"
+        audit.utility(server_round, "test_accuracy", None, note=note)

@@ -1,0 +1,106 @@
+"""The lines that an observed run writes to Flower's log: one after each round, three at its end."""
+
+import logging
+import shlex
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from flwr_leakage.audit import ServerAudit
+from flwr_leakage.audit.progress import SilentProgress
+from flwr_leakage.records import LeakageRecord
+from flwr_leakage.report import write_report
+from flwr_leakage.report.advice import advise
+from flwr_leakage.report.attempts import attempts, ended, fates
+from flwr_leakage.report.index import Index, count, values
+from flwr_leakage.report.page import as_shown
+from flwr_leakage.tracking import JsonlTracker, read_run
+from flwr_leakage.tracking.text import plain_text
+
+_LOG = logging.getLogger("flwr")  # Flower's own, by its own settings
+SECONDS = 15.0
+"""From one line on an attack that goes on to the next."""
+
+MAX_REASON = 150
+"""Characters of the reason why a client was not attacked."""
+
+
+class LogProgress(SilentProgress):
+    """Writes now and then how far an attack is, so that a long one is seen to go on."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def status(self, text: str) -> None:
+        """Write the status if the last one was written ``SECONDS`` ago."""
+        now = time.monotonic()
+        if now - self._last >= SECONDS:
+            self._last = now
+            _LOG.info("flwr-leakage: %s", text)
+
+
+class RecentRecords(JsonlTracker):
+    """A run folder that also holds the numbers that came since they were last taken."""
+
+    def __init__(self, folder: str | Path) -> None:
+        super().__init__(folder)
+        self._recent: list[LeakageRecord] = []
+
+    def log(self, record: LeakageRecord) -> None:
+        """Append one number."""
+        super().log(record)
+        self._recent.append(record)
+
+    def take(self) -> list[LeakageRecord]:
+        """Return the numbers that came since the last call."""
+        taken, self._recent = self._recent, []
+        return taken
+
+
+def tell_round(audit: ServerAudit, server_round: int) -> None:
+    """Write what came of a round's attacks; nothing where no attack is configured."""
+    if isinstance(audit.tracker, RecentRecords):
+        told = round_told(audit.tracker.take(), audit.keep is not None)
+        _LOG.info("flwr-leakage, round %d: %s", server_round, told)
+
+
+def round_told(records: Sequence[LeakageRecord], is_kept: bool = False) -> str:
+    """Return in a sentence who was attacked in a round, for how long, and the worst grade.
+
+    Args:
+        records: of the round.
+        is_kept: whether updates are kept to be attacked later.
+    """
+    index = Index(records)
+    found, fate = attempts(index), fates(index)
+    attacked = {client for _, client in fate.attacked} | {attempt.key[1] for attempt in found}
+    clients = {key[1] for key in index.series("client", "images")} | attacked
+    clients |= {client for _, client in fate.spared}
+    if not clients:
+        return "no update was observed (see Events in the report)."
+    whole = count(len(clients - {-1}), "client")
+    reason = next((plain_text(why, MAX_REASON) for why in fate.spared.values()), "")
+    reason = f" (a reason: {reason})" * bool(reason)
+    if not attacked:
+        return f"kept the updates of {whole}." if is_kept else f"attacked none of {whole}{reason}."
+    whom = f"the mean update of {whole}" if -1 in attacked else f"{len(attacked)} of {whole}"
+    seconds = sum(values(index.series("cost", "attack_wall_seconds")))
+    graded = [attempt for attempt in found if attempt.grade]
+    worst = "no grade, as the originals are not known here" if fate.answered else "no result"
+    if graded:
+        worst = f"worst grade {max(graded, key=lambda attempt: attempt.leak).grade}"
+    cut = len(ended(index, found))
+    told = f"attacked {whom} in {seconds:.0f} s, {worst}"
+    told += f"; time cut off {cut} of {count(len(fate.attacked), 'attack')}" * bool(cut)
+    left = len(clients - attacked - {-1}) if -1 not in attacked else 0
+    return f"{told}{f'; {left} not attacked{reason}' if left else ''}."
+
+
+def tell_end(folder: Path) -> None:
+    """Write the report of a run that ended; then tell its answer, its path and how to open it."""
+    path = write_report(folder).resolve()
+    run = as_shown(read_run(folder))
+    headline = advise(Index(run.records), run.metadata, [], run.events).headline
+    _LOG.info("flwr-leakage: May training go on? %s", headline)
+    _LOG.info("flwr-leakage: Report: %s", path)
+    _LOG.info("flwr-leakage: Open it by: python -m webbrowser %s", shlex.quote(path.as_uri()))
