@@ -27,7 +27,8 @@ from flwr_leakage.report.attempts import (
 )
 from flwr_leakage.report.index import Index, count, label, values
 from flwr_leakage.report.membership import UNTESTED, Share, membership_section
-from flwr_leakage.report.page import rounds_of, unfinished, without_home
+from flwr_leakage.report.nodes import NODES
+from flwr_leakage.report.page import as_shown, rounds_of, unfinished
 from flwr_leakage.report.remedies import remedies
 from flwr_leakage.report.replays import replay_told, replays
 from flwr_leakage.report.story import is_defended, sentences
@@ -149,7 +150,7 @@ def make_evidence(run: str | Path) -> Evidence:
         path = data.folder / name
         files[name] = _digest(path.read_bytes()) if path.is_file() else "no such file"
     statements = []
-    for place, (part, text, source, chosen) in enumerate(_sentences(without_home(data)), 1):
+    for place, (part, text, source, chosen) in enumerate(_sentences(as_shown(data)), 1):
         ids = sorted({record_id(r) for r in data.records if chosen(r)}) if chosen else []
         digest = files[METADATA_FILE] if source == METADATA_FILE else ""
         digest = _digest("\n".join(ids).encode()) if ids else digest
@@ -190,6 +191,8 @@ def _sentences(data: RunData) -> list[tuple[str, str, str, Chosen | None]]:
         ("What was tested", text, "records", _of("client", "utility", "attack", names="^(?!class)"))
         for text in sentences(index, {}, fate, done)
     ]
+    for event in (event for event in data.events if event.message.startswith(NODES)):
+        add("What was tested", event.message, _of("client", names="^images$"))
     given = "It is not known what the attacker was given."
     if threat := metadata.get("threat"):
         given = f"What the attacker was given: {threat}."

@@ -17,6 +17,11 @@ State = Literal["exact", "within tolerance", "lower bound", "upper bound", "unre
 NOT_CHECKED = "explains the update was not checked: "
 """The part of an event's message that stands before the reason why a client's training could not be
 replayed. The report finds these events by it."""
+MAX_CLIENT = 2**31
+"""Partitions are counted from 0, and lie below. Flower draws node ids from 64 bits: a client beyond
+it is known by its node's id, and a node that claims a number up there could take the name of a node
+that is yet to come."""
+
 KEPT_FOR_LATER = "kept to be attacked later"
 """The end of an event's message on updates that are kept. The report finds these events by it."""
 NUMBERS: tuple[State, ...] = ("exact", "within tolerance")

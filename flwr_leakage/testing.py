@@ -25,7 +25,7 @@ from flwr_leakage.report.grades import GRADES, Grade
 from flwr_leakage.report.index import Index, count, grouped, who
 from flwr_leakage.report.large_clients import large_clients_section
 from flwr_leakage.report.membership import membership_section
-from flwr_leakage.report.page import rounds_of, unfinished, without_home
+from flwr_leakage.report.page import as_shown, rounds_of, unfinished
 from flwr_leakage.report.remedies import remedies
 from flwr_leakage.report.tried import worth
 from flwr_leakage.tracking import RunData, read_run
@@ -115,7 +115,7 @@ def check(run: str | Path | RunData, above: Grade = "nothing") -> Check:
     """
     if above not in GRADES[1:]:
         raise ValueError(f"above must be one of {list(GRADES[1:])}, got {above!r}.")
-    data = without_home(run if isinstance(run, RunData) else read_run(run))
+    data = as_shown(run if isinstance(run, RunData) else read_run(run))
     index, metadata = Index(data.records), data.metadata
     found, fate = attempts(index), fates(index)
     told = worth(index, data.events, metadata, found, fate)

@@ -508,11 +508,12 @@ def _say_what_came(folder: Path, done: int, what: str) -> None:
     """Write the report, and tell how many rounds came in, with the verdict."""
     from flwr_leakage.report import write_report
     from flwr_leakage.report.index import Index
+    from flwr_leakage.report.page import as_shown
     from flwr_leakage.report.verdict import judge
     from flwr_leakage.tracking import read_run
 
     rounds = f"{done} round{'s' * (done != 1)}" if done else "No round was left to be"
-    run = read_run(folder)
+    run = as_shown(read_run(folder))
     verdict = judge(Index(run.records), run.events, run.metadata)
     _say(f"{rounds} {what}. {verdict.sentence} {write_report(folder)}")
 

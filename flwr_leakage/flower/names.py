@@ -4,9 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
-MAX_CLIENT = 2**31
-"""Partitions are counted from 0. Flower draws node ids from 64 bits: a node that claims a number up
-there could take the name of a node that is yet to come."""
+from flwr_leakage.measurements import MAX_CLIENT
 
 
 @dataclass

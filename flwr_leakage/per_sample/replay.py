@@ -4,14 +4,12 @@ from dataclasses import dataclass
 
 import torch
 
+from flwr_leakage.capture import TOLERANCE
 from flwr_leakage.gradient_map import GradientMap, local_update
 from flwr_leakage.measurements import NOT_CHECKED
 from flwr_leakage.params import ravel, subtract
 from flwr_leakage.per_sample.route import differentiable
 from flwr_leakage.records import Exposure
-
-EXPLAINED = 1e-2
-"""Relative distance up to which the training that is scored explains the update."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +27,7 @@ class Explanation:
     @property
     def fails(self) -> bool:
         """Return whether another training was scored than the one that made the update."""
-        return self.distance is not None and not self.distance <= EXPLAINED
+        return self.distance is not None and not self.distance <= TOLERANCE
 
 
 def explain_update(gradient_map: GradientMap, exposure: Exposure) -> Explanation:
@@ -62,7 +60,7 @@ def explain_update(gradient_map: GradientMap, exposure: Exposure) -> Explanation
     length = float(ravel(raw.delta).double().norm())
     gap = float(ravel(subtract(replayed, raw.delta)).detach().double().norm())
     distance = gap / length if length else (0.0 if gap == 0 else torch.inf)
-    if distance <= EXPLAINED:
+    if distance <= TOLERANCE:
         return Explanation(distance, f"the scored model explains the update to {distance:.0e}")
     return Explanation(
         distance,

@@ -102,7 +102,7 @@ def advise(
     steps = [Step("Mend first", _to_mend(unsure))]
     if at_risk:
         steps.insert(0, Step("Who is at risk", _at_risk(found, at_risk)))
-        steps.append(_what_helps(asked, at_risk, metadata))
+        steps.append(_what_helps(index, asked, at_risk, metadata))
     steps += what_it_costs(index, asked, metadata, bool(at_risk))
     if at_risk:
         steps.append(_go_on_if(found, metadata))
@@ -172,13 +172,13 @@ def _in_short(
     return (
         *map(Line, (*lines, stop, *[labels] * bool(labels))),
         Line("Test one of these changes in a new run:", changes),
-        *([Line(_time_then(metadata))] if is_cut_off else []),
+        *([Line(_time_then(index, metadata))] if is_cut_off else []),
         Line(go_on),
     )
 
 
-def _time_then(metadata: Mapping[str, Any]) -> str:
-    sentence, settings = more_time(metadata)
+def _time_then(index: Index, metadata: Mapping[str, Any]) -> str:
+    sentence, settings = more_time(index, metadata)
     told = f"In that run, {sentence[0].lower()}{sentence[1:]}"
     return f"{told.removesuffix('.')} ({' '.join(settings)})." if settings else told
 
@@ -280,7 +280,9 @@ def _to_mend(unsure: set[int]) -> str:
     )
 
 
-def _what_helps(asked: Sequence[Remedy], at_risk: set[int], metadata: Mapping[str, Any]) -> Step:
+def _what_helps(
+    index: Index, asked: Sequence[Remedy], at_risk: set[int], metadata: Mapping[str, Any]
+) -> Step:
     """Return which defense that was measured here hides what leaks."""
     own = defense_of(metadata)
     despite = f"It leaks although the run trained under {own}. " if own else ""
@@ -294,7 +296,7 @@ def _what_helps(asked: Sequence[Remedy], at_risk: set[int], metadata: Mapping[st
     cut_off = [remedy for remedy in asked if _is_cut_off(remedy, at_risk)]
     if not cut_off:
         return Step("What helps", despite + effects, note=note)
-    do, changes = more_time(metadata)
+    do, changes = more_time(index, metadata)
     names = " and ".join(remedy.name for remedy in cut_off)
     ended = (
         f"the {limit_told(time_limit(metadata))} ended the attack on every update under {names}, "

@@ -34,6 +34,7 @@ from flwr_leakage.report.index import RANKED, Index, Table, count, median, value
 from flwr_leakage.report.large_clients import large_clients_section
 from flwr_leakage.report.membership import UNTESTED, membership_section
 from flwr_leakage.report.membership_curve import membership_curve
+from flwr_leakage.report.nodes import with_short_names
 from flwr_leakage.report.remedies import remedies, remedies_table
 from flwr_leakage.report.story import (
     blind_guess,
@@ -108,7 +109,7 @@ def render_report(run: RunData, max_gallery: int = 1000, live: str = "") -> str:
         live: of a page that is served, what it compares with ``state.json`` to see that there is a
             newer one; a saved page makes no request.
     """
-    run = without_home(run)
+    run = as_shown(run)
     index, metadata = Index(run.records), run.metadata
     found, fate, asked = attempts(index), fates(index), remedies(index, metadata)
     done = rounds_of(index)
@@ -291,7 +292,7 @@ def conclusion(run_folder: str | Path) -> str:
     Raises:
         FileNotFoundError: it is no run folder.
     """
-    run = read_run(run_folder)
+    run = as_shown(read_run(run_folder))
     index = Index(run.records)
     verdict = judge(index, run.events, run.metadata)
     advice = advise(index, run.metadata, remedies(index, run.metadata), run.events)
@@ -314,8 +315,14 @@ def _absent(
     index: Index, clients: Sequence[object], costs: Table, gallery: Gallery
 ) -> tuple[str, ...]:
     """Return sentences in place of the sections that would be empty."""
+    unmeasured = "No attack was measured and no utility was recorded."
+    if values(index.series("attack", "objective")):
+        unmeasured = (
+            "Updates were attacked, and nothing measures the results, as no original is known "
+            "here. No utility was recorded."
+        )
     absent = {
-        "No attack was measured and no utility was recorded.": index.rounds("metric", "utility"),
+        unmeasured: index.rounds("metric", "utility"),
         "No reconstruction was recorded.": gallery.exhibits or gallery.without_reconstruction,
         "Nothing was recorded of any client.": clients,
         "No score was computed.": index.names("score"),
@@ -324,17 +331,22 @@ def _absent(
     return tuple(sentence for sentence, content in absent.items() if not content)
 
 
-def without_home(run: RunData) -> RunData:
-    """Return the run with ``~`` for every user's home folder, in each text that it holds."""
-    return replace(
-        run,
-        metadata=_cleaned(run.metadata),
-        records=tuple(
-            replace(record, note=homeless(record.note)) if record.note else record
-            for record in run.records
-        ),
-        events=tuple(replace(event, message=homeless(event.message)) for event in run.events),
-        problems=tuple(map(homeless, run.problems)),
+def as_shown(run: RunData) -> RunData:
+    """Return the run as pages show it: no user's home folder, and clients by names of few digits.
+
+    Every user's home folder is written as ``~`` in each text. See :func:`with_short_names`.
+    """
+    return with_short_names(
+        replace(
+            run,
+            metadata=_cleaned(run.metadata),
+            records=tuple(
+                replace(record, note=homeless(record.note)) if record.note else record
+                for record in run.records
+            ),
+            events=tuple(replace(event, message=homeless(event.message)) for event in run.events),
+            problems=tuple(map(homeless, run.problems)),
+        )
     )
 
 

@@ -166,7 +166,9 @@ def what_it_costs(
     )
     found = attempts(index)
     is_cut_off = bool(ended(index, found)) or any(any(r.ended.values()) for r in asked)
-    commands = _commands(metadata, asked, bool(own), more_time(metadata)[1] if is_cut_off else ())
+    commands = _commands(
+        metadata, asked, bool(own), more_time(index, metadata)[1] if is_cut_off else ()
+    )
     if not commands:
         text += (
             " Train once with a defense and once without, each with its own run folder; then "

@@ -3,8 +3,8 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from flwr_leakage.capture import TOLERANCE
 from flwr_leakage.measurements import NOT_CHECKED
-from flwr_leakage.per_sample.replay import EXPLAINED
 from flwr_leakage.records import LeakageRecord, RunEvent
 from flwr_leakage.report.attempts import Place, where
 from flwr_leakage.report.index import Index, count, number, several
@@ -55,7 +55,7 @@ def replays(index: Index, events: Sequence[RunEvent] = ()) -> Replays:
     undone: dict[Place, str] = {}
     for (server_round, client, _), record in index.series("check", _CHECK).items():
         place = (server_round, client)
-        if _REFUTED in record.note or (record.value is not None and record.value > EXPLAINED):
+        if _REFUTED in record.note or (record.value is not None and record.value > TOLERANCE):
             other[place] = _reason(record)
         elif record.value is None:
             undone[place] = _reason(record)
@@ -135,7 +135,7 @@ def replay_told(
         if other or left:
             whole = f"{len(same)} of {count(len(places), 'attacked update')}"
             one, whose = (one, whose) if len(same) == 1 else ("are", "their clients’")
-        how = f"at most {EXPLAINED:g} of the update’s size; it shares no more"
+        how = f"at most {TOLERANCE:g} of the update’s size; it shares no more"
         if off is not None:
             how = "none, to the last digit"
         if off:
@@ -144,7 +144,7 @@ def replay_told(
             f"Replay check passed: {whole}, {_as(defended)}, {one} what {whose} training gives. "
             f"The client itself ran its training again from its own {sample.many}, and reported "
             f"the difference to the server (in a simulation all on one machine): {how}. More than "
-            f"{EXPLAINED:g} would have failed. This is about the attacked updates only; the table "
+            f"{TOLERANCE:g} would have failed. This is about the attacked updates only; the table "
             f"of clients has every replayed round."
         )
     if left or not places:

@@ -1,5 +1,6 @@
 """Judge a run that shows no sample: list what was tried, and what would say more."""
 
+import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from flwr_leakage.report.attempts import (
     unexplained,
 )
 from flwr_leakage.report.commands import is_simulation, rerun
-from flwr_leakage.report.index import Index, count, grouped, section, several
+from flwr_leakage.report.index import Index, count, grouped, section, several, values
 from flwr_leakage.report.membership import members_told
 from flwr_leakage.report.replays import replays
 from flwr_leakage.report.story import is_defended
@@ -111,11 +112,11 @@ def worth(
             f"only {single} was tried, and a stronger one applies",
             *_run_strongest(metadata),
         ),
-        _cut_off(ended(index, found), metadata, of),
+        _cut_off(index, found, metadata, of),
         _failed(fate, metadata, of),
         _unexplained(unexplained(index).keys() - replayed.same.keys(), metadata, of),
         _Doubt(others, "what was attacked is not what the clients trained (replay check)"),
-        _ungraded(attacked - graded - fate.unanswered.keys(), found, of),
+        _ungraded(attacked - graded - fate.unanswered.keys(), found, metadata, of),
     ]
     doubts = [doubt for doubt in doubts if doubt.places]
     unsure = {place: doubt.told for doubt in reversed(doubts) for place in doubt.places}
@@ -169,18 +170,52 @@ def _all(doubts: Sequence[_Doubt], metadata: Mapping[str, Any]) -> tuple[str, tu
     return do, rerun(metadata, [*changes]) if do else ()
 
 
-def more_time(metadata: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
-    """Return how an attack gets more time than it had, in a sentence and as settings."""
+MORE = 10
+"""The factor by which an app's attack is advised to get more time than it took."""
+
+
+def more_time(index: Index, metadata: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
+    """Return how an attack gets more time than it had and what that costs, and it as settings."""
     own = section(metadata, "config", "attack").get("max_seconds")
     given = section(metadata, "config", "server").get("attack_max_seconds")
+    spent, attacks = _spent(index, metadata)
+    here = f" (here {count(attacks, 'attack')} took {duration(spent)})" if spent else ""
     if not is_simulation(metadata):
-        app = "observe(…, max_seconds=None, max_round_seconds=None)"
-        return f"Give the attack more time: {app}.", ()
+        if not spent:
+            app = "observe(…, max_seconds=600, max_round_seconds=None)"
+            return f"Give the attack more time, here ten minutes an update: {app}.", ()
+        each = math.ceil(MORE * spent / attacks / 10) * 10
+        app = f"observe(…, max_seconds={each}, max_round_seconds=None)"
+        cost = f"such a run attacks for up to {duration(each * attacks)}{here}"
+        return f"Give the attack more time: {app}; {cost}.", ()
     if isinstance(own, int | float) and isinstance(given, int | float) and given < own:
-        told = f"the attack’s own limit of {own:g} CPU seconds for an update holds then"
+        told = f"the attack’s own limit of {own:g} CPU seconds for an update holds then{here}"
         return f"Give the attack more time: {told}.", ("server.attack_max_seconds=null",)
     changes = ("server.attack_max_seconds=null", *["attack.max_seconds=null"] * (own is not None))
-    return "Give the attack as much time as it takes, which may be hours an update.", changes
+    return f"Give the attack as much time as it takes, which may be hours an update{here}.", changes
+
+
+def _spent(index: Index, metadata: Mapping[str, Any]) -> tuple[float, int]:
+    """Return the CPU seconds that all attacks on the run's updates took, and how many they were.
+
+    They are 0 where workers attacked, as those of other processes are not recorded.
+    """
+    workers = section(metadata, "config", "server").get("attack_workers", 1)
+    spent = sum(values(index.series("cost", "attack_cpu_seconds"))) if workers == 1 else 0.0
+    return spent, len({key[:2] for key in index.series("attack", "objective")})
+
+
+def duration(seconds: float) -> str:
+    """Write CPU seconds for people.
+
+    Example:
+        >>> duration(42.3), duration(540), duration(9000)
+        ('42 CPU seconds', '9 CPU minutes', '2.5 CPU hours')
+    """
+    for unit, name in ((3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:.2g} CPU {name}"
+    return count(max(round(seconds), 1), "CPU second")
 
 
 def _run_strongest(metadata: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
@@ -193,9 +228,12 @@ def _run_strongest(metadata: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
     )
 
 
-def _cut_off(places: Collection[Place], metadata: Mapping[str, Any], of: _Of) -> _Doubt:
+def _cut_off(
+    index: Index, found: Sequence[Attempt], metadata: Mapping[str, Any], of: _Of
+) -> _Doubt:
+    places = ended(index, found)
     told = f"the {limit_told(time_limit(metadata))} ended the attack on {of(places)}"
-    return _Doubt(places, told, *more_time(metadata))
+    return _Doubt(places, told, *more_time(index, metadata))
 
 
 def _failed(fate: Fates, metadata: Mapping[str, Any], of: _Of) -> _Doubt:
@@ -228,15 +266,19 @@ def _unexplained(places: Collection[Place], metadata: Mapping[str, Any], of: _Of
     )
 
 
-def _ungraded(places: Collection[Place], found: Sequence[Attempt], of: _Of) -> _Doubt:
+def _ungraded(
+    places: Collection[Place], found: Sequence[Attempt], metadata: Mapping[str, Any], of: _Of
+) -> _Doubt:
     """Return the doubt of updates whose originals, or whose blind guess, nobody knows."""
     told = f"nothing tells how near the reconstructions of {of(places)} are to the originals"
     if any(attempt.psnr is not None for attempt in found if attempt.key[:2] in places):
         told = "no blind guess to compare with was recorded, so that there are no grades"
+    app = "audit(app, truth=FOLDER) and observe(…, truth=FOLDER)"
+    truth = "" if is_simulation(metadata) else f": {app}"
     return _Doubt(
         places, told,
-        "Look at the reconstructions: what looks private may be. To measure it, simulate the same "
-        "training with data whose originals may be used.",
+        "Look at the reconstructions: what looks private may be. To grade them, simulate the same "
+        f"training with data whose originals may be used{truth}.",
     )  # fmt: skip
 
 
@@ -295,7 +337,7 @@ _SETTINGS = (
     _Setting("clients are attacked in a round", ("selection.max_clients=null",),
              "selection=Selection()", "every client of a round is attacked then"),
     _Setting("max_seconds=", ("server.attack_max_seconds=null",), "max_seconds=None",
-             "only the attack’s own limit of time holds then"),
+             "only the attack’s own limit of time holds then, which may be hours an update"),
     _Setting("CPU seconds were spent on others", (), "max_round_seconds=None",
              "every client of a round is attacked then, however long that holds up the training"),
     _Setting("the optimizer is", (), "schedule=LocalSchedule(…)",

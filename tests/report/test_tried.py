@@ -165,7 +165,8 @@ def test_attacks_that_were_all_cut_off_cannot_say(tmp_path):
     )
     assert verdict.level == "unknown" and "The time limit cut off 2 of 2 attacks." in head
     assert steps["Do"].text == (
-        "Give the attack more time: observe(…, max_seconds=None, max_round_seconds=None)."
+        "Give the attack more time: observe(…, max_seconds=10, max_round_seconds=None); such a run "
+        "attacks for up to 20 CPU seconds (here 2 attacks took 1 CPU second)."
     )
     config = {
         "choices": {"attack": "strongest"}, "seed": 1,
