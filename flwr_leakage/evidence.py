@@ -216,8 +216,8 @@ def _sentences(data: RunData) -> list[tuple[str, str, str, Chosen | None]]:
             graded(tally(held)) or "no grade" for held in (remedy.before, remedy.under)
         )
         text = (
-            f"{remedy.name}{remedy.setting}, on copies of the updates and not in training: "
-            f"{count(len(remedy.under), 'attempt')} had {before} without it, and {under} with it. "
+            f"{_capital(remedy.name)}{remedy.setting}, on copies of the updates and not in "
+            f"training: {count(len(remedy.under), 'attempt')} had {before} without it, and {under} with it. "
             f"The attack was the same; one made for the defense may reach more."
         )
         add("Defenses", text, _of("what_if", names=f"^{re.escape(remedy.name)}/"))
@@ -230,7 +230,8 @@ def _sentences(data: RunData) -> list[tuple[str, str, str, Chosen | None]]:
     for name in (name for name in index.names("score") if "bound" in name):
         known = values(index.series("score", name))
         if len(set(known)) > 1:
-            text = f"{label(name)}: {min(known):.4g} to {max(known):.4g} over {len(known)} samples."
+            span = f"{min(known):.4g} to {max(known):.4g}"
+            text = f"{_capital(label(name))}: {span} over {len(known)} samples."
             add("Bounds and guarantees", text, _of("score", names=f"^{re.escape(name)}$"))
     for text in replay_told(
         replays(index, data.events), fate.attacked, is_defended(metadata), index.sample
@@ -248,6 +249,11 @@ def _sentences(data: RunData) -> list[tuple[str, str, str, Chosen | None]]:
     for text in INFORMATION:
         add("As information", text, None, METHOD)
     return told
+
+
+def _capital(text: str) -> str:
+    """Return a text whose first letter is a capital, but for a Greek one."""
+    return text[:1].upper() + text[1:] if text[:1].isascii() else text
 
 
 def write_evidence(run: str | Path, output: str | Path | None = None) -> Path:

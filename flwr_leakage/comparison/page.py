@@ -1,6 +1,7 @@
 """One page over several runs: their table, the frontier, and a link to every report."""
 
 import os
+import re
 from pathlib import Path
 
 import matplotlib
@@ -55,7 +56,13 @@ def write_comparison(comparison: Comparison, path: str | Path, link_reports: boo
         num_runs=len(comparison.runs),
         groups=comparison.groups,
         settings=comparison.settings,
-        table=Table(tuple(headings), tuple(tuple(map(homeless, row)) for row in rows)),
+        table=Table(
+            tuple(headings),
+            tuple(
+                tuple(_short(homeless(text), row[len(comparison.settings)]) for text in row)
+                for row in rows
+            ),
+        ),
         measures=shown,
         prices=prices(comparison),
         problems=comparison.problems,
@@ -70,11 +77,30 @@ def write_comparison(comparison: Comparison, path: str | Path, link_reports: boo
     return path
 
 
+WIDE = 11.0, 4.4
+"""Inches of the picture where it is drawn as wide as the page."""
+
+
+def _short(text: str, runs: str) -> str:
+    """Return a cell without the number of runs where that is the row's own, its range in one line.
+
+    Example:
+        >>> _short("67% (0% to 100%, n = 3)", "3").replace("\u00a0", "~")
+        '67% (0%~to~100%)'
+        >>> _short("2.0 (n = 2)", "2")
+        '2.0'
+    """
+    text = text.replace(f", n = {runs})", ")").replace(f" (n = {runs})", "")
+    return re.sub(r"\(.*?\)", lambda found: found[0].replace(" ", "\u00a0"), text)
+
+
 def _drawn(comparison: Comparison, narrow: bool) -> Markup:
     """Return the frontier in the page's colours; its legend numbers the settings of the table."""
     with matplotlib.rc_context({**STYLE, "legend.frameon": False}):
         figure = frontier(comparison, narrow=narrow, numbered=True)
         figure.patch.set_alpha(0)
+        if not narrow:
+            figure.set_size_inches(*WIDE)  # so that its letters are no larger than the page's
         (axes,) = figure.axes
         axes.patch.set_alpha(0)
         described = "Test accuracy over the PSNR of the worst leak, a point for each setting."

@@ -344,7 +344,7 @@ _SETTINGS = (
              "it is attacked as if it were plain SGD then, which explains a part of it at most; a "
              "trial run of the same training by SGD says more"),
     _Setting("told nothing of its training", (), "spec=…, schedule=…",
-             "that is what the attack assumes then"),
+             "that is what the attack assumes then; or write app = audit(app) on the clients"),
     _Setting("max_bytes=|MB of intermediate results", (), "max_bytes=None",
              "an attack takes as much memory then as it needs"),
 )  # fmt: skip

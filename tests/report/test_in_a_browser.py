@@ -149,7 +149,7 @@ def test_a_phone_is_given_the_narrow_frontier(page, pages):
       .map((svg) => svg.viewBox.baseVal.width)
     """
     page.show(pages["comparison"], 1280)
-    assert page.evaluate(drawn) == [8 * 72]
+    assert page.evaluate(drawn) == [11 * 72]
     page.show(pages["comparison"], 390)
     assert page.evaluate(drawn) == [4 * 72]
 
