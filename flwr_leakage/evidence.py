@@ -217,8 +217,8 @@ def _sentences(data: RunData) -> list[tuple[str, str, str, Chosen | None]]:
         )
         text = (
             f"{_capital(remedy.name)}{remedy.setting}, on copies of the updates and not in "
-            f"training: {count(len(remedy.under), 'attempt')} had {before} without it, and {under} with it. "
-            f"The attack was the same; one made for the defense may reach more."
+            f"training: {count(len(remedy.under), 'attempt')} had {before} without it, and {under} "
+            f"with it. The attack was the same; one made for the defense may reach more."
         )
         add("Defenses", text, _of("what_if", names=f"^{re.escape(remedy.name)}/"))
     defense = str(metadata.get("defense") or "not known")
