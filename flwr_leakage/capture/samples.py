@@ -350,7 +350,8 @@ def private_samples(training: CapturedTraining, num_examples: int) -> Batch:
     """Return the samples that left a trace, each once: the first epoch's, in order of use.
 
     Raises:
-        ValueError: a later epoch took them in another order, which no schedule says.
+        ValueError: a later epoch took them in another order, which no schedule says, or their
+            reported number is that of the mini-batches.
     """
     try:
         batches = [call.batch for call in captured_batches(training)]
@@ -369,5 +370,11 @@ def private_samples(training: CapturedTraining, num_examples: int) -> Batch:
     for start in range(0, len(later), count):
         part = later[start : start + count]
         if not torch.equal(part.inputs, first.inputs[: len(part)]):
+            if count == len(training.batch_sizes):
+                raise ValueError(
+                    f"{count} samples are reported, as many as mini-batches were seen, of "
+                    f"{len(joined)} samples that do not repeat: report len(loader.dataset) in the "
+                    f"place of len(loader)"
+                )
             raise ValueError("a later epoch took the samples in another order, or changed them")
     return first

@@ -1,6 +1,7 @@
 """Losses, turns and exchanges of methods of their own are replayed, and named."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from trained import Loop, network, pixels, sgd
 from flwr_leakage.capture import Limits, capture, check_replay, facts_of
 from flwr_leakage.capture.facts import OWN_TERM, SEVERAL_LABELS
 from flwr_leakage.capture.order import in_order
+from flwr_leakage.capture.samples import private_samples
 from flwr_leakage.capture.sent import SENDS, multiple_of
 
 IMAGES, LABELS = (pixels() - 0.5) / 0.5, torch.arange(12) % 3
@@ -179,6 +181,18 @@ def test_a_training_without_an_optimizer_of_torch_is_told_so_whatever_else_is_no
 
     why = "a part of the loss was computed" if by_torch else "no step of a torch.optim.Optimizer"
     assert why in trained(train, Hiding())[0].problem
+
+
+@pytest.mark.parametrize(("count", "why"), [(3, "report len(loader.dataset)"), (6, "later epoch")])
+def test_a_number_of_mini_batches_that_is_reported_as_samples_is_named(count, why):
+    training, _, _ = trained(
+        lambda model: steps(
+            model, sgd(model.parameters()), lambda m, x, y: F.cross_entropy(m(x), y)
+        )
+    )
+    with pytest.raises(ValueError, match=re.escape(why)):
+        private_samples(training, count)
+    assert len(private_samples(training, 12)) == 12
 
 
 def test_class_weights_are_a_loss_of_the_apps_own_and_leave_the_schedule():
