@@ -128,7 +128,7 @@ def check_replay(
     residual = _ratio(_norm(gap.values()), _norm(update.values()))
     causes: tuple[str, ...] = ()
     if not residual <= TOLERANCE:
-        if variates is not None and training.changed_at_end and training.num_steps == 1:
+        if variates and training.changed_at_end and training.num_steps == 1:
             corrected = replace(training, correction=_variates_of(names, received, variates))
             again = check_replay(corrected, received, answer)
             if again.explains:
