@@ -270,8 +270,9 @@ def _variates(
     fitting = variate_names(name_tensors(received, training.roots), received)
     if not fitting or any(name not in sent for name in fitting.values()):
         return {}
-    if VARIATES_KEY in context.state:
-        own = context.state[VARIATES_KEY].to_torch_state_dict()
+    kept = context.state.get(VARIATES_KEY)
+    if isinstance(kept, ArrayRecord):
+        own: dict[str, Tensor] = dict(kept.to_torch_state_dict())
     else:
         changes = {name: sent[other] for name, other in fitting.items()}
         first = first_variates(changes, received)
