@@ -252,6 +252,26 @@ def shares(problem: Problem, spans: Sequence[LayerSpan], records: Batch) -> Floa
     return found
 
 
+def traces(problem: Problem, spans: Sequence[LayerSpan], records: Batch) -> Float[Tensor, "N S"]:
+    """Return ``‖e‖ ‖h‖ / (n σ)``: what a record adds to a layer's update, in units of its noise.
+
+    With n samples and σ the noise of one entry. Of a record that a model knows well it is so small
+    that no test of the update finds it. It is 0 in layers that a sample gives several rows to.
+
+    Args:
+        problem: with BatchNorm by running statistics.
+        spans: of S layers.
+        records: N records with their labels.
+    """
+    found = torch.zeros(len(records), len(spans)).double()
+    for at, start, e, h in _outer_products(problem, spans, records):
+        space = spans[at].space
+        std = (space.rounding / len(space.left)) ** 0.5
+        value = e.norm(dim=1) * h.norm(dim=1) / (problem.num_samples * max(std, 1e-300))
+        found[start : start + len(h), at] = value.cpu()
+    return found
+
+
 def _outer_products(
     problem: Problem, spans: Sequence[LayerSpan], records: Batch
 ) -> Iterator[tuple[int, int, Float[Tensor, "B m"], Float[Tensor, "B n"]]]:

@@ -25,13 +25,17 @@ class RowSpace:
     Attributes:
         directions: vₖ (r, n), orthonormal rows, by falling singular value.
         singular_values: sₖ (r,).
-        noise: λ₀, the energy that noise adds to ‖G v‖² for a unit vector v.
+        noise: λ₀, the energy that noise adds to ‖G v‖² for a unit vector v, at least
+            ``RELATIVE_FLOOR`` squared times the largest sₖ².
+        rounding: the same without this floor, some 20 times smaller in a trained network whose
+            weights are single precision.
         left: uₖ (m, r), the left singular vectors.
     """
 
     directions: Float[Tensor, "r n"]
     singular_values: Float[Tensor, " r"]
     noise: float
+    rounding: float
     left: Float[Tensor, "m r"]
 
     @classmethod
@@ -51,13 +55,13 @@ class RowSpace:
         # A long matrix is first made triangular, which takes a quarter of the time.
         basis, core = torch.linalg.qr(matrix.double().T)
         left, values, directions = torch.linalg.svd(core.T, full_matrices=False)
-        return cls(directions @ basis.T, values, 0.0, left).with_noise(noise_std)
+        return cls(directions @ basis.T, values, 0.0, 0.0, left).with_noise(noise_std)
 
     def with_noise(self, noise_std: float) -> "RowSpace":
         """Return the same row space, with another σ of the noise on the entries."""
         largest = float(self.singular_values[0]) if len(self.singular_values) else 0.0
-        noise = max(len(self.left) * noise_std**2, (RELATIVE_FLOOR * largest) ** 2)
-        return replace(self, noise=noise)
+        told = len(self.left) * noise_std**2
+        return replace(self, noise=max(told, (RELATIVE_FLOOR * largest) ** 2), rounding=told)
 
     @property
     def rank(self) -> int:
@@ -118,7 +122,8 @@ class RowSpace:
         Args:
             errors: (N, m) e, the derivatives of the loss by the layer's outputs.
             rows: (N, n) h, the layer's inputs.
-            levels: (L,) dampings, see :meth:`leftover`.
+            levels: (L,) dampings, relative to the largest singular value squared; at least
+                ``rounding`` is taken.
 
         Returns:
             (N, L), large for what is in G; 0 where e or h is 0.
@@ -132,7 +137,7 @@ class RowSpace:
         energies = self.singular_values.square()
         if not len(energies):
             return torch.zeros(len(rows), len(levels), dtype=torch.float64)
-        damping = (levels.double() * energies[0]).clamp_min(self.noise)
+        damping = (levels.double() * energies[0]).clamp_min(self.rounding)
         damping = damping.clamp_min(torch.finfo(torch.float64).tiny)
         inverse = 1 / (energies[:, None] + damping)
         sides = []

@@ -10,22 +10,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from flwr_leakage.attacks.problem import Problem
-from flwr_leakage.members.layers import (
-    LayerSpan,
-    agreements,
-    emptiest,
-    find_spans,
-    leftovers,
-    shares,
+from flwr_leakage.members.algebra import (
+    are_members,
+    are_silent,
+    rank_by_own_gradient,
+    tell_single,
 )
-from flwr_leakage.members.p_values import (
-    SMALLEST_TAIL,
-    TAIL_SHARE,
-    benjamini_hochberg,
-    holm,
-    rank_p_values,
-    tail_p_values,
-)
+from flwr_leakage.members.layers import LayerSpan, agreements, emptiest, find_spans, leftovers
+from flwr_leakage.members.p_values import benjamini_hochberg, holm, rank_p_values, tail_p_values
 from flwr_leakage.members.rehearsal import (
     POOL,
     STEPS,
@@ -46,24 +38,15 @@ Correction = Literal["holm", "benjamini_hochberg"]
 Statistic = Literal["row_space", "outer_product", "gradient_cosine", "gradient_difference", "loss"]
 STATISTICS: tuple[Statistic, ...] = get_args(Statistic)
 
-EXACT_RESIDUAL = 5e-3
-"""Largest residual, in one layer at least, of a record whose membership algebra shows: rounding in
-single precision leaves less to almost all members, and noise of 0.01 on pixels leaves more
-(simulations/benchmarks/results/membership.md)."""
+UNLABELLED = (
+    "without labels whoever knows the update can make a record that passes for one that was used, "
+    "and records whose origin nobody vouches for prove nothing"
+)
+"""Why evidence of records without labels holds for records that nobody made only."""
 
 FIT_DAMPING = 1e-5
 """Damping of ``Membership.fits``: chosen on sums of ten clients' 320 samples, where 0 to 1e-4
 differ by less than a percent of clients named rightly."""
-
-EXACT_MARGIN = 0.1
-"""Such a residual is also at most this share of the null's smallest in that layer; in the others it
-lies below the smallest."""
-
-EXACT_P_VALUE = 1e-4
-"""Beyond the null's tail a record of ``exact`` evidence is less likely than this to be another."""
-
-SHARE_TOLERANCE = 0.02
-"""Relative difference of a sample's share in the update between layers that counts as rounding."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +68,9 @@ class Membership:
             the update; or the samples are mixtures of it; or its label or the client's loss is
             another. Its p-values are of records that nobody chose by the update, and say nothing
             of one that somebody did. Without labels nobody can tell, and none is.
+        is_silent: whether the record's own gradient is below the rounding of the update, as the
+            model knew it already: its p-value is no evidence, in no direction. Without labels, and
+            where the evidence is ``statistical``, nobody can tell, and none is.
         null_size: null records that the ranks are among.
         null_origin: where they come from, in words.
         fits: (C, S) how well each record's outer product e hᵀ fits into each layer's update; see
@@ -106,6 +92,7 @@ class Membership:
     correction: Correction
     is_exact: Bool[Tensor, " C"]
     is_composite: Bool[Tensor, " C"]
+    is_silent: Bool[Tensor, " C"]
     null_size: int
     null_origin: str
     residuals: Float[Tensor, "C S"]
@@ -152,6 +139,11 @@ class Membership:
             return (
                 f"lies below all {self.null_size} null records, which are too few to say whether "
                 f"it was in the update ({numbers})"
+            )
+        if bool(self.is_silent[record]):
+            return (
+                f"may have been in the update or not: the model knew it so well that what it would "
+                f"add is below the rounding of the update, and nothing can be said ({numbers})"
             )
         return f"was not found in the update, which is no proof of absence ({numbers})"
 
@@ -274,16 +266,21 @@ def examine(
     fits = torch.zeros_like(logs)
     if "outer_product" in used and layers:
         fits = agreements(flat, [layers], candidates, torch.tensor([FIT_DAMPING]))[0, :, :, 0]
-    is_exact = is_composite = torch.zeros(len(candidates), dtype=torch.bool)
+    is_exact = is_composite = is_silent = torch.zeros(len(candidates), dtype=torch.bool)
     rehearsal: Rehearsal | None = None
     evidence: Evidence
     if complete:
         of_null = _log_residuals(flat, complete, null)
-        values, null_values = logs.mean(1), of_null.mean(1)
-        is_exact = _are_members(logs, of_null)
+        values, null_values, changed = logs.mean(1), of_null.mean(1), ""
+        is_exact = are_members(logs, of_null)
         if labelled:
-            is_single, is_composite = _tell_single(flat, complete, candidates, logs, of_null)
+            is_single, is_composite = tell_single(flat, complete, candidates, logs, of_null)
             is_exact = is_exact & is_single
+        if {"outer_product", "gradient_cosine"} <= set(used):
+            values, null_values, changed = rank_by_own_gradient(
+                flat, complete, candidates, null, logs, of_null
+            )
+            is_silent = are_silent(flat, complete, candidates)
         evidence = "exact"
         statistic = f"row_space ({', '.join(str(span) for span in complete)})"
         reason = (
@@ -292,6 +289,10 @@ def examine(
             "trace, one that the client augmented or mixed before is another record, and a copy "
             "that is the same to the layer up to a factor is taken for it"
         )
+        if changed:
+            reason += f"; {changed}"
+        if not labelled:
+            reason += f"; {UNLABELLED}"
     else:
         values, null_values, rehearsal, evidence, statistic, reason = _weigh(
             problem, flat, spans, candidates, null, used, noise_std, seed, mixed
@@ -321,6 +322,7 @@ def examine(
         correction,
         is_exact,
         is_composite,
+        is_silent,
         len(null_values),
         null_origin,
         logs.exp(),
@@ -337,55 +339,6 @@ def _log_residuals(
 ) -> Float[Tensor, "N S"]:
     """Return log r of each record in each layer, without damping beyond the noise."""
     return leftovers(flat, [spans], records.inputs, torch.zeros(1).double())[0][0].squeeze(2)
-
-
-def _are_members(logs: Float[Tensor, "C S"], of_null: Float[Tensor, "N S"]) -> Bool[Tensor, " C"]:
-    """Return whether a record, and no null record, lies in all layers' row spaces up to rounding.
-
-    Inputs may fill fewer directions than a layer has. The null's tail tells, where it is large
-    enough, so that a record must be beyond it as well.
-    """
-    found = (logs < of_null.amin(0)).all(1) & _is_rounding(logs, of_null).any(1)
-    if len(of_null) >= SMALLEST_TAIL / TAIL_SHARE:
-        found &= tail_p_values(logs.mean(1), of_null.mean(1)) < EXACT_P_VALUE
-    return found
-
-
-def _is_rounding(logs: Float[Tensor, "C S"], of_null: Float[Tensor, "N S"]) -> Bool[Tensor, "C S"]:
-    """Return whether a residual is rounding, and far below all of the null's."""
-    margins = (logs - of_null.amin(0)).exp()
-    return (margins < EXACT_MARGIN) & (logs.exp() < EXACT_RESIDUAL)
-
-
-def _tell_single(
-    flat: Problem,
-    spans: Sequence[LayerSpan],
-    candidates: Batch,
-    logs: Float[Tensor, "C S"],
-    of_null: Float[Tensor, "N S"],
-) -> tuple[Bool[Tensor, " C"], Bool[Tensor, " C"]]:
-    """Return whether a spanned record's own gradient is part of the update, and whether it is not.
-
-    The samples' inputs span every combination of them. A sample's own outer product has the same
-    share of the update in all layers, see :func:`~flwr_leakage.members.layers.shares`. One layer
-    alone has to show the share of one among as many samples as the client says, or the rank does.
-    """
-    able = torch.tensor([span.rows == flat.num_samples for span in spans])
-    spanned = _is_rounding(logs, of_null) & able
-    is_single = torch.zeros(len(candidates), dtype=torch.bool)
-    chosen = spanned.any(1).nonzero().flatten()
-    if not len(chosen):
-        return (is_single if bool(able.any()) else ~is_single), is_single
-    found, seen = shares(flat, spans, candidates[chosen]), spanned[chosen]
-    low = found.masked_fill(~seen, torch.inf).amin(1)
-    high = found.masked_fill(~seen, -torch.inf).amax(1)
-    agree = (low > 0) & (high - low <= SHARE_TOLERANCE * high)
-    rank = max(span.space.rank for span in spans)
-    known = torch.tensor([1.0, rank / flat.num_samples]).double()
-    is_one = ((high[:, None] / known - 1).abs() <= SHARE_TOLERANCE).any(1)
-    is_single[chosen] = agree & (is_one | (seen.sum(1) > 1))
-    is_composite = spanned.any(1) & ~is_single
-    return is_single, is_composite
 
 
 _Weighed = tuple[Tensor, Tensor, Rehearsal | None, Evidence, str, str]

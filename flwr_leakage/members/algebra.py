@@ -1,0 +1,173 @@
+"""What algebra says of records in one step whose samples are fewer than a layer holds apart."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from flwr_leakage.attacks.problem import Problem
+from flwr_leakage.members.layers import LayerSpan, agreements, shares, traces
+from flwr_leakage.members.p_values import SMALLEST_TAIL, TAIL_SHARE, holm, tail_p_values
+from flwr_leakage.members.statistics import gradient_cosine, gradient_products
+from flwr_leakage.params import ravel
+from flwr_leakage.records import Batch
+
+EXACT_RESIDUAL = 5e-3
+"""Largest residual, in one layer at least, of a record whose membership algebra shows: rounding in
+single precision leaves less to almost all members, and noise of 0.01 on pixels leaves more
+(simulations/benchmarks/results/membership.md)."""
+
+EXACT_MARGIN = 0.1
+"""Such a residual is also at most this share of the null's smallest in that layer; in the others it
+lies below the smallest."""
+
+EXACT_P_VALUE = 1e-4
+"""Beyond the null's tail a record of ``exact`` evidence is less likely than this to be another."""
+
+SHARE_TOLERANCE = 0.02
+"""Relative difference of a sample's share in the update between layers that counts as rounding."""
+
+RESIDUAL_WEIGHT = 0.25
+"""Weight of the residual beside the fit of the own outer product, which shows smaller
+gradients but takes the label: any from 0 to 0.5 finds 70 to 72 % of a trained MLP's members at 0.1
+% of false alarms on ten development draws, where the residual alone finds 53 %."""
+
+CHANGED_DAMPING = 1e-4
+"""Damping of the fits of samples that the client may have changed before it used them."""
+
+COSINE_WEIGHT = 1.5
+"""Weight of the gradient cosine beside these fits: chosen on eight development draws each of MixUp,
+InstaHide and truncated updates, where the sum has a larger AUC than either but for one case."""
+
+SPANNED_P_VALUE = 1e-3
+"""Corrected p-value up to which a record shows that the spans tell. Where none does, another
+statistic ranks the records, which adds at most this to the chance of a false alarm."""
+
+SILENT = 5.0
+"""How many times the noise of one entry a record has to add to a layer, if anything shall be said
+of it. The fit of an outer product has the noise of one entry, as e and h are of unit length; what
+other samples have in common with them is lost besides."""
+
+
+def are_members(logs: Float[Tensor, "C S"], of_null: Float[Tensor, "N S"]) -> Bool[Tensor, " C"]:
+    """Return whether a record, and no null record, lies in all layers' row spaces up to rounding.
+
+    Inputs may fill fewer directions than a layer has. The null's tail tells, where it is large
+    enough, so that a record must be beyond it as well.
+    """
+    found = (logs < of_null.amin(0)).all(1) & _is_rounding(logs, of_null).any(1)
+    if len(of_null) >= SMALLEST_TAIL / TAIL_SHARE:
+        found &= tail_p_values(logs.mean(1), of_null.mean(1)) < EXACT_P_VALUE
+    return found
+
+
+def _is_rounding(logs: Float[Tensor, "C S"], of_null: Float[Tensor, "N S"]) -> Bool[Tensor, "C S"]:
+    """Return whether a residual is rounding, and far below all of the null's."""
+    margins = (logs - of_null.amin(0)).exp()
+    return (margins < EXACT_MARGIN) & (logs.exp() < EXACT_RESIDUAL)
+
+
+def tell_single(
+    flat: Problem,
+    spans: Sequence[LayerSpan],
+    candidates: Batch,
+    logs: Float[Tensor, "C S"],
+    of_null: Float[Tensor, "N S"],
+) -> tuple[Bool[Tensor, " C"], Bool[Tensor, " C"]]:
+    """Return whether a spanned record's own gradient is part of the update, and whether it is not.
+
+    The samples' inputs span every combination of them. A sample's own outer product has the same
+    share of the update in all layers, see :func:`~flwr_leakage.members.layers.shares`. One layer
+    alone has to show the share of one among as many samples as the client says, or the rank does.
+    """
+    able = torch.tensor([span.rows == flat.num_samples for span in spans])
+    spanned = _is_rounding(logs, of_null) & able
+    is_single = torch.zeros(len(candidates), dtype=torch.bool)
+    chosen = spanned.any(1).nonzero().flatten()
+    if not len(chosen):
+        return (is_single if bool(able.any()) else ~is_single), is_single
+    found, seen = shares(flat, spans, candidates[chosen]), spanned[chosen]
+    low = found.masked_fill(~seen, torch.inf).amin(1)
+    high = found.masked_fill(~seen, -torch.inf).amax(1)
+    agree = (low > 0) & (high - low <= SHARE_TOLERANCE * high)
+    rank = max(span.space.rank for span in spans)
+    known = torch.tensor([1.0, rank / flat.num_samples]).double()
+    is_one = ((high[:, None] / known - 1).abs() <= SHARE_TOLERANCE).any(1)
+    is_single[chosen] = agree & (is_one | (seen.sum(1) > 1))
+    is_composite = spanned.any(1) & ~is_single
+    return is_single, is_composite
+
+
+def rank_by_own_gradient(
+    flat: Problem,
+    spans: Sequence[LayerSpan],
+    candidates: Batch,
+    null: Batch,
+    logs: Float[Tensor, "C S"],
+    of_null: Float[Tensor, "N S"],
+) -> tuple[Float[Tensor, " C"], Float[Tensor, " N"], str]:
+    """Return a statistic of candidates and null by residual and own gradient, small for members.
+
+    It is the fit of the record's outer product in each layer (see
+    :meth:`~flwr_leakage.members.row_space.RowSpace.agreement`), damped by the rounding alone, with
+    a part of the residual. The samples of a client that changed its records first, such as by
+    mixing them, span none of these. Where the spans show no candidate, the statistic is therefore
+    the same fit, more damped, with the cosine of the gradients of the layers' weights.
+
+    Args:
+        flat: with BatchNorm by running statistics.
+        spans: of the layers that decide.
+        candidates: with their labels.
+        null: likewise.
+        logs: log r of the candidates.
+        of_null: log r of the null.
+
+    Returns:
+        Statistics of C candidates and N null records, in units of the null's spread; and what they
+        are in words, if they are not the first; else the string is empty.
+    """
+    count, records = (
+        len(candidates),
+        Batch(
+            torch.cat([candidates.inputs, null.inputs]),
+            torch.cat([candidates.targets, null.targets]),
+        ),
+    )
+    residuals = torch.cat([logs, of_null]).mean(1, keepdim=True)
+    able = [at for at, span in enumerate(spans) if span.rows == flat.num_samples]
+    if not able:
+        return residuals[:count, 0], residuals[count:, 0], ""
+    levels = torch.tensor([0.0, CHANGED_DAMPING]).double()
+    fits = -agreements(flat, [[spans[at] for at in able]], records, levels)[0]
+    own = _in_spreads(fits[..., 0], count) + RESIDUAL_WEIGHT * _in_spreads(residuals, count)
+    shown = bool(are_members(logs, of_null).any())
+    if shown or float(holm(tail_p_values(own[:count], own[count:])).min()) <= SPANNED_P_VALUE:
+        return own[:count], own[count:], ""
+    direction = {span.name: flat.gradient[span.name] for span in spans}
+    products, norms = gradient_products(flat, [direction], records)
+    cosine = gradient_cosine(products[0], norms, float(ravel(direction).double().norm()))
+    changed = _in_spreads(fits[..., 1], count) + COSINE_WEIGHT * _in_spreads(cosine[:, None], count)
+    told = (
+        "no record lies in it, and records are ranked by gradient cosine and outer product, in "
+        "case that the client changed its records before it used them"
+    )
+    return changed[:count], changed[count:], told
+
+
+def _in_spreads(values: Float[Tensor, "N F"], count: int) -> Float[Tensor, " N"]:
+    """Return the mean of several statistics in units of the null's spread, in such units itself.
+
+    The null's are those behind the first ``count``.
+    """
+    null = values[count:]
+    mean = ((values - null.mean(0)) / null.std(0).clamp_min(1e-12)).mean(1)
+    return mean / mean[count:].std().clamp_min(1e-12)
+
+
+def are_silent(flat: Problem, spans: Sequence[LayerSpan], candidates: Batch) -> Bool[Tensor, " C"]:
+    """Return whether a record would add too little to every layer to be found; see ``SILENT``."""
+    able = [span for span in spans if span.rows == flat.num_samples]
+    if not able:
+        return torch.zeros(len(candidates), dtype=torch.bool)
+    return (traces(flat, able, candidates) < SILENT).all(1)
