@@ -44,6 +44,9 @@ SPANNED_P_VALUE = 1e-3
 """Corrected p-value up to which a record shows that the spans tell. Where none does, another
 statistic ranks the records, which adds at most this to the chance of a false alarm."""
 
+FOREIGN_P_VALUE = 0.01
+"""A record that the samples span whose own outer product has a larger p-value is none of them."""
+
 SILENT = 5.0
 """How many times the noise of one entry a record has to add to a layer, if anything shall be said
 of it. The fit of an outer product has the noise of one entry, as e and h are of unit length; what
@@ -106,7 +109,7 @@ def rank_by_own_gradient(
     null: Batch,
     logs: Float[Tensor, "C S"],
     of_null: Float[Tensor, "N S"],
-) -> tuple[Float[Tensor, " C"], Float[Tensor, " N"], str]:
+) -> tuple[Float[Tensor, " C"], Float[Tensor, " N"], Bool[Tensor, " C"], str]:
     """Return a statistic of candidates and null by residual and own gradient, small for members.
 
     It is the fit of the record's outer product in each layer (see
@@ -124,8 +127,10 @@ def rank_by_own_gradient(
         of_null: log r of the null.
 
     Returns:
-        Statistics of C candidates and N null records, in units of the null's spread; and what they
-        are in words, if they are not the first; else the string is empty.
+        Statistics of C candidates and N null records, in units of the null's spread; whether a
+        candidate's residual is below all of the null, while the fit of its own outer product is as
+        that of others (p > ``FOREIGN_P_VALUE``), as of one that was moved into the row spaces; and
+        what the statistics are in words, if not the first, else an empty string.
     """
     count, records = (
         len(candidates),
@@ -137,13 +142,17 @@ def rank_by_own_gradient(
     residuals = torch.cat([logs, of_null]).mean(1, keepdim=True)
     able = [at for at, span in enumerate(spans) if span.rows == flat.num_samples]
     if not able:
-        return residuals[:count, 0], residuals[count:, 0], ""
+        nobody = torch.zeros(count, dtype=torch.bool)
+        return residuals[:count, 0], residuals[count:, 0], nobody, ""
     levels = torch.tensor([0.0, CHANGED_DAMPING]).double()
     fits = -agreements(flat, [[spans[at] for at in able]], records, levels)[0]
-    own = _in_spreads(fits[..., 0], count) + RESIDUAL_WEIGHT * _in_spreads(residuals, count)
+    fit = _in_spreads(fits[..., 0], count)
+    own = fit + RESIDUAL_WEIGHT * _in_spreads(residuals, count)
+    is_foreign = residuals[:count, 0] < residuals[count:, 0].min()
+    is_foreign &= tail_p_values(fit[:count], fit[count:]) > FOREIGN_P_VALUE
     shown = bool(are_members(logs, of_null).any())
     if shown or float(holm(tail_p_values(own[:count], own[count:])).min()) <= SPANNED_P_VALUE:
-        return own[:count], own[count:], ""
+        return own[:count], own[count:], is_foreign, ""
     direction = {span.name: flat.gradient[span.name] for span in spans}
     products, norms = gradient_products(flat, [direction], records)
     cosine = gradient_cosine(products[0], norms, float(ravel(direction).double().norm()))
@@ -152,7 +161,7 @@ def rank_by_own_gradient(
         "no record lies in it, and records are ranked by gradient cosine and outer product, in "
         "case that the client changed its records before it used them"
     )
-    return changed[:count], changed[count:], told
+    return changed[:count], changed[count:], is_foreign, told
 
 
 def _in_spreads(values: Float[Tensor, "N F"], count: int) -> Float[Tensor, " N"]:

@@ -277,9 +277,10 @@ def examine(
             is_single, is_composite = tell_single(flat, complete, candidates, logs, of_null)
             is_exact = is_exact & is_single
         if {"outer_product", "gradient_cosine"} <= set(used):
-            values, null_values, changed = rank_by_own_gradient(
+            values, null_values, is_foreign, changed = rank_by_own_gradient(
                 flat, complete, candidates, null, logs, of_null
             )
+            is_composite = is_composite | (is_foreign & ~is_exact)
             is_silent = are_silent(flat, complete, candidates)
         evidence = "exact"
         statistic = f"row_space ({', '.join(str(span) for span in complete)})"

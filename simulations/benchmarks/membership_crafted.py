@@ -19,13 +19,14 @@ the records trained on that is found, and what is said of those left out.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.network.calls import Affine
-from flwr_leakage.attacks.network.linear import traced
+from flwr_leakage.attacks.network.trace import Trace
 from flwr_leakage.attacks.problem import Problem, pose
 from flwr_leakage.members import Membership, examine_observation
 from flwr_leakage.members.layers import LayerSpan, find_spans, shares
@@ -94,7 +95,8 @@ def made(update: Update) -> Batch:
     optimizer = torch.optim.Adam([pixels], RATE)
     bases = {span.name: span.space.directions[: span.space.rank] for span in update.spans}
     for _ in range(STEPS):
-        trace = traced(update.problem, update.spec.normalize(pixels))
+        run = partial(update.problem.logits, update.spec.normalize(pixels))
+        trace = Trace.of(run, update.problem.params)
         loss = pixels.new_zeros(())
         for step in trace.steps:
             if isinstance(step.op, Affine) and step.op.name in bases:
