@@ -206,6 +206,8 @@ class Recorder:
                 self._number(*where, sample, "membership", "membership_exact", 1.0, note=told)
             if bool(made.is_composite[sample]):
                 self._number(*where, sample, "membership", "membership_composite", 1.0, note=told)
+            if bool(made.is_silent[sample]):
+                self._number(*where, sample, "membership", "membership_silent", 1.0, note=told)
             if is_member is not None:
                 held = float(is_member[sample])
                 self._number(*where, sample, "membership", "membership_truth", held)

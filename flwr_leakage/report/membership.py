@@ -45,6 +45,7 @@ class _Candidate:
         is_unresolved: whether it lies below all null records in that update, which are too few.
         is_composite: whether that update's samples span it without its own gradient, and no update
             holds it by algebra.
+        is_silent: whether it would add less to that update than the rounding of its numbers.
         used: whether it was in some update, where a simulation knows it.
     """
 
@@ -55,6 +56,7 @@ class _Candidate:
     exact_in: int
     is_unresolved: bool
     is_composite: bool
+    is_silent: bool
     used: bool | None
 
     @property
@@ -79,7 +81,7 @@ def membership_section(index: Index) -> MembershipSection | None:
         sentences.append(
             "Were none of the records used, at most one run in a hundred would find any of them, "
             "as far as the null records are like them. What is found without algebra may be a near "
-            "copy in the place of the record."
+            "copy in the place of the record, or made by somebody who saw the update."
         )
     composite = sum(each.is_composite for each in found)
     if composite:
@@ -122,6 +124,7 @@ def _candidates(index: Index, updates: int) -> list[_Candidate]:
     exact = index.series("membership", "membership_exact")
     truth = index.series("membership", "membership_truth")
     composite = index.series("membership", "membership_composite")
+    silent = index.series("membership", "membership_silent")
     best: dict[int, _Candidate] = {}
     for (server_round, client_id, sample), record in corrected.items():
         key = (server_round, client_id, sample)
@@ -135,7 +138,7 @@ def _candidates(index: Index, updates: int) -> list[_Candidate]:
             bound = record.state == "upper bound"
             spanned = key in composite and not times
             best[sample] = _Candidate(
-                sample, p, server_round, client_id, times, bound, spanned, used
+                sample, p, server_round, client_id, times, bound, spanned, key in silent, used
             )
     return list(best.values())
 
@@ -234,6 +237,8 @@ def _row(each: _Candidate, truth: bool) -> tuple[str, ...]:
         verdict = "a near copy or mixture of used records, or made from the update"
     elif each.is_unresolved:
         verdict = "cannot be told: give more null records"
+    elif each.is_silent:
+        verdict = "cannot be told: the model knew it too well to leave a trace"
     told = {True: "yes", False: "no", None: "–"}[each.used]
     return (str(each.sample), verdict, _p_told(each.p_value), where, *([told] * truth))
 

@@ -295,3 +295,55 @@ def test_a_rehearsal_that_hardly_tells_takes_more_members():
     )  # fmt: skip
     assert strong.auc > 0.75 and strong.members == 64
     assert weak.auc < 0.75 and weak.members == 128
+
+
+def test_a_record_that_is_moved_into_the_row_space_is_no_sample():
+    """Its inputs lie in the span, as any combination of the samples' does."""
+    model, members, null = network(), data(0, 8), data(1, 400)
+    weights = torch.rand(5, 8, generator=torch.Generator().manual_seed(3))
+    noise = 0.02 * torch.randn(5, 1, 6, 6, generator=torch.Generator().manual_seed(4))
+    inputs = (weights / weights.sum(1, keepdim=True) @ members.inputs.flatten(1)).view(5, 1, 6, 6)
+    forged = Batch(inputs + noise, torch.arange(5))
+    found = membership(
+        model, trained(model, members), joined(members, forged), spec=SPEC, null=null,
+        **one_step(members),
+    )  # fmt: skip
+    assert found.residuals[8:, 0].max() < found.residuals[8:, 0].new_tensor(0.2)
+    assert not found.is_exact[8:].any() and found.is_composite[8:].all()
+    assert found.is_exact[:8].all()
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_a_record_without_a_gradient_is_neither_found_nor_denied(labelled):
+    model, members, null = network(), data(0, 8), data(1, 400)
+    with torch.no_grad():  # the network is sure of class 0
+        model[3].bias[0] = 60.0
+    members = Batch(members.inputs, torch.tensor([0, 0, 1, 2, 3, 4, 1, 2]))
+    records = joined(members, data(2, 5))
+    found = membership(
+        model, trained(model, members), records if labelled else records.inputs, spec=SPEC,
+        null=null if labelled else null.inputs, **one_step(members),
+    )  # fmt: skip
+    assert found.evidence == "exact" and found.is_exact[2:8].all()
+    assert found.corrected[:2].min() > 0.01
+    assert found.is_silent[:8].tolist() == [labelled] * 2 + [False] * 6
+    said = "nothing can be said" if labelled else "no proof of absence"
+    assert said in found.says(0)
+    assert ("whoever knows the update can make" in found.reason) is not labelled
+
+
+def test_labels_tell_where_the_samples_were_changed_beyond_recognition():
+    """As many samples are of few classes, their records match better than others do."""
+    model, null, others = network(), data(1, 600), data(2, 200)
+    members = Batch(data(0, 12).inputs, torch.tensor([0, 1]).repeat(6))
+    hidden = Batch(
+        torch.rand(12, 1, 6, 6, generator=torch.Generator().manual_seed(9)), members.targets
+    )
+    found = membership(
+        model, trained(model, hidden), joined(members, others), spec=SPEC, null=null,
+        **one_step(members),
+    )  # fmt: skip
+    assert found.evidence == "exact" and not found.is_exact.any()
+    assert "no record lies in it" in found.reason
+    ranks = found.rank_p_values
+    assert ranks[:12].mean() < 0.35 < 0.4 < ranks[12:].mean()
