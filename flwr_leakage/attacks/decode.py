@@ -56,7 +56,6 @@ def decode_instahide(
     spec: InputSpec,
     generator: torch.Generator,
     num_starts: int = 24,
-    num_iterations: int = 60,
 ) -> InstaHideDecoding:
     """Return the images X of least ‖ |W X| − |E| ‖², solved pixel by pixel with consistent signs.
 
@@ -75,14 +74,10 @@ def decode_instahide(
         spec: the public normalisation.
         generator: draws the starts.
         num_starts: number of random starts for each pixel, ≥ 1.
-        num_iterations: largest number of iterations of each start, ≥ 1.
     """
     _check(encodings, weights)
-    if num_starts < 1 or num_iterations < 1:
-        raise ValueError(
-            f"num_starts and num_iterations must be at least 1, got {num_starts} and "
-            f"{num_iterations}."
-        )
+    if num_starts < 1:
+        raise ValueError(f"num_starts must be at least 1, got {num_starts}.")
     matrix = weights.double().cpu()
     magnitudes = encodings.double().cpu().flatten(1).abs()
     inverse = torch.linalg.pinv(matrix)
@@ -91,7 +86,7 @@ def decode_instahide(
     for _ in range(num_starts):
         candidate = torch.randn(best.shape, generator=generator, dtype=torch.float64)
         signs = (matrix @ candidate).sign()
-        for _ in range(num_iterations):
+        for _ in range(60):
             candidate = inverse @ (signs * magnitudes)
             updated = (matrix @ candidate).sign()
             if torch.equal(updated, signs):

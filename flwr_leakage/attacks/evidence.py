@@ -233,7 +233,7 @@ def _in(dtype: torch.dtype, values: Tensor) -> Tensor:
     return values.to(dtype) if values.is_floating_point() else values
 
 
-def ring_energy(coordinates: Tensor, is_open: bool = False, ratio: float = 1.35) -> float:
+def ring_energy(coordinates: Tensor, is_open: bool = False) -> float:
     """Return −2 log density of coordinates (B, C, H, W) in rings of unknown size, up to a constant.
 
     The square of a ring's size has the inverse gamma law of shape and scale ½, so that its n
@@ -243,12 +243,11 @@ def ring_energy(coordinates: Tensor, is_open: bool = False, ratio: float = 1.35)
         coordinates: coordinates s of the prior.
         is_open: whether a ring costs nothing up to the size that the prior expects, ``‖s‖² = n``,
             and ``(1 + n) log(‖s‖² / n)`` beyond.
-        ratio: outer radius of a ring of frequencies over its inner radius (chosen on development
-            draws; no table).
     """
     height, width = coordinates.shape[-2:]
     squares = torch.arange(height)[:, None].square() + torch.arange(width).square()
-    numbers = (squares.clamp_min(1).double().log() / (2 * math.log(ratio))).long().flatten()
+    # The outer radius of a ring is 1.35 of its inner one (chosen on development draws; no table).
+    numbers = (squares.clamp_min(1).double().log() / (2 * math.log(1.35))).long().flatten()
     sums = coordinates.new_zeros(*coordinates.shape[:2], int(numbers.max()) + 1)
     sums.index_add_(-1, numbers, coordinates.square().flatten(2))
     counts = numbers.bincount()
@@ -299,10 +298,6 @@ class Fusion:
 def fuse(
     candidates: Sequence[Candidate],
     evidence: Evidence,
-    least_weight: float = 0.3,
-    noise_misfit: float = 2.0,
-    wall: float = 2.5,
-    close: float = 1e-2,
 ) -> Fusion | None:
     """Return the mean of least squared error if candidates' errors are independent, or None.
 
@@ -319,14 +314,6 @@ def fuse(
     Args:
         candidates: the candidates, at least one.
         evidence: judges the candidates and their means.
-        least_weight: least weight relative to the most likely candidate. With less, a mean gains at
-            most 1 dB, and loses more if the weight is wrong.
-        noise_misfit: misfit of the most likely candidate up to which the residual is mostly noise.
-        wall: energy per equation by which a mean may be less likely than the most likely candidate.
-            With other masks or maxima than the samples', energies hardly show which of two
-            solutions is better (section "The choice" of the results page portfolio.md).
-        close: root mean square of two candidates' difference, in pixel values, up to which both lie
-            around one solution.
 
     Returns:
         The mean, or ``None`` if nothing can be added to the most likely candidate.
@@ -339,7 +326,8 @@ def fuse(
     fusion: Fusion | None = None
     for other in others:
         weight = other.weight(first.energy, evidence)
-        if not weight >= least_weight:
+        # With less weight, a mean gains at most 1 dB, and loses more if the weight is wrong.
+        if not weight >= 0.3:
             break
         mean = _mean(parts)
         inputs = _in_order(other.batch, Batch(mean, first.batch.targets))
@@ -350,8 +338,12 @@ def fuse(
         judged = evidence.judge(batch)
         total = sum(weight for *_, weight in trial)
         least = fusion.judged.energy if fusion else first.energy
-        if first.judged.misfit > noise_misfit and _distance(inputs, mean, evidence) > close:
-            least = max(least, first.energy + wall * evidence.equations)
+        # Up to a misfit of 2 the residual is mostly noise, and candidates within 0.01 of the
+        # pixels' range lie around one solution. Otherwise masks may differ, and energies hardly
+        # show which of two solutions is better (section "The choice" of the results page
+        # portfolio.md).
+        if first.judged.misfit > 2.0 and _distance(inputs, mean, evidence) > 1e-2:
+            least = max(least, first.energy + 2.5 * evidence.equations)
         explains = evidence.is_noised or judged.distance < max(1.0, first.judged.distance)
         if explains and judged.energy < least:
             weights = {part.name: weight / total for part, _, weight in trial}

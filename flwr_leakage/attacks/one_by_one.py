@@ -25,7 +25,7 @@ from flwr_leakage.records import Batch, InputSpec, Reconstruction
 Verdict = Literal["proven", "plausible", "not"]
 
 
-def unscaled(problem: Problem, roughest: float = 0.1) -> Problem:
+def unscaled(problem: Problem) -> Problem:
     """Return the problem with the factor of a scaled update divided out, if it can be told.
 
     A client that clips sends c g in place of its gradient g. For one sample, a linear last layer
@@ -36,8 +36,6 @@ def unscaled(problem: Problem, roughest: float = 0.1) -> Problem:
 
     Args:
         problem: what a server observed.
-        roughest: the largest relative distance of the last layer's gradient from ``c e [h, 1]ᵀ`` at
-            which the factor is believed. Pruning exceeds it.
     """
     if problem.num_samples != 1 or not problem.is_single_gradient or problem.earlier:
         return problem
@@ -71,7 +69,8 @@ def unscaled(problem: Problem, roughest: float = 0.1) -> Problem:
         float((weight - errors[:, None] * features).norm() / weight.norm()),
         FLOAT32_RELATIVE_ERROR,
     )
-    if not scale > 0 or not rough <= roughest or abs(scale - 1) <= NOISE_DEVIATIONS * rough:
+    # Pruning leaves a larger distance from an outer product than a tenth.
+    if not scale > 0 or not rough <= 0.1 or abs(scale - 1) <= NOISE_DEVIATIONS * rough:
         return problem
     return problem.divided(scale)
 

@@ -55,14 +55,12 @@ def load_preset(name: str, overrides: Sequence[str] = ()) -> Attack:
 def _compose(name: str, overrides: Sequence[str]) -> DictConfig:
     """Return the preset at its place in the whole config, so that interpolations work."""
     with hydra.initialize_config_dir(str(conf_dir()), version_base=None):
-        own = [_within_attack(override) for override in overrides]
+        own = []
+        for override in overrides:
+            sign = override[: len(override) - len(override.lstrip("+~"))]
+            own.append(f"{sign}attack.{override[len(sign) :]}")
         config = hydra.compose(overrides=[f"+attack={name}", *own])
     return config.attack
-
-
-def _within_attack(override: str) -> str:
-    sign = override[: len(override) - len(override.lstrip("+~"))]
-    return f"{sign}attack.{override[len(sign) :]}"
 
 
 def _check_key(described: DictConfig, name: str, override: str) -> None:

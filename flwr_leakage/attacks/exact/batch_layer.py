@@ -192,17 +192,13 @@ class BatchLayer:
             shares: (r,) the sum of each mixture's weights.
         """
         if self.order is not None:
-            rows = self._denormalized(rows, shares, self.order)
+            rows = self.order.moved((rows - shares[:, None] * self.order.offset) / self.order.scale)
+            spec = self.problem.spec
+            black = spec.denormalize(rows.new_zeros(spec.shape)).flatten()
+            contrast = spec.denormalize(rows.new_ones(spec.shape)).flatten() - black
+            rows = rows * contrast + shares[:, None] * black
         sizes = rows.abs().amax(0)
         return rows[:, sizes > ZERO_SHARE * sizes.max()]
-
-    def _denormalized(self, rows: Tensor, shares: Tensor, order: InputOrder) -> Tensor:
-        """Return mixtures of images in units in which a black pixel is zero."""
-        rows = order.moved((rows - shares[:, None] * order.offset) / order.scale)
-        spec = self.problem.spec
-        black = spec.denormalize(rows.new_zeros(spec.shape)).flatten()
-        contrast = spec.denormalize(rows.new_ones(spec.shape)).flatten() - black
-        return rows * contrast + shares[:, None] * black
 
     def errors(self, outputs: Tensor, labels: Tensor, inputs: Tensor | None = None) -> Tensor:
         """Return ∂L/∂z (M, m) of M samples in a batch of the problem's size.
@@ -282,7 +278,7 @@ class BatchLayer:
             float((columns[best] @ dual - 1).abs()),
         )
 
-    def misfits(self, duals: Tensor, at_once: int = 128) -> Tensor:
+    def misfits(self, duals: Tensor) -> Tensor:
         """Return the misfit (M,) of each dual (M, b) at its best label.
 
         It is computed as √(1 − explained share of ‖s‖²), so that misfits below 1e-7 may come out
@@ -290,10 +286,9 @@ class BatchLayer:
 
         Args:
             duals: (M, b), each of any length.
-            at_once: number of duals in one pass, which bounds the memory.
         """
         factor, sizes = self.factor, []
-        for part in duals.split(at_once):
+        for part in duals.split(128):
             part = part / (part @ factor.bias)[:, None]
             inputs = part @ factor.right
             outputs = part @ self.projected.T + self.offset

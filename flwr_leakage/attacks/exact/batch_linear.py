@@ -341,8 +341,14 @@ def recover_steps(
     require_steps(problem, layer)
     columns, duals = _collect(layer, settings, generator)
     inputs = duals @ layer.factor.right
-    labels = torch.tensor([_label(layer, c, t) for c, t in zip(columns.T, duals, strict=True)])
     errors = (layer.factor.left @ columns / (duals @ columns).diagonal()).T
+    classes, found = problem.spec.num_classes, []
+    for own, values in zip(inputs, errors, strict=True):
+        # A sample has the class whose errors at the first step have the largest cosine with its.
+        outputs = (layer.matrix @ own + layer.offset).expand(classes, -1)
+        first = layer.errors(outputs, torch.arange(classes), own.expand(classes, -1))
+        found.append(int((first @ values / first.norm(dim=1).clamp_min(1e-300)).argmax()))
+    labels = torch.tensor(found)
     relative = layer.factor.noise * duals.norm(dim=1) * inputs.shape[1] ** 0.5
     relative = relative / inputs.norm(dim=1)
 
@@ -420,15 +426,15 @@ def _collect(
     )
 
 
-def _column(left: Tensor, start: Tensor, max_corrections: int = 5) -> Tensor | None:
+def _column(left: Tensor, start: Tensor) -> Tensor | None:
     """Return a sparse column's q (b,) near a start, or None if its zeros do not determine it.
 
-    The column and its zeros are computed from each other, up to ``max_corrections`` times.
+    The column and its zeros are computed from each other, up to five times.
     """
     rank = left.shape[1]
     column = sparsest(left, start)
     zeros = None
-    for _ in range(max_corrections):
+    for _ in range(5):
         found = zero_entries(left @ column, rank + rank // 4)
         if found is None:
             return None
@@ -439,13 +445,3 @@ def _column(left: Tensor, start: Tensor, max_corrections: int = 5) -> Tensor | N
         if ratio > 0.1:
             return None
     return column
-
-
-def _label(layer: BatchLayer, column: Tensor, dual: Tensor) -> int:
-    """Return the class whose errors at the first step have the largest cosine with the column."""
-    inputs = dual @ layer.factor.right
-    classes = layer.problem.spec.num_classes
-    outputs = (layer.matrix @ inputs + layer.offset).expand(classes, -1)
-    errors = layer.errors(outputs, torch.arange(classes), inputs.expand(classes, -1))
-    values = layer.factor.left @ column / (dual @ column)
-    return int((errors @ values / errors.norm(dim=1).clamp_min(1e-300)).argmax())

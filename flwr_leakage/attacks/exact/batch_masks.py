@@ -38,9 +38,6 @@ def sparsest(
     basis: Tensor,
     start: Tensor,
     nonnegative: bool = False,
-    near: float = 0.3,
-    rounds: int = 60,
-    decay: float = 0.85,
 ) -> Tensor:
     """Return a vector v, near a start, for which ``basis @ v`` has many zeros.
 
@@ -52,19 +49,17 @@ def sparsest(
         basis: M (m, b), with orthonormal columns.
         start: (b,) the vector to start from, of any length.
         nonnegative: whether negative entries get the largest weight, like missed zeros.
-        near: the first e, relative to the largest entry of M times the start's direction. A small
-            value keeps v near the start.
-        rounds: number of rounds.
-        decay: factor of e from round to round (all defaults were chosen on development draws).
 
     Returns:
         v (b,) of length 1.
     """
     vector = start / start.norm()
     values = basis @ vector
-    width = near * float(values.abs().max())
+    # A small width keeps the vector near its start (this and its decay: development draws, no
+    # table).
+    width = 0.3 * float(values.abs().max())
     identity = torch.eye(len(vector), dtype=basis.dtype, device=basis.device)
-    for _ in range(rounds):
+    for _ in range(60):
         weights = 1 / (values.square() + width**2)
         if nonnegative:
             if values.sum() < 0:
@@ -78,11 +73,11 @@ def sparsest(
             vector = torch.cholesky_solve(vector[:, None], factor)[:, 0]
             vector = vector / vector.norm()
         values = basis @ vector
-        width *= decay
+        width *= 0.85
     return vector
 
 
-def zero_entries(values: Tensor, at_least: int, contrast: float = 10.0) -> Tensor | None:
+def zero_entries(values: Tensor, at_least: int) -> Tensor | None:
     """Return which entries are zeros up to noise of unknown size, or None if none stand out.
 
     The sorted magnitudes are split where two Gaussians of mean zero, one for each part, explain
@@ -93,7 +88,6 @@ def zero_entries(values: Tensor, at_least: int, contrast: float = 10.0) -> Tenso
     Args:
         values: (m,) the entries.
         at_least: least number of zeros.
-        contrast: least ratio σ₁ / σ₀.
 
     Returns:
         (m,) booleans, true for zeros; ``None`` if the ratio is smaller or ``at_least`` ≥ m.
@@ -108,7 +102,8 @@ def zero_entries(values: Tensor, at_least: int, contrast: float = 10.0) -> Tenso
     high = squares.flip(0).cumsum(0).flip(0)[1:] / above
     cost = (below * low.log() + above * high.log())[at_least - 1 :]
     count = at_least + int(cost.argmin())
-    if float(high[count - 1]) < contrast**2 * float(low[count - 1]):
+    # The two parts must differ by ten times in size.
+    if float(high[count - 1]) < 10.0**2 * float(low[count - 1]):
         return None
     zeros = torch.zeros_like(values, dtype=torch.bool)
     zeros[order[:count]] = True
@@ -281,7 +276,6 @@ def settle_masks(
     left: Float[Tensor, "m b"],
     behind: Float[Tensor, "m d"],
     masks: Bool[Tensor, "s m"],
-    max_corrections: int = 40,
 ) -> list[tuple[int, Tensor, float]]:
     """Return the errors of masks that were corrected until nothing changed.
 
@@ -294,7 +288,6 @@ def settle_masks(
             errors.
         masks: (s, m) masks to start from. A mask needs ``SPARE_EQUATIONS`` more units that are on
             than directions d, and is left out otherwise.
-        max_corrections: largest number of corrections; masks that still change are left out.
 
     Returns:
         For each mask that no further correction changes, the index of the mask that it came from,
@@ -304,7 +297,7 @@ def settle_masks(
     directions = behind.shape[1]
     products = (behind[:, :, None] * behind[:, None]).flatten(1)
     starts, ends = torch.arange(len(masks)), []
-    for _ in range(max_corrections):
+    for _ in range(40):
         enough = masks.sum(1) >= directions + SPARE_EQUATIONS
         masks, starts = masks[enough], starts[enough]
         if not len(masks):

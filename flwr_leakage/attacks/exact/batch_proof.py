@@ -124,14 +124,14 @@ def _zeros(layer: BatchLayer, sample: BatchSample) -> Tensor | None:
     return None if zeros is None else right[:, zeros]
 
 
-def _sharpened(layer: BatchLayer, sample: BatchSample, rounds: int = 3) -> BatchSample:
+def _sharpened(layer: BatchLayer, sample: BatchSample) -> BatchSample:
     """Return the sample with the dual that solves the equations of its zeros.
 
     If a column of errors has the error ε, the dual from it has ε times the condition number of all
     errors. The dual from zeros only has the gradient's noise. Zeros and dual are computed from each
-    other ``rounds`` times.
+    other three times.
     """
-    for _ in range(rounds):
+    for _ in range(3):
         zeros = _zeros(layer, sample)
         if zeros is None or layer.factor.rank == 1:
             break
@@ -184,26 +184,30 @@ def _uncertainty(layer: BatchLayer, following: BatchLayer | None, sample: BatchS
     return math.hypot(best, noise * entries, scale)
 
 
-def _whole(
-    layer: BatchLayer, found: list[BatchSample], generator: torch.Generator, polishes: int = 8
-) -> BatchInputs:
+def _whole(layer: BatchLayer, found: list[BatchSample], generator: torch.Generator) -> BatchInputs:
     """Return all samples with their verdicts, which rest on the residual and on a replay.
 
-    Columns and inputs are first computed from each other, up to ``polishes`` times.
+    Columns and inputs are first computed from each other, up to eight times.
     """
     problem, factor = layer.problem, layer.factor
     own = [_uncertainty(layer, None, sample) for sample in found]
-    for _ in range(polishes):
+    for _ in range(8):
         duals = torch.linalg.pinv(torch.stack([sample.column for sample in found], 1))
         checked = [
             layer.check(dual, sample.label) for dual, sample in zip(duals, found, strict=True)
         ]
-        better = [
-            sample
-            if other is None or error <= PROVEN_DEVIATION
-            else _better(layer, sample, other, generator)
-            for sample, other, error in zip(found, checked, own, strict=True)
-        ]
+        better = []
+        for sample, other, error in zip(found, checked, own, strict=True):
+            if other is None or error <= PROVEN_DEVIATION:
+                better.append(sample)
+                continue
+            if not other.is_exact:
+                other = layer.repaired(other, generator)
+            if not (other.is_exact or other.misfit < sample.misfit):  # the old column is better
+                other = replace(
+                    other, column=sample.column, errors=sample.errors, misfit=sample.misfit
+                )
+            better.append(other)
         moved = max(
             float((new.column - old.column).norm() / old.column.norm())
             for new, old in zip(better, found, strict=True)
@@ -277,26 +281,12 @@ def _whole(
     )
 
 
-def _better(
-    layer: BatchLayer, sample: BatchSample, other: BatchSample, generator: torch.Generator
-) -> BatchSample:
-    """Return the other candidate, repaired, but with the old column if its misfit is lower."""
-    if not other.is_exact:
-        other = layer.repaired(other, generator)
-    if other.is_exact or other.misfit < sample.misfit:
-        return other
-    return replace(other, column=sample.column, errors=sample.errors, misfit=sample.misfit)
-
-
 def replays(
     layer: BatchLayer,
     replay: Callable[[Tensor], Params],
     inputs: Tensor,
     relative: Tensor,
     generator: torch.Generator,
-    reach: float = 10.0,
-    missed: float = 3.0,
-    missed_share: float = 0.02,
 ) -> bool:
     """Return whether inputs give the observed gradients of all parameters in a replay.
 
@@ -310,13 +300,11 @@ def replays(
         inputs: (B, n) inputs of the layer.
         relative: (B,) standard deviations of the inputs' errors, relative to the inputs' size.
         generator: draws the direction in which the inputs are moved.
-        reach: the move, in standard deviations of the inputs' errors.
-        missed: how much a gradient may differ, in units of the change that the move makes.
-        missed_share: upper bound of that difference, as a share of the gradient's norm.
     """
     problem = layer.problem
     steps = torch.randn(inputs.shape, generator=generator, dtype=torch.float64).to(inputs)
-    sizes = reach * relative * inputs.norm(dim=1) / inputs.shape[1] ** 0.5
+    # The inputs move by ten deviations of their errors.
+    sizes = 10.0 * relative * inputs.norm(dim=1) / inputs.shape[1] ** 0.5
     replayed, nearby = replay(inputs), replay(inputs + sizes[:, None] * steps)
     own = problem.params[layer.weight].square().mean().sqrt()
     for name, value in replayed.items():
@@ -329,7 +317,7 @@ def replays(
         noise = NOISE_DEVIATIONS * (
             layer.factor.noise * share * observed.numel() ** 0.5 + FLOAT32_RELATIVE_ERROR * size
         )
-        change = min(missed * float((value - nearby[name]).norm()), missed_share * size)
+        change = min(3.0 * float((value - nearby[name]).norm()), 0.02 * size)
         if float((value - observed).norm()) > noise + change:
             return False
     return True

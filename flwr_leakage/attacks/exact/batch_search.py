@@ -45,6 +45,10 @@ ONE_SAMPLE_MISFIT = 0.1
 """Largest misfit of a unit's gradient that one sample alone may leave. A larger one shows that
 several samples activate the unit (chosen on development draws; no table)."""
 
+PATIENCE = 100
+"""Number of failed proposals in a row after which the duals found are recomputed (chosen on
+development draws; no table)."""
+
 LAST_ATTEMPTS = 5
 """Number of attempts to read the last sample off the remaining gradient. Each one looks for wrong
 signs of units at random points (chosen on development draws; no table)."""
@@ -57,15 +61,13 @@ class SearchSettings:
     Attributes:
         starts: the largest number of random starts.
         max_seconds: CPU seconds after which no further start is made.
-        patience: number of failed proposals in a row after which the duals found are recomputed.
     """
 
     starts: int = 3000
     max_seconds: float = 60.0
-    patience: int = 100
 
     def __post_init__(self) -> None:
-        require(self, "be at least 1", "starts", "patience")
+        require(self, "be at least 1", "starts")
         require(self, "be at least 0", "max_seconds")
 
 
@@ -161,7 +163,11 @@ class BatchSearch:
         sources = self._sources()
         peeled = -1  # number of samples found when peeling was last tried
         for _ in range(self.settings.starts):
-            if len(self.found) > peeled and self._may_peel(peeled < 0):
+            # If other sources find masks, too, many samples share each unit. Then peeling runs
+            # once, and again after each sample only if it has found any.
+            rarely = self._linked or self._masks is not None
+            pays = not rarely or peeled < 0 or "peeling" in self.accepted
+            if len(self.found) > peeled and self.layer.rectified and pays:
                 self._peel(budget)
                 peeled = len(self.found)
             if not sources:
@@ -230,15 +236,15 @@ class BatchSearch:
                 dual, _ = null_vector(rest.pixels[zeros])
         self._judge(source, dual)
 
-    def _close(self, mask: Tensor, max_corrections: int = 6) -> Tensor | None:
+    def _close(self, mask: Tensor) -> Tensor | None:
         """Return the dual (r,) of the sample with a mask (m,), or None if equations are too few.
 
-        The outputs of the dual correct the mask, up to ``max_corrections`` times.
+        The outputs of the dual correct the mask, up to six times.
         """
         assert self._features is not None
         features, offset = self._features, self.layer.offset
         dual = None
-        for _ in range(max_corrections):
+        for _ in range(6):
             if int((~mask).sum()) < features.shape[1] or int(mask.sum()) < self._left + 2:
                 return None
             dual = self._solved(mask, self._rest.projected)
@@ -266,17 +272,6 @@ class BatchSearch:
         offset = -self.layer.offset[mask, None]
         return torch.linalg.lstsq(equations, offset).solution[:-1, 0]
 
-    def _may_peel(self, first: bool) -> bool:
-        """Return whether a pass of peeling through all units is worth its time.
-
-        If other sources find masks too, many samples mostly share each unit. Then peeling runs
-        once, and again after each sample only if it has found any.
-        """
-        if not self.layer.rectified:
-            return False
-        rarely = self._linked or self._masks is not None
-        return not rarely or first or "peeling" in self.accepted
-
     def _peel(self, budget: Budget) -> None:
         """Judge every unit's gradient as one sample's input, the smallest misfits first.
 
@@ -292,7 +287,10 @@ class BatchSearch:
             # A unit's direction does not change if no sample found activates it.
             moved = (duals - self._peeled).norm(dim=1) > 1e-9
             self._misfits[moved] = torch.inf
-            tried = (moved & rest.live & self._activates(duals)).nonzero()[:, 0]
+            # Each unit is active for the input of its own dual.
+            outputs = (self.layer.projected * duals).sum(1) / (duals @ self.layer.factor.bias)
+            is_active = outputs + self.layer.offset > 0
+            tried = (moved & rest.live & is_active).nonzero()[:, 0]
             if len(tried):
                 self._misfits[tried] = self.layer.misfits(duals[tried])
             self._peeled = duals
@@ -306,16 +304,6 @@ class BatchSearch:
                     if self._left:
                         self._judge("peeling", None, duals[unit])
                     self._misfits[unit] = torch.inf
-
-    def _activates(self, duals: Tensor) -> Tensor:
-        """Return booleans (m,), true for each unit that its own dual's input activates.
-
-        Args:
-            duals: (m, b), one dual for each of the layer's units. The input of a dual t is the one
-                that t maps the gradient's right factor to.
-        """
-        layer = self.layer
-        return (layer.projected * duals).sum(1) / (duals @ layer.factor.bias) + layer.offset > 0
 
     def _judge(self, source: str, dual: Tensor | None, whole: Tensor | None = None) -> bool:
         """Accept a dual if the network behind confirms it, and return whether it did.
@@ -337,7 +325,7 @@ class BatchSearch:
             # Most units of a peeling pass fail: they say nothing about the duals found.
             if source != "peeling":
                 self._misses += 1
-                if self._misses == self.settings.patience:
+                if self._misses == PATIENCE:
                     self._refresh()
             return False
         self._take(source, candidate)
@@ -418,11 +406,11 @@ class BatchSearch:
         least, most = min(scales), max(scales)
         return least if 0 < most <= 1.001 * least else None
 
-    def _from_units(self, masks: MaskColumns, at_once: int = 32) -> None:
-        """Accept the samples that the masks of ``at_once`` random units' gradients lead to."""
+    def _from_units(self, masks: MaskColumns) -> None:
+        """Accept the samples that the masks of 32 random units' gradients lead to."""
         rest = self._rest
         live = rest.live.nonzero()[:, 0]
-        drawn = torch.randint(len(live), (at_once,), generator=self.generator)
+        drawn = torch.randint(len(live), (32,), generator=self.generator)
         duals = rest.factor.left[live[drawn]] @ rest.lift
         self.proposals["masks"] = self.proposals.get("masks", 0) + len(duals)
         for candidate in masks.of_duals(duals, self.found):

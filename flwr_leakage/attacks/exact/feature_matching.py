@@ -58,8 +58,6 @@ class FeatureMatching(ExactAttack):
         rank_tolerance: fraction of the largest singular value of a gradient's equations, in
             [0, 1). Equations with smaller singular values are left out. The masked layer's own
             equations, which are noisy, get a falling weight instead.
-        rank_fraction: share of a layer's input. The walk ends at a layer whose gradient determines
-            less of it: solving it would cost much and rarely have one solution.
         negligible: fraction of the largest singular value of the masked layer's own equations, in
             [0, 1). Equations with smaller singular values are left out.
         layer_iterations: largest number of iterations for the convex problem of a layer behind an
@@ -75,7 +73,6 @@ class FeatureMatching(ExactAttack):
     purpose: ClassVar[str] = "feature matching"
 
     rank_tolerance: float = 1e-4
-    rank_fraction: float = 0.5
     negligible: float = 1e-6
     layer_iterations: int = 700
     solved: float = 1e-9
@@ -121,7 +118,6 @@ class FeatureMatching(ExactAttack):
                 noise=self.rank_tolerance,
             ),
             rank_tolerance=self.rank_tolerance,
-            rank_fraction=self.rank_fraction,
             layer_iterations=self.layer_iterations,
             solved=self.solved,
         )
@@ -251,7 +247,6 @@ def walk_back(
     begin: Callable[..., Hidden],
     *,
     rank_tolerance: float,
-    rank_fraction: float,
     layer_iterations: int,
     solved: float,
 ) -> Walk:
@@ -262,8 +257,6 @@ def walk_back(
         begin: :meth:`Hidden.begin` with the settings of the search for masks.
         rank_tolerance: singular values of a gradient's equations below this fraction of the
             largest are left out.
-        rank_fraction: the walk ends at a layer whose gradient determines less than this share of
-            its input. Solving it would cost much, and it would rarely have one solution.
         layer_iterations: largest number of iterations for the convex problem of a layer behind an
             invertible activation.
         solved: largest relative mean squared residual of such a layer that counts as found.
@@ -285,7 +278,9 @@ def walk_back(
         if position == 0:
             break
         before, link = chain[: position - 1], chain[position - 1]
-        if level.equations.num_equations < rank_fraction * level.equations.num_positions:
+        # A layer whose gradient determines less than half of its input would cost much to solve,
+        # and rarely have one solution.
+        if level.equations.num_equations < 0.5 * level.equations.num_positions:
             if hidden is None and link.activation.is_relu:
                 hidden = begin(before, link, level, is_sought=False)
             break

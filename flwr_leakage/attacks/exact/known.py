@@ -115,9 +115,7 @@ def single(facts: T) -> T:
     return cast(T, found)
 
 
-def outer_product(
-    observed: Tensor, weights: Tensor, rounds: int = 50
-) -> tuple[Tensor, Tensor, Tensor]:
+def outer_product(observed: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the fit of ``e [h, 1]ᵀ`` to a matrix, by alternating weighted least squares.
 
     One sample's gradient ``[∂L/∂W, ∂L/∂b]`` of a linear layer is such a product of the error e of
@@ -126,7 +124,6 @@ def outer_product(
     Args:
         observed: (K, n + 1) the matrix.
         weights: (K, n + 1) weight of every entry's square, ≥ 0.
-        rounds: largest number of fits of h for given e, and of e for given h.
 
     Returns:
         e (K,), h (n,) and the standard deviation of each h_f for the given e (n,). Entries of e
@@ -144,7 +141,7 @@ def outer_product(
     row = torch.zeros_like(observed[0])
     row[-1] = 1.0
     error = _ratio(weighted @ row, weights @ row.square())
-    for _ in range(rounds):
+    for _ in range(50):
         before = row
         row = _ratio(weighted.T @ error, weights.T @ error.square())
         if not (math.isfinite(float(row.sum())) and float(row[-1]) > 0):

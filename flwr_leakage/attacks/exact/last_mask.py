@@ -66,7 +66,6 @@ def maxima_mask(
     gradient: Tensor,
     active: Tensor,
     window: Pair,
-    rank_tolerance: float = 1e-6,
 ) -> Tensor:
     """Return the mask (1, N, H, W) of the last ReLU before max pooling with flattened outputs.
 
@@ -78,7 +77,6 @@ def maxima_mask(
         gradient: (N, C, 3, 3), the gradient of the convolution's weight.
         active: (N · windows,) booleans, true where the pooled outputs are positive.
         window: height and width of a window; together the windows cover a square.
-        rank_tolerance: singular values below this share of the largest count as zero.
 
     Raises:
         ValueError: the errors differ within windows, the pooled outputs are not those that the
@@ -96,7 +94,7 @@ def maxima_mask(
     shared = shared * active.reshape(shared.shape)
     left, singular, _ = torch.linalg.svd(gradient.flatten(1), full_matrices=False)
     count = covered[0] * covered[1]
-    if len(singular) < count or singular[count - 1] < rank_tolerance * singular[0]:
+    if len(singular) < count or singular[count - 1] < 1e-6 * singular[0]:
         raise ValueError(f"the masks must have rank {count}.")
     columns = torch.cat(
         [
@@ -111,7 +109,7 @@ def maxima_mask(
     return F.pad(mask, (0, width - covered[1], 0, height - covered[0]))
 
 
-def binary_columns(product: Tensor, count: int, tolerance: float = 0.05) -> Tensor:
+def binary_columns(product: Tensor, count: int) -> Tensor:
     """Return the columns of a binary B (N, P) from ``B A`` (N, Q), in any order.
 
     The P leading left singular vectors span the column space. P entries determine a vector of
@@ -121,7 +119,6 @@ def binary_columns(product: Tensor, count: int, tolerance: float = 0.05) -> Tens
     Args:
         product: ``B A`` (N, Q).
         count: the number of columns P, at most 20.
-        tolerance: how far the entries of a vector may be from 0 or 1.
 
     Raises:
         ValueError: the rank of ``B A`` is below P, or the space does not hold exactly P binary
@@ -149,7 +146,7 @@ def binary_columns(product: Tensor, count: int, tolerance: float = 0.05) -> Tens
     for rows in (to_all[: 4 * count], to_all):
         patterns = (bits[:, None] >> torch.arange(count)) & 1
         entries = patterns.to(product.dtype) @ rows.T
-        bits = bits[((entries - entries.round().clamp(0, 1)).abs() <= tolerance).all(1)]
+        bits = bits[((entries - entries.round().clamp(0, 1)).abs() <= 0.05).all(1)]
     if len(bits) != count:
         raise ValueError(f"{count} masks were expected, {len(bits)} binary vectors were found.")
     patterns = (bits[:, None] >> torch.arange(count)) & 1

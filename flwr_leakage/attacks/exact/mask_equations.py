@@ -31,7 +31,7 @@ from flwr_leakage.attacks.exact.known import Known
 from flwr_leakage.attacks.exact.masks import MaskEvidence, MaskSearch, proven_channels
 from flwr_leakage.attacks.exact.weight_equations import Whitened, root_mean_square
 from flwr_leakage.attacks.network.blur import relu_parts
-from flwr_leakage.attacks.solve.linearization import Products
+from flwr_leakage.attacks.solve.linearization import Linearized
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class MaskEquations:
         """Return ‖r‖² of the residuals r at an input; see :meth:`residual`."""
         return float(self.residual(inputs, blur).square().sum())
 
-    def linearise(self, inputs: Tensor, blur: float = 0.0, batch: int = 1) -> Products:
+    def linearise(self, inputs: Tensor, blur: float = 0.0, batch: int = 1) -> Linearized:
         """Return the residuals at an input, with products with their derivative J by x.
 
         Args:
@@ -130,7 +130,7 @@ class MaskEquations:
         stated = [each.values.T.flatten() for each in (self.gradient, self.own) if each is not None]
         right = torch.cat(stated)  # the right-hand sides of gaps and missed are zero
         value = value - F.pad(right, (0, value.shape[1] - len(right)))
-        return Products(value, push, lambda dual: pulled()(dual)[0])
+        return Linearized(value, push, lambda dual: pulled()(dual)[0])
 
     @cached_property
     def _unit(self) -> float:
@@ -247,21 +247,17 @@ class Hidden:
     @cached_property
     def equations(self) -> MaskEquations:
         """The equations that the proven masks, and the layer behind them, give for the input."""
-        return MaskEquations.of(self.before, self.link, self.known, self._own(), self.behind)
-
-    def _own(self) -> Whitened | None:
-        """Return the equations from the weight gradient of the channels with proven masks.
-
-        These are mostly fewer than the unknowns. It is ``None`` if there are none.
-        """
-        if self.evidence is None or not self.num_proven:
-            return None
-        errors = torch.where(self.known.mask.on, self.evidence.errors, 0.0)
-        matrix, right = self.link.equations(
-            errors.reshape(1, *self.link.output_shape), proven_channels(self.known.mask)
-        )
-        stated = Whitened.by_gram(matrix, right, self.negligible)
-        return stated.faded(self.noise) if stated.num_equations else None
+        own = None
+        if self.evidence is not None and self.num_proven:
+            # The weight gradient's equations of channels with proven masks, mostly fewer than
+            # unknowns.
+            errors = torch.where(self.known.mask.on, self.evidence.errors, 0.0)
+            matrix, right = self.link.equations(
+                errors.reshape(1, *self.link.output_shape), proven_channels(self.known.mask)
+            )
+            stated = Whitened.by_gram(matrix, right, self.negligible)
+            own = stated.faded(self.noise) if stated.num_equations else None
+        return MaskEquations.of(self.before, self.link, self.known, own, self.behind)
 
     def refine(self, inputs: Tensor) -> "Hidden":
         """Return the same ReLUs with the masks that a candidate input (1, *shape) proves."""

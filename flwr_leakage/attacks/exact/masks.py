@@ -193,8 +193,14 @@ class MaskSearch:
     def begin(self, evidence: MaskEvidence) -> Known:
         """Return what vertices of least sum prove, cut by the bias's gradient, of a (C, P)."""
         found: dict[int, tuple[Array, Array]] = {}
+        rows = evidence.equations.rows.numpy()
+        weighted = np.vstack([rows, np.full(rows.shape[1], SUM_WEIGHT)])
         for number in range(len(evidence.errors)):
-            solution = _least_sum(evidence.equations, number)
+            values = evidence.equations.values[:, number].numpy()
+            if evidence.equations.is_determined:
+                solution = (rows.T @ values).clip(0)
+            else:  # the nonnegative solution of least sum
+                solution, _ = nnls(weighted, np.append(values, 0.0), maxiter=10 * rows.shape[1])
             largest = float(solution.max())
             fewest = int((solution > LARGEST * largest).sum())
             most = int((solution > SMALLEST * largest).sum())
@@ -293,13 +299,3 @@ def channel_values(equations: Whitened, channel: int, active: Tensor) -> tuple[T
     variance = right.T.square() @ (noise / singular).square()
     variance += (1 - right.square().sum(dim=0)).clamp_min(0) * size
     return values, (variance < PRECISION**2 * size) & (values > 0)
-
-
-def _least_sum(equations: Whitened, channel: int) -> Array:
-    """Return the nonnegative solution (P,) of a channel's equations with the least sum."""
-    values = equations.values[:, channel].numpy()
-    if equations.is_determined:
-        return (equations.rows.T.numpy() @ values).clip(0)
-    rows = equations.rows.numpy()
-    rows = np.vstack([rows, np.full(rows.shape[1], SUM_WEIGHT)])
-    return nnls(rows, np.append(values, 0.0), maxiter=10 * rows.shape[1])[0]

@@ -155,7 +155,11 @@ def _find(problem: Problem, generator: torch.Generator) -> _Layout:
             f"no trained table of positions has a row of {width} for each of {count} patches."
         )
     targets = torch.zeros(1, dtype=torch.int64, device=like.device)
-    zero = _zero(problem)
+    zero = [  # the trained matrices that are all zero
+        name
+        for name, value in problem.params.items()
+        if name in trained and value.ndim > 1 and not bool(value.any())
+    ]
     # Layers that start at zero let no gradient through, and where the patches are does not depend
     # on them.
     drawn = {
@@ -191,15 +195,6 @@ def _find(problem: Problem, generator: torch.Generator) -> _Layout:
             if float(off.norm() / weight.norm()) < SAME:
                 return _Layout(layer, table, offset, count, size, image)
     raise ValueError("no trained table is added to the patches, position by position.")
-
-
-def _zero(problem: Problem) -> list[str]:
-    """Return the trained matrices that are all zero."""
-    return [
-        name
-        for name, value in problem.params.items()
-        if name in problem.gradient_map.trained and value.ndim > 1 and not bool(value.any())
-    ]
 
 
 def _patches(

@@ -138,15 +138,13 @@ def fade(
     return prior.inputs(end.point), value
 
 
-def eigenvalues_kept(many: int = 100, served: int = 1000) -> Kept[LowRank]:
+def eigenvalues_kept(many: int = 100) -> Kept[LowRank]:
     """Return the place of the eigenvalues that serve several steps, empty before a slow step.
 
     Args:
         many: number of iterations of conjugate gradients above which a step counts as slow.
-        served: number of iterations that the eigenvalues serve at least. They cost about half as
-            many; see :func:`approximate`.
     """
-    return Kept(many, served, is_due=False)
+    return Kept(many, 1000, is_due=False)
 
 
 def approximate(
@@ -402,8 +400,16 @@ def fit_through_relus(
     if budget.is_spent:
         return ReluFit(candidates, hidden, stopped=True)
     if is_met and hidden.num_proven and prior.grey.numel() <= MOST_UNKNOWNS:
-        exact, hidden = _solve_exactly(hidden, candidates[-1].inputs, newton, budget)
-        candidates += exact
+
+        def problem_at(inputs: Tensor) -> LeastSquares | None:
+            nonlocal hidden
+            if budget.is_spent:
+                return None
+            hidden = hidden.refine(inputs)  # every step first tries to prove more masks
+            return least_squares(hidden.equations, inputs)
+
+        found = newton.iterates(problem_at, candidates[-1].inputs)
+        candidates += [FittedInput("exact equations", each) for each in found]
     stopped = budget.is_spent
     return ReluFit([best_of(candidates, hidden.equations)], hidden, stopped)
 
@@ -411,25 +417,6 @@ def fit_through_relus(
 def best_of(candidates: Sequence[FittedInput], equations: MaskEquations) -> FittedInput:
     """Return the candidate that meets equations best."""
     return min(candidates, key=lambda each: equations.sum_of_squares(each.inputs))
-
-
-def _solve_exactly(
-    hidden: Hidden, start: Tensor, newton: DampedGaussNewton, budget: Budget
-) -> tuple[list[FittedInput], Hidden]:
-    """Return the iterates of Gauss–Newton without a prior, and the ReLUs.
-
-    Every step first tries to prove more masks.
-    """
-
-    def problem_at(inputs: Tensor) -> LeastSquares | None:
-        nonlocal hidden
-        if budget.is_spent:
-            return None
-        hidden = hidden.refine(inputs)
-        return least_squares(hidden.equations, inputs)
-
-    found = newton.iterates(problem_at, start)
-    return [FittedInput("exact equations", inputs) for inputs in found], hidden
 
 
 def least_squares(equations: MaskEquations, inputs: Tensor) -> LeastSquares:

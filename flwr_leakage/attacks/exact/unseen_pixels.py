@@ -89,13 +89,12 @@ class Bounds:
         shift = torch.where(width.isfinite(), precision * middle, 0.0)
         return cls(forms, low, high, precision, shift)
 
-    def renewed(self, mean: Tensor, covariance: Tensor, damping: float = 0.5) -> "Bounds":
+    def renewed(self, mean: Tensor, covariance: Tensor) -> "Bounds":
         """Return bounds whose factors are moved towards the truncated laws' moments.
 
         Args:
             mean: posterior mean (u,) of the unseen pixels.
             covariance: posterior covariance (u, u) of the unseen pixels.
-            damping: share of the way to the new factors, below 1 as all of them move at once.
         """
         means = self.forms @ mean
         variances = ((self.forms @ covariance) * self.forms).sum(1).clamp_min(0)
@@ -109,8 +108,8 @@ class Bounds:
         shift = own_mean / own_variance - centre * rest
         return replace(
             self,
-            precision=torch.where(is_told, self.precision.lerp(precision, damping), self.precision),
-            shift=torch.where(is_told, self.shift.lerp(shift, damping), self.shift),
+            precision=torch.where(is_told, self.precision.lerp(precision, 0.5), self.precision),
+            shift=torch.where(is_told, self.shift.lerp(shift, 0.5), self.shift),
         )
 
 
@@ -134,8 +133,6 @@ def fill_unseen(
     order: InputOrder,
     found: PrunedPass,
     budget: Budget = UNLIMITED,
-    max_turns: int = 60,
-    settled_share: float = 1e-6,
 ) -> Filled | None:
     """Return an image with the posterior mean of its unseen pixels, or None if they are too many.
 
@@ -146,9 +143,6 @@ def fill_unseen(
         order: the order in which the first layer takes the pixels.
         found: the facts that the update gives about the pass, in double precision.
         budget: CPU seconds, checked before each turn.
-        max_turns: largest number of linearisations.
-        settled_share: the mean counts as settled if no pixel changes by more than this share of the
-            image's deviation from grey.
 
     Returns:
         The image, or ``None`` if the prior's matrix would exceed :data:`MOST_ENTRIES`.
@@ -169,14 +163,14 @@ def fill_unseen(
     bounds = _bounds(spec, order, layers, found.features, base, unseen)
     mean, covariance = _posterior(precision, shift, bounds, None)
     stopped = settled = False
-    for _ in range(max_turns):
+    for _ in range(60):
         stopped = budget.is_spent
         if stopped:
             break
         equations = _linearised(layers, found.features, base, blur, unseen, mean, covariance)
         before = mean
         mean, covariance = _posterior(precision, shift, bounds, equations)
-        settled = float((mean - before).abs().max()) <= settled_share * spread
+        settled = float((mean - before).abs().max()) <= 1e-6 * spread
         if settled:
             break
         bounds = bounds.renewed(mean, covariance)

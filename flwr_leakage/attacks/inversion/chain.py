@@ -34,6 +34,7 @@ from flwr_leakage.attacks.inversion.chain_stages import (
 from flwr_leakage.attacks.network.activations import Elementwise
 from flwr_leakage.attacks.network.calls import Affine, Geometry, Pool
 from flwr_leakage.attacks.network.trace import Step, Trace
+from flwr_leakage.attacks.solve.linearization import Linearized
 from flwr_leakage.params import Params
 
 MOST_PATCH_ENTRIES = 1_000_000
@@ -189,15 +190,10 @@ class Top:
     curvature: Tensor
 
 
-class ChainLinearization:
+class ChainLinearization(Linearized):
     """F's gradients and ``Top.told`` at a point, with products with their Jacobian.
 
-    It has the interface of :class:`~flwr_leakage.attacks.solve.linearization.Linearization` for a
-    flat function: the gradients of the chain's names, then ``Top.told`` (B, n).
-
-    Attributes:
-        value: (P,) value at the point.
-        products: number of products with J or its transpose so far.
+    The value holds the gradients of the chain's names, then ``Top.told`` (B, n).
     """
 
     def __init__(

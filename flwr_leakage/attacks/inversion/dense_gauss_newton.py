@@ -24,7 +24,7 @@ from flwr_leakage.attacks.one_by_one import OneByOne
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.settings import require
 from flwr_leakage.attacks.solve.descent import Iterate, Posed, Shortening, descend
-from flwr_leakage.attacks.solve.linearization import Linearization, Products
+from flwr_leakage.attacks.solve.linearization import Linearization, Linearized
 from flwr_leakage.attacks.solve.posterior import Kept, Posterior, Solver
 from flwr_leakage.attacks.starts import Grey, Initialisation
 from flwr_leakage.records import Batch, Reconstruction
@@ -78,7 +78,6 @@ class DenseGaussNewton(OneByOne):
             ``None`` for a start.
         max_entries: largest number of entries of the Jacobian without the rows of entries within
             their bounds; a larger one is refused.
-        chunk_size: number of columns of J that are computed together.
     """
 
     purpose: ClassVar[str] = "dense gauss newton"
@@ -92,7 +91,6 @@ class DenseGaussNewton(OneByOne):
     initialisation: Initialisation = field(default_factory=Grey)
     ahead: GaussNewton | None = None
     max_entries: int = 100_000_000
-    chunk_size: int = 128
 
     def __post_init__(self) -> None:
         require(self, "be at least 1", "steps", "starts")
@@ -115,7 +113,7 @@ class DenseGaussNewton(OneByOne):
         if calls_kinks(problem):
             raise ValueError("the network must be smooth, and has ReLUs or max pooling.")
         targets = assume_targets(problem, self.labels, generator).values
-        model = Jacobian(problem, targets, self.chunk_size, self.max_entries)
+        model = Jacobian(problem, targets, self.max_entries)
         equations = _Equations.of(problem, model, self.model_error)
         likelihood, prior = equations.likelihood, equations.prior
         model.require(int((likelihood.bounds == 0).sum()))  # before passes of a large network
@@ -304,7 +302,7 @@ class _Run:
             return pulled + (rows * dual)[-model.size :].reshape(inputs.shape) / prior.scale
 
         # The derivative of the residuals that are not within bounds or the pixels' range.
-        here = Products(wrong, push, pull)
+        here = Linearized(wrong, push, pull)
         posterior = Posterior(here, prior, weights, wrong, at.point, wrong_at)
         # A larger residual than 1e-4, in the norm of the preconditioner, would fill the directions
         # that the gradient hardly determines with errors.
@@ -358,7 +356,7 @@ class _Run:
         return cholesky(matrix, 0.0)[0]
 
 
-def _is_stalled(misfits: list[float], steps: int = 3) -> bool:
-    """Return whether the misfit is no noise, and 0.8 of it or more remained over the last steps."""
-    lately = misfits[-1 - steps :]
-    return len(lately) > steps and lately[-1] > max(FITTED_MISFIT, 0.8 * lately[0])
+def _is_stalled(misfits: list[float]) -> bool:
+    """Return whether the misfit is no noise, and 0.8 of it or more remained over three steps."""
+    lately = misfits[-4:]
+    return len(lately) > 3 and lately[-1] > max(FITTED_MISFIT, 0.8 * lately[0])

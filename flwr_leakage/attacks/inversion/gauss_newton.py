@@ -264,7 +264,6 @@ class GaussNewton(OneByOne):
         likelihood: Likelihood,
         budget: Budget,
         start: Tensor | None,
-        at_once: int = 3,
     ) -> "tuple[_Model, int, int, int]":
         """Return the model under better labels, and the numbers of changes, products and steps.
 
@@ -273,8 +272,6 @@ class GaussNewton(OneByOne):
             likelihood: the observed values of the gradient.
             budget: a limit that is checked between rounds of trials.
             start: (B, C, H, W) coordinates at which the runs start; ``None`` for grey.
-            at_once: number of changes that are compared before the best is taken. Several are
-                compared because classes may be nearly tied.
         """
         problem = model.problem
         if problem.num_samples == 1 or not problem.is_single_gradient:
@@ -295,10 +292,11 @@ class GaussNewton(OneByOne):
             # A residual below 0.03 of a sample's share asks for no change.
             if float(residual.abs().max()) * problem.num_samples < 0.03:
                 break
-            moves = label_moves(model.targets, residual, at_once + len(tried))
+            # Three changes are compared before the best is taken, as classes may be nearly tied.
+            moves = label_moves(model.targets, residual, 3 + len(tried))
             moves = [targets for targets in moves if tuple(targets.tolist()) not in tried]
             rivals = []
-            for targets in moves[: min(at_once, self.label_trials - trials)]:
+            for targets in moves[: min(3, self.label_trials - trials)]:
                 tried.add(tuple(targets.tolist()))
                 trials += 1
                 other = replace(model, targets=targets)

@@ -12,7 +12,7 @@ from flwr_leakage.attacks.base import ProgressCallback, Reporter, failure, requi
 from flwr_leakage.attacks.budget import Budget, Stopwatch, stop_mark
 from flwr_leakage.attacks.inversion.evaluation import Batching, Candidates, Evaluator
 from flwr_leakage.attacks.inversion.objectives import Euclidean, Objective, Prior
-from flwr_leakage.attacks.inversion.order import OrderSearch, has_order, local_steps_of
+from flwr_leakage.attacks.inversion.order import OrderSearch, local_steps_of
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.attacks.labels.assumed import (
     AssumedTargets,
@@ -135,7 +135,7 @@ class GradientInversion:
         like = problem.like
         assumed = assume_targets(problem, self.labels, job.generator(index, "labels"))
         steps = local_steps_of(problem)
-        ordered = self._searches_order(assumed) and has_order(steps)
+        ordered = self._searches_order(assumed) and len(set(steps.tolist()) - {-1}) > 1
         if self.order and self.order.required and not ordered:
             raise ValueError("the order of the samples is known, or makes no difference.")
         stream = job.generator(index, "inversion")
@@ -196,7 +196,10 @@ class GradientInversion:
         watch = Stopwatch()
         rows = _Rows.of(chunk)
         bounds = rows.project if self.box else None
-        batching = self._choose_batching(rows)
+        batching = self.batching
+        if batching == "auto":  # one pass for as many rows as memory allows
+            size = sum(value.numel() for value in rows.problems[0].params.values())
+            batching = "vmap" if 1 < len(rows.points) <= self.max_entries / size else "loop"
         if self._searches_order(rows.assumed):
             rows = self._search_order(rows, batching, report, budget)
         evaluate = self._evaluator(rows, batching)
@@ -208,13 +211,6 @@ class GradientInversion:
             _reconstruction(rows, found, row, {**stats, "initial_objective": begun.values[row]})
             for row in range(len(rows.points))
         ]
-
-    def _choose_batching(self, rows: "_Rows") -> Batching:
-        """Return the batching that is set, or one pass for as many rows as memory allows."""
-        if self.batching != "auto":
-            return self.batching
-        size = sum(value.numel() for value in rows.problems[0].params.values())
-        return "vmap" if 1 < len(rows.points) <= self.max_entries / size else "loop"
 
     def _search_order(
         self, rows: "_Rows", batching: Batching, report: Reporter, budget: Budget

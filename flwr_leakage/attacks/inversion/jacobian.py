@@ -10,21 +10,19 @@ from flwr_leakage.attacks.budget import UNLIMITED, Budget, Stopwatch
 from flwr_leakage.attacks.network.activations import Elementwise
 from flwr_leakage.attacks.network.blur import has_kinks as names_kinks
 from flwr_leakage.attacks.network.linear import traced
-from flwr_leakage.attacks.network.trace import Step
 from flwr_leakage.attacks.problem import Problem, simulate_rounds
 from flwr_leakage.params import ravel
 from flwr_leakage.records import Batch
 from flwr_leakage.spectral.image_prior import ImagePrior
 
 
-def gram_seconds(rows: Tensor, panel: int = 512) -> float:
+def gram_seconds(rows: Tensor) -> float:
     """Return about how many CPU seconds ``gram(rows)`` takes, from the time of one of its blocks.
 
     Args:
         rows: (n, k) the matrix A of ``A Aᵀ``.
-        panel: the number of rows in a block, of which ``gram`` computes (n / panel)² / 2.
     """
-    block, watch = rows[:panel], Stopwatch()
+    block, watch = rows[:512], Stopwatch()
     block @ block.T
     return watch.seconds * (len(rows) / len(block)) ** 2 / 2
 
@@ -40,13 +38,11 @@ class Jacobian:
     Attributes:
         problem: the problem in double precision.
         targets: the labels of the samples.
-        chunk_size: number of columns that are computed together.
         max_entries: largest number of entries of a Jacobian; a larger one is refused.
     """
 
     problem: Problem
     targets: Tensor
-    chunk_size: int = 128
     max_entries: int = 200_000_000
 
     def require(self, entries: int) -> None:
@@ -122,7 +118,7 @@ class Jacobian:
     ) -> Tensor | None:
         found = []
         basis = torch.eye(inputs.numel(), dtype=inputs.dtype).reshape(-1, *inputs.shape)
-        for block in basis.split(self.chunk_size):
+        for block in basis.split(128):
             if budget.is_spent:
                 return None
             columns = torch.func.vmap(lambda v: torch.func.jvp(function, (inputs,), (v,))[1])(block)
@@ -143,14 +139,14 @@ def calls_kinks(problem: Problem) -> bool:
     """
     grey = torch.full((1, *problem.spec.shape), 0.5)
     inputs = problem.spec.normalize(grey).to(problem.like)
-    return any(_meets_kink(step) for step in traced(problem, inputs).steps)
-
-
-def _meets_kink(step: Step) -> bool:
-    if not isinstance(step.op, Elementwise):
-        return names_kinks(step.op)
-    least, most = float(step.inputs.min()), float(step.inputs.max())
-    return any(least <= place <= most for place, _ in step.op.activation.kinks)
+    for step in traced(problem, inputs).steps:
+        if isinstance(step.op, Elementwise):
+            least, most = float(step.inputs.min()), float(step.inputs.max())
+            if any(least <= place <= most for place, _ in step.op.activation.kinks):
+                return True
+        elif names_kinks(step.op):
+            return True
+    return False
 
 
 def is_rough(problem: Problem, num_lines: int = 3, num_points: int = 33) -> bool:

@@ -23,6 +23,9 @@ from flwr_leakage.attacks.starts import Grey, Initialisation
 from flwr_leakage.records import Reconstruction
 from flwr_leakage.spectral.cholesky import gram
 
+REWEIGHTINGS = 5
+"""Number of least-squares solutions in a step, each with half the limit of the one before."""
+
 
 @dataclass(frozen=True)
 class LeastAbsolute(OneByOne):
@@ -37,27 +40,23 @@ class LeastAbsolute(OneByOne):
 
     Attributes:
         steps: largest number of steps, ≥ 1.
-        reweightings: number of least-squares solutions in a step, ≥ 1.
         tolerance: relative squared distance of gradients at which the attack stops.
         labels: the inference of labels that the threat model does not grant.
         initialisation: the first candidate. From grey most masks are wrong.
         max_entries: largest number of entries of the Jacobian without the rows of entries within
             their bounds; a larger one is refused.
-        chunk_size: number of columns of J that are computed together.
     """
 
     purpose: ClassVar[str] = "least absolute"
 
     steps: int = 25
-    reweightings: int = 5
     tolerance: float = 1e-12
     labels: LabelInference = field(default_factory=AutomaticLabels)
     initialisation: Initialisation = field(default_factory=Grey)
     max_entries: int = 100_000_000
-    chunk_size: int = 96
 
     def __post_init__(self) -> None:
-        require(self, "be at least 1", "steps", "reweightings")
+        require(self, "be at least 1", "steps")
 
     def solve(
         self, problem: Problem, generator: torch.Generator, restart: int, budget: Budget
@@ -72,7 +71,7 @@ class LeastAbsolute(OneByOne):
         if not has_kinks(problem):
             raise ValueError("the network must have ReLUs or max pooling, and is smooth.")
         targets = assume_targets(problem, self.labels, generator).values
-        model = Jacobian(problem, targets, self.chunk_size, self.max_entries)
+        model = Jacobian(problem, targets, self.max_entries)
         likelihood = Likelihood.of([posed.gradient for posed in problem.rounds], None)
 
         def residual_at(inputs: Tensor) -> Tensor:
@@ -93,8 +92,8 @@ class LeastAbsolute(OneByOne):
             if transposed is None:
                 stopped = True
                 return None
-            rounds = budget.affordable(self.reweightings, gram_seconds(transposed))
-            stopped = rounds < self.reweightings
+            rounds = budget.affordable(REWEIGHTINGS, gram_seconds(transposed))
+            stopped = rounds < REWEIGHTINGS
             if not rounds:
                 return None
             wanted = (residual.sign() * excess)[rows]

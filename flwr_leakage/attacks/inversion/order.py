@@ -39,11 +39,6 @@ def local_steps_of(problem: Problem) -> Int[Tensor, " N"]:
     return step
 
 
-def has_order(steps: Int[Tensor, " N"]) -> bool:
-    """Return whether samples are used in several steps; see :func:`local_steps_of`."""
-    return len(set(steps.tolist()) - {-1}) > 1
-
-
 @dataclass(frozen=True)
 class OrderSearch:
     """Alternate between short fits and exchanging samples between steps, from several starts.
@@ -58,19 +53,15 @@ class OrderSearch:
         starts: number of starts that compete, ≥ 1.
         turns: number of turns of each start, ≥ 0.
         iterations: largest number of iterations of the optimizer in the fit of a turn, ≥ 1.
-        relabel: whether moves may change labels.
         max_moves: largest number of moves that are tried at once, ≥ 1. If there are more, some are
             drawn at random.
-        improvement: least relative decrease of the objective for which a move is made, in (0, 1).
         required: whether updates are refused if the order is known or makes no difference.
     """
 
     starts: int = 4
     turns: int = 3
     iterations: int = 30
-    relabel: bool = True
     max_moves: int = 256
-    improvement: float = 1e-3
     required: bool = False
 
     def __post_init__(self) -> None:
@@ -79,8 +70,6 @@ class OrderSearch:
         for name in ("starts", "iterations", "max_moves"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        if not 0 < self.improvement < 1:
-            raise ValueError(f"improvement must lie in (0, 1), got {self.improvement}.")
 
     def search(
         self,
@@ -117,7 +106,7 @@ class OrderSearch:
             evaluate = evaluator(targets, orders)
             targets, orders = targets.clone(), orders.clone()
             for row in range(len(points)):
-                trusts = not self.relabel or (turn == 0 and row % self.starts % 2 == 0)
+                trusts = turn == 0 and row % self.starts % 2 == 0
                 orders[row], targets[row], values[row] = self.improve(
                     orders[row],
                     targets[row],
@@ -164,7 +153,7 @@ class OrderSearch:
             orders, labels = orders[chosen], labels[chosen]
             found = values(orders, labels)
             best = int(torch.where(found.isfinite(), found, torch.inf).argmin())
-            if not float(found[best]) < (1 - self.improvement) * value:
+            if not float(found[best]) < (1 - 1e-3) * value:
                 break
             order, targets, value = orders[best], labels[best], float(found[best])
         return order, targets, value

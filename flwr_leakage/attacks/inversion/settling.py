@@ -211,17 +211,13 @@ class Doubts:
         return posterior, *solvers
 
 
-def spreads(
-    model: Equations, centre: Tensor, draws: Sequence[Tensor], pooled: float = 2.0
-) -> list[Tensor]:
+def spreads(model: Equations, centre: Tensor, draws: Sequence[Tensor]) -> list[Tensor]:
     """Return the posterior deviations of the inputs of every ReLU and pooling, each in its shape.
 
     Args:
         model: the equations that have these units.
         centre: images (B, C, H, W).
         draws: the same images, drawn from the posterior.
-        pooled: weight of the channel's mean square in that of each unit, in draws. A few draws
-            alone would estimate it badly. The default was chosen on development draws; no table.
     """
     middle = model.kinks(centre)
     sums = [torch.zeros_like(each) for each in middle]
@@ -232,6 +228,7 @@ def spreads(
     for total in sums:
         axes = [axis for axis in range(total.ndim) if axis > 1]
         shared = total.mean(axes, keepdim=True) / len(draws)
-        squares = (total + pooled * shared) / (len(draws) + pooled)
+        # A few draws alone would estimate a unit badly: its channel counts as two more (no table).
+        squares = (total + 2.0 * shared) / (len(draws) + 2.0)
         found.append(squares.sqrt())
     return found

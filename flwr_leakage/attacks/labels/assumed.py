@@ -53,18 +53,9 @@ class SignOfGradient:
         weight = find_last_layer(problem).weight
         if weight not in problem.gradient_map.trained:
             raise ValueError("labels are read from the last layer's gradient, and it is frozen.")
-        return idlg_label(_row_coefficients(problem.gradient[weight]))
-
-
-def _row_coefficients(weight_gradient: Tensor) -> Tensor:
-    """Return the logit error u (K,), up to a positive factor, of a rank-one gradient u hᵀ.
-
-    The product leaves the sign of u open. A logit error has one negative entry, which is the
-    largest in magnitude.
-    """
-    left, _, _ = torch.linalg.svd(weight_gradient, full_matrices=False)
-    error = left[:, 0]
-    return torch.where(error[error.abs().argmax()] > 0, -error, error)
+        # That leaves the sign open. The one negative entry is the largest in magnitude.
+        error = torch.linalg.svd(problem.gradient[weight], full_matrices=False).U[:, 0]
+        return idlg_label(torch.where(error[error.abs().argmax()] > 0, -error, error))
 
 
 @dataclass(frozen=True)
@@ -128,12 +119,10 @@ class AutomaticLabels:
     """The label attack that uses iDLG for one sample, and class counts for several samples.
 
     Attributes:
-        single: the label attack for one sample.
         otherwise: the label attack for one sample if no trained layer gives the logits.
         batch: the label attack for several samples.
     """
 
-    single: SignOfGradient = field(default_factory=SignOfGradient)
     otherwise: NearestGradient = field(default_factory=NearestGradient)
     batch: ClassCounts = field(default_factory=ClassCounts)
 
@@ -142,7 +131,7 @@ class AutomaticLabels:
         if problem.num_samples > 1:
             return self.batch(problem, generator)
         try:
-            return self.single(problem, generator)
+            return SignOfGradient()(problem, generator)
         except ValueError:
             return self.otherwise(problem, generator)
 

@@ -179,7 +179,6 @@ def replayed_softmax(
     bias_gradient: Float[Tensor, " K"],
     learning_rate: float,
     num_steps: int,
-    sweeps: int = 50,
 ) -> Float[Tensor, " K"]:
     """Return the mean softmax p̄ (K,) over a client's local steps, by a replay of the last layer.
 
@@ -193,13 +192,12 @@ def replayed_softmax(
         bias_gradient: ∂L/∂b (K,) of the last layer, averaged over the steps.
         learning_rate: η.
         num_steps: number of local steps.
-        sweeps: number of fixed-point sweeps.
     """
     mean = logits.softmax(dim=1).mean(dim=0)
     if num_steps == 1:
         return mean
     rate = learning_rate * (1 + squared_feature_norm)
-    for _ in range(sweeps):
+    for _ in range(50):
         frequencies = (mean - bias_gradient).clamp_min(0)
         frequencies = frequencies / frequencies.sum().clamp_min(1e-12)
         moved, total = logits, torch.zeros_like(mean)
@@ -223,7 +221,6 @@ class ClassCounts:
             gradient), or ``dummies`` (random images in the data's box, or public ones). Networks
             that do not end in a linear layer have no such vector: in one step p̄ then comes from
             dummies.
-        num_dummies: number of random images whose softmax is averaged, ≥ 1.
         public: (M, C, H, W) public images in model space, used in place of random ones.
         signs: whether the span of the last layer's gradient is used: samples that it tells apart
             (:func:`flwr_leakage.attacks.labels.head.told_labels`) keep their labels, and classes
@@ -231,15 +228,12 @@ class ClassCounts:
     """
 
     softmax: Literal["features", "dummies"] = "features"
-    num_dummies: int = 64
     public: Tensor | None = field(default=None, compare=False, repr=False)
     signs: bool = True
 
     def __post_init__(self) -> None:
         if self.softmax not in ("features", "dummies"):
             raise ValueError(f"softmax must be 'features' or 'dummies', got {self.softmax!r}.")
-        if self.num_dummies < 1:
-            raise ValueError(f"num_dummies must be at least 1, got {self.num_dummies}.")
 
     def __call__(self, problem: Problem, generator: torch.Generator) -> Int[Tensor, " B"]:
         """Return the labels (B,) in ascending order, with repetitions.
@@ -306,7 +300,7 @@ class ClassCounts:
     def _images(self, spec: InputSpec, generator: torch.Generator) -> Tensor:
         if self.public is not None:
             return self.public
-        return spec.normalize(torch.rand(self.num_dummies, *spec.shape, generator=generator))
+        return spec.normalize(torch.rand(64, *spec.shape, generator=generator))
 
 
 def label_moves(targets: Tensor, bias_residual: Tensor, most: int) -> list[Tensor]:

@@ -160,21 +160,14 @@ def split_head(problem: Problem, generator: torch.Generator) -> HeadSamples:
             misses += 1
         elif not found.is_whole:
             rest, lift = factor.remainder(found.duals, found.columns.T)
-    return _refined(found, matrix, offset, targets)
-
-
-def _refined(found: HeadSamples, matrix: Tensor, offset: Tensor, targets: Tensor) -> HeadSamples:
-    """Return the samples with duals that solve the equations of the whole gradient.
-
-    What is left of a gradient without other samples holds the errors of these.
-    """
-    equations = _Equations.of(matrix, offset, found.factor, targets)
-    own = targets[found.labels]
+    # What is left of a gradient without other samples holds the errors of these. So the duals are
+    # solved once more by the equations of the whole gradient.
+    equations, own = _Equations.of(matrix, offset, factor, targets), targets[found.labels]
     points = (found.duals - equations.origin) @ equations.directions.T
     points, _ = equations.descend(points, own)
     duals = equations.origin + points @ equations.directions
-    softmax = (duals @ found.factor.right @ matrix.T + offset).softmax(1)
-    return replace(found, duals=duals, errors=(softmax - own) / found.factor.rank)
+    softmax = (duals @ factor.right @ matrix.T + offset).softmax(1)
+    return replace(found, duals=duals, errors=(softmax - own) / factor.rank)
 
 
 def told_labels(problem: Problem) -> Int[Tensor, " k"]:

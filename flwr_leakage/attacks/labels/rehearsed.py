@@ -217,7 +217,9 @@ class Rehearsals:
         shares = []
         try:
             for each in self.made:
-                posed = _with_update(self.problem, each.delta, self.schedule_steps)
+                gradient = scale(each.delta, -1 / self.problem.schedule.learning_rate)
+                schedule = replace(self.problem.schedule, num_steps=self.schedule_steps)
+                posed = replace(self.problem, gradient=gradient, schedule=schedule)
                 shares.append(share_right(_replay(posed), each.truth))
         except ValueError:  # no linear layer, another optimizer, or too many steps
             return []
@@ -300,11 +302,6 @@ def _replay(problem: Problem) -> Tensor:
     return counts / counts.sum()
 
 
-def _with_update(problem: Problem, delta: Params, steps: int) -> Problem:
-    gradient = scale(delta, -1 / problem.schedule.learning_rate)
-    return replace(problem, gradient=gradient, schedule=replace(problem.schedule, num_steps=steps))
-
-
 def _best_rate(method: Callable[[Shift, float], Tensor], made: Sequence[_Rehearsed]) -> float:
     """Return the rate with most labels right in all rehearsals together."""
 
@@ -328,7 +325,7 @@ def _shift(problem: Problem, delta: Params, probes: Tensor, bias: str | None) ->
 
 
 def _dummies(
-    problem: Problem, goal: float, per_class: int, stream: torch.Generator, iterations: int = 12
+    problem: Problem, goal: float, per_class: int, stream: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """Return inputs (K·M, C, H, W), M of each class in their order, and their classes.
 
@@ -346,7 +343,7 @@ def _dummies(
         return spec.clamp(prior.inputs(codes)).to(like)
 
     targets = classes.to(like.device)
-    for _ in range(iterations):
+    for _ in range(12):
         codes.requires_grad_(True)
         log_softmax = problem.logits(inputs(codes)).log_softmax(1)
         (gradient,) = torch.autograd.grad(-F.nll_loss(log_softmax, targets, reduction="sum"), codes)

@@ -194,7 +194,16 @@ def measure(forward: Callable[[], object]) -> list[Tensor]:
         a scalar, the root mean square over units of their deviations over the batch. Each is at
         least 1e-3 of the call's root mean square deviation, and 1 if none of these is above zero.
     """
-    return [_deviation(inputs) for inputs in kink_inputs(forward)]
+    found = []
+    for inputs in kink_inputs(forward):
+        if inputs.ndim <= 2:
+            own = inputs.var(dim=0).mean().sqrt()
+        else:
+            own = inputs.std(dim=[axis for axis in range(inputs.ndim) if axis != 1], keepdim=True)
+        layer = own.square().mean().sqrt()
+        # A channel whose inputs do not vary has a deviation of zero, by which no blur could divide.
+        found.append(own.clamp_min(1e-3 * layer) if bool(layer > 0) else torch.ones_like(own))
+    return found
 
 
 def kink_inputs(forward: Callable[[], object]) -> list[Tensor]:
@@ -202,21 +211,6 @@ def kink_inputs(forward: Callable[[], object]) -> list[Tensor]:
     with torch.no_grad():
         steps = Trace.of(forward).steps
     return [step.inputs.detach().clone() for step in steps if has_kinks(step.op)]
-
-
-def _deviation(inputs: Tensor) -> Tensor:
-    """Return the standard deviations of one call's inputs; see :func:`measure`.
-
-    A channel whose inputs do not vary has a deviation of zero, by which the blur could not divide.
-    So none is less than 1e-3 of the call's.
-    """
-    if inputs.ndim <= 2:
-        found = inputs.var(dim=0).mean().sqrt()
-    else:
-        axes = [axis for axis in range(inputs.ndim) if axis != 1]
-        found = inputs.std(dim=axes, keepdim=True)
-    layer = found.square().mean().sqrt()
-    return found.clamp_min(1e-3 * layer) if bool(layer > 0) else torch.ones_like(found)
 
 
 class _Bent(torch.autograd.Function):

@@ -103,27 +103,20 @@ def input_orders(problem: Problem) -> list[tuple[LinearUse, InputOrder]]:
     uses = traced(problem, probes.reshape(-1, *problem.spec.shape)).linear
     found = []
     for use in uses:
-        order = _order(use.inputs, probes) if use.inputs.shape == probes.shape else None
-        if order is not None:
-            found.append((use, order))
+        if use.inputs.shape != probes.shape:
+            continue
+        offset, full, ranked, passed = use.inputs
+        scale = full - offset
+        if not bool(scale.all()):
+            continue
+        positions = ((ranked - offset) / scale * (size - 1)).round().long()
+        if not torch.equal(positions.sort().values, torch.arange(size).to(positions)):
+            continue
+        expected = scale * probes[3][positions] + offset
+        rounding = FLOAT32_RELATIVE_ERROR * float(passed.abs().max())
+        if float((expected - passed).abs().max()) <= rounding:
+            found.append((use, InputOrder(positions, scale, offset)))
     return found
-
-
-def _order(inputs: Tensor, probes: Tensor) -> InputOrder | None:
-    offset, full, ranked, drawn = inputs
-    scale, size = full - offset, probes.shape[1]
-    if not bool(scale.all()):
-        return None
-    positions = ((ranked - offset) / scale * (size - 1)).round().long()
-    if not torch.equal(positions.sort().values, torch.arange(size).to(positions)):
-        return None
-    expected = scale * probes[3][positions] + offset
-    # A float32 pass may differ by this relative error.
-    if not float((expected - drawn).abs().max()) <= FLOAT32_RELATIVE_ERROR * float(
-        drawn.abs().max()
-    ):
-        return None
-    return InputOrder(positions, scale, offset)
 
 
 def find_last_layer(problem: Problem) -> LinearUse:

@@ -202,8 +202,12 @@ class Trace(FunctionMode):
             op = replace(op, name=name, bias_name=bias)
         if op is None:
             return self._other(run)
-        if self._records:
-            op = self._prepared(op)
+        if self._records and isinstance(op, Elementwise) and op.in_place:
+            written, op = op.inputs, replace(op, inputs=op.inputs.clone())
+            self.steps = [
+                replace(step, outputs=op.inputs) if step.outputs is written else step
+                for step in self.steps
+            ]
         outputs: Tensor = run() if self._answer is None else self._answer(op, run)
         if isinstance(op, Affine) and op.bias is None and not op.is_convolution and op.name:
             self._products[id(outputs)] = op
@@ -211,16 +215,6 @@ class Trace(FunctionMode):
         if self._records:
             self._record(op, outputs, function)
         return outputs
-
-    def _prepared(self, op: Op) -> Op:
-        """Return the call with inputs that it does not change."""
-        if isinstance(op, Elementwise) and op.in_place:
-            written, op = op.inputs, replace(op, inputs=op.inputs.clone())
-            self.steps = [
-                replace(step, outputs=op.inputs) if step.outputs is written else step
-                for step in self.steps
-            ]
-        return op
 
     def _record(self, op: Op, outputs: Tensor, function: Callable[..., Any]) -> None:
         if isinstance(op, Affine) and op.product is not None:

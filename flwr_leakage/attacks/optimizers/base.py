@@ -104,9 +104,6 @@ class Adam:
             tanh, in units of the row's mean absolute gradient).
         decay: decay of the learning rate: ``none``, ``step`` (a tenth after 3/8, 5/8 and 7/8 of
             all steps) or ``cosine`` (to zero).
-        beta1: decay of the first moment.
-        beta2: decay of the second moment.
-        eps: number that is added to the root of the second moment.
         tolerance: objective at which a row is finished.
     """
 
@@ -114,9 +111,6 @@ class Adam:
     learning_rate: float = 0.1
     sign: Literal["none", "hard", "soft"] = "none"
     decay: Literal["none", "step", "cosine"] = "none"
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
     tolerance: float = 0.0
 
     def __post_init__(self) -> None:
@@ -171,13 +165,11 @@ class Adam:
                 stopped = True
                 break
             rows, points, gradients = rows[alive], points[alive], self._signed(gradients[alive])
-            first[rows] = first[rows].mul_(self.beta1).add_(gradients, alpha=1 - self.beta1)
-            second[rows] = (
-                second[rows].mul_(self.beta2).addcmul_(gradients, gradients, value=1 - self.beta2)
-            )
-            mean = first[rows] / (1 - self.beta1 ** (step + 1))
-            root = (second[rows] / (1 - self.beta2 ** (step + 1))).sqrt()
-            points = points - self.rate(step) * mean / (root + self.eps)
+            first[rows] = first[rows].mul_(0.9).add_(gradients, alpha=1 - 0.9)
+            second[rows] = second[rows].mul_(0.999).addcmul_(gradients, gradients, value=1 - 0.999)
+            mean = first[rows] / (1 - 0.9 ** (step + 1))
+            root = (second[rows] / (1 - 0.999 ** (step + 1))).sqrt()
+            points = points - self.rate(step) * mean / (root + 1e-8)
             if project is not None:
                 points = project(points)
         return Minimum(kept, kept_values, (taken - 1).clamp_min(0), taken, stopped)

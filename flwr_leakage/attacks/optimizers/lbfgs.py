@@ -27,25 +27,21 @@ class LBFGS:
         iterations: largest number of accepted steps, ≥ 1.
         history: number of pairs (s, y) that are kept, ≥ 1.
         tolerance: objective at which a row is finished.
-        gradient_tolerance: largest entry of the gradient at which a row is finished.
         relative_tolerance: fraction of the objective. A row is finished once 10 steps in a row
             lowered its objective by less than this each.
         armijo: c₁ of the sufficient decrease condition.
         curvature: c₂ of the strong curvature condition.
-        max_search: largest number of evaluations in one line search, ≥ 1.
     """
 
     iterations: int = 1000
     history: int = 30
     tolerance: float = 0.0
-    gradient_tolerance: float = 0.0
     relative_tolerance: float = 0.0
     armijo: float = 1e-4
     curvature: float = 0.9
-    max_search: int = 25
 
     def __post_init__(self) -> None:
-        for name in ("iterations", "history", "max_search"):
+        for name in ("iterations", "history"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
         if not 0 < self.armijo < self.curvature < 1:
@@ -95,7 +91,7 @@ class LBFGS:
         return Minimum(best, best_values, iterations, evaluations, stopped)
 
     def _converged(self, values: Tensor, gradients: Tensor) -> Tensor:
-        flat = gradients.abs().amax(dim=1) <= self.gradient_tolerance
+        flat = gradients.abs().amax(dim=1) <= 0
         return (values <= self.tolerance) | flat
 
     def _advance(self, s: "_State", f: Tensor, g: Tensor) -> Tensor:
@@ -144,14 +140,13 @@ class LBFGS:
 
         width = (s.high_t - s.low_t).abs() * s.d.abs().amax(dim=1)
         stuck = ~accept & (
-            (s.searched >= self.max_search)
-            | (s.zooming & (width <= 1e-15 * (1 + s.x.abs().amax(dim=1))))
+            (s.searched >= 25) | (s.zooming & (width <= 1e-15 * (1 + s.x.abs().amax(dim=1))))
         )
         settles = stuck & (s.low_t > 0)
         fails_for_good = stuck & (s.low_t <= 0)
 
         s.next_trial(extrapolates, previous_t, previous_f, previous_slope, f, slope)
-        step = torch.where(settles, s.low_t, s.accepted_t(accept))
+        step = torch.where(settles, s.low_t, torch.where(accept, s.trial_t, s.t))
         new_f = torch.where(settles, s.low_f, f)
         new_g = torch.where(settles[:, None], s.low_g, g)
         moves = accept | settles
@@ -216,10 +211,6 @@ sy=x.new_zeros(len(rows), history, history),
         if bool(keep.all()):
             return self
         return _State(**{f.name: getattr(self, f.name)[keep] for f in fields(self)})
-
-    def accepted_t(self, accept: Tensor) -> Tensor:
-        """Return the step that was just tried, for rows that accept it."""
-        return torch.where(accept, self.trial_t, self.t)
 
     def next_trial(
         self,

@@ -143,9 +143,10 @@ class Attention:
 
         Keys and values of fewer heads are repeated (grouped queries, Ainslie et al. 2023).
         """
-        q, k, v = _heads(
-            [F.linear(inputs, *layer) for layer in (self.query, self.key, self.value)], self.heads
-        )
+        layers = [F.linear(inputs, *layer) for layer in (self.query, self.key, self.value)]
+        size = layers[0].shape[-1] // self.heads
+        parts = [each.unflatten(-1, (-1, size)) for each in layers]
+        q, k, v = (each.repeat_interleave(self.heads // each.shape[-2], -2) for each in parts)
         if self.turn is not None:
             q, k = self.turn(q), self.turn(k)
         return q / math.sqrt(q.shape[-1]), k, v
@@ -159,13 +160,6 @@ class Attention:
         if is_causal:
             scores = scores.masked_fill(torch.arange(len(k)) > at[:, None], -math.inf)
         return torch.einsum("hij,jhc->ihc", scores.softmax(-1), v).flatten(1)
-
-
-def _heads(layers: Sequence[Tensor], heads: int) -> list[Tensor]:
-    """Return the outputs of q, k and v (…, heads, h); those of fewer heads are repeated."""
-    size = layers[0].shape[-1] // heads
-    parts = [each.unflatten(-1, (-1, size)) for each in layers]
-    return [each.repeat_interleave(heads // each.shape[-2], -2) for each in parts]
 
 
 _ATTENTIONS = (

@@ -120,13 +120,13 @@ class Spans:
 
 
 def token_inputs(
-    problem: Problem, anatomy: Anatomy, site: Site, tokens: Int[Tensor, " U"], rows: int = 256
+    problem: Problem, anatomy: Anatomy, site: Site, tokens: Int[Tensor, " U"]
 ) -> Float[Tensor, "U T n"]:
     """Return a pointwise site's input for each token at each position, from texts of one token."""
     length = problem.spec.shape[0]
     parts = [
         anatomy.vectors(problem, chunk[:, None].expand(-1, length), [site])[0]
-        for chunk in tokens.split(rows)
+        for chunk in tokens.split(256)
     ]
     return torch.cat(parts)
 
@@ -197,17 +197,11 @@ class Relaxation:
     Attributes:
         iterations: steps of Adam for each anchor.
         rate: their learning rate.
-        turn: steps after which the likeliest tokens are looked up again.
-        sweeps: times that single tokens of a rounded text are replaced.
-        choices: number of tokens tried at each position in a sweep.
         anchors: largest number of anchors for each text.
     """
 
     iterations: int = 200
     rate: float = 0.3
-    turn: int = 10
-    sweeps: int = 3
-    choices: int = 6
     anchors: int = 30
 
     def __call__(
@@ -254,7 +248,7 @@ class Relaxation:
         logits.requires_grad_()
         optimizer = torch.optim.Adam([logits], lr=self.rate)
         for step in range(self.iterations):
-            if step % self.turn == 0:
+            if step % 10 == 0:
                 shares = self._normal(logits.detach(), open_)
                 text = _likeliest(shares, place)
                 if text is not None and bool((_distances(spans, parts, text[None]) < NEAR).all()):
@@ -283,11 +277,11 @@ class Relaxation:
         if text is None:
             return None
         best = _distances(spans, parts, text[None])[0]
-        for _ in range(self.sweeps):
+        for _ in range(3):
             if float(best.max()) < NEAR or float(best.median()) > 0.5:
                 break
             for at in range(len(text)):
-                options = shares[at, :-1].topk(min(self.choices, len(spans.tokens))).indices
+                options = shares[at, :-1].topk(min(6, len(spans.tokens))).indices
                 tried = text.repeat(len(options), 1)
                 tried[:, at] = options
                 distances = _distances(spans, parts, tried)

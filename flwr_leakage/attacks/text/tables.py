@@ -95,7 +95,6 @@ def placed_tokens(
     words: Float[Tensor, "U d"],
     places: Float[Tensor, "T d"],
     noise: float = 0.0,
-    exact: float = 1e-4,
 ) -> tuple[Int[Tensor, " T"], Float[Tensor, " T"]]:
     """Return the row of ``words`` at each position of one text, and its coefficient in ``W = M Q``.
 
@@ -108,7 +107,6 @@ def placed_tokens(
         words: (U, d) W, the gradient rows of the tokens that occur.
         places: (T, d) Q, the gradient rows of the positions that are used.
         noise: σ of the entries of both.
-        exact: relative error up to which a row is such a sum without noise.
 
     Raises:
         ValueError: the tokens found explain less than half of the rows of W.
@@ -131,7 +129,7 @@ def placed_tokens(
         # The sum of k rows and the token's own row have k + 1 times the noise of one row.
         terms = 1 + found.indices.bincount(minlength=len(left))
         rough = 1.5 * noise * (terms * words.shape[1]).sqrt()
-        placed = (sums - words[left]).norm(dim=1) < exact * words[left].norm(dim=1) + rough
+        placed = (sums - words[left]).norm(dim=1) < 1e-4 * words[left].norm(dim=1) + rough
         chosen[rest], weights[rest] = left[found.indices], found.values
         ready = placed[found.indices]
         weights[rest[ready]] = 1.0
@@ -155,7 +153,7 @@ DAMPINGS = (1e-6, 1e-4, 1e-2, 1.0)
 
 
 def _settled(
-    words: Float[Tensor, "U d"], places: Float[Tensor, "T d"], damping: float, sweeps: int = 20
+    words: Float[Tensor, "U d"], places: Float[Tensor, "T d"], damping: float
 ) -> tuple[Int[Tensor, " T"], float]:
     """Return a token for each position at a local minimum of ``‖W − M Q‖ / ‖W‖``, and that value.
 
@@ -167,7 +165,7 @@ def _settled(
     guess = torch.linalg.solve(gram + scale * torch.eye(len(gram)).to(gram), places @ words.T)
     chosen = guess.max(1).indices
     rest = words.clone().index_add_(0, chosen, -places)
-    for _ in range(sweeps):
+    for _ in range(20):
         before = chosen.clone()
         for place, row in enumerate(places):
             rest[chosen[place]] += row
@@ -178,9 +176,7 @@ def _settled(
     return chosen, float(rest.norm() / words.norm())
 
 
-def pair_weights(
-    words: Float[Tensor, "U d"], places: Float[Tensor, "T d"], damping: float = 0.01
-) -> Float[Tensor, "T U"]:
+def pair_weights(words: Float[Tensor, "U d"], places: Float[Tensor, "T d"]) -> Float[Tensor, "T U"]:
     """Return a weight of each token at each position, largest where it occurs there alone.
 
     The row Q_p of a position is the sum of W_v over the tokens that occur once in a batch, and
@@ -191,11 +187,10 @@ def pair_weights(
     Args:
         words: (U, d) W.
         places: (T, d) Q.
-        damping: share of the mean variance that is added to C. Between 1e-6 and 1e-2 it hardly
-            mattered on development draws; no table.
     """
     covariance = words.T @ words + places.T @ places
-    scale = damping * covariance.diagonal().mean()
+    # Between 1e-6 and 1e-2 the share hardly mattered on development draws; no table.
+    scale = 0.01 * covariance.diagonal().mean()
     filters = torch.linalg.solve(covariance + scale * torch.eye(len(covariance)).to(words), words.T)
     return places @ filters / (words.T * filters).sum(0)
 

@@ -38,7 +38,7 @@ from flwr_leakage.attacks.network.trace import LinearUse
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.rounding import FLOAT32_NOISE, NOISE_DEVIATIONS
 from flwr_leakage.attacks.settings import require
-from flwr_leakage.attacks.solve.linearization import Linearized, Products
+from flwr_leakage.attacks.solve.linearization import Linearized
 from flwr_leakage.attacks.whole_batch.known_errors import KnownErrors, Passed
 from flwr_leakage.attacks.whole_batch.step_errors import StepErrors, separate_steps
 from flwr_leakage.params import Params
@@ -99,7 +99,11 @@ class LocalSteps(KnownErrors):
             total, last = total + part.value, part.value
             if is_sloped:
                 parts.append(part)
-        return Products.sum_of(parts, total)
+        return Linearized(
+            total,
+            lambda direction: torch.stack([part.push(direction) for part in parts]).sum(0),
+            lambda dual: torch.stack([part.pull(dual) for part in parts]).sum(0),
+        )
 
     def _moved(self, params: Params, gradients: Tensor) -> Params:
         """Return the parameters a step later, for gradients of the names, then features (P,)."""
@@ -256,7 +260,12 @@ class OneSample:
             raise ValueError("the update is not of one sample in one round.")
         last = find_last_layer(problem)
         if problem.is_single_gradient:
-            for layer in _layers_before(problem, last):
+            for layer in traced(problem).linear:
+                own = {layer.weight, layer.bias}
+                if layer.inputs.ndim != 2 or layer.weight == last.weight:
+                    continue
+                if layer.bias is None or not own <= problem.gradient.keys():
+                    continue
                 try:
                     return _behind(problem, likelihood, layer, generator)
                 except ValueError:
@@ -266,18 +275,6 @@ class OneSample:
         if not problem.is_single_gradient:
             return local_steps(problem, likelihood, last, generator)
         return _behind(problem, likelihood, last, generator)
-
-
-def _layers_before(problem: Problem, last: LinearUse) -> list[LinearUse]:
-    """Return the trained linear layers with a bias before the last, in the order of a pass."""
-    return [
-        use
-        for use in traced(problem).linear
-        if use.inputs.ndim == 2
-        and use.bias is not None
-        and {use.weight, use.bias} <= problem.gradient.keys()
-        and use.weight != last.weight
-    ]
 
 
 def _behind(

@@ -106,7 +106,9 @@ def separate_steps(
     if not bool(live.any()):
         raise ValueError("the last layer's weight did not move.")
     told = observed[:, torch.cat([live, live.new_ones(1)])]
-    rank = _rank(told, noise)
+    # The largest singular value of noise (Davidson, Szarek 2001).
+    most = noise * (len(told) ** 0.5 + told.shape[1] ** 0.5)
+    rank = int((torch.linalg.svdvals(told) > most).sum())
     best: _Mixture | None = None
     for count in sorted({min(max(rank, 1), steps), steps}):
         sums = _Sums.of(told[:, :-1], told[:, -1], count, noise)
@@ -133,12 +135,6 @@ def separate_steps(
     except torch.linalg.LinAlgError as error:
         raise ValueError("the last layer's update leaves its local steps open.") from error
     return StepErrors((best.sums.basis @ best.mixing).T, features, deviations, best.misfit)
-
-
-def _rank(observed: Tensor, noise: float) -> int:
-    """Return the number of singular values above noise's largest (Davidson, Szarek 2001)."""
-    most = noise * (len(observed) ** 0.5 + observed.shape[1] ** 0.5)
-    return int((torch.linalg.svdvals(observed) > most).sum())
 
 
 def _search(sums: "_Sums", layer: "_LastLayer") -> "_Mixture | None":
@@ -382,9 +378,7 @@ def _fit(
     return found
 
 
-def _settled(
-    start: _Mixture, sums: _Sums, layer: _LastLayer, most_steps: int = 20
-) -> _Mixture | None:
+def _settled(start: _Mixture, sums: _Sums, layer: _LastLayer) -> _Mixture | None:
     """Return the mixture after the damped steps of one stage, or None if it is not finite."""
     here = there = start
     is_finite = True
@@ -417,7 +411,7 @@ def _settled(
 
         return Posed(at.point, base.cost, slope.reshape(at.point.shape), solve, cost)
 
-    follow(range(most_steps), pose, start.mixing, ends, Damping(factor=6))
+    follow(range(20), pose, start.mixing, ends, Damping(factor=6))
     return here if is_finite else None
 
 

@@ -92,7 +92,7 @@ def test_what_does_not_fit_is_refused(spec, images):
     assert "is smooth" in LeastAbsolute()(job)[0].error
     job, _ = case(spec, images[:1], network(), LocalSchedule(0.05))
     assert "10 entries" in LeastAbsolute(max_entries=10)(job)[0].error
-    for name in ("steps", "reweightings"):
+    for name in ("steps",):
         with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
             LeastAbsolute(**{name: 0})
 

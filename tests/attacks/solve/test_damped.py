@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from flwr_leakage.attacks.solve.damped import DampedGaussNewton, LeastSquares
-from flwr_leakage.attacks.solve.linearization import Products
+from flwr_leakage.attacks.solve.linearization import Linearized
 
 
 class Problem:
@@ -21,7 +21,7 @@ class Problem:
             self.computed += 1
             return (jacobian.T @ jacobian).float()
 
-        linear = Products(self.function(inputs), lambda v: v @ jacobian.T, lambda u: u @ jacobian)
+        linear = Linearized(self.function(inputs), lambda v: v @ jacobian.T, lambda u: u @ jacobian)
         return LeastSquares(linear, self.sum_of_squares, normal_matrix)
 
 
