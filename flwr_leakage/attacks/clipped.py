@@ -19,9 +19,6 @@ def clipped_entries(gradient: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     Clipping leaves many entries of the largest magnitude of all, in several outputs and several
     layers. A tensor whose entries other than zero all have one magnitude shows signs, not a clip.
-
-    Args:
-        gradient: the pseudo-gradient.
     """
     largest = max((float(v.abs().max()) for v in gradient.values() if v.numel()), default=0.0)
     found = {n: (v.abs() >= largest * (1 - _CLOSE)) & (v != 0) for n, v in gradient.items()}

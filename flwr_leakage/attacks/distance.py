@@ -26,12 +26,7 @@ def squared_norm(gradient: Params) -> Tensor:
 
 
 def gradient_distance(problem: Problem, batch: Batch) -> float:
-    """Return ``‖g − g*‖² / ‖g*‖²`` of a candidate, the mean over the problem's rounds.
-
-    Args:
-        problem: the problem with the observed gradients.
-        batch: the candidate, in the problem's precision.
-    """
+    """Return ``‖g − g*‖² / ‖g*‖²`` of a candidate, the mean over the problem's rounds."""
     distances = []
     with torch.no_grad():
         for posed in problem.rounds:

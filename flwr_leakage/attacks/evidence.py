@@ -123,10 +123,6 @@ class Evidence:
         The evidence stays as it is under noise, if features are not proven, and if other equations
         are told already.
 
-        Args:
-            weight: the name of the weight of the layer that takes the features.
-            samples: the features, their labels and their verdicts.
-
         Raises:
             ValueError: the features do not separate the rest of the update (see
                 :meth:`KnownErrors.of`).
@@ -310,10 +306,6 @@ def fuse(
     If a pruned update is met to rounding, candidates differ only in their prior probability, and
     the most likely one is the answer. A candidate or a mean that is further from the update than no
     sample at all explains nothing, and is left out.
-
-    Args:
-        candidates: the candidates, at least one.
-        evidence: judges the candidates and their means.
 
     Returns:
         The mean, or ``None`` if nothing can be added to the most likely candidate.

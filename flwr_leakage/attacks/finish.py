@@ -116,13 +116,7 @@ class Denoising:
     def __call__(
         self, evidence: Evidence, candidate: Batch, budget: Budget = UNLIMITED
     ) -> tuple[Batch, int]:
-        """Return images with the candidate's labels, and the number of steps to them.
-
-        Args:
-            evidence: the evidence of the update.
-            candidate: the samples of the start.
-            budget: a limit that is checked between steps.
-        """
+        """Return images with the candidate's labels, and the number of steps to them."""
         start = Batch(candidate.inputs.double(), candidate.targets)
         priors = (None, PatchPrior.of(evidence.image_prior))
         answers = [self.solve(evidence, start, prior, budget) for prior in priors]

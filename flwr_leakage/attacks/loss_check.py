@@ -57,11 +57,7 @@ def check_loss(
 
 
 def _problem(loss: Loss, output_shape: Sequence[int], targets: Tensor, dtype: torch.dtype) -> str:
-    """Return the failure of a loss in one precision in words, or an empty string.
-
-    Raises:
-        ValueError: the value is no scalar.
-    """
+    """Return the failure of a loss in one precision in words, or an empty string."""
     size = len(targets) * math.prod(output_shape)
     logits = torch.linspace(-1, 1, size, dtype=dtype, device=targets.device)
     logits = logits.reshape(-1, *output_shape).requires_grad_()

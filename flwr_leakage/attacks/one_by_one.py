@@ -33,9 +33,6 @@ def unscaled(problem: Problem) -> Problem:
     of both parts gives h, h gives e, and ``c = ⟨c e, e⟩ / ‖e‖²``. An update of several samples or
     steps, or without a trained last layer with bias, is returned as it is. So is one whose factor
     differs from 1 by no more than its noise explains.
-
-    Args:
-        problem: what a server observed.
     """
     if problem.num_samples != 1 or not problem.is_single_gradient or problem.earlier:
         return problem

@@ -218,11 +218,7 @@ def _describe(update: object) -> str:
 
 
 def _labels(targets: object) -> list[Tensor | None]:
-    """Return the targets of each update.
-
-    Raises:
-        ValueError: they are no tensors with one entry for each sample.
-    """
+    """Return the targets of each update."""
     given: list[Any] = list(targets) if isinstance(targets, list | tuple) else [targets]
     for each in given:
         if not isinstance(each, Tensor) or each.ndim == 0:

@@ -207,13 +207,7 @@ def simulate_gradient(
 
 
 def simulate_rounds(problem: Problem, batch: Batch) -> Tensor:
-    """Return the pseudo-gradients (P,) of all rounds of a problem, one after another.
-
-    Args:
-        problem: the problem to replay. The result has the entries of its observed gradients, in
-            their order.
-        batch: the samples.
-    """
+    """Return the pseudo-gradients (P,) of all rounds of a problem, one after another."""
     found = []
     for p in problem.rounds:
         gradient = p.replay(batch)
@@ -420,15 +414,7 @@ def _with_masks(
     observation: Observation,
     buffers: Params,
 ) -> tuple[GradientMap, str]:
-    """Return the map with the masks of dropout that one sample's update tells, and their number.
-
-    Args:
-        known_map: the map without dropout.
-        bare: the map of the model as it is.
-        spec: the public facts about the data.
-        observation: the parameters and the update.
-        buffers: the buffers for normalisation.
-    """
+    """Return the map with the masks of dropout that one sample's update tells, and their number."""
     params = known_map.turned(observation.params)
     gradient = known_map.turned(observation.update.pseudo_gradient())
     like = next(iter(params.values()))
@@ -448,11 +434,7 @@ def _with_masks(
 def _derived(
     gradient_map: GradientMap, spec: InputSpec, observation: Observation, batch_size: int
 ) -> Params:
-    """Return the batch's statistics that follow from the buffers before and after training.
-
-    Raises:
-        ValueError: buffers are missing, or a layer has no momentum.
-    """
+    """Return the batch's statistics that follow from the buffers before and after training."""
     running = gradient_map.with_batch_norm("running")
     dummy = next(iter(observation.params.values())).new_zeros(batch_size, *spec.shape)
     layer_inputs = running.batch_norm_inputs(observation.params, dummy, observation.buffers)

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from flwr_leakage.attacks.budget import Budget, stop_mark
 from flwr_leakage.attacks.clipped import without_clipped
-from flwr_leakage.attacks.exact.pruned_layers import PrunedPass
-from flwr_leakage.attacks.exact.unseen_pixels import fill_unseen
+from flwr_leakage.attacks.exact.pruned_layers import PrunedPass, fill_unseen
 from flwr_leakage.attacks.labels.assumed import (
     AutomaticLabels,
     NearestGradient,
@@ -48,7 +47,7 @@ class Analytic(ExactAttack):
     The entries that pruning keeps are exact, and so are those below a clip: entries that were
     clipped are left out (:mod:`flwr_leakage.attacks.clipped`). If none of a pixel's entries is
     kept, the pixel is only known up to ``|x_j| ≤ τ / max_i |δ_i|``, with τ the smallest magnitude
-    kept. :mod:`~flwr_leakage.attacks.exact.unseen_pixels` estimates such pixels from the linear
+    kept. :mod:`~flwr_leakage.attacks.exact.pruned_layers` estimates such pixels from the linear
     layers behind and the prior of images. ``stats["posterior_deviation"]`` is their expected error.
 
     x is proven if ``∂L/∂W`` and δ xᵀ differ only by rounding, in the rows of several units. Then no
@@ -192,11 +191,7 @@ def fill_in(
 
 
 def _first_layer(problem: Problem) -> tuple[LinearUse, InputOrder]:
-    """Return the linear layer that takes the network's input, and its order of the pixels.
-
-    Raises:
-        ValueError: the layer or the update does not allow the attack.
-    """
+    """Return the linear layer that takes the network's input, and its order of the pixels."""
     require_single_gradient(problem, "the analytic attack")
     trained = problem.gradient_map.trained
     frozen = []

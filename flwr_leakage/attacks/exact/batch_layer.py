@@ -3,7 +3,7 @@
 The network behind the layer judges a candidate for one sample's input h. Its pass from the layer
 onwards gives the errors ``s = ∂L/∂z`` for each label, m numbers. If h was in the batch, s is a
 column of S: it lies in the b-dimensional span of the gradient's columns U, and is dual to h
-(:mod:`~flwr_leakage.attacks.network.layer_factor` defines S and U). These are m − b + 1 equations
+(:mod:`~flwr_leakage.attacks.network.linear` defines S and U). These are m − b + 1 equations
 that the search for h does not use.
 """
 
@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.loss_check import is_plain_mean
-from flwr_leakage.attacks.network.layer_factor import LayerFactor, factorize
 from flwr_leakage.attacks.network.linear import (
     InputOrder,
+    LayerFactor,
+    factorize,
     input_orders,
     logits_behind,
     told_of_computed_weights,
@@ -305,10 +306,6 @@ class BatchLayer:
 
         An input that is known to some digits leaves the signs of a few units open. Points within
         that uncertainty have either sign, and the gradient shows which sign is right.
-
-        Args:
-            candidate: the sample to repair.
-            generator: draws the nearby points.
         """
         best = candidate
         sizes = self.factor.singular[: self.factor.rank]
@@ -380,10 +377,6 @@ class BatchLayer:
 def pose_layers(problem: Problem, generator: torch.Generator) -> tuple[list[BatchLayer], list[str]]:
     """Return the linear layers whose gradients can be split, in the order of a pass.
 
-    Args:
-        problem: the network and the observed gradient.
-        generator: draws the random probes.
-
     Returns:
         The layers, and a refusal for each other layer, which says why it cannot be used.
 
@@ -424,11 +417,7 @@ def _posed(
     rectified: bool = False,
     alone: bool = True,
 ) -> BatchLayer:
-    """Return a layer with its gradient's factors.
-
-    Raises:
-        ValueError: the singular values of the gradient show no rank.
-    """
+    """Return a layer with its gradient's factors."""
     assert use.bias is not None
     weight, bias = problem.gradient[use.weight], problem.gradient[use.bias]
     factor = factorize(weight, bias, problem.num_samples, generator)
@@ -445,11 +434,6 @@ def layer_behind(
 
     It is None if there is no such layer or its gradient cannot be split. Other paths may lead
     around the layer returned, as in a residual block: its gradient spans its inputs all the same.
-
-    Args:
-        layer: one of the layers that :func:`pose_layers` returns.
-        layers: all layers that :func:`pose_layers` returns.
-        generator: draws the random probes.
     """
     problem = layer.problem
     probes = torch.randn(NUM_PROBES, *problem.spec.shape, generator=generator, dtype=torch.float64)

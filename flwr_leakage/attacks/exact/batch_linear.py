@@ -46,11 +46,6 @@ def choose_layer(
 ) -> tuple[list[BatchLayer], BatchLayer, list[str]]:
     """Return the layers whose gradients can be split, the chosen one, and the others' refusals.
 
-    Args:
-        problem: the network and the observed gradient.
-        generator: draws the random probes.
-        images_only: whether to refuse layers whose inputs are features.
-
     Raises:
         ValueError: no layer can be used; the message gives the reasons.
     """
@@ -155,11 +150,6 @@ def _from_head(
     these the features of the layer before. There are no samples if the last layer's gradient does
     not tell all apart, the layer does not lead to it by ReLUs alone, or a gradient on the way shows
     another number of samples.
-
-    Args:
-        layers: all layers whose gradients can be split, in the order of a pass.
-        layer: the layer whose samples are returned.
-        generator: draws random probes and starts.
     """
     chain = [layer]
     while chain[-1].rectified:
@@ -328,12 +318,6 @@ def recover_steps(
     problem: Problem, layer: BatchLayer, settings: SearchSettings, generator: torch.Generator
 ) -> BatchInputs:
     """Return all images of a batch whose client took several steps on all of its samples.
-
-    Args:
-        problem: the network, the schedule and the observed update.
-        layer: the layer on the network's input.
-        settings: the limits of the search.
-        generator: draws all starts.
 
     Raises:
         ValueError: the schedule or the layer does not allow it, or not all columns were found.

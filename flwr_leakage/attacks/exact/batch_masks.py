@@ -145,10 +145,6 @@ class MaskColumns:
         They do not if no next layer takes in the ReLU of the layer's outputs, if other paths lead
         around the next layer, or if the layer has too few live units: fewer than the ranks of both
         layers' gradients and ``SPARE_EQUATIONS`` together.
-
-        Args:
-            layer: the layer whose gradient is split.
-            following: the layer that takes in the ReLU of its outputs, if there is one.
         """
         if following is None or not (layer.rectified and following.alone):
             return None

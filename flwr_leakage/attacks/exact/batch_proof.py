@@ -79,14 +79,7 @@ def conclude(
     found: list[BatchSample],
     generator: torch.Generator,
 ) -> BatchInputs:
-    """Return the samples found, refined, with a verdict for each.
-
-    Args:
-        layer: the layer whose gradient is split.
-        following: the layer that takes in the ReLU of its outputs, if there is one.
-        found: the samples found, at least one.
-        generator: draws the points at which replays and repairs are tried.
-    """
+    """Return the samples found, refined, with a verdict for each."""
     found = [_sharpened(layer, sample) for sample in found]
     if len(found) == layer.factor.rank:
         return _whole(layer, found, generator)

@@ -33,7 +33,7 @@ from flwr_leakage.attacks.exact.batch_masks import (
     sparsest,
     zero_entries,
 )
-from flwr_leakage.attacks.network.layer_factor import LayerFactor
+from flwr_leakage.attacks.network.linear import LayerFactor
 from flwr_leakage.attacks.rounding import FLOAT64_MISFIT, SPARE_EQUATIONS
 from flwr_leakage.attacks.settings import require
 
@@ -306,13 +306,7 @@ class BatchSearch:
                     self._misfits[unit] = torch.inf
 
     def _judge(self, source: str, dual: Tensor | None, whole: Tensor | None = None) -> bool:
-        """Accept a dual if the network behind confirms it, and return whether it did.
-
-        Args:
-            source: the source of the proposal.
-            dual: (r,) a dual of the remaining equations, or ``None`` if the source found none.
-            whole: (b,) a dual of the whole gradient, used instead if it is given.
-        """
+        """Accept a dual if the network behind confirms it, and return whether it did."""
         self.proposals[source] = self.proposals.get(source, 0) + 1
         if whole is None:
             if dual is None:

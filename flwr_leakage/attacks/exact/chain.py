@@ -346,12 +346,6 @@ def solve_layer(
     vector of their null space. The vector meets the forward equations ``z(a) = φ⁻¹(outputs)`` and
     the range [low, high] of a in least squares.
 
-    Args:
-        level: the known outputs and equations of the layer.
-        low: least value that a can have, as an output of the layer before.
-        high: greatest value that a can have.
-        iterations: largest number of iterations of L-BFGS.
-
     Returns:
         a (1, *input_shape), and the mean squared residual divided by a's mean square.
     """

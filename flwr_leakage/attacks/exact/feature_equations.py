@@ -182,9 +182,6 @@ def _whiten(matrix: Tensor, target: Tensor, rank_tolerance: float) -> Whitened:
 
     The eigenvalues are the squared singular values. So singular values of 1e-5 of the largest have
     six exact digits in float64, and the refinement restores the others.
-
-    Raises:
-        ValueError: all errors are zero.
     """
     squares, vectors = torch.linalg.eigh(matrix.T @ matrix)
     determined = squares > max(rank_tolerance**2 * float(squares[-1]), 0.0)

@@ -125,9 +125,9 @@ class FeatureMatching(ExactAttack):
         targets = assume_targets(problem, lambda *_: idlg_label(walk.logit_error), generator).values
         if hidden is not None:
             prior = ImagePrior.of(problem.spec)
-            fit = fit_through_relus(hidden, prior, self.fading, self.newton, budget)
-            stopped = fit.stopped
-            hidden, candidates = fit.hidden, fit.candidates
+            candidates, hidden, stopped = fit_through_relus(
+                hidden, prior, self.fading, self.newton, budget
+            )
         else:
             start = self.initialisation(problem.spec, 1, restart, generator).double()
             candidates, stopped = self._fit_levels(chain, walk.levels, start, budget)
@@ -173,11 +173,7 @@ class FeatureMatching(ExactAttack):
 
 
 def _chain(problem: Problem) -> list[Link]:
-    """Return the layers of the model.
-
-    Raises:
-        ValueError: the model or the update does not allow the attack.
-    """
+    """Return the layers of the model."""
     require_single_gradient(problem, "feature matching")
     chain = trace_chain(problem)
     require_last_bias(chain)

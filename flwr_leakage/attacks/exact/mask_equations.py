@@ -83,13 +83,7 @@ class MaskEquations:
         return float(self.residual(inputs, blur).square().sum())
 
     def linearise(self, inputs: Tensor, blur: float = 0.0, batch: int = 1) -> Linearized:
-        """Return the residuals at an input, with products with their derivative J by x.
-
-        Args:
-            inputs: see :meth:`residual`.
-            blur: see :meth:`residual`.
-            batch: number of vectors u of a product Jᵀ u.
-        """
+        """Return the residuals at an input, with products with their derivative J by x."""
         mask, valued, last = self.known.mask, self.known.valued, self.behind.link
         features, slopes = inputs, []
         for link in self.before:
@@ -202,13 +196,7 @@ class Hidden:
     ) -> "Hidden":
         """Return the ReLUs of a layer with the masks that are proven without a candidate.
 
-        Args:
-            before: see the attributes.
-            link: see the attributes.
-            behind: see the attributes.
-            search: see the attributes.
-            is_sought: whether the next layer's equations are enough to prove masks.
-            tolerances: ``negligible`` and ``noise``.
+        None is sought if the next layer's equations are not enough.
         """
         errors = behind.input_errors.reshape(link.num_channels, -1) * link.scale[:, None]
         evidence, known = None, Known.nothing(errors)

@@ -129,11 +129,7 @@ def _rows(table: Tensor) -> Tensor:
 
 
 def _find(problem: Problem, generator: torch.Generator) -> _Layout:
-    """Return the layout of a problem's network.
-
-    Raises:
-        ValueError: the network or the update does not allow the attack.
-    """
+    """Return the layout of a problem's network."""
     if problem.num_samples != 1 or problem.members or problem.schedule.weight_decay:
         decay = " and weight decay" if problem.schedule.weight_decay else ""
         raise ValueError(f"it takes 1 sample without decay, got {problem.num_samples}{decay}.")
@@ -200,11 +196,7 @@ def _find(problem: Problem, generator: torch.Generator) -> _Layout:
 def _patches(
     problem: Problem, dummy: Float[Tensor, "1 C H W"]
 ) -> tuple[str, Float[Tensor, "T n"], Callable[[Tensor], Tensor]]:
-    """Return the layer that takes the patches of an image, these, and the way back to an image.
-
-    Raises:
-        ValueError: no trained layer takes patches.
-    """
+    """Return the layer that takes the patches of an image, these, and the way back to an image."""
     for step in traced(problem, dummy).steps:
         op = step.op
         if not isinstance(op, Affine) or op.name not in problem.gradient_map.trained:

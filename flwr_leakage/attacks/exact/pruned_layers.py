@@ -14,7 +14,7 @@ its outputs. Pruned gradients give these facts:
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -22,12 +22,15 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from flwr_leakage.attacks.budget import UNLIMITED, Budget
 from flwr_leakage.attacks.clipped import without_clipped
 from flwr_leakage.attacks.exact.known import Known, Mask, outer_product
-from flwr_leakage.attacks.network.linear import traced
+from flwr_leakage.attacks.network.linear import InputOrder, traced
 from flwr_leakage.attacks.network.trace import LinearUse
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.rounding import FLOAT32_DEVIATION, NOISE_DEVIATIONS
+from flwr_leakage.records import InputSpec
+from flwr_leakage.spectral.image_prior import ImagePrior
 
 
 @dataclass(frozen=True)
@@ -148,11 +151,6 @@ class PrunedPass:
     def of(cls, problem: Problem, first: LinearUse, generator: torch.Generator) -> "PrunedPass":
         """Return the layers from ``first`` on, as long as only ReLUs stand between them.
 
-        Args:
-            problem: the update of one sample in one plain step.
-            first: the layer that takes the network's input.
-            generator: draws the images whose passes show what stands between layers.
-
         Raises:
             ValueError: the first layer's gradient gives no input; see :meth:`PrunedLayer.of`.
         """
@@ -201,3 +199,299 @@ def _read(problem: Problem, use: LinearUse) -> PrunedLayer:
     return PrunedLayer.of(
         params[use.weight], params[use.bias], gradient[use.weight], gradient[use.bias]
     )
+
+
+LEAST_SPREAD = 1e-8
+"""Standard deviation, in normalised pixels or features, below which a bounded value counts as
+known and its factor stays (chosen on development draws; no table)."""
+
+MOST_ENTRIES = 40_000_000
+"""Largest number of entries of the prior's matrix, which has a row for each unseen pixel and a
+column for each pixel: 320 MB in float64."""
+
+
+@dataclass(frozen=True)
+class Filled:
+    """An image with its unseen pixels filled in.
+
+    Attributes:
+        inputs: the whole image (n,), normalised.
+        deviation: root mean square of the unseen pixels' posterior standard deviations.
+        stopped: whether the budget was spent before the mean settled.
+        settled: whether the mean settled.
+    """
+
+    inputs: Tensor
+    deviation: float
+    stopped: bool
+    settled: bool
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Bounds on k linear forms of the u unseen pixels, with the normal factors that replace them.
+
+    Attributes:
+        forms: (k, u) the coefficients, one form in each row.
+        low: (k,) lower bounds; −∞ for none.
+        high: (k,) upper bounds; ∞ for none.
+        precision: (k,) precisions of the factors, ≥ 0.
+        shift: (k,) precision times mean of the factors.
+    """
+
+    forms: Tensor
+    low: Tensor
+    high: Tensor
+    precision: Tensor
+    shift: Tensor
+
+    @classmethod
+    def of(cls, forms: Tensor, low: Tensor, high: Tensor) -> "Bounds":
+        """Return bounds on linear forms of pixels, each with its first normal approximation.
+
+        A form with two bounds gets the moments of the uniform law between them, and any other form
+        gets precision zero. The arguments are the attributes of the same name.
+        """
+        width, middle = high - low, (high + low) / 2
+        precision = torch.where(width.isfinite(), 12 / width.square(), 0.0)
+        shift = torch.where(width.isfinite(), precision * middle, 0.0)
+        return cls(forms, low, high, precision, shift)
+
+    def renewed(self, mean: Tensor, covariance: Tensor) -> "Bounds":
+        """Return bounds whose factors are moved towards the truncated laws' moments.
+
+        Args:
+            mean: posterior mean (u,) of the unseen pixels.
+            covariance: posterior covariance (u, u) of the unseen pixels.
+        """
+        means = self.forms @ mean
+        variances = ((self.forms @ covariance) * self.forms).sum(1).clamp_min(0)
+        rest = 1 / variances.clamp_min(LEAST_SPREAD**2) - self.precision
+        # If a factor determines its form almost alone, rounding swallows the rest of the law.
+        is_told = (variances > LEAST_SPREAD**2) & (rest * variances > 1e-3)
+        rest = rest.where(is_told, torch.ones_like(rest))
+        centre = (means / variances.clamp_min(LEAST_SPREAD**2) - self.shift) / rest
+        own_mean, own_variance = truncated(centre, rest.rsqrt(), self.low, self.high)
+        precision = (1 / own_variance - rest).clamp_min(0)
+        shift = own_mean / own_variance - centre * rest
+        return replace(
+            self,
+            precision=torch.where(is_told, self.precision.lerp(precision, 0.5), self.precision),
+            shift=torch.where(is_told, self.shift.lerp(shift, 0.5), self.shift),
+        )
+
+
+def fill_unseen(
+    spec: InputSpec,
+    order: InputOrder,
+    found: PrunedPass,
+    budget: Budget = UNLIMITED,
+) -> Filled | None:
+    """Return an image with the posterior mean of its unseen pixels, or None if they are too many.
+
+    Each turn takes u³ operations for u unseen pixels, and u n memory for the prior of n pixels.
+
+    Returns:
+        The image, or ``None`` if the prior's matrix would exceed :data:`MOST_ENTRIES`.
+    """
+    first = found.layers[0]
+    unseen = order.moved(~first.seen)
+    if int(unseen.sum()) * len(unseen) > MOST_ENTRIES:
+        return None
+    base = torch.where(unseen, 0.0, order.pixels(first.inputs))
+    precision, shift, spread = _given_seen(spec, base, unseen)
+    lead = replace(
+        first,
+        matrix=order.moved(first.matrix * order.scale),
+        offset=first.offset + first.matrix @ order.offset,
+    )
+    layers = [lead, *found.layers[1:]]
+    blur = order.moved(first.deviations / order.scale.abs())
+    bounds = _bounds(spec, order, layers, found.features, base, unseen)
+    mean, covariance = _posterior(precision, shift, bounds, None)
+    stopped = settled = False
+    for _ in range(60):
+        stopped = budget.is_spent
+        if stopped:
+            break
+        equations = _linearised(layers, found.features, base, blur, unseen, mean, covariance)
+        before = mean
+        mean, covariance = _posterior(precision, shift, bounds, equations)
+        settled = float((mean - before).abs().max()) <= 1e-6 * spread
+        if settled:
+            break
+        bounds = bounds.renewed(mean, covariance)
+    inputs = base.clone()
+    inputs[unseen] = mean
+    deviation = float(covariance.diagonal().clamp_min(0).mean().sqrt())
+    return Filled(inputs, deviation, stopped, settled)
+
+
+def _given_seen(spec: InputSpec, base: Tensor, unseen: Tensor) -> tuple[Tensor, Tensor, float]:
+    """Return the law of the unseen pixels given the seen ones under the prior.
+
+    The prior's scale maximises the likelihood of the k seen pixels: it is ``‖L⁻¹ z‖² / k``. L is
+    the prior's root, and z the offset from grey of the most likely image with the seen pixels.
+
+    Returns:
+        The precision (u, u), the precision times the mean (u,), and the root mean square of the
+        most likely image's offset from grey.
+    """
+    prior = ImagePrior.natural(spec)
+    inverse = replace(prior, deviations=1 / prior.deviations, scale=1 / prior.scale)
+    grey = prior.grey.flatten()
+    basis = torch.eye(len(base), dtype=base.dtype)[unseen].reshape(-1, *spec.shape)
+    rows = inverse.pull(basis).flatten(1)
+    offset = torch.where(unseen, 0.0, base - grey)
+    known = inverse.pull(offset.reshape(spec.shape)).flatten()
+    precision, wanted = rows @ rows.T, -rows @ known
+    likely = torch.cholesky_solve(wanted[:, None], torch.linalg.cholesky(precision))[:, 0]
+    variance = (known + likely @ rows).square().sum() / (~unseen).sum()
+    variance = variance.clamp_min(FLOAT32_DEVIATION**2)
+    offset[unseen] = likely
+    shift = (wanted + precision @ grey[unseen]) / variance
+    return precision / variance, shift, float(offset.square().mean().sqrt())
+
+
+def _bounds(
+    spec: InputSpec,
+    order: InputOrder,
+    layers: Sequence[PrunedLayer],
+    features: Sequence[Known],
+    base: Tensor,
+    unseen: Tensor,
+) -> Bounds:
+    """Return the bounds on the unseen pixels and on the first layer's outputs."""
+    first = layers[0]
+    dark, bright = (bound.flatten() for bound in spec.bounds(base))
+    ends = torch.stack([order.pixels(torch.full_like(base, x * first.bound)) for x in (-1.0, 1.0)])
+    low = torch.maximum(ends.amin(0), dark)[unseen]
+    high = torch.minimum(ends.amax(0), bright)[unseen]
+    high = torch.maximum(high, low + LEAST_SPREAD)  # rounding may put the bounds in wrong order
+    forms = torch.eye(len(low), dtype=base.dtype)
+    if len(layers) > 1:
+        rows = ~features[0].valued
+        rest = (first.offset + first.matrix @ base)[rows]
+        forms = torch.cat([forms, first.matrix[rows][:, unseen]])
+        most = features[0].bounds[rows]
+        least = torch.full_like(rest, -math.inf).masked_fill(features[0].mask.on[rows], 0.0)
+        low, high = torch.cat([low, least - rest]), torch.cat([high, most - rest])
+    return Bounds.of(forms, low, high)
+
+
+def _linearised(
+    layers: Sequence[PrunedLayer],
+    features: Sequence[Known],
+    base: Tensor,
+    blur: Tensor,
+    unseen: Tensor,
+    mean: Tensor,
+    covariance: Tensor,
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Return the equations ``H x = y`` that seen features give about the unseen pixels, or None.
+
+    They are H (k, u), y (k,) and the positive definite covariance (k, k) of their errors.
+
+    ReLUs are linearised under the law of the unseen pixels x with the given mean and covariance.
+    Features of a layer are ``v + H (x − mean) + T ε``, with ε standard normal. The seen pixels have
+    the standard deviations ``blur`` (n,).
+    """
+    value = base.clone()
+    value[unseen] = mean
+    slopes = torch.eye(len(base), dtype=base.dtype)[:, unseen]
+    noise = blur.diag()[:, blur > 0]
+    forms, values, noises, deviations = [], [], [], []
+    for layer, following, known in zip(layers, layers[1:], features, strict=False):
+        outputs = layer.offset + layer.matrix @ value
+        slopes, noise = layer.matrix @ slopes, layer.matrix @ noise
+        seen, mask = known.valued, known.mask
+        forms.append(slopes[seen])
+        values.append(known.values[seen] - outputs[seen] + slopes[seen] @ mean)
+        noises.append(noise[seen])
+        deviations.append(following.deviations[seen])
+        variance = ((slopes @ covariance) * slopes).sum(1) + noise.square().sum(1)
+        slope, own, left = _rectified(outputs, variance.clamp_min(LEAST_SPREAD**2).sqrt())
+        left = mask.gate(0.0, left)
+        value = torch.where(seen, known.values, mask.gate(outputs, own))
+        slope = torch.where(seen, 0.0, mask.gate(1.0, slope))
+        slopes, noise = slope[:, None] * slopes, slope[:, None] * noise
+        noise = torch.cat([noise, torch.where(seen, 0.0, left.sqrt()).diag()], 1)
+    if not forms:
+        return None
+    width = noises[-1].shape[1]
+    noise = torch.cat(
+        [torch.nn.functional.pad(each, (0, width - each.shape[1])) for each in noises]
+    )
+    errors = noise @ noise.T + torch.cat(deviations).square().diag()
+    return torch.cat(forms), torch.cat(values), errors
+
+
+def _posterior(
+    precision: Tensor,
+    shift: Tensor,
+    bounds: Bounds,
+    equations: tuple[Tensor, Tensor, Tensor] | None,
+) -> tuple[Tensor, Tensor]:
+    """Return mean and covariance, given the prior, the factors of the bounds and the equations."""
+    total = precision + bounds.forms.T @ (bounds.precision[:, None] * bounds.forms)
+    wanted = shift + bounds.forms.T @ bounds.shift
+    if equations is not None:
+        forms, values, errors = equations
+        root = torch.linalg.cholesky(errors)
+        both = torch.cat([forms, values[:, None]], 1)
+        whitened = torch.linalg.solve_triangular(root, both, upper=False)
+        total = total + whitened[:, :-1].T @ whitened[:, :-1]
+        wanted = wanted + whitened[:, :-1].T @ whitened[:, -1]
+    root = torch.linalg.cholesky(total)
+    return torch.cholesky_solve(wanted[:, None], root)[:, 0], torch.cholesky_inverse(root)
+
+
+def _rectified(mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the line that fits a ReLU best under a normal law of its input.
+
+    Returns:
+        The slope, the line's value at the mean, and the variance of the ReLU around the line.
+    """
+    ratio = mean / deviation
+    above = torch.special.ndtr(ratio)
+    density = (-ratio.square() / 2).exp() / math.sqrt(2 * math.pi)
+    value = mean * above + deviation * density
+    square = (mean.square() + deviation.square()) * above + mean * deviation * density
+    left = square - value.square() - (above * deviation).square()
+    return above, value, left.clamp_min(0)
+
+
+def truncated(mean: Tensor, deviation: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and variance of a normal law that is truncated to [low, high].
+
+    Args:
+        mean: mean of the law without bounds.
+        deviation: standard deviation of the law without bounds, > 0.
+        low: lower bound; −∞ for none.
+        high: upper bound, above ``low``; ∞ for none.
+
+    Example:
+        >>> zero, one = torch.zeros(1).double(), torch.ones(1).double()
+        >>> truncated(zero, one, zero, one / 0)
+        (tensor([0.7979], dtype=torch.float64), tensor([0.3634], dtype=torch.float64))
+    """
+    below, above = (low - mean) / deviation, (high - mean) / deviation
+    # Both bounds are mirrored below the mean, where log_ndtr is accurate for small shares.
+    is_flipped = below > 0
+    below, above = torch.where(is_flipped, -above, below), torch.where(is_flipped, -below, above)
+    outer, inner = torch.special.log_ndtr(below), torch.special.log_ndtr(above)
+    share = inner + torch.log1p(-(outer - inner).clamp_max(-1e-12).exp())
+
+    def density(places: Tensor) -> Tensor:
+        return (-places.square() / 2 - share).exp() / math.sqrt(2 * math.pi)
+
+    first, second = density(below), density(above)
+    shift = first - second
+    moments = below.nan_to_num(0, 0, 0) * first - above.nan_to_num(0, 0, 0) * second
+    variance = deviation.square() * (1 + moments - shift.square())
+    found = mean + deviation * torch.where(is_flipped, -shift, shift)
+    # Between close bounds the law is uniform; the formula above loses its variance to rounding.
+    width = high - low
+    variance = torch.minimum(variance, width.square() / 12)
+    least = torch.minimum(deviation, width).square() * 1e-6
+    return found.clamp(low, high), torch.maximum(variance, least)

@@ -139,11 +139,7 @@ def fade(
 
 
 def eigenvalues_kept(many: int = 100) -> Kept[LowRank]:
-    """Return the place of the eigenvalues that serve several steps, empty before a slow step.
-
-    Args:
-        many: number of iterations of conjugate gradients above which a step counts as slow.
-    """
+    """Return the place of the eigenvalues that serve several steps, empty before a slow step."""
     return Kept(many, 1000, is_due=False)
 
 
@@ -255,13 +251,6 @@ def next_stage(
     - Two candidates in a row that proved none also lead to a deep fading. But if no mask is proven
       at all, the gradient is inexact. Its equations must not be met to the last digit, and the fit
       ends.
-
-    Args:
-        stage: the stage of the fading.
-        has_proven: whether its candidate helped to prove a mask.
-        is_met: whether its candidate meets the equations.
-        is_settled: see :class:`Hidden`, with the masks that are proven after the fading.
-        is_doubtful: likewise.
     """
     if stage.is_deep and is_met:
         return Stage.FITTED
@@ -334,43 +323,23 @@ class FittedInput:
     inputs: Tensor
 
 
-@dataclass(frozen=True)
-class ReluFit:
-    """The result of a fit.
-
-    Attributes:
-        candidates: the candidate that meets the last equations best. If no mask is proven, these
-            equations do not hold exactly. Then all candidates are returned, and the caller chooses
-            by the gradient.
-        hidden: the ReLUs, with all masks that were proven.
-        stopped: whether the budget ended the fit.
-    """
-
-    candidates: list[FittedInput]
-    hidden: Hidden
-    stopped: bool = False
-
-
 def fit_through_relus(
     hidden: Hidden,
     prior: ImagePrior,
     fading: FadingPrior,
     newton: DampedGaussNewton,
     budget: Budget = UNLIMITED,
-) -> ReluFit:
+) -> tuple[list[FittedInput], Hidden, bool]:
     """Return the fit of the input to the equations of ReLUs and of the layer behind them.
 
     Fadings follow one another until a candidate meets the equations. It is then refined, first
     with a prior fitted to it, then by Gauss–Newton without a prior. The best candidate has the
-    least ‖r‖² in the last equations, which are continuous where the gradient is not.
+    least ‖r‖² in the last equations, which are continuous where the gradient is not. If no mask is
+    proven, these equations do not hold exactly, and the caller chooses by the gradient.
 
-    Args:
-        hidden: the ReLUs with the masks that are proven so far.
-        prior: the prior of the inputs.
-        fading: the settings of the fadings.
-        newton: the settings of Gauss–Newton, which is left out for inputs of more than
-            ``MOST_UNKNOWNS`` entries.
-        budget: the fit ends with the step in which this is spent.
+    Returns:
+        The best candidate, or all if no mask is proven; the ReLUs with all masks that were proven;
+        and whether the budget ended the fit.
     """
     kept = eigenvalues_kept()
     stage, is_met = Stage.DEEP_FROM_GREY if hidden.is_settled else Stage.ROUGH, False
@@ -392,13 +361,13 @@ def fit_through_relus(
         if stage.is_last:
             break
     if stage is Stage.DOUBTFUL:
-        return ReluFit(candidates, hidden)
+        return candidates, hidden, False
     if stage is Stage.FITTED:
         fitted, kept = prior.fitted(inputs), eigenvalues_kept()
         inputs, _ = fade(hidden.equations, inputs, fading.of(stage), fitted, kept, budget)
         candidates.append(FittedInput(stage.value, inputs))
     if budget.is_spent:
-        return ReluFit(candidates, hidden, stopped=True)
+        return candidates, hidden, True
     if is_met and hidden.num_proven and prior.grey.numel() <= MOST_UNKNOWNS:
 
         def problem_at(inputs: Tensor) -> LeastSquares | None:
@@ -411,7 +380,7 @@ def fit_through_relus(
         found = newton.iterates(problem_at, candidates[-1].inputs)
         candidates += [FittedInput("exact equations", each) for each in found]
     stopped = budget.is_spent
-    return ReluFit([best_of(candidates, hidden.equations)], hidden, stopped)
+    return [best_of(candidates, hidden.equations)], hidden, stopped
 
 
 def best_of(candidates: Sequence[FittedInput], equations: MaskEquations) -> FittedInput:

@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from flwr_leakage.attacks.budget import UNLIMITED, Budget, Stopwatch
+from flwr_leakage.attacks.budget import Budget, Stopwatch
 from flwr_leakage.attacks.inversion.likelihood import Likelihood
 from flwr_leakage.attacks.settings import require
 from flwr_leakage.attacks.solve.descent import Iterate, Posed, Shortening, descend
@@ -45,20 +45,6 @@ class Annealing:
         require(self, "be positive", "exponent")
         require(self, "lie in (0, 1)", "factor")
         require(self, "lie in [0, 1]", "model_error")
-
-
-@dataclass(frozen=True)
-class Effort:
-    """The limits of a run; see :class:`~flwr_leakage.attacks.GaussNewton` for each.
-
-    If a budget does not allow all products, each step takes fewer iterations, so that the run
-    reaches its end.
-    """
-
-    steps: int
-    products: int
-    iterations: int
-    tolerance: float
 
 
 @runtime_checkable
@@ -161,40 +147,16 @@ class RunEnd:
         return misfit + self.prior_mean_square * unknowns
 
 
-def anneal(
-    model: Equations,
-    likelihood: Likelihood,
-    annealing: Annealing,
-    effort: Effort,
-    budget: Budget = UNLIMITED,
-    start: Tensor | None = None,
-) -> RunEnd:
-    """Return the end of one annealing, which runs from grey or from a given start.
-
-    Args:
-        model: the equations of a candidate.
-        likelihood: the observed values of the equations.
-        annealing: the settings by which blur and prior fade.
-        effort: the limits of the run.
-        budget: the run ends once it is spent.
-        start: (B, C, H, W) coordinates of the first candidate; ``None`` for grey. Equations that
-            are symmetric in samples of one label keep equal those that start equal.
-
-    Raises:
-        ValueError: the model is not finite at the start.
-    """
-    run = _Annealed(model, likelihood, annealing, effort, budget, iterations=effort.iterations)
-    end = descend(run.pose, torch.zeros(model.shape) if start is None else start, Shortening())
-    return RunEnd.at(
-        model.gauged(end.point), model, likelihood, end.steps, run.products, run.stage, run.stopped
-    )
-
-
 @dataclass
-class _Annealed:
-    """The state of one annealing between its steps.
+class Annealed:
+    """One annealing, with its state between steps.
+
+    If the budget does not allow all products, each step takes fewer iterations, so that the run
+    reaches its end.
 
     Attributes:
+        most_steps: largest number of steps; ``most_products`` is about that of products.
+        tolerance: relative residual of a step's linear system.
         weight: ρ of the step over ``unit``; ``first`` is that of the first step.
         unit: the update's own weighted size. Weights are in its units, so that float32 does not
             overflow.
@@ -208,9 +170,11 @@ class _Annealed:
     model: Equations
     likelihood: Likelihood
     annealing: Annealing
-    effort: Effort
     budget: Budget
+    most_steps: int
+    most_products: int
     iterations: int
+    tolerance: float
     weight: float = 0.0
     first: float = 0.0
     unit: float = 0.0
@@ -222,6 +186,20 @@ class _Annealed:
     blur: float = 0.0
     distance: float = math.inf
     here: Linearized | None = None
+
+    def run(self, start: Tensor) -> RunEnd:
+        """Return the end of the annealing from coordinates (B, C, H, W).
+
+        Equations that are symmetric in samples of one label keep equal those that start equal.
+
+        Raises:
+            ValueError: the model is not finite at the start.
+        """
+        end = descend(self.pose, start, Shortening())
+        point, model = self.model.gauged(end.point), self.model
+        return RunEnd.at(
+            *(point, model, self.likelihood, end.steps, self.products, self.stage, self.stopped)
+        )
 
     def pose(self, at: Iterate) -> Posed | None:
         """Return the next step's system, or None if the run is over."""
@@ -251,17 +229,17 @@ class _Annealed:
         if not at.steps:
             self._begin(posterior)
             posterior = replace(posterior, weight=self.weight)
-        return posterior.posed(Solver(self.iterations, self.effort.tolerance, budget=self.budget))
+        return posterior.posed(Solver(self.iterations, self.tolerance, budget=self.budget))
 
     def _begin(self, posterior: Posterior) -> None:
         """Choose the first ρ, and the number of iterations of each step that the budget allows."""
-        watch, effort = Stopwatch(), self.effort
+        watch = Stopwatch()
         self.first = self.weight = max(
             0.1 * largest_eigenvalue(posterior, self.budget), 1 / self.unit
         )
         # An iteration takes one product with J and one with its transpose.
         each = watch.seconds / POWER_ITERATIONS
-        planned = max(1, effort.products // (2 * self.model.passes))
+        planned = max(1, self.most_products // (2 * self.model.passes))
         allowed = self.budget.affordable(planned, each)
         self.stopped = allowed < planned
         if self.stopped:
@@ -278,13 +256,13 @@ class _Annealed:
         self.precise = self.distance < 1e-3**2
         if self.weight * self.unit <= 1 and self.blur == 0 and not at.has_moved:
             self.stage = "converged"
-        elif self.passes >= self.effort.products:
+        elif self.passes >= self.most_products:
             self.stage = "ended by its products"
         elif self.budget.is_spent:
             self.stage, self.stopped = "ended by its budget", True
         else:
             self.weight = max(self.weight * self.annealing.factor, 1 / self.unit)
-            return at.steps >= self.effort.steps
+            return at.steps >= self.most_steps
         return True
 
 

@@ -1,8 +1,10 @@
 """Activations and pooling between the layers of a chain, each linearised at a point.
 
-A stage maps values (n, B), with one sample in each column, to other values. Its linearisation at a
-point is a :class:`Bend`. It maps changes dz of the inputs to ``φ' dz``, and changes dδ of the
-outputs' errors δ to
+A stage maps values (n, B), with one sample in each column, to other values. Its ``at`` returns the
+outputs at some values, blurred by widths (n, B) if they are given, and a :data:`Bend`, its
+linearisation there. ``up`` maps changes dz of the inputs to ``φ' dz``. ``reached_by`` multiplies
+φ'' by the outputs' errors δ, and returns ``φ'ᵀ δ``, too. ``down`` maps changes dδ of these errors
+to
 
     φ'ᵀ dδ + (φ'' δ) dz.
 
@@ -12,7 +14,6 @@ matrix of each window.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -66,41 +67,6 @@ def _take(values: Tensor, places: Tensor) -> Tensor:
     return taken.reshape(-1, samples)
 
 
-@runtime_checkable
-class Bend(Protocol):
-    """The linearisation of a stage at a point."""
-
-    def up(self, changes: Tensor) -> Tensor:
-        """Return φ' dz for changes dz of the inputs (n, B)."""
-
-    def down(self, errors: Tensor, changes: Tensor) -> Tensor:
-        """Return ``φ'ᵀ dδ + (φ'' δ) dz`` for changes of the outputs' errors and of the inputs."""
-
-    def reached_by(self, errors: Tensor) -> "tuple[Bend, Tensor]":
-        """Return the same with ``φ'' δ`` for errors δ of the outputs, and ``φ'ᵀ δ``."""
-
-
-@runtime_checkable
-class Nonlinear(Protocol):
-    """An activation or a pooling."""
-
-    @property
-    def shape(self) -> torch.Size:
-        """Shape of a sample's inputs."""
-
-    @property
-    def has_kinks(self) -> bool:
-        """Return whether the stage has kinks, so that it can be blurred by a width."""
-
-    def at(self, values: Tensor, width: Tensor | None) -> tuple[Tensor, Bend]:
-        """Return the outputs at values (n, B), and the linearisation there.
-
-        Args:
-            values: (n, B) the inputs.
-            width: (n, B) σ of the blur; ``None`` for none.
-        """
-
-
 @dataclass(frozen=True)
 class _Elementwise:
     """The slope φ' (n, B) of each value, and φ'' (n, B), times the errors once these are known."""
@@ -114,7 +80,7 @@ class _Elementwise:
     def down(self, errors: Tensor, changes: Tensor) -> Tensor:
         return torch.addcmul(self.curvature * changes, self.slope, errors)
 
-    def reached_by(self, errors: Tensor) -> tuple[Bend, Tensor]:
+    def reached_by(self, errors: Tensor) -> "tuple[Bend, Tensor]":
         return replace(self, curvature=self.curvature * errors), self.slope * errors
 
 
@@ -132,11 +98,11 @@ class Elements:
 
     @property
     def has_kinks(self) -> bool:
-        """See :class:`Nonlinear`."""
+        """Return whether the stage has kinks, so that it can be blurred by a width."""
         return bool(self.activation.kinks)
 
-    def at(self, values: Tensor, width: Tensor | None) -> tuple[Tensor, Bend]:
-        """See :class:`Nonlinear`."""
+    def at(self, values: Tensor, width: Tensor | None) -> tuple[Tensor, "Bend"]:
+        """Return the outputs at values (n, B), and the linearisation there."""
         outputs, slope, curvature = blurred_parts(self.activation, values, width)
         return outputs, _Elementwise(slope, curvature)
 
@@ -167,7 +133,7 @@ class _Windows:
             found = found + (self.curvature * self._windows(changes)).sum(1)
         return self.places.summed(found.flatten(0, 1))
 
-    def reached_by(self, errors: Tensor) -> tuple[Bend, Tensor]:
+    def reached_by(self, errors: Tensor) -> "tuple[Bend, Tensor]":
         curvature = None if self.curvature is None else self.curvature * errors
         own = self.places.summed((self.slope * errors).flatten(0, 1))
         return replace(self, curvature=curvature), own
@@ -209,11 +175,11 @@ class Pooling:
 
     @property
     def has_kinks(self) -> bool:
-        """See :class:`Nonlinear`."""
+        """Return whether the stage has kinks, so that it can be blurred by a width."""
         return self.reduce is largest
 
-    def at(self, values: Tensor, width: Tensor | None) -> tuple[Tensor, Bend]:
-        """See :class:`Nonlinear`."""
+    def at(self, values: Tensor, width: Tensor | None) -> tuple[Tensor, "Bend"]:
+        """Return the outputs at values (n, B), and the linearisation there."""
         windows = self._windows(values)
         if self.reduce is mean:
             slope = torch.full_like(windows, 1 / self.size)
@@ -239,3 +205,10 @@ class Pooling:
 def below(values: Tensor) -> Tensor:
     """Return values (B, …) as (n, B)."""
     return values.flatten(1).T.contiguous()
+
+
+Bend = _Elementwise | _Windows
+"""The linearisation of a stage at a point."""
+
+Nonlinear = Elements | Pooling
+"""An activation or a pooling."""

@@ -46,10 +46,11 @@ class Candidates:
         return inputs, row[size:].reshape(self.shape[0], self.num_classes).softmax(dim=1)
 
 
+@dataclass
 class Evaluator:
     """The objectives of rows of candidates and their gradients, for problems of one shape.
 
-    Args:
+    Attributes:
         problems: the problems of the targets, with the same model, shapes, schedule and dtype.
         targets: (R, B) or (R, B, K) targets of every row.
         orders: (R, B) the samples of every row in the order in which the steps use them.
@@ -60,28 +61,19 @@ class Evaluator:
         batching: ``vmap`` evaluates all rows in one pass, ``loop`` one by one.
     """
 
-    def __init__(
-        self,
-        problems: Sequence[Problem],
-        targets: Tensor,
-        orders: Tensor,
-        owner: Tensor,
-        candidates: Candidates,
-        objective: Objective,
-        priors: Sequence[Prior],
-        batching: Batching,
-    ) -> None:
-        self.problems = problems
-        self.targets = targets
-        self.orders = orders
-        self.owner = owner
-        self.candidates = candidates
-        self.objective = objective
-        self.priors = priors
-        self.batching = batching
+    problems: Sequence[Problem]
+    targets: Tensor
+    orders: Tensor
+    owner: Tensor
+    candidates: Candidates
+    objective: Objective
+    priors: Sequence[Prior]
+    batching: Batching
+
+    def __post_init__(self) -> None:
         self._gathered: tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor]]] | None = None
-        in_order = torch.arange(candidates.shape[0], device=orders.device)
-        self._reorders = not bool((orders == in_order).all())
+        in_order = torch.arange(self.candidates.shape[0], device=self.orders.device)
+        self._reorders = not bool((self.orders == in_order).all())
 
     def __call__(self, points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return values (A,) and gradients (A, D) of ``points`` (A, D) of the ``rows`` (A,)."""

@@ -25,11 +25,10 @@ from flwr_leakage.attacks.base import failure
 from flwr_leakage.attacks.budget import UNLIMITED, Budget, stop_mark
 from flwr_leakage.attacks.contrast import Contrast
 from flwr_leakage.attacks.inversion.annealing import (
+    Annealed,
     Annealing,
-    Effort,
     Equations,
     RunEnd,
-    anneal,
 )
 from flwr_leakage.attacks.inversion.likelihood import (
     Likelihood,
@@ -191,16 +190,7 @@ class GaussNewton(OneByOne):
         budget: Budget,
         start: Tensor | None,
     ) -> tuple[RunEnd, int, int]:
-        """Return the likeliest end of all annealings, judged by the gradient; products; steps.
-
-        Args:
-            equations: the equations to be fitted.
-            known: the observed values of ``equations``.
-            model: the gradient.
-            likelihood: the observed values of the gradient.
-            budget: the limit of all runs and their ends.
-            start: (B, C, H, W) coordinates at which all runs start; ``None`` for grey.
-        """
+        """Return the likeliest end of all annealings, judged by the gradient; products; steps."""
         settling, products, steps = self.settling, 0, 0
         is_single = model.shape[0] == 1 and settling.steps > 0
         ends = min(settling.candidates, len(self.annealings)) if is_single else 0
@@ -265,14 +255,7 @@ class GaussNewton(OneByOne):
         budget: Budget,
         start: Tensor | None,
     ) -> "tuple[_Model, int, int, int]":
-        """Return the model under better labels, and the numbers of changes, products and steps.
-
-        Args:
-            model: the gradient under the labels inferred.
-            likelihood: the observed values of the gradient.
-            budget: a limit that is checked between rounds of trials.
-            start: (B, C, H, W) coordinates at which the runs start; ``None`` for grey.
-        """
+        """Return the model under better labels, and the numbers of changes, products and steps."""
         problem = model.problem
         if problem.num_samples == 1 or not problem.is_single_gradient:
             return model, 0, 0, 0
@@ -320,9 +303,10 @@ class GaussNewton(OneByOne):
         budget: Budget = UNLIMITED,
         start: Tensor | None = None,
     ) -> RunEnd:
-        """Return the end of one annealing; see :func:`anneal`."""
-        effort = Effort(self.steps, self.products, self.iterations, self.tolerance)
-        return anneal(model, likelihood, annealing, effort, budget, start)
+        """Return the end of one annealing from given coordinates, or from grey."""
+        limits = (budget, self.steps, self.products, self.iterations, self.tolerance)
+        start = torch.zeros(model.shape) if start is None else start
+        return Annealed(model, likelihood, annealing, *limits).run(start)
 
     def _start(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor | None:
         """Return coordinates (B, C, H, W) around grey, or None to start one sample at grey."""

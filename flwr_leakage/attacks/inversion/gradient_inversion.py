@@ -25,6 +25,7 @@ from flwr_leakage.attacks.one_by_one import unscaled
 from flwr_leakage.attacks.optimizers.base import FirstValues, Minimum, Optimizer
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 from flwr_leakage.attacks.problem import Problem, pose
+from flwr_leakage.attacks.settings import require
 from flwr_leakage.attacks.starts import Grey, Initialisation
 from flwr_leakage.records import Reconstruction
 
@@ -75,9 +76,7 @@ class GradientInversion:
     max_entries: int = 100_000_000
 
     def __post_init__(self) -> None:
-        for name in ("max_rows", "max_entries"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        require(self, "be at least 1", "max_rows", "max_entries")
         if not isinstance(self.priors, Mapping):
             raise ValueError(
                 f"priors must be a mapping by name, got a {type(self.priors).__name__}."
@@ -121,11 +120,7 @@ class GradientInversion:
         return [result for result in results if result is not None]
 
     def _prepare(self, job: AttackJob, index: int) -> "_Target":
-        """Return one target with its starts.
-
-        Raises:
-            ValueError: the observation cannot be attacked.
-        """
+        """Return one target with its starts."""
         observation = job.observations[index]
         require_kind(self, job.spec)
         problem = unscaled(pose(job.gradient_map, job.spec, observation, job.threat))
@@ -235,16 +230,8 @@ class GradientInversion:
         return replace(rows, points=points, targets=targets, orders=orders)
 
     def _evaluator(self, rows: "_Rows", batching: Batching) -> Evaluator:
-        return Evaluator(
-            rows.problems,
-            rows.targets,
-            rows.orders,
-            rows.owner,
-            rows.candidates,
-            self.objective,
-            tuple(self.priors.values()),
-            batching,
-        )
+        given = (rows.problems, rows.targets, rows.orders, rows.owner, rows.candidates)
+        return Evaluator(*given, self.objective, tuple(self.priors.values()), batching)
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,7 @@ def calls_kinks(problem: Problem) -> bool:
     return False
 
 
-def is_rough(problem: Problem, num_lines: int = 3, num_points: int = 33) -> bool:
+def is_rough(problem: Problem) -> bool:
     """Return whether logits have kinks along lines between images of the prior.
 
     For steps of length h, the second differences of a smooth function are h² f'' and the fourth
@@ -162,22 +162,17 @@ def is_rough(problem: Problem, num_lines: int = 3, num_points: int = 33) -> bool
     squares, such as those of a few among many smooth units. Activations whose second derivative
     jumps, such as ELU, count as smooth. Activations that change within a few hundredths of the way
     between two images count as rough, and so do networks that always compute in single precision.
-
-    Args:
-        problem: the problem with the model.
-        num_lines: number of lines between images of the prior.
-        num_points: number of points on a line.
     """
     problem = problem.to(torch.float64)  # in single precision, rounding would look like kinks
     prior = ImagePrior.of(problem.spec)
     stream = torch.Generator().manual_seed(0)
-    draws = torch.randn(2, num_lines, *problem.spec.shape, generator=stream, dtype=torch.float64)
+    draws = torch.randn(2, 3, *problem.spec.shape, generator=stream, dtype=torch.float64)
     images = problem.spec.clamp(prior.inputs(draws.flatten(0, 1)))
     starts, ends = images.reshape(draws.shape)
     # In units of the distance of a line's ends. Steep activations are smooth on the short line
     # only. If there are few ReLUs, they flip on the long line only.
     for length in (1 / 8, 1.0):
-        steps = torch.linspace(0, length, num_points, dtype=torch.float64).reshape(-1, 1, 1, 1)
+        steps = torch.linspace(0, length, 33, dtype=torch.float64).reshape(-1, 1, 1, 1)
         lines = [start + steps * (end - start) for start, end in zip(starts, ends, strict=True)]
         with torch.no_grad():
             logits = torch.stack([problem.logits(line) for line in lines])

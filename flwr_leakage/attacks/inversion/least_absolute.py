@@ -123,11 +123,6 @@ class LeastAbsolute(OneByOne):
 
         At first, residuals below 0.1 of their mean have equal weights; this limit halves with each
         reweighting. Both it and the ridge were chosen on development draws; no table.
-
-        Args:
-            transposed: (N, P') Jᵀ.
-            residual: r.
-            rounds: the number of reweightings, ≥ 1.
         """
         linear, step = residual, transposed.new_zeros(len(transposed))
         for number in range(rounds):

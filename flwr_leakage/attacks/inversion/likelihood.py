@@ -181,9 +181,6 @@ def kernel_groups(shapes: Sequence[torch.Size]) -> Tensor:
     kernel of a convolution (one for each pair of channels), a column of a matrix (one for each of
     its inputs), or a single entry of any other tensor.
 
-    Args:
-        shapes: the shapes of the tensors.
-
     Example:
         >>> kernel_groups([torch.Size((2, 1, 1, 2)), torch.Size((2, 2)), torch.Size((2,))])
         tensor([0, 0, 1, 1, 2, 3, 2, 3, 4, 5])

@@ -18,6 +18,7 @@ from flwr_leakage.attacks.budget import UNLIMITED, Budget
 from flwr_leakage.attacks.inversion.evaluation import Evaluator
 from flwr_leakage.attacks.optimizers.base import Optimizer, Report
 from flwr_leakage.attacks.problem import Problem
+from flwr_leakage.attacks.settings import require
 
 Values = Callable[[Tensor, Tensor], Tensor]
 """(orders (M, N), targets (M, N)) ↦ the objectives (M,) of one candidate's samples."""
@@ -65,11 +66,8 @@ class OrderSearch:
     required: bool = False
 
     def __post_init__(self) -> None:
-        if self.turns < 0:
-            raise ValueError(f"turns must be at least 0, got {self.turns}.")
-        for name in ("starts", "iterations", "max_moves"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        require(self, "be at least 0", "turns")
+        require(self, "be at least 1", "starts", "iterations", "max_moves")
 
     def search(
         self,

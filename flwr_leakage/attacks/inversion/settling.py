@@ -72,14 +72,7 @@ class Settling:
     def __call__(
         self, model: Equations, likelihood: Likelihood, start: RunEnd, budget: Budget
     ) -> RunEnd:
-        """Return the settled end of a run.
-
-        Args:
-            model: the equations of one image.
-            likelihood: the observed values of the equations.
-            start: the images at which a run ended.
-            budget: a limit that is checked between steps.
-        """
+        """Return the settled end of a run."""
         if not self.steps:
             return start
         prior = model.prior

@@ -165,11 +165,6 @@ def assume_targets(
     Otherwise class indices are inferred, or left to the optimisation. If several rounds are
     attacked jointly, the latest round's update gives them.
 
-    Args:
-        problem: the problem in the precision in which it is attacked.
-        inference: the label attack, or ``joint`` for labels that are optimised with the inputs.
-        generator: draws the random numbers of the inference.
-
     Raises:
         ValueError: the inference does not give B class indices.
     """

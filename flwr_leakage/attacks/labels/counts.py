@@ -284,11 +284,7 @@ class ClassCounts:
 
     @staticmethod
     def _mean_feature(problem: Problem, bias_gradient: Tensor) -> Tensor | None:
-        """Return the mean input (F,) of the last linear layer, or None if there is no such layer.
-
-        Raises:
-            ValueError: there is no such layer, and the update has several steps.
-        """
+        """Return the mean input (F,) of the last linear layer, or None if there is no such layer."""
         try:
             weight = find_last_layer(problem).weight
         except ValueError:

@@ -3,7 +3,7 @@
 The last layer has the logits ``z = W h + c``, and the cross-entropy's error of a sample with the
 label y is ``e = softmax(z) − τ_y``, with ``τ_y`` its one-hot or smoothed target. Let U (K, b) span
 the errors, and R (b, F) the features, of which the gradient is made
-(:mod:`~flwr_leakage.attacks.network.layer_factor`). A sample's features are ``h = t R`` for its
+(:mod:`~flwr_leakage.attacks.network.linear`). A sample's features are ``h = t R`` for its
 dual t (b,) with ``t·β = 1``, so that t alone gives the logits, the softmax and the error. This
 error must lie in the span of U:
 
@@ -23,8 +23,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from flwr_leakage.attacks.loss_check import is_plain_mean
-from flwr_leakage.attacks.network.layer_factor import LayerFactor, factorize
-from flwr_leakage.attacks.network.linear import find_last_layer
+from flwr_leakage.attacks.network.linear import LayerFactor, factorize, find_last_layer
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.rounding import (
     FLOAT32_RELATIVE_ERROR,
@@ -110,10 +109,6 @@ def split_head(problem: Problem, generator: torch.Generator) -> HeadSamples:
 
     The error of every sample returned lies in the span of the errors, and is dual to its features,
     up to rounding and the noise of the gradient.
-
-    Args:
-        problem: the network and the observed gradient of one plain step, in double precision.
-        generator: draws all starts.
 
     Raises:
         ValueError: the update is not one plain step, the batch has too many samples for its

@@ -359,15 +359,7 @@ def _dummies(
 def _drawn(
     problem: Problem, steps: int, per_class: int, wrong: float, stream: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Return labels (T, B) by drawn class frequencies, and which dummy stands for each sample.
-
-    Args:
-        problem: says the size of a mini-batch and the number of classes.
-        steps: T.
-        per_class: dummies of each class.
-        wrong: share of samples whose dummy is one of any class.
-        stream: of the draws.
-    """
+    """Return labels (T, B) by drawn class frequencies, and which dummy stands for each sample."""
     classes, schedule = problem.spec.num_classes, problem.schedule
     most = min(schedule.batch_size, problem.num_samples, LARGEST_BATCH)
     size = min(max(SAMPLES // steps, LEAST_BATCH), most)
@@ -392,11 +384,7 @@ def _train(
     sources: Tensor,
     budget: Budget,
 ) -> Params:
-    """Return θ_local − θ_t of a training on dummies.
-
-    Raises:
-        ValueError: the budget ends before.
-    """
+    """Return θ_local − θ_t of a training on dummies."""
     gradient_map, schedule = problem.gradient_map, problem.schedule
     params = {
         name: value.detach().clone().requires_grad_(name in gradient_map.trained)

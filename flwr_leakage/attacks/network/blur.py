@@ -185,9 +185,6 @@ def blurring(deviations: Sequence[Tensor], amount: float) -> Trace:
 def measure(forward: Callable[[], object]) -> list[Tensor]:
     """Return standard deviations of the inputs of every call with kinks in one forward pass.
 
-    Args:
-        forward: passes a batch of several inputs through a network.
-
     Returns:
         One tensor for each call, in the order of the calls. For inputs (B, C, …) it holds the
         deviation (1, C, 1, …) of each channel over the batch and positions. For inputs (B, n) it is

@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from flwr_leakage.attacks.budget import UNLIMITED, Budget
+from flwr_leakage.attacks.settings import require
 
 Evaluate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """(points (A, D), rows (A,)) ↦ values (A,) and gradients (A, D) of those rows' objectives."""
@@ -114,10 +115,8 @@ class Adam:
     tolerance: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.iterations < 1:
-            raise ValueError(f"iterations must be at least 1, got {self.iterations}.")
-        if self.learning_rate <= 0:
-            raise ValueError(f"learning_rate must be positive, got {self.learning_rate}.")
+        require(self, "be at least 1", "iterations")
+        require(self, "be positive", "learning_rate")
         if self.sign not in ("none", "hard", "soft"):
             raise ValueError(f"sign must be 'none', 'hard' or 'soft', got {self.sign!r}.")
         if self.decay not in ("none", "step", "cosine"):

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from flwr_leakage.attacks.budget import UNLIMITED, Budget
 from flwr_leakage.attacks.optimizers.base import Evaluate, Minimum, Report
+from flwr_leakage.attacks.settings import require
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,7 @@ class LBFGS:
     curvature: float = 0.9
 
     def __post_init__(self) -> None:
-        for name in ("iterations", "history"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        require(self, "be at least 1", "iterations", "history")
         if not 0 < self.armijo < self.curvature < 1:
             raise ValueError(
                 f"0 < armijo < curvature < 1 must hold, got {self.armijo} and {self.curvature}."
@@ -96,11 +95,6 @@ class LBFGS:
 
     def _advance(self, s: "_State", f: Tensor, g: Tensor) -> Tensor:
         """Update the line search of every row by its trial point.
-
-        Args:
-            s: the unfinished rows; changed in place.
-            f: (A,) objectives at the trial points.
-            g: (A, D) gradients there.
 
         Returns:
             (A,) whether a row is finished.

@@ -30,12 +30,7 @@ class Solver:
     budget: Budget = UNLIMITED
 
     def __call__(self, product: Callable[[Tensor], Tensor], right: Tensor) -> tuple[Tensor, int]:
-        """Return the solution x of ``A x = b`` for b of any shape, and the number of iterations.
-
-        Args:
-            product: map from x to A x, both of the shape of b.
-            right: the right-hand side b.
-        """
+        """Return the solution x of ``A x = b`` for b of any shape, and the number of iterations."""
         found, taken = conjugate_gradients(
             lambda flat: product(flat.reshape(right.shape)).flatten(),
             right.flatten(),

@@ -65,12 +65,6 @@ class Spans:
     ) -> "Spans":
         """Return the spans of an update.
 
-        Args:
-            problem: the problem, in double precision.
-            anatomy: of its model.
-            tokens: the tokens that may occur.
-            most: the largest number of tokens of all texts, over all local steps.
-
         Raises:
             ValueError: the model shows no attention, or the spans are full.
         """
@@ -136,11 +130,6 @@ def grow(spans: Spans, budget: Budget, most: int) -> list[Int[Tensor, " t"]]:
 
     A decoder's vectors depend on earlier tokens only, so that each prefix of a text lies in the
     spans. A prefix ends if no token continues it.
-
-    Args:
-        spans: the spans and the tokens.
-        budget: the search ends once this is spent.
-        most: the largest number of prefixes that are followed.
 
     Raises:
         ValueError: more prefixes remain than ``most``, or the budget is spent.

@@ -248,12 +248,6 @@ def pursue(
 ) -> Int[Tensor, " U"]:
     """Return the words that explain the rows; a fall of what one explains tells their number.
 
-    Args:
-        rows: a gradient.
-        words: atoms, few of which take part.
-        others: atoms that may all take part.
-        most: largest number of vectors that the layer took.
-
     Raises:
         ValueError: no few words explain the rows.
     """

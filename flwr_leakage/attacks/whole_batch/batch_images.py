@@ -135,11 +135,6 @@ class BatchImages(OneByOne):
         The features, and the gradients before the layer that takes them, set these equations.
         Sample i of the equations is sample i of the features.
 
-        Args:
-            problem: the problem in double precision.
-            generator: draws starts and probes.
-            budget: the search for features ends once this is spent.
-
         Raises:
             ValueError: the update is not one plain step, no linear layer's gradient can be split,
                 the layer takes the images themselves, not all samples were found, noise leaves an

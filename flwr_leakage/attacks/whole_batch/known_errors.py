@@ -18,6 +18,7 @@ ReLUs is the ReLU of the maximum. Averages do, so that the ReLU stays.
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -83,19 +84,6 @@ class FeaturePass:
         """Return c(x) (B, n), differentiable in inputs and parameters."""
         return self.run(params, inputs)[0]
 
-    def with_held_loss(self, params: Params, inputs: Tensor) -> tuple[Tensor, Tensor | float]:
-        """Return c(x) (B, n), and what the layers before it add to the loss.
-
-        Layers that normalise by a batch's statistics, held as constants, add something; see
-        :func:`flwr_leakage.normalization.held_loss`.
-        """
-        gradient_map = self.problem.gradient_map
-        if not gradient_map.held:
-            return self(params, inputs), 0.0
-        with capture_batch_norm_inputs(gradient_map.model) as captured:
-            features = self(params, inputs)
-        return features, gradient_map.held_loss(captured, self.problem.buffers)
-
     def run(self, params: Params, inputs: Tensor) -> tuple[Tensor, int]:
         """Return c(x) (B, n), and the number of ReLUs in the pass."""
         relus = 0
@@ -145,12 +133,6 @@ class KnownErrors:
         cls, problem: Problem, weight: str, found: BatchInputs, generator: torch.Generator
     ) -> "KnownErrors":
         """Return the equations of a layer's inputs.
-
-        Args:
-            problem: the problem in double precision.
-            weight: the name of the layer's weight.
-            found: the layer's inputs and its outputs' errors for all samples.
-            generator: draws the images that probe the network.
 
         Raises:
             ValueError: the logits also depend on the images by a path around the layer, or no
@@ -296,8 +278,13 @@ class KnownErrors:
                 for name in self.passed.names
             }
             params: Params = {**run.problem.params, **leaves}
-            with blurring(self.passed.deviations, blur):
-                outputs, rest = run.with_held_loss(params, inputs.to(dtype))
+            rest: Tensor | float = 0.0
+            held = run.problem.gradient_map
+            watched = capture_batch_norm_inputs(held.model) if held.held else nullcontext()
+            with blurring(self.passed.deviations, blur), watched as seen:
+                outputs = run(params, inputs.to(dtype))
+            if seen is not None:  # what statistics that are held as constants add to the loss
+                rest = held.held_loss(seen, run.problem.buffers)
             mask = self._mask(blur)
             width = self._width(blur, outputs)
             own = outputs.clamp_min(0) if width is None else blurred_relu(outputs, width)

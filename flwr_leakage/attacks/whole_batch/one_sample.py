@@ -127,12 +127,6 @@ def local_steps(
 ) -> tuple[LocalSteps, Likelihood]:
     """Return the equations and their observed values.
 
-    Args:
-        problem: the problem of one sample, in double precision.
-        likelihood: the value, noise and bound of every entry of the update.
-        layer: the last layer, with a bias, not frozen.
-        generator: draws the probes.
-
     Raises:
         ValueError: the steps are not plain, or use their batch's statistics, entries of the last
             layer were pruned, its update is not that of steps on one sample, its features are not
@@ -280,11 +274,7 @@ class OneSample:
 def _behind(
     problem: Problem, likelihood: Likelihood, layer: LinearUse, generator: torch.Generator
 ) -> tuple[KnownErrors, Likelihood]:
-    """Return the equations from one layer's features and error, and their observed values.
-
-    Raises:
-        ValueError: its gradient is no outer product, or its features are not those of a ReLU.
-    """
+    """Return the equations from one layer's features and error, and their observed values."""
     assert layer.bias is not None
     seen, variances, bounds = _layer_gradient(problem, likelihood, layer.weight, layer.bias)
     error, features, deviations = outer_product(seen, 1 / variances)

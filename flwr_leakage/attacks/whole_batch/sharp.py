@@ -92,14 +92,7 @@ class Sharpening:
     def __call__(
         self, model: KnownErrors, likelihood: Likelihood, inputs: Tensor, budget: Budget
     ) -> tuple[Tensor, int]:
-        """Return better images (B, C, H, W) in double precision, and the number of steps.
-
-        Args:
-            model: the equations.
-            likelihood: the observed values of the equations.
-            inputs: (B, C, H, W) images of the start.
-            budget: a limit that is checked between steps, and between blocks of the Jacobian.
-        """
+        """Return better images (B, C, H, W) in double precision, and the number of steps."""
         prior = ImagePrior.of(model.problem.spec)
         groups = channels(model, likelihood)
         best, least = inputs, float("inf")
@@ -287,12 +280,6 @@ class Edges:
         """Return images (B, C, H, W) in double precision, and the number of steps to them.
 
         If the steps do not lower the energy, these are ``inputs`` and 0.
-
-        Args:
-            model: the equations.
-            likelihood: the observed values of the equations.
-            inputs: (B, C, H, W) images of the start.
-            budget: a limit that is checked between steps.
         """
         if budget.is_spent:
             return inputs, 0

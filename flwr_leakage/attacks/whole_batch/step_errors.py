@@ -458,11 +458,6 @@ def _non_negative(normal: Tensor, right: Tensor, on: Tensor | None = None) -> tu
 
     The sets of features that are on change in at most 20 turns, for all columns at once.
 
-    Args:
-        normal: (T, T) matrix N of all columns.
-        right: (T, n) right-hand sides r.
-        on: (T, n) a guess of which entries are not zero.
-
     Returns:
         H (T, n), and N⁻¹ restricted to each column's features that are on (n, T, T).
     """

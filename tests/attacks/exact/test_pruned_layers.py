@@ -8,9 +8,8 @@ from torch import nn
 
 from flwr_leakage.attacks import Analytic, AttackJob
 from flwr_leakage.attacks.budget import UNLIMITED, Budget
-from flwr_leakage.attacks.exact import unseen_pixels
-from flwr_leakage.attacks.exact.pruned_layers import PrunedLayer, PrunedPass
-from flwr_leakage.attacks.exact.unseen_pixels import fill_unseen, truncated
+from flwr_leakage.attacks.exact import pruned_layers
+from flwr_leakage.attacks.exact.pruned_layers import PrunedLayer, PrunedPass, fill_unseen, truncated
 from flwr_leakage.attacks.network.linear import input_orders
 from flwr_leakage.attacks.problem import pose
 from flwr_leakage.defenses import GaussianNoise, GradientPruning
@@ -115,11 +114,11 @@ def test_a_spent_budget_ends_the_turns():
 def test_what_the_layers_behind_cannot_tell_is_filled_in_by_the_prior_and_said(reason, monkeypatch):
     gradient_map, seen = pruned(0.8)
     if reason == "too many":
-        monkeypatch.setattr(unseen_pixels, "MOST_ENTRIES", 1)
+        monkeypatch.setattr(pruned_layers, "MOST_ENTRIES", 1)
     else:
         indefinite = -torch.eye(2)
         monkeypatch.setattr(
-            unseen_pixels, "_given_seen", lambda *_: torch.linalg.cholesky(indefinite)
+            pruned_layers, "_given_seen", lambda *_: torch.linalg.cholesky(indefinite)
         )
     (result,) = Analytic()(AttackJob(gradient_map, SPEC, [seen], ThreatModel()))
     assert "by the prior alone" in str(result.stats["stage"])

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from flwr_leakage.attacks.network.layer_factor import factorize
+from flwr_leakage.attacks.network.linear import factorize
 
 
 def gradient(samples=6, units=40, width=60, dead=15, seed=0):
