@@ -115,12 +115,7 @@ class _Marked(Masked):
         return kept.reshape(self.units.shape)
 
     def _follows_a_layer(self, routed: Tensor | None, gradient: Params) -> bool:
-        """Return whether a layer before the call has a bias with the gradient of given errors.
-
-        Args:
-            routed: (U,) errors of the units, or ``None`` if any gradient will do.
-            gradient: as it was observed.
-        """
+        """Return whether a layer before the call has a bias with the gradient of given errors."""
         for step in reversed(self.trace.steps[: self.place]):
             if isinstance(step.op, Affine | Normalise):
                 bias = gradient.get(step.op.bias_name or "")

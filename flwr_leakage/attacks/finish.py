@@ -132,14 +132,7 @@ class Denoising:
         patches: PatchPrior | None = None,
         budget: Budget = UNLIMITED,
     ) -> tuple[Tensor, int]:
-        """Return images under one prior, and the number of steps to them.
-
-        Args:
-            evidence: the evidence of the update.
-            candidate: the samples of the start, in double precision.
-            patches: the prior of patches, or ``None`` for that of the spectrum.
-            budget: a limit that is checked between steps.
-        """
+        """Return images under one prior, and the number of steps to them."""
         if budget.is_spent:
             return candidate.inputs, 0
         likelihood = evidence.likelihood

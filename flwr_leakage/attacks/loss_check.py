@@ -1,4 +1,4 @@
-"""The check, before any attack, that a loss can be computed and differentiated."""
+"""The checks of a loss, a map from (logits, targets) to a scalar, before and in attacks."""
 
 import math
 import warnings
@@ -84,10 +84,6 @@ def is_plain_mean(loss: Loss, logits: Tensor) -> bool:
     """Return whether the loss of a batch is the mean of its samples' losses, for all classes.
 
     It is not if classes have weights: the mean of torch's losses divides by the sum of weights.
-
-    Args:
-        loss: maps (logits, class ids) to a scalar.
-        logits: (M, K) of some inputs; one row is used for each class.
     """
     if loss is F.cross_entropy:
         return True
@@ -102,10 +98,6 @@ def class_weights(loss: Loss, logits: Tensor) -> Tensor | None:
 
     A weighted mean has the gradient Σᵢ w(yᵢ) gᵢ / Σⱼ w(yⱼ), with the gradient gᵢ of sample i alone.
     A batch of one sample of each class shows the weights.
-
-    Args:
-        loss: maps (logits, class ids) to a scalar.
-        logits: (K,) of any input.
 
     Raises:
         ValueError: a sample's gradient in the batch is no multiple of its gradient alone.
@@ -135,10 +127,6 @@ def lowers_one_logit(loss: Loss, num_classes: int) -> bool:
     """Return whether the only negative entry of ∂L/∂z of a sample is that of its class.
 
     So it is for the cross-entropy, weighted by class or not, and not with smoothed labels.
-
-    Args:
-        loss: maps (logits, class ids) to a scalar.
-        num_classes: K.
     """
     if loss is F.cross_entropy:
         return True

@@ -197,10 +197,6 @@ def in_box(spec: InputSpec, answer: Reconstruction) -> Reconstruction:
 
     In the last two cases ``stats["stage"]`` ends with the reason. Inputs without a box need no
     normalisation: their proofs stand as they are.
-
-    Args:
-        spec: the normalisation that the attack was told.
-        answer: the answer of any attack, with ``stats["verdicts"]`` if it proves anything.
     """
     if answer.batch is None or not spec.box or PROVEN_INPUTS in answer.stats:
         return answer

@@ -373,12 +373,7 @@ def finished_name(attack: Attack, job: AttackJob) -> str:
 
 
 def read_finished(file: Path | None, count: int) -> Results | None:
-    """Return the results of a finished chunk, or None if they cannot be read.
-
-    Args:
-        file: which ``Parallel`` wrote; ``None`` where nothing is kept.
-        count: of the observations that it has to have results of.
-    """
+    """Return the results of a finished chunk, or None if they cannot be read."""
     if file is None or not file.exists():
         return None
     try:

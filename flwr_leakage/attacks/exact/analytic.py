@@ -159,13 +159,6 @@ def fill_in(
     With Q the inverse covariance of the prior, u the unseen and s the seen pixels, it solves
     ``(Q_uu + 3/c² I) x_u = Q_uu μ_u − Q_us (x_s − μ_s) + 3/c² m_u``, where c²/3 is the variance of
     a uniform law on [m − c, m + c].
-
-    Args:
-        spec: the specification of the image.
-        inputs: (n,) normalised values in double precision; unseen entries are ignored.
-        seen: (n,) whether a value is known.
-        centres: (n,) m, the values that unseen entries lie near.
-        bounds: (n,) c > 0, the largest distances of unseen entries from ``centres``.
     """
     prior = ImagePrior.of(spec)
     inverse = replace(prior, deviations=1 / prior.deviations, scale=1 / prior.scale)

@@ -90,14 +90,6 @@ def recover_batch(
     The layer is the first that takes the network's input, or else the first that shows the most
     samples.
 
-    Args:
-        problem: the network and the observed gradient.
-        settings: the limits of the search.
-        generator: draws the random probes and all starts.
-        images_only: whether to refuse layers whose inputs are features.
-        scaled: whether the factor of a scaled update was divided out of the gradient before, or is
-            taken for 1.
-
     Raises:
         ValueError: no layer can be used, or no sample was found; the message gives the reasons.
     """

@@ -153,12 +153,7 @@ class MaskColumns:
         return cls(layer, following.matrix.T @ following.factor.left)
 
     def of_duals(self, duals: Tensor, found: Sequence[BatchSample]) -> Iterator[BatchSample]:
-        """Return the new samples that the masks of duals (M, b) lead to, one after another.
-
-        Args:
-            duals: (M, b) mixtures of samples' duals, each of any length.
-            found: the known samples. The caller may append to it between two samples.
-        """
+        """Return the new samples that the masks of duals (M, b) lead to, one after another."""
         duals = duals / (duals @ self.layer.factor.bias)[:, None]
         masks = duals @ self.layer.projected.T + self.layer.offset > 0
         return self._of_masks(masks, lambda start: self.layer.check(duals[start]), found)

@@ -107,13 +107,7 @@ class Link:
         return pull(errors)[0]
 
     def equations(self, errors: Tensor, channels: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the equations that the weight gradient states; see :func:`weight_equations`.
-
-        Args:
-            errors: ∂L/∂(W ∗ a), (1, *output_shape).
-            channels: booleans (C,), true for the output channels to use, whose errors must be
-                exact; ``None`` for all channels.
-        """
+        """Return the equations that the weight gradient states; see :func:`weight_equations`."""
         gradient = self.weight_gradient
         if channels is not None:
             errors, gradient = errors[:, channels], gradient[channels]
@@ -295,14 +289,7 @@ class Level:
 
     @classmethod
     def of(cls, link: Link, known: Known, output_errors: Tensor, rank_tolerance: float) -> "Level":
-        """Return the level of a layer whose outputs and their errors are known.
-
-        Args:
-            link: the layer, which holds its weight gradient.
-            known: the facts about its outputs, of any shape with the right number of entries.
-            output_errors: ∂L/∂outputs, of any shape with the right number of entries.
-            rank_tolerance: see :meth:`Whitened.by_svd`.
-        """
+        """Return the level of a layer whose outputs and their errors are known."""
         shape = (1, *link.output_shape)
         known = known.map(lambda each: each.reshape(shape))
         assert link.activation.slope is not None

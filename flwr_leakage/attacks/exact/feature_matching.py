@@ -192,13 +192,6 @@ def fit_level(
 ) -> tuple[Tensor, bool]:
     """Return the input that L-BFGS fits to a layer's outputs and to its weight's gradient.
 
-    Args:
-        before: the layers before that layer.
-        level: the equations of the layer.
-        start: (1, *shape) input of the start.
-        iterations: largest number of iterations of L-BFGS.
-        budget: the fit ends once this is spent.
-
     Returns:
         The input (1, *shape), and whether the budget ended the fit.
     """
@@ -247,15 +240,6 @@ def walk_back(
     solved: float,
 ) -> Walk:
     """Return the walk from the logits of a chain as far towards its input as its gradients lead.
-
-    Args:
-        chain: the layers, at least two.
-        begin: :meth:`Hidden.begin` with the settings of the search for masks.
-        rank_tolerance: singular values of a gradient's equations below this fraction of the
-            largest are left out.
-        layer_iterations: largest number of iterations for the convex problem of a layer behind an
-            invertible activation.
-        solved: largest relative mean squared residual of such a layer that counts as found.
 
     Raises:
         ValueError: the last layer has no bias.

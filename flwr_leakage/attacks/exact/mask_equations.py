@@ -144,11 +144,6 @@ def rectify(link: Link, z: Tensor, blur: float) -> tuple[Tensor, Tensor]:
 
     The noise in z has the standard deviation that noise of standard deviation ``blur`` in the
     layer's input causes.
-
-    Args:
-        link: the layer.
-        z: its preactivations (B, *output_shape).
-        blur: standard deviation of the input's noise, ≥ 0; it changes ReLUs only.
     """
     if blur and link.activation.is_relu:
         width = per_channel((blur * link.gain).clamp_min(1e-12), z)

@@ -136,10 +136,6 @@ class Channel:
 
         The doubtful entries are those nearest to zero, ranked by it. Entries of zero error stay as
         they are, as neither gradient depends on them.
-
-        Args:
-            z: (P,) the candidate's preactivations, positive for active entries.
-            flips: sets of ranks whose entries are flipped together; see :func:`sets_of_ranks`.
         """
         mask = z > 0
         gap = self.errors[mask].sum() - self.bias_gradient
@@ -160,10 +156,6 @@ class Channel:
         Its value is the logarithm of the distance of the two gradients, less ``log(WORTH)`` for
         every entry in which the mask differs from the candidate's own mask. So a mask is worth its
         changes if its value is at most that of the candidate's mask.
-
-        Args:
-            first: the candidate's mask (P,).
-            patches: patches (K, P) of the layer's input for the candidate.
         """
 
         def misfit(mask: Array) -> float:
@@ -278,12 +270,6 @@ def channel_values(equations: Whitened, channel: int, active: Tensor) -> tuple[T
 
     The variance of each value comes from the noise of the gradient, and from the directions in
     which the equations leave it open.
-
-    Args:
-        equations: the equations about a of the layer behind. They are weighted by their singular
-            values, so that all have the same noise.
-        channel: the index of the channel of a.
-        active: booleans (P,), true for the S active entries of the channel.
 
     Returns:
         The values (S,), and booleans (S,), true for exact values.

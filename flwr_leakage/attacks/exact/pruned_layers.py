@@ -70,12 +70,6 @@ class PrunedLayer:
     ) -> "PrunedLayer":
         """Return the layer with the errors and inputs that its kept entries give.
 
-        Args:
-            matrix: W (m, n).
-            offset: c (m,).
-            weight: ∂L/∂W (m, n), zero where entries were pruned.
-            bias: ∂L/∂c (m,), zero where entries were pruned.
-
         Raises:
             ValueError: nothing of the bias or of the weight is kept, or the entries are not those
                 of one sample.
@@ -258,12 +252,7 @@ class Bounds:
         return cls(forms, low, high, precision, shift)
 
     def renewed(self, mean: Tensor, covariance: Tensor) -> "Bounds":
-        """Return bounds whose factors are moved towards the truncated laws' moments.
-
-        Args:
-            mean: posterior mean (u,) of the unseen pixels.
-            covariance: posterior covariance (u, u) of the unseen pixels.
-        """
+        """Return bounds whose factors are moved towards the truncated laws' moments."""
         means = self.forms @ mean
         variances = ((self.forms @ covariance) * self.forms).sum(1).clamp_min(0)
         rest = 1 / variances.clamp_min(LEAST_SPREAD**2) - self.precision

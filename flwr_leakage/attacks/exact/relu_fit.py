@@ -99,14 +99,6 @@ def fade(
     slow step, the largest eigenvalues of the next step's matrix are approximated. A preconditioner
     takes them out of that step's system and of the following ones, whose matrices differ little.
 
-    Args:
-        equations: the equations with the residuals r.
-        inputs: (1, C, H, W) inputs of the start.
-        fading: the weights and the settings of the steps.
-        prior: the prior of the inputs, x = μ + L s.
-        kept: the largest eigenvalues of an earlier step's matrix; see :func:`eigenvalues_kept`.
-        budget: the fading ends with the step in which this is spent.
-
     Returns:
         The inputs x (1, C, H, W) at the end, and ‖r‖² there, with the blur of the last step.
     """
@@ -150,13 +142,6 @@ def approximate(
 
     These are the columns of the coordinates with the largest deviations under the prior. A column
     costs as much as an iteration of conjugate gradients.
-
-    Args:
-        equations: the equations in single precision, whose residuals have the derivative J by x.
-        inputs: x (1, C, H, W).
-        blur: the blur of the residuals.
-        prior: the prior x = μ + L s, in single precision.
-        rank: the number of columns; all are taken if the matrix has fewer.
     """
     smoothest = prior.deviations.flatten().argsort(descending=True)[:rank]
     units = torch.zeros(len(smoothest), inputs.numel())
@@ -169,15 +154,7 @@ def approximate(
 def normal_products(
     equations: MaskEquations, inputs: Tensor, directions: Tensor, blur: float = 0.0, block: int = 32
 ) -> Tensor:
-    """Return JᵀJ d (M, C, H, W) for directions d (M, C, H, W), in single precision.
-
-    Args:
-        equations: the equations in single precision, whose residuals have the derivative J by x.
-        inputs: x (1, C, H, W).
-        directions: the directions.
-        blur: the blur of the residuals.
-        block: number of products that are computed at once.
-    """
+    """Return JᵀJ d (M, C, H, W) for directions d (M, C, H, W), in single precision."""
     size, width = len(directions), min(block, len(directions))
     here = equations.linearise(inputs.float(), blur, width)
     found = torch.empty_like(directions)

@@ -273,15 +273,7 @@ def residuals(
     precise: bool = True,
     prior: ImagePrior | None = None,
 ) -> Callable[[Tensor], Tensor]:
-    """Return the map from coordinates (B, C, H, W) to residuals (P,).
-
-    Args:
-        model: the equations of a candidate.
-        likelihood: the observed values of the equations.
-        blur: the blur of the equations.
-        precise: whether the equations are evaluated in double precision.
-        prior: the prior of these coordinates; ``None`` for the prior of the model.
-    """
+    """Return the map from coordinates (B, C, H, W) to residuals (P,)."""
     prior = prior or model.prior
     return lambda point: likelihood.residual(
         model.gradient(prior.inputs(point), blur, precise=precise)

@@ -83,21 +83,7 @@ class OrderSearch:
         report: Report | None,
         budget: Budget = UNLIMITED,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the best point, targets and order of each ``starts`` rows.
-
-        Args:
-            evaluator: the map (targets, orders) ↦ the rows' objective.
-            optimizer: the optimizer of the short fits, which must have ``iterations``.
-            points: (R, D) points of the start, with ``starts`` consecutive rows for each stream.
-            targets: (R, N) targets of the samples.
-            orders: (R, N) the sample at each place of the client's sequence.
-            steps: (N,) the local step of each place, in all rows; see :func:`local_steps_of`.
-            streams: the random stream of each ``starts`` rows.
-            num_classes: number of classes that labels may change to; ``None`` keeps the targets.
-            project: the projection onto the feasible set.
-            report: the progress callback of the optimizer.
-            budget: no further move is tried once this is spent.
-        """
+        """Return the best point, targets and order of each ``starts`` rows."""
         quick = replace(optimizer, iterations=self.iterations)  # type: ignore[type-var]
         values = points.new_zeros(len(points))
         for turn in range(self.turns + 1):
@@ -131,17 +117,7 @@ class OrderSearch:
         generator: torch.Generator,
         budget: Budget = UNLIMITED,
     ) -> tuple[Tensor, Tensor, float]:
-        """Return order, targets and objective after making the best move while there is one.
-
-        Args:
-            order: (N,) the sample at each place of the client's sequence.
-            targets: (N,) targets of the samples.
-            steps: (N,) the local step of each place, which determines the exchanges that count.
-            num_classes: number of classes that labels may change to; ``None`` keeps the targets.
-            values: the objective of moves.
-            generator: draws some of the moves if there are too many.
-            budget: no further move is tried once this is spent.
-        """
+        """Return order, targets and objective after making the best move while there is one."""
         value = float(values(order[None], targets[None])[0])
         for _ in range(2 * len(order)):
             orders, labels = _moves(order, targets, steps, num_classes)

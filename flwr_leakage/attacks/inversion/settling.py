@@ -205,13 +205,7 @@ class Doubts:
 
 
 def spreads(model: Equations, centre: Tensor, draws: Sequence[Tensor]) -> list[Tensor]:
-    """Return the posterior deviations of the inputs of every ReLU and pooling, each in its shape.
-
-    Args:
-        model: the equations that have these units.
-        centre: images (B, C, H, W).
-        draws: the same images, drawn from the posterior.
-    """
+    """Return posterior deviations of the inputs of every ReLU and pooling, each in its shape."""
     middle = model.kinks(centre)
     sums = [torch.zeros_like(each) for each in middle]
     for draw in draws:

@@ -118,11 +118,6 @@ def possible_classes(
     so that it holds for trained networks, too.
 
     If the span tells nothing, because of noise or as many samples as classes, all are possible.
-
-    Args:
-        weight_gradient: ∂L/∂W of the last layer.
-        bias_gradient: ∂L/∂b.
-        num_samples: B.
     """
     gradient = torch.cat([weight_gradient, bias_gradient[:, None]], 1).double().cpu()
     count = len(gradient)
@@ -284,7 +279,7 @@ class ClassCounts:
 
     @staticmethod
     def _mean_feature(problem: Problem, bias_gradient: Tensor) -> Tensor | None:
-        """Return the mean input (F,) of the last linear layer, or None if there is no such layer."""
+        """Return the mean input (F,) of the last linear layer, or None if there is none."""
         try:
             weight = find_last_layer(problem).weight
         except ValueError:

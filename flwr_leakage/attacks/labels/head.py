@@ -209,10 +209,6 @@ def error_targets(loss: Loss, num_classes: int) -> Float[Tensor, "K K"] | None:
 
     Row y is the one-hot vector of class y for the cross-entropy, and mixed with equal shares if it
     smooths the labels. A loss that is no mean over samples has none.
-
-    Args:
-        loss: maps (logits, class ids) to a scalar.
-        num_classes: K.
     """
     ids = torch.arange(num_classes)
     told = []

@@ -167,12 +167,7 @@ class Rehearsals:
     schedule_steps: int
 
     def estimate(self, problem: Problem, num_examples: int | None = None) -> LabelEstimate:
-        """Return the class counts behind a client's update.
-
-        Args:
-            problem: of the update, from the same parameters.
-            num_examples: the client's samples; by default those of the problem.
-        """
+        """Return the class counts behind a client's update."""
         best, least, name = -1.0, -1.0, ""
         rate: float | None = None
         for tried, method in METHODS.items():

@@ -9,7 +9,8 @@ Jacobian is zero for units that are off. Averaged over Gaussian noise n of stand
 with the normal density φ and distribution Φ. It is convex, exceeds max(0, z) by at most 0.4 σ, and
 has a positive slope up to seven σ from the kink. Any other activation with kinks is the sum of a
 smooth function and a ReLU at each kink. The maximum of two values is ``b + max(0, a − b)``. Both
-are blurred through their ReLUs.
+are blurred through their ReLUs. Inputs z may have any shape, and widths σ > 0 are broadcast to it;
+a width of ``None`` stands for no blur.
 """
 
 import math
@@ -28,10 +29,6 @@ from flwr_leakage.attacks.network.trace import Run, Trace
 def blurred_relu(inputs: Tensor, width: Tensor) -> Tensor:
     """Return ``E max(0, z + σ n)`` over normal n, which is twice differentiable in z.
 
-    Args:
-        inputs: z, of any shape.
-        width: σ > 0, broadcast to z.
-
     Example:
         >>> blurred_relu(torch.tensor([0.0, 5.0]), torch.tensor(1.0))
         tensor([0.3989, 5.0000])
@@ -41,12 +38,7 @@ def blurred_relu(inputs: Tensor, width: Tensor) -> Tensor:
 
 
 def relu_parts(inputs: Tensor, width: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return ``E max(0, z + σ n)``, its slope Φ(z/σ) and its curvature φ(z/σ)/σ, without autograd.
-
-    Args:
-        inputs: z, of any shape.
-        width: σ > 0, broadcast to z; ``None`` for the ReLU itself, whose curvature is 0.
-    """
+    """Return ``E max(0, z + σ n)``, its slope Φ(z/σ) and curvature φ(z/σ)/σ, without autograd."""
     if width is None:
         return inputs.clamp_min(0), (inputs > 0).to(inputs), torch.zeros_like(inputs)
     scaled = inputs / width
@@ -60,13 +52,7 @@ def relu_parts(inputs: Tensor, width: Tensor | None) -> tuple[Tensor, Tensor, Te
 
 
 def blurred_maximum(left: Tensor, right: Tensor, width: Tensor) -> Tensor:
-    """Return ``b + E max(0, a − b + σ n) − σ/√(2π)``, which leaves equal values as they are.
-
-    Args:
-        left: a, of any shape.
-        right: b, of the same shape.
-        width: σ > 0, broadcast to a.
-    """
+    """Return ``b + E max(0, a − b + σ n) − σ/√(2π)``, which leaves equal values as they are."""
     return right + blurred_relu(left - right, width) - width / math.sqrt(2 * math.pi)
 
 
@@ -74,10 +60,6 @@ def blurred_largest(values: Sequence[Tensor], widths: Sequence[Tensor]) -> Tenso
     """Return the blurred maximum of several values, merged pair by pair.
 
     A pair is blurred with the root mean square of its two widths.
-
-    Args:
-        values: tensors of one shape, at least one.
-        widths: σ > 0 of each tensor, broadcast to it.
     """
     values, widths = list(values), list(widths)
     while len(values) > 1:
@@ -92,12 +74,7 @@ def blurred_largest(values: Sequence[Tensor], widths: Sequence[Tensor]) -> Tenso
 
 
 def blurred_pool(pool: Pool, width: Tensor) -> Tensor:
-    """Return the blurred maximum of every window of a max pooling; see :func:`blurred_largest`.
-
-    Args:
-        pool: the pooling, with its inputs.
-        width: σ > 0, broadcast to the inputs.
-    """
+    """Return the blurred maximum of every window of a max pooling; see :func:`blurred_largest`."""
     maps = pool.maps(pool.inputs, -1e4)  # padding with −∞ would have differences NaN
     widths = [width] * len(maps)
     if width.ndim == pool.inputs.ndim and width.shape[-2:].numel() > 1:
@@ -111,11 +88,6 @@ def blurred(activation: Activation, inputs: Tensor, width: Tensor) -> Tensor:
 
     A kink at p_k, where the slope jumps by j_k, is a ReLU of its own:
     ``φ(z) + Σ_k j_k (E max(0, z − p_k + σ n) − max(0, z − p_k))``.
-
-    Args:
-        activation: φ, with its kinks.
-        inputs: z, of any shape.
-        width: σ > 0, broadcast to z.
     """
     if activation.is_relu:
         return blurred_relu(inputs, width)

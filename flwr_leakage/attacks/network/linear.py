@@ -47,10 +47,6 @@ class LayerFactor:
     def remainder(self, duals: Tensor, columns: Tensor) -> "tuple[LayerFactor, Tensor]":
         """Return the factors without f samples: ``U − (U Q)(T Q)⁻¹ T`` has rank b − f.
 
-        Args:
-            duals: T (f, b), the duals of those samples.
-            columns: Q (b, f), the columns of those samples.
-
         Returns:
             The factors, and C (b − f, b), which maps a dual t of these to the dual ``t C`` of the
             original factors.

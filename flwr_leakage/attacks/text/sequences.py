@@ -196,15 +196,7 @@ class Relaxation:
     def __call__(
         self, spans: Spans, weights: Float[Tensor, "T U"] | None, count: int, budget: Budget
     ) -> Iterator[Int[Tensor, " t"]]:
-        """Yield texts as they are found, until there are ``count`` or the budget is spent.
-
-        Args:
-            spans: the spans and the tokens.
-            weights: of tokens at positions by the gradients of the tables
-                (:func:`flwr_leakage.attacks.text.tables.pair_weights`), or ``None``.
-            count: the number of texts.
-            budget: ends the search.
-        """
+        """Yield texts as they are found, until there are ``count`` or the budget is spent."""
         parts = list(spans.attention.split(spans.inputs))
         found: list[Tensor] = []
         used = torch.zeros_like(spans.allowed)

@@ -44,10 +44,6 @@ def rows_above(table: Float[Tensor, "V d"], noise: float) -> Int[Tensor, " U"]:
 
     The squared size of a row of noise alone is σ² times a chi-square with d degrees of freedom. It
     exceeds ``d + 2 √(d x) + 2 x`` with probability e⁻ˣ at most (Laurent and Massart 2000, lemma 1).
-
-    Args:
-        table: (V, d) the gradient.
-        noise: σ.
     """
     count, width = table.shape
     x = math.log(count / CHANCE)
@@ -62,11 +58,6 @@ def tied_rows(
 
     The last layer's part has a row for each token of the vocabulary. All of these rows lie in the
     span of at most ``most`` features, and the row of a token of the batch has W_v besides.
-
-    Args:
-        table: (V, d) the gradient.
-        most: the largest number of predictions, less than d.
-        generator: draws the rows that show the span.
 
     Raises:
         ValueError: the features may span the whole space, or no edge parts rows from the span.
@@ -183,10 +174,6 @@ def pair_weights(words: Float[Tensor, "U d"], places: Float[Tensor, "T d"]) -> F
     there, plus shares of those that occur several times. The weight is the matched filter
     ``Q_pᵀ C⁻¹ W_v / W_vᵀ C⁻¹ W_v``, where C is the covariance of all rows. Of the 40 largest of
     1,168 weights, 39 were right in a batch of 8 texts of 16 tokens, and 34 by least squares.
-
-    Args:
-        words: (U, d) W.
-        places: (T, d) Q.
     """
     covariance = words.T @ words + places.T @ places
     # Between 1e-6 and 1e-2 the share hardly mattered on development draws; no table.

@@ -333,12 +333,6 @@ class Passed:
     ) -> "Passed":
         """Return the pass to a layer, measured on draws of the prior.
 
-        Args:
-            problem: the problem in double precision.
-            weight: the name of the layer's weight.
-            generator: draws the images that probe the network.
-            prior: the prior of each image; ``None`` for :meth:`ImagePrior.of`.
-
         Raises:
             ValueError: the logits also depend on the images by a path around the layer, or no
                 parameter is used before the layer only.

@@ -173,11 +173,6 @@ def variances(likelihood: Likelihood, residual: Tensor, groups: Tensor) -> Tenso
     A small group can be met alone. Without a floor its weight would then grow until no other
     equation counts. The floor is the least relative residual among the tensors with at least a
     tenth of all entries.
-
-    Args:
-        likelihood: the observed values of the equations.
-        residual: (P,) residuals of all equations.
-        groups: (P,) group numbers; see :func:`channels`.
     """
     tensors, observed = likelihood.tensors, likelihood.observed
     sizes = torch.zeros_like(likelihood.counts).index_add_(0, tensors, observed.square())
@@ -318,13 +313,7 @@ def edge_energy(prior: ImagePrior, point: Tensor, power: float) -> Tensor:
 
 
 def reweighted(prior: ImagePrior, point: Tensor, power: float) -> Callable[[Tensor], Tensor]:
-    """Return the map s ↦ Q s such that ``sᵀ Q s`` has the slope of the edge energy at a point.
-
-    Args:
-        prior: the prior of each image, in single precision.
-        point: (B, C, H, W) coordinates that the weights are computed from.
-        power: the power p; with 2 all weights are 1.
-    """
+    """Return the map s ↦ Q s such that ``sᵀ Q s`` has the slope of the edge energy at a point."""
     weights = _steepness(_field(prior, point)) ** (power / 2 - 1)
 
     def cost(coordinates: Tensor) -> Tensor:
