@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 _CLOSE = 1e-4
-"""Magnitudes that differ by less, relatively, are the same: what travels are rounded parameters."""
+"""Magnitudes that differ by less, relatively, are the same. What travels are parameters, rounded to
+2⁻²⁴: 6e-5 of a change that is a thousandth of its parameter."""
 
 _PLACES = 3
 """Outputs of layers that must have an entry of the largest magnitude. The entries of one output are

@@ -39,7 +39,8 @@ development draws; no table)."""
 
 ZERO_SHARE = 1e-9
 """An input counts as zero in all samples if its magnitude is below this fraction of the largest
-input: float64's rounding leaves less (chosen on development draws; no table)."""
+input. Mixtures of samples are rounded to 1e-15 of it, times the condition of their factors, which
+may so be 1e6."""
 
 NUM_PROBES = 4
 """Number of random images whose passes show how the layers are connected."""

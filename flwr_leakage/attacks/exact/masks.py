@@ -32,6 +32,7 @@ from torch import Tensor
 
 from flwr_leakage.attacks.exact.known import Known, Mask
 from flwr_leakage.attacks.exact.weight_equations import Whitened
+from flwr_leakage.attacks.rounding import FLOAT32_NOISE
 from flwr_leakage.attacks.settings import require
 
 Array = np.ndarray
@@ -58,10 +59,6 @@ which differs in three entries or more, lowers it to 0.8 at best."""
 NOISE = 2e-7
 """Relative error of float32 gradients. Singular values below this share of the largest are left
 out of the equations of a channel's values."""
-
-UNSEEN = 1e-6
-"""A position counts as absent from all equations if the length of its column of M is below this
-share of the largest singular value."""
 
 PRECISION = 1e-3
 """A value is told if its standard deviation is below this share of the root mean square of its
@@ -251,7 +248,7 @@ def settled(equations: Whitened, known: Known, found: Mapping[int, tuple[Array, 
     values, bounds = known.values.clone(), known.bounds.clone()
     on, off = known.mask.on.clone(), known.mask.off.clone()
     seen = (equations.rows * equations.singular[:, None]).norm(dim=0)
-    seen = seen > UNSEEN * equations.singular[0]
+    seen = seen > FLOAT32_NOISE * equations.singular[0]  # else it occurs in no equation
     for channel, (mask, guess) in found.items():
         active, told = torch.from_numpy(mask), seen.clone()
         # Nothing is known about an inactive entry whose position occurs in no equation.

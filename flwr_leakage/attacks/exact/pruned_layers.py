@@ -28,7 +28,7 @@ from flwr_leakage.attacks.exact.known import Known, Mask, outer_product
 from flwr_leakage.attacks.network.linear import InputOrder, traced
 from flwr_leakage.attacks.network.trace import LinearUse
 from flwr_leakage.attacks.problem import Problem
-from flwr_leakage.attacks.rounding import FLOAT32_DEVIATION, NOISE_DEVIATIONS
+from flwr_leakage.attacks.rounding import FLOAT32_NOISE, NOISE_DEVIATIONS
 from flwr_leakage.records import InputSpec
 from flwr_leakage.spectral.image_prior import ImagePrior
 
@@ -89,13 +89,13 @@ class PrunedLayer:
             raise ValueError("the kept entries do not fit one sample's gradient.")
         surplus = float(kept.sum()) - float(has_error.sum() + known.sum())
         noise = float(left.norm()) / max(surplus, 1.0) ** 0.5
-        deviations = (noise * unit).clamp_min(FLOAT32_DEVIATION * float(inputs.abs().max()))
+        deviations = (noise * unit).clamp_min(FLOAT32_NOISE * float(inputs.abs().max()))
         threshold = float(weight[weight != 0].abs().min())
         pruned = product[:, :-1][weight == 0]
         if (
             len(pruned)
             and float(pruned.abs().max())
-            > threshold * (1 + FLOAT32_DEVIATION) + NOISE_DEVIATIONS * noise
+            > threshold * (1 + FLOAT32_NOISE) + NOISE_DEVIATIONS * noise
         ):
             threshold = math.inf  # pruning did not decide by magnitudes
         return cls(
@@ -178,7 +178,7 @@ class PrunedPass:
             own = following.matrix.T @ errors
             own_doubt = following.matrix.abs().T @ doubt
             on = layer.has_error | following.seen
-            off = ~on & (own.abs() - own_doubt > (1 + FLOAT32_DEVIATION) * layer.error_bound)
+            off = ~on & (own.abs() - own_doubt > (1 + FLOAT32_NOISE) * layer.error_bound)
             bounds = torch.full_like(own, following.bound).masked_fill(following.seen | off, 0.0)
             found.append(Known(following.inputs, bounds, Mask(on, off)))
             errors = torch.where(layer.has_error, layer.errors, torch.where(on, own, 0.0))
@@ -336,7 +336,7 @@ def _given_seen(spec: InputSpec, base: Tensor, unseen: Tensor) -> tuple[Tensor, 
     precision, wanted = rows @ rows.T, -rows @ known
     likely = torch.cholesky_solve(wanted[:, None], torch.linalg.cholesky(precision))[:, 0]
     variance = (known + likely @ rows).square().sum() / (~unseen).sum()
-    variance = variance.clamp_min(FLOAT32_DEVIATION**2)
+    variance = variance.clamp_min(FLOAT32_NOISE**2)
     offset[unseen] = likely
     shift = (wanted + precision @ grey[unseen]) / variance
     return precision / variance, shift, float(offset.square().mean().sqrt())

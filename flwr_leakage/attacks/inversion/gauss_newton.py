@@ -53,8 +53,8 @@ from flwr_leakage.records import Batch, Reconstruction
 from flwr_leakage.spectral.image_prior import ImagePrior
 
 DRAWS = 16
-"""Number of images of the prior that measure the spread of the inputs of ReLUs and pooling. The
-value was chosen on development draws; no table."""
+"""Number of images of the prior that measure the spread of the inputs of ReLUs and pooling. A
+deviation of 16 draws has an error of 1/√32, 18 %, far less than the blur fades in two steps."""
 
 
 @dataclass(frozen=True)

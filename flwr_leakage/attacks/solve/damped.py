@@ -17,8 +17,8 @@ anew for the next step, and largest number. If conjugate gradients take the latt
 computed anew for the same step. It costs as much as about 60 iterations."""
 
 LEAST_SHIFT = 1e-5
-"""Least shift of the preconditioner, as a share of d̄, so that the rounding of single precision does
-not make its matrix indefinite."""
+"""Least shift of the preconditioner, as a share of d̄. Rounding moves eigenvalues of a matrix of n
+rows in single precision by about √n 2⁻²⁴, 4e-6 for 5,000 rows, and would make it indefinite."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.text.anatomy import Anatomy, Site
 from flwr_leakage.attacks.text.sequences import token_inputs
 
-CHANCE = 1e-3
+FALSE_ALARM = 1e-3
 """Probability that noise alone names a token of a table, at most."""
 
 
@@ -46,7 +46,7 @@ def rows_above(table: Float[Tensor, "V d"], noise: float) -> Int[Tensor, " U"]:
     exceeds ``d + 2 √(d x) + 2 x`` with probability e⁻ˣ at most (Laurent and Massart 2000, lemma 1).
     """
     count, width = table.shape
-    x = math.log(count / CHANCE)
+    x = math.log(count / FALSE_ALARM)
     limit = noise**2 * (width + 2 * math.sqrt(width * x) + 2 * x)
     return (table.square().sum(1) > limit).nonzero()[:, 0]
 
@@ -187,7 +187,8 @@ ROWS = 48
 chosen on development draws; no table."""
 
 EXACT = 1e-4
-"""Relative residual at which the tokens explain a gradient without noise."""
+"""Relative residual at which the tokens explain a gradient without noise: ten times the largest
+error of a float32 gradient."""
 
 FALL = 3.0
 """Least factor by which what a token explains falls behind the last that occurs. It fell by 6 to
