@@ -150,7 +150,14 @@ class Evidence:
         sizes = [len(ravel(p.gradient)) for p in self.problem.rounds]
         pairs = zip(residual.split(sizes), self.likelihood.observed.split(sizes), strict=True)
         distances = [float(r.square().sum() / g.square().sum()) for r, g in pairs]
-        energy, plausible = self._misfit_energy(residual, batch.inputs), True
+        if self.told is None:
+            energy = self.likelihood.energy(residual, self.unknowns, self.groups)
+        else:
+            equations, known = self.told
+            ordered = equations.in_order(batch.inputs.double())
+            rest = known.residual(equations.gradient(ordered, 0.0, precise=True))
+            energy = known.energy(rest, self.unknowns, equations.groups)
+        plausible = True
         if self.prior is not None:
             inputs = batch.inputs.double()
             coordinates = self.prior.coordinates(inputs)
@@ -196,15 +203,6 @@ class Evidence:
         allowed = self.tolerance * sums(likelihood.observed.square())
         allowed += NOISE_DEVIATIONS**2 * sums(spread)
         return bool((sums(residual.square()) <= allowed).all())
-
-    def _misfit_energy(self, residual: Tensor, inputs: Tensor) -> float:
-        """Return the energy of the gradient's residual, or of the equations that replace it."""
-        if self.told is None:
-            return self.likelihood.energy(residual, self.unknowns, self.groups)
-        equations, known = self.told
-        ordered = equations.in_order(inputs.double())
-        rest = known.residual(equations.gradient(ordered, 0.0, precise=True))
-        return known.energy(rest, self.unknowns, equations.groups)
 
     @property
     def unknowns(self) -> int:

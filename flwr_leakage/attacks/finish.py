@@ -26,10 +26,7 @@ from flwr_leakage.spectral.patch_prior import PatchPrior
 class Finish:
     """An attack that starts from a candidate, with the candidate's labels.
 
-    The attack that finds the neighbourhood of the samples (from grey, with a prior) need not be the
-    one that converges there. On smooth networks L-BFGS on the plain distance converges, and so do
-    second-order steps if the Jacobian is small enough. With ReLUs, the least absolute residual
-    converges.
+    The attack that finds the neighbourhood of the samples need not be the one that converges there.
 
     Attributes:
         attack: the attack that continues; the candidate replaces its start and its labels.
@@ -91,12 +88,10 @@ class Denoising:
     (:meth:`flwr_leakage.attacks.inversion.likelihood.Likelihood.variances`), and s the coordinates
     of a normal law with each image's own spectrum, ring by ring
     (:meth:`flwr_leakage.spectral.image_prior.ImagePrior.fitted`). It runs twice. First Q is the
-    identity, so that the prior is this law. Then Q is the cost of the image's kinds of patches
-    (:class:`flwr_leakage.spectral.patch_prior.PatchPrior`). Both priors are estimates by empirical
-    Bayes, made anew for each step. The first removes noise from frequencies and colours with little
-    content, the second from places with little content. A prior of all images leaves such noise.
-    The errors of the two answers differ, so that their mean is mostly nearer to the image than
-    either.
+    identity, so that the prior is this law, which removes noise from frequencies and colours with
+    little content. Then Q is the cost of the image's kinds of patches
+    (:class:`flwr_leakage.spectral.patch_prior.PatchPrior`), which removes it from places with
+    little content. The answer is the mean of both, as their errors differ.
 
     Attributes:
         steps: largest number of steps with each prior, ≥ 0; with 0 candidates stay as they are.

@@ -207,8 +207,12 @@ class Parallel:
         total: int,
         progress: ProgressCallback | None,
     ) -> Iterator[tuple[int, Results]]:
+        def tell(p: AttackProgress) -> None:
+            assert progress is not None
+            progress(replace(p, done=done + p.done, total=total))
+
         for index in missing:
-            yield index, chunks[index](_shifted(progress, done, total))
+            yield index, chunks[index](None if progress is None else tell)
             done += len(chunks[index].job.observations)
 
     def _in_processes(
@@ -309,18 +313,6 @@ def _pool(workers: int) -> ProcessPoolExecutor:
     if method == "forkserver":
         context.set_forkserver_preload(["flwr_leakage.attacks"])
     return ProcessPoolExecutor(workers, context, torch.set_num_threads, (1,))
-
-
-def _shifted(
-    progress: ProgressCallback | None, done: int, total: int
-) -> Callable[[AttackProgress], None] | None:
-    if progress is None:
-        return None
-
-    def tell(p: AttackProgress) -> None:
-        progress(replace(p, done=done + p.done, total=total))
-
-    return tell
 
 
 def _save(results: Results, file: Path | None) -> None:

@@ -47,18 +47,13 @@ class Restarts:
             restarts=[job.restart(i) * self.count + n for i in every for n in range(self.count)],
             max_seconds=None if job.max_seconds is None else job.max_seconds / self.count,
         )
-        found = self.attack(repeated, self._of_targets(progress))
-        return [choose(found[i * self.count : (i + 1) * self.count]) for i in every]
 
-    def _of_targets(self, progress: ProgressCallback | None) -> ProgressCallback | None:
-        """Return a callback that counts progress in targets instead of restarts."""
-        if progress is None:
-            return None
-
-        def tell(p: AttackProgress) -> None:
+        def tell(p: AttackProgress) -> None:  # in targets, not in restarts
+            assert progress is not None
             progress(replace(p, done=p.done // self.count, total=p.total // self.count))
 
-        return tell
+        found = self.attack(repeated, None if progress is None else tell)
+        return [choose(found[i * self.count : (i + 1) * self.count]) for i in every]
 
 
 def choose(candidates: Sequence[Reconstruction]) -> Reconstruction:

@@ -13,12 +13,12 @@ FLOAT32_RELATIVE_ERROR = 1e-5
 ``NOISE_DEVIATIONS`` times ``FLOAT32_NOISE``."""
 
 FLOAT64_MISFIT = 1e-8
-"""Largest share of a sample's errors outside a gradient's span that float64 rounding explains. It is
-the root of 2⁻⁵³, as shares are roots of differences of squares."""
+"""Largest share of a sample's errors outside a gradient's span that float64 rounding explains: the
+root of 2⁻⁵³, as shares are roots of differences of squares."""
 
 NOISE_DEVIATIONS = 10.0
-"""A difference of at most this many standard deviations of the noise counts as noise. By Chebyshev's
-inequality at most 1 % of any law exceed it, and practically nothing of a normal law."""
+"""A difference of at most this many standard deviations of the noise counts as noise. At most 1 % of
+any law exceed it (Chebyshev), and of a normal law nothing in practice."""
 
 SPARE_EQUATIONS = 20
 """Equations show that they are those of a sample only if there are at least this many more than

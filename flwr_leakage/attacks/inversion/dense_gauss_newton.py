@@ -53,14 +53,11 @@ class DenseGaussNewton(OneByOne):
     kept, and σ is the noise, or float32's rounding. While the gradient is far from met, variances
     are large, so that the prior determines the directions that the linearisation leaves open. They
     fall with the residual, until the prior only decides what the update leaves open (Bakushinskii
-    1992 for the fading weight; σ and m as in
-    :class:`flwr_leakage.attacks.inversion.likelihood.Likelihood`). The distances of pixels from
-    their range are residuals as well. A step that does not lower its objective is halved.
+    1992). The distances of pixels from their range are residuals as well.
 
     J is dense and in float64: N forward derivatives of the gradient, for N pixels of all samples,
     8 N P' bytes for P' entries that are not within their bounds, and N² P'/2 + N³/6 multiplications
-    for the factor of a step's matrix. That factor preconditions the conjugate gradients of the next
-    steps, with two products with J for each iteration, until these take long.
+    for the factor of a step's matrix, which preconditions several steps.
 
     From some starts the steps end far from the gradient. Then the next start is tried, and the
     likeliest candidate is kept. A batch may begin at the end of another attack.

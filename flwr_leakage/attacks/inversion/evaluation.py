@@ -145,7 +145,10 @@ class Evaluator:
                 values = [seen[number][field] for seen in chosen]
                 # Observations are always stacked, as a stack of equal ones costs little.
                 shared = field < 2 and all(_same(value, values[0]) for value in values)
-                fields.append(values[0] if shared else _stack(values))
+                first = values[0]
+                if not shared:
+                    first = {k: torch.stack([each[k] for each in values]) for k in first}
+                fields.append(first)
                 field_dims.append(None if shared else 0)
             rounds.append(tuple(fields))
             dims.append(tuple(field_dims))
@@ -165,10 +168,6 @@ class Evaluator:
 
 def _seen(problem: Problem) -> list[Seen]:
     return [(p.params, p.buffers, p.gradient, p.statistics) for p in problem.rounds]
-
-
-def _stack(tensors: Sequence[Params]) -> Params:
-    return {name: torch.stack([t[name] for t in tensors]) for name in tensors[0]}
 
 
 def _same(left: Params, right: Params) -> bool:

@@ -24,12 +24,9 @@ def relu_call(function: Callable[..., Any], args: Args, kwargs: Kwargs) -> Eleme
     and is no trained parameter, whose gradient would be lost with the call. The values of the call
     identify other spellings: ``maximum``, ``max`` and ``fmax`` with a tensor of zeros, ``where``
     and ``masked_fill`` that put zeros where z is not positive, and ``z * mask`` with the mask
-    ``1[z > 0]``. Spellings of several calls are not recognised: no call of ``(z + z.abs()) / 2`` is
-    a ReLU by itself.
-
-    Values may agree by chance. A learned threshold that is exactly zero counts as a tensor of
-    zeros. If all of z is positive, a boolean mask that keeps all counts as ``1[z > 0]``; a mask of
-    numbers, as of an attention, must hold a zero.
+    ``1[z > 0]``. They may agree by chance: if all of z is positive, a boolean mask that keeps all
+    counts as ``1[z > 0]``, while a mask of numbers must hold a zero. No call of
+    ``(z + z.abs()) / 2`` is a ReLU by itself.
 
     Example:
         >>> call = relu_call(torch.clamp, (torch.tensor([-1.0, 2.0]),), {"min": 0})

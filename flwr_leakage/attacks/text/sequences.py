@@ -28,7 +28,7 @@ the span's error (width 192, one step at rates 0.1 and 0.01, float32 parameters 
 
 FAINT = 1e-5
 """Share of a token up to which it does not count in mixed values. A hundred tokens that are left
-out change a value by less than ``NEAR``."""
+out change a value by at most ``NEAR``."""
 
 SITES = 4
 """Number of sites of which the two sharpest tell texts apart. Further ones cost more layers. Where

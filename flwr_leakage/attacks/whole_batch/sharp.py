@@ -227,8 +227,7 @@ class Edges:
     """The settings of the end with edges, and of its prior.
 
     The end is kept if it lowers its own energy: of the equations at the last blur, with the prior
-    of edges. The equations without blur may be met less well than before, as wrong masks can also
-    meet them.
+    of edges.
 
     Attributes:
         steps: number of steps, ≥ 0; with 0 there is no such end.
