@@ -9,11 +9,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from flwr_leakage.attacks.exact.batch_proof import BatchInputs
-from flwr_leakage.attacks.inversion.likelihood import (
-    Likelihood,
-    estimate_noise,
-    kernel_groups,
-)
+from flwr_leakage.attacks.inversion.likelihood import Likelihood, estimate_noise, kernel_groups
 from flwr_leakage.attacks.problem import Problem, simulate_rounds
 from flwr_leakage.attacks.rounding import FLOAT32_ROUNDING, NOISE_DEVIATIONS
 from flwr_leakage.attacks.whole_batch.known_errors import KnownErrors
@@ -289,10 +285,7 @@ class Fusion:
         return "of " + ", ".join(f"{weight:.2f} {name}" for name, weight in self.weights.items())
 
 
-def fuse(
-    candidates: Sequence[Candidate],
-    evidence: Evidence,
-) -> Fusion | None:
+def fuse(candidates: Sequence[Candidate], evidence: Evidence) -> Fusion | None:
     """Return the mean of least squared error if candidates' errors are independent, or None.
 
     Weights are inverse variances. Candidates are added one after another, the most likely first. A

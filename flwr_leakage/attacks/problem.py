@@ -317,10 +317,7 @@ def _granted_targets(
 
 
 def as_met(
-    gradient_map: GradientMap,
-    spec: InputSpec,
-    params: Params,
-    buffers: Params,
+    gradient_map: GradientMap, spec: InputSpec, params: Params, buffers: Params
 ) -> GradientMap:
     """Return the map that treats weights and dropout as a pass of dummy inputs shows them.
 

@@ -17,8 +17,8 @@ FLOAT64_MISFIT = 1e-8
 root of 2⁻⁵³, as shares are roots of differences of squares."""
 
 NOISE_DEVIATIONS = 10.0
-"""A difference of at most this many standard deviations of the noise counts as noise. At most 1 % of
-any law exceed it (Chebyshev), and of a normal law nothing in practice."""
+"""A difference of at most this many standard deviations of the noise counts as noise. At most 1 %
+of any law exceed it (Chebyshev), and of a normal law nothing in practice."""
 
 SPARE_EQUATIONS = 20
 """Equations show that they are those of a sample only if there are at least this many more than

@@ -23,12 +23,7 @@ from flwr_leakage.attacks.exact.batch_layer import (
     pose_layers,
 )
 from flwr_leakage.attacks.exact.batch_masks import null_vector, sparsest, zero_entries
-from flwr_leakage.attacks.exact.batch_proof import (
-    PROVEN_DEVIATION,
-    BatchInputs,
-    conclude,
-    replays,
-)
+from flwr_leakage.attacks.exact.batch_proof import PROVEN_DEVIATION, BatchInputs, conclude, replays
 from flwr_leakage.attacks.exact.batch_search import ROW_START_SHARE, BatchSearch, SearchSettings
 from flwr_leakage.attacks.labels.assumed import answer
 from flwr_leakage.attacks.labels.counts import mean_feature

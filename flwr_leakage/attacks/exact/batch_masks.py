@@ -27,18 +27,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from flwr_leakage.attacks.exact.batch_layer import EXACT_MULTIPLE, BatchLayer, BatchSample
-from flwr_leakage.attacks.rounding import (
-    FLOAT32_RELATIVE_ERROR,
-    FLOAT64_MISFIT,
-    SPARE_EQUATIONS,
-)
+from flwr_leakage.attacks.rounding import FLOAT32_RELATIVE_ERROR, FLOAT64_MISFIT, SPARE_EQUATIONS
 
 
-def sparsest(
-    basis: Tensor,
-    start: Tensor,
-    nonnegative: bool = False,
-) -> Tensor:
+def sparsest(basis: Tensor, start: Tensor, nonnegative: bool = False) -> Tensor:
     """Return a vector v, near a start, for which ``basis @ v`` has many zeros.
 
     It is a local minimum of ``Σ_j log((Mv)_j² + e²)`` on the unit sphere as e falls (iteratively
@@ -264,9 +256,7 @@ def _apart(column: Tensor, found: Sequence[BatchSample]) -> Tensor:
 
 
 def settle_masks(
-    left: Float[Tensor, "m b"],
-    behind: Float[Tensor, "m d"],
-    masks: Bool[Tensor, "s m"],
+    left: Float[Tensor, "m b"], behind: Float[Tensor, "m d"], masks: Bool[Tensor, "s m"]
 ) -> list[tuple[int, Tensor, float]]:
     """Return the errors of masks that were corrected until nothing changed.
 

@@ -20,11 +20,7 @@ from flwr_leakage.attacks.exact.batch_layer import BatchLayer, BatchSample
 from flwr_leakage.attacks.exact.batch_masks import null_vector, zero_entries
 from flwr_leakage.attacks.network.linear import InputOrder
 from flwr_leakage.attacks.one_by_one import Verdict
-from flwr_leakage.attacks.rounding import (
-    FLOAT32_RELATIVE_ERROR,
-    NOISE_DEVIATIONS,
-    SPARE_EQUATIONS,
-)
+from flwr_leakage.attacks.rounding import FLOAT32_RELATIVE_ERROR, NOISE_DEVIATIONS, SPARE_EQUATIONS
 from flwr_leakage.params import Params
 
 PROVEN_DEVIATION = 3e-4
@@ -250,11 +246,7 @@ def _whole(layer: BatchLayer, found: list[BatchSample], generator: torch.Generat
         residual <= NOISE_DEVIATIONS * noise + FLOAT32_RELATIVE_ERROR
         and (layer.surplus >= SPARE_EQUATIONS or bool((pins * units <= PROVEN_DEVIATION).all()))
         and replays(
-            layer,
-            lambda moved: layer.gradient_behind(moved, labels),
-            points,
-            relative,
-            generator,
+            layer, lambda moved: layer.gradient_behind(moved, labels), points, relative, generator
         )
     )
     verdicts: tuple[Verdict, ...] = tuple(
@@ -262,15 +254,7 @@ def _whole(layer: BatchLayer, found: list[BatchSample], generator: torch.Generat
         for one, error in zip(ones, relative * units, strict=True)
     )
     return BatchInputs(
-        layer.name,
-        layer.order,
-        inputs,
-        labels,
-        errors,
-        verdicts,
-        relative,
-        factor.rank,
-        residual,
+        layer.name, layer.order, inputs, labels, errors, verdicts, relative, factor.rank, residual
     )
 
 

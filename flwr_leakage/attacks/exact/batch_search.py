@@ -27,12 +27,7 @@ from torch import Tensor
 
 from flwr_leakage.attacks.budget import Budget
 from flwr_leakage.attacks.exact.batch_layer import ZERO_SHARE, BatchLayer, BatchSample
-from flwr_leakage.attacks.exact.batch_masks import (
-    MaskColumns,
-    null_vector,
-    sparsest,
-    zero_entries,
-)
+from flwr_leakage.attacks.exact.batch_masks import MaskColumns, null_vector, sparsest, zero_entries
 from flwr_leakage.attacks.network.linear import LayerFactor
 from flwr_leakage.attacks.rounding import FLOAT64_MISFIT, SPARE_EQUATIONS
 from flwr_leakage.attacks.settings import require

@@ -33,11 +33,7 @@ from flwr_leakage.attacks.exact.masks import MaskSearch
 from flwr_leakage.attacks.exact.relu_fit import FadingPrior, FittedInput, fit_through_relus
 from flwr_leakage.attacks.labels.assumed import answer, assume_targets, idlg_label
 from flwr_leakage.attacks.labels.counts import mean_feature
-from flwr_leakage.attacks.one_by_one import (
-    Applicability,
-    ExactAttack,
-    require_single_gradient,
-)
+from flwr_leakage.attacks.one_by_one import Applicability, ExactAttack, require_single_gradient
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.settings import require

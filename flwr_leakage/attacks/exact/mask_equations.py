@@ -56,12 +56,7 @@ class MaskEquations:
 
     @classmethod
     def of(
-        cls,
-        before: Sequence[Link],
-        link: Link,
-        known: Known,
-        own: Whitened | None,
-        behind: Level,
+        cls, before: Sequence[Link], link: Link, known: Known, own: Whitened | None, behind: Level
     ) -> "MaskEquations":
         """Return the system from equations in any units and facts of any shape."""
         gradient = behind.equations.of_channels(link.num_channels).in_units()

@@ -271,10 +271,7 @@ class Bounds:
 
 
 def fill_unseen(
-    spec: InputSpec,
-    order: InputOrder,
-    found: PrunedPass,
-    budget: Budget = UNLIMITED,
+    spec: InputSpec, order: InputOrder, found: PrunedPass, budget: Budget = UNLIMITED
 ) -> Filled | None:
     """Return an image with the posterior mean of its unseen pixels, or None if they are too many.
 

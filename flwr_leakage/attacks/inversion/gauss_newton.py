@@ -24,17 +24,8 @@ from torch import Tensor
 from flwr_leakage.attacks.base import failure
 from flwr_leakage.attacks.budget import UNLIMITED, Budget, stop_mark
 from flwr_leakage.attacks.contrast import Contrast
-from flwr_leakage.attacks.inversion.annealing import (
-    Annealed,
-    Annealing,
-    Equations,
-    RunEnd,
-)
-from flwr_leakage.attacks.inversion.likelihood import (
-    Likelihood,
-    estimate_noise,
-    kernel_groups,
-)
+from flwr_leakage.attacks.inversion.annealing import Annealed, Annealing, Equations, RunEnd
+from flwr_leakage.attacks.inversion.likelihood import Likelihood, estimate_noise, kernel_groups
 from flwr_leakage.attacks.inversion.settling import Settling
 from flwr_leakage.attacks.labels.assumed import (
     AutomaticLabels,
@@ -223,11 +214,7 @@ class GaussNewton(OneByOne):
         return end.distance <= self.solved_distance or end.misfit <= 1.1
 
     def _choose(
-        self,
-        problem: Problem,
-        model: Equations,
-        likelihood: Likelihood,
-        generator: torch.Generator,
+        self, problem: Problem, model: Equations, likelihood: Likelihood, generator: torch.Generator
     ) -> "tuple[GaussNewton, Equations, Likelihood, str]":
         """Return the settings, the equations to be fitted, their values, and the choice as text."""
         if self.rewriting is None:
@@ -249,11 +236,7 @@ class GaussNewton(OneByOne):
         return solver, equations, known, self.rewriting.purpose
 
     def _correct_labels(
-        self,
-        model: "_Model",
-        likelihood: Likelihood,
-        budget: Budget,
-        start: Tensor | None,
+        self, model: "_Model", likelihood: Likelihood, budget: Budget, start: Tensor | None
     ) -> "tuple[_Model, int, int, int]":
         """Return the model under better labels, and the numbers of changes, products and steps."""
         problem = model.problem

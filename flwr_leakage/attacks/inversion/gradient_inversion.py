@@ -345,8 +345,5 @@ def _reconstruction(rows: _Rows, found: Minimum, row: int, stats: dict[str, Any]
     inputs, targets = inputs[rows.orders[row]], targets[rows.orders[row]]
     if rows.assumed.origin == "variables":
         targets = targets.argmax(dim=1)
-    counts = {
-        "iterations": int(found.iterations[row]),
-        "gradients": int(found.evaluations[row]),
-    }
+    counts = {"iterations": int(found.iterations[row]), "gradients": int(found.evaluations[row])}
     return Reconstruction(answer(inputs, targets), objective, {**counts, **stats})

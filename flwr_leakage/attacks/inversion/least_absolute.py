@@ -112,10 +112,7 @@ class LeastAbsolute(OneByOne):
         return Reconstruction(
             batch=answer(problem.spec.clamp(end.point), targets),
             objective=likelihood.distance(residual_at(end.point)),
-            stats={
-                "iterations": end.steps,
-                **stop_mark(stopped),
-            },
+            stats={"iterations": end.steps, **stop_mark(stopped)},
         )
 
     def _step(self, transposed: Tensor, residual: Tensor, rounds: int) -> Tensor:

@@ -151,7 +151,4 @@ def _moves(
     shift = torch.arange(1, num_classes, device=targets.device).repeat(len(targets))
     relabelled = targets.repeat(len(sample), 1)
     relabelled[torch.arange(len(sample)), sample] = (targets[sample] + shift) % num_classes
-    return (
-        torch.cat([orders, order.repeat(len(sample), 1)]),
-        torch.cat([labels, relabelled]),
-    )
+    return (torch.cat([orders, order.repeat(len(sample), 1)]), torch.cat([labels, relabelled]))

@@ -25,11 +25,7 @@ from torch import Tensor
 from flwr_leakage.attacks.loss_check import is_plain_mean
 from flwr_leakage.attacks.network.linear import LayerFactor, factorize, find_last_layer
 from flwr_leakage.attacks.problem import Problem
-from flwr_leakage.attacks.rounding import (
-    FLOAT32_RELATIVE_ERROR,
-    FLOAT32_ROUNDING,
-    NOISE_DEVIATIONS,
-)
+from flwr_leakage.attacks.rounding import FLOAT32_RELATIVE_ERROR, FLOAT32_ROUNDING, NOISE_DEVIATIONS
 from flwr_leakage.losses import Loss
 
 STARTS, ROUNDS = 16, 8

@@ -15,10 +15,7 @@ class Linearized:
     """
 
     def __init__(
-        self,
-        value: Tensor,
-        push: Callable[[Tensor], Tensor],
-        pull: Callable[[Tensor], Tensor],
+        self, value: Tensor, push: Callable[[Tensor], Tensor], pull: Callable[[Tensor], Tensor]
     ) -> None:
         """Take f(x), and the maps v ↦ J v and u ↦ Jᵀ u."""
         self.value, self._push, self._pull = value, push, pull

@@ -83,9 +83,7 @@ def tied_rows(
 
 
 def placed_tokens(
-    words: Float[Tensor, "U d"],
-    places: Float[Tensor, "T d"],
-    noise: float = 0.0,
+    words: Float[Tensor, "U d"], places: Float[Tensor, "T d"], noise: float = 0.0
 ) -> tuple[Int[Tensor, " T"], Float[Tensor, " T"]]:
     """Return the row of ``words`` at each position of one text, and its coefficient in ``W = M Q``.
 
@@ -229,10 +227,7 @@ def atoms(
 
 
 def pursue(
-    rows: Float[Tensor, "m d"],
-    words: Float[Tensor, "V d"],
-    others: Float[Tensor, "n d"],
-    most: int,
+    rows: Float[Tensor, "m d"], words: Float[Tensor, "V d"], others: Float[Tensor, "n d"], most: int
 ) -> Int[Tensor, " U"]:
     """Return the words that explain the rows; a fall of what one explains tells their number.
 

@@ -44,11 +44,7 @@ from flwr_leakage.attacks.network.calls import Affine, Op
 from flwr_leakage.attacks.network.linear import logits_behind
 from flwr_leakage.attacks.network.trace import ReachedError, Run, Trace
 from flwr_leakage.attacks.problem import Problem
-from flwr_leakage.attacks.rounding import (
-    FLOAT32_NOISE,
-    FLOAT32_RELATIVE_ERROR,
-    NOISE_DEVIATIONS,
-)
+from flwr_leakage.attacks.rounding import FLOAT32_NOISE, FLOAT32_RELATIVE_ERROR, NOISE_DEVIATIONS
 from flwr_leakage.attacks.solve.linearization import Linearization, Linearized
 from flwr_leakage.normalization import capture_batch_norm_inputs
 from flwr_leakage.params import Params
