@@ -43,14 +43,37 @@ def _add(value: Tensor, scale: float, draws: Tensor) -> Tensor:
     return (value + scale * draws.to(value.device)).to(value.dtype)
 
 
-def _check_settings(noise_std: float, relative_to: str) -> None:
-    if not (math.isfinite(noise_std) and noise_std >= 0):
-        raise ValueError(f"noise_std must be finite and ≥ 0, got {noise_std}.")
-    check_unit(relative_to, NoiseUnit)
+@dataclass(frozen=True)
+class _Noise(Defense):
+    """Add noise of a stated size, which a subclass draws, to every entry of an update."""
+
+    noise_std: float = 0.1
+    relative_to: NoiseUnit = "gradient"
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.noise_std) and self.noise_std >= 0):
+            raise ValueError(f"noise_std must be finite and ≥ 0, got {self.noise_std}.")
+        check_unit(self.relative_to, NoiseUnit)
+
+    def in_words(self) -> str:
+        """Return the sentence that the report says of the defense."""
+        return "random noise is added to every number of the update"
+
+    def on_update(
+        self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
+    ) -> Update:
+        """Add noise to ``update.delta``."""
+        check_update(update)
+        std = update_units(self.noise_std, update, self.relative_to)
+        return replace(update, delta=self.added(update.delta, std, randomness))
+
+    def added(self, delta: Params, std: float, randomness: Randomness) -> Params:
+        """Return an update with noise of standard deviation ``std`` added."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class GaussianNoise(Defense):
+class GaussianNoise(_Noise):
     """Add independent Gaussian noise to every entry; see :func:`add_gaussian_noise`.
 
     Attributes:
@@ -59,27 +82,13 @@ class GaussianNoise(Defense):
             papers state it), ``update`` (that of Δ) or ``norm`` (``‖Δ‖ / √P``).
     """
 
-    noise_std: float = 0.1
-    relative_to: NoiseUnit = "gradient"
-
-    def __post_init__(self) -> None:
-        _check_settings(self.noise_std, self.relative_to)
-
-    def in_words(self) -> str:
-        """Return the sentence that the report says of the defense."""
-        return "random noise is added to every number of the update"
-
-    def on_update(
-        self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
-    ) -> Update:
-        """Add noise to ``update.delta``."""
-        check_update(update)
-        std = update_units(self.noise_std, update, self.relative_to)
-        return replace(update, delta=add_gaussian_noise(update.delta, std, randomness))
+    def added(self, delta: Params, std: float, randomness: Randomness) -> Params:
+        """Return an update with Gaussian noise added."""
+        return add_gaussian_noise(delta, std, randomness)
 
 
 @dataclass(frozen=True)
-class LaplacianNoise(Defense):
+class LaplacianNoise(_Noise):
     """Add independent Laplacian noise to every entry; see :func:`add_laplacian_noise`.
 
     Attributes:
@@ -87,20 +96,6 @@ class LaplacianNoise(Defense):
         relative_to: as for :class:`GaussianNoise`.
     """
 
-    noise_std: float = 0.1
-    relative_to: NoiseUnit = "gradient"
-
-    def __post_init__(self) -> None:
-        _check_settings(self.noise_std, self.relative_to)
-
-    def in_words(self) -> str:
-        """Return the sentence that the report says of the defense."""
-        return "random noise is added to every number of the update"
-
-    def on_update(
-        self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
-    ) -> Update:
-        """Add noise to ``update.delta``."""
-        check_update(update)
-        std = update_units(self.noise_std, update, self.relative_to)
-        return replace(update, delta=add_laplacian_noise(update.delta, std, randomness))
+    def added(self, delta: Params, std: float, randomness: Randomness) -> Params:
+        """Return an update with Laplacian noise added."""
+        return add_laplacian_noise(delta, std, randomness)

@@ -79,23 +79,20 @@ def gradient_difference(
     return norms.square() - 2 * num_samples * products
 
 
-def losses(
-    problem: Problem, records: Batch, *, after: bool, chunk: int = 64
-) -> Float[Tensor, " N"]:
+def losses(problem: Problem, records: Batch, *, after: bool) -> Float[Tensor, " N"]:
     """Return each record's loss at the parameters that came back (Yeom et al. 2018), or were sent.
 
     Args:
         problem: with BatchNorm by running statistics.
         records: inputs and labels.
         after: at the parameters that came back.
-        chunk: records that pass through the network at a time.
     """
     rate = problem.schedule.learning_rate if after else 0.0
     after_params = {k: problem.params[k] - rate * value for k, value in problem.gradient.items()}
     found = []
     with torch.no_grad():
-        for start in range(0, len(records), chunk):
-            part = records[start : start + chunk]
+        for start in range(0, len(records), 64):
+            part = records[start : start + 64]
             logits = problem.gradient_map.logits(after_params, part.inputs, problem.buffers)
             loss = problem.gradient_map.loss
             found += [

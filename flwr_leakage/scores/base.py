@@ -236,9 +236,7 @@ class Numbers(NamedTuple):
     states: list[State]
 
 
-def numbers_of(
-    estimate: Estimate, bound: str, quantity: str = "", state: State = "within tolerance"
-) -> Numbers:
+def numbers_of(estimate: Estimate, bound: str, quantity: str = "") -> Numbers:
     """Read an estimate. A value that did not converge becomes NaN, and its state a bound.
 
     Args:
@@ -246,7 +244,6 @@ def numbers_of(
         bound: how to read a value that did not converge: ``at least``, ``at most``, or nothing
             where it is no bound.
         quantity: what the estimate is of, where the measurement is of something else.
-        state: of a value that converged.
     """
     subject = f"{quantity} {bound}".strip()
     missed: dict[str, State] = {"at least": "lower bound", "at most": "upper bound"}
@@ -255,6 +252,6 @@ def numbers_of(
     for value, converged in zip(estimate.value.tolist(), estimate.converged.tolist(), strict=True):
         said = f"{subject} {value:.3g} ({estimate.method})".strip()
         notes.append("" if converged else f"unresolved: {said}")
-        states.append(state if converged else missed.get(bound, "unresolved"))
+        states.append("within tolerance" if converged else missed.get(bound, "unresolved"))
     values = torch.where(estimate.converged, estimate.value, torch.nan)
     return Numbers(values, notes, (estimate.residual * estimate.value).abs(), states)

@@ -4,15 +4,13 @@ import torch
 from torch import Tensor
 
 
-def cholesky(matrix: Tensor, jitter: float, trials: int = 13) -> tuple[Tensor, float]:
+def cholesky(matrix: Tensor, jitter: float) -> tuple[Tensor, float]:
     """Return the factor of ``A + j I``, with a jitter j that grows tenfold until there is one.
 
     Args:
         matrix: (D, D) matrix A, which is overwritten by ``A + j I``.
         jitter: the first j, ≥ 0; after a first j of 0 the next one is 1e-13 of A's largest diagonal
             entry.
-        trials: largest number of jitters. Thirteen span twelve orders of magnitude, more than
-            rounding does.
 
     Returns:
         The lower triangular factor, and its j.
@@ -26,7 +24,7 @@ def cholesky(matrix: Tensor, jitter: float, trials: int = 13) -> tuple[Tensor, f
                 [0.0000, 0.7071]]), 1.0)
     """
     added = 0.0
-    for _ in range(trials):
+    for _ in range(13):  # twelve orders of magnitude, more than rounding spans
         matrix.diagonal().add_(jitter - added)
         factor, failed = torch.linalg.cholesky_ex(matrix)
         if not failed:

@@ -74,16 +74,14 @@ def estimate_of(
     return Estimate(torch.where(resolved, value, bound), resolved, relative, products, method)
 
 
-def inverse_sum(operator: LinearOperator, tolerance: float = 1e-2) -> Estimate:
+def inverse_sum(operator: LinearOperator) -> Estimate:
     """Return Σ1/λᵢ of AᵀA from the dense matrix, a sum that the smallest eigenvalues dominate.
 
     Every singular value may have an error of ρ σmax, with ρ the operator's rounding. If that
-    changes the sum by more than the tolerance, the sum has not converged, and its value is a lower
-    bound.
+    changes the sum by more than 1 %, the sum has not converged, and its value is a lower bound.
 
     Args:
         operator: the operators A, of S blocks.
-        tolerance: relative error of the sum.
     """
     first = operator.products
     singular = dense_spectrum(operator).sqrt()
@@ -91,7 +89,7 @@ def inverse_sum(operator: LinearOperator, tolerance: float = 1e-2) -> Estimate:
     least, most = (singular + slip) ** -2, (singular - slip).clamp_min(0) ** -2
     value = (singular**-2).sum(1)
     error = ((most - least).sum(1) / value).nan_to_num(torch.inf)
-    resolved = error <= tolerance
+    resolved = error <= 1e-2
     spent = operator.products - first
     known = torch.where(resolved, value, least.sum(1))
     return Estimate(known, resolved, error, spent, "dense SVD in float64")

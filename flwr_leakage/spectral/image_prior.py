@@ -112,7 +112,7 @@ class ImagePrior:
         """Return the same prior in single precision."""
         return replace(self, **{name: value.float() for name, value in vars(self).items()})
 
-    def fitted(self, inputs: Tensor, ring: float = 1.35, least: float = 1e-12) -> "ImagePrior":
+    def fitted(self, inputs: Tensor, ring: float = 1.35) -> "ImagePrior":
         """Return the prior with the spectrum of one image, an empirical Bayes estimate.
 
         The frequencies (u, v) are divided into rings. In a ring, the variance of a colour's
@@ -122,8 +122,6 @@ class ImagePrior:
         Args:
             inputs: (1, C, H, W) image.
             ring: ratio of a ring's outer radius to its inner one, > 1.
-            least: number > 0 that is added to every mean square, so that a grey image has a
-                spectrum, too.
         """
         energies = (self.deviations * self.coordinates(inputs)[0]).square().flatten(1).numpy()
         _, height, width = inputs.shape[1:]
@@ -134,7 +132,8 @@ class ImagePrior:
         centres = [places[each].mean() for each in rings]
 
         def deviations(energy: np.ndarray) -> np.ndarray:
-            levels = [math.log(energy[each].mean() + least) for each in rings]
+            # The addend gives a grey image a spectrum, too.
+            levels = [math.log(energy[each].mean() + 1e-12) for each in rings]
             return np.exp(np.interp(places, centres, levels) / 2)
 
         fitted = torch.from_numpy(np.stack([deviations(energy) for energy in energies]))

@@ -39,11 +39,7 @@ def rows_needed(num_inputs: int, num_outputs: int) -> int:
 
 
 def numerical_rank(
-    operator: LinearOperator,
-    draws: Draws,
-    tolerance: float,
-    max_rows: int,
-    first_rows: int = 32,
+    operator: LinearOperator, draws: Draws, tolerance: float, max_rows: int
 ) -> NumericalRank:
     """Return the number of singular values of A ∈ R^{P×N} above ``tolerance`` times the largest.
 
@@ -58,7 +54,6 @@ def numerical_rank(
         draws: draws u, with one generator for each map.
         tolerance: share of the largest singular value, in (0, 1).
         max_rows: largest number of products of each map, ≥ 1.
-        first_rows: number of rows at the first count, which is doubled for each further one.
 
     Raises:
         ValueError: the operator works in float32, or a setting is out of range.
@@ -75,7 +70,7 @@ def numerical_rank(
     whole = outputs == needed <= max_rows
     limit = min(max_rows, needed)
     rows: list[Tensor] = []
-    goal = limit if whole else min(first_rows, limit)
+    goal = limit if whole else min(32, limit)
     while True:
         while len(rows) < goal:
             if whole:
