@@ -1,4 +1,4 @@
-"""Where the Hydra configs are, beside the package or in its wheel, and the attack by default."""
+"""The folder of the Hydra configs, beside the package or in its wheel, and the default attack."""
 
 import importlib
 from pathlib import Path
@@ -38,7 +38,7 @@ def load_part(group: str, name: str) -> Any:
 
     folder = conf_dir() / group
     texts = {file.stem: file.read_text("utf-8") for file in sorted(folder.glob("*.yaml"))}
-    # What names the data set of a run by ``${dataset}`` is for Hydra alone.
+    # Configs that name the data set of a run by ``${dataset}`` are for Hydra alone.
     nodes = {stem: yaml.safe_load(text) for stem, text in texts.items() if "${" not in text}
     known = [each for each, node in nodes.items() if "every" not in node.get("defaults", ())]
     if name not in known:

@@ -62,7 +62,7 @@ def spearman(
     from scipy import stats  # takes a second to import
 
     rho = float(stats.spearmanr(left, right).statistic)
-    # Of ranks that agree, SciPy's ρ may be off 1 by rounding.
+    # Rounding may move SciPy's ρ off 1 although all ranks agree.
     if n < 5 or abs(rho) >= 1 - 1e-12:
         why = "needs 5 pairs" if n < 5 else "a perfect correlation"
         return Correlation(rho, None, None, n, f"no interval: {why}")

@@ -48,6 +48,6 @@ class Decoder:
             images = decode_instahide(encodings, matrix, self.spec, generator).images
         else:
             images = decode_mixup(encodings, matrix)
-        # Which class each sample has is part of the granted mapping.
+        # The granted mapping includes the class of each sample.
         found = Batch(images, truth.private.targets.cpu())
         return replace(answer, batch=found, stats={"encodings": len(encodings)}, parts=())

@@ -36,7 +36,7 @@ from flwr_leakage.untrusted import (
 )
 
 FORMAT = "flwr-leakage observation, version 1"
-"""What the metadata of each file says under ``format``; a reader refuses any other."""
+"""The entry ``format`` in each file's metadata; a reader refuses any other."""
 
 KeptPolicy = Literal["oldest", "attacked", "newest"]
 """The names of the rules by which a round gives way if there is no room for all."""

@@ -36,7 +36,7 @@ SERVER = -1
 
 
 SPARED = "not scored:"
-"""How the note of a sample begins that a score's plan left out."""
+"""The note of a sample that a score's plan left out begins like this."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ class Recorder:
                 self._number(*where, sample, "membership", "membership_truth", held)
 
     def attempt(self, server_round: int, attempt: Attempt, name: str = "attack") -> None:
-        """Record what the attack on a round took."""
+        """Record the wall and CPU seconds that the attack on a round took."""
         self.cost(server_round, f"{name}_wall_seconds", attempt.wall_seconds)
         self.cost(server_round, f"{name}_cpu_seconds", attempt.cpu_seconds)
 

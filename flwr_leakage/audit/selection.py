@@ -8,7 +8,7 @@ from flwr_leakage.records import Observation
 
 @dataclass(frozen=True)
 class Selection:
-    """Whom to attack and when.
+    """The clients that are attacked, and the rounds in which they are.
 
     Attributes:
         every: rounds from one attack to the next, ≥ 1.

@@ -26,7 +26,7 @@ from flwr_leakage.records import (
 from flwr_leakage.report.grades import Grade, grade
 
 PREFIX = "self_attack_"
-"""How the names of the numbers begin that a client shares of its self-attack."""
+"""The names of the numbers that a client shares of its self-attack begin like this."""
 
 
 @dataclass(frozen=True)

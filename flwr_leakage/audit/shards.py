@@ -194,7 +194,7 @@ def _read_manifest(place: Path) -> Shard:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """A chunk of targets: whose it is, the file of its results, and how many they are."""
+    """A chunk of targets, with its shard, the file of its results and its size."""
 
     shard: Shard
     name: str

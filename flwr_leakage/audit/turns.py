@@ -64,9 +64,9 @@ class Once:
     _said: dict[int, set[int]] = field(default_factory=dict)
 
     def says(self, client_id: int, message: str) -> str:
-        """Return the message if it is to be recorded, a last one at the limit, else nothing."""
+        """Return a new message, a last remark at the limit, and an empty text otherwise."""
         said = self._said.setdefault(client_id, set())
-        # Hashes, as a client chooses how long its sentences are.
+        # Hashes are kept, as a client chooses how long its sentences are.
         if hash(message) in said or len(said) > self.limit:
             return ""
         said.add(hash(message))

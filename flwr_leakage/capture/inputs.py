@@ -9,7 +9,8 @@ _LEVELS = 255
 _CLOSE = 1e-5
 """Values nearer to each other than this share of their range are one level, rounded."""
 _OFF_GRID = 1e-3
-"""Of a step: float32 is off by 1e-4, and a step of another grid of 8 bits by 1/255 somewhere."""
+"""Values may miss a grid by this share of a step: rounding in float32 moves them by 1e-4 of it, and
+the grid of another 8-bit step by 1/255 somewhere."""
 _MANY = 20
 """So many levels do not all fall on each second step of a finer grid by chance."""
 _GLANCE = 4096

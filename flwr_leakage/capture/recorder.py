@@ -165,7 +165,7 @@ class Recorder:
         self._steps: list[Step] = []
         self._options: tuple[dict[str, Any], ...] = ()
         self._num_steps = 0
-        self._batch_sizes: list[tuple[int, int]] = []  # the model's id, and samples
+        self._batch_sizes: list[tuple[int, int]] = []  # pairs of a model's id and its samples
         self._samples = 0
         self._constants: dict[int, Tensor] = {}
         self._bytes = 0
@@ -281,7 +281,7 @@ class Recorder:
     # --- the loss ------------------------------------------------------------------------------
 
     def _open_window(self, *, early: bool) -> None:
-        """Look at torch functions from now on; ``early`` where no call of a model came before."""
+        """Record torch functions from now on; ``early`` tells that no model was called before."""
         stack = _get_current_function_mode_stack()
         if self._window is not None:
             if self._keeps and stack[-1] is not self._window:

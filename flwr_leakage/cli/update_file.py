@@ -37,7 +37,7 @@ Holds = Literal["difference", "gradient", "parameters"]
 """The kinds of contents of a file: θ_local − θ_t, as NVFlare's ``WEIGHT_DIFF``; ∇L; θ_local."""
 
 SUFFIXES = (".safetensors", ".npz", ".pt", ".pth", ".bin")
-"""Of the files that are read: safetensors, numpy's archive, and what ``torch.save`` wrote."""
+"""Suffixes of the files that are read: safetensors, numpy's archive, and torch.save's."""
 
 _KINDS: dict[str, Holds] = {"WEIGHT_DIFF": "difference", "WEIGHTS": "parameters"}
 """The kinds that NVFlare's data objects name, and what they hold."""

@@ -23,7 +23,7 @@ def orthogonal_noise(delta: Mapping[str, Tensor], randomness: Randomness) -> Par
         v = value.double().flatten()
         z = randomness.normal(v.shape, torch.float64).to(v)
         r = z - (z @ v) / (v @ v).clamp_min(1e-300) * v
-        # What rounding leaves of a tensor of one entry is no direction.
+        # Rounding alone is left of a tensor of one entry, which is no direction.
         norm = r.norm() if len(v) > 1 else torch.inf
         found[name] = (r * (v.norm() / norm)).reshape(value.shape).to(value.dtype)
     return found

@@ -114,7 +114,7 @@ class SVTPrivacy(Defense):
         """Filter ``update.delta``."""
 
         def change(vector: Tensor) -> Tensor:
-            # What is no number would be drawn for ever without passing the threshold.
+            # A value that is no number would be drawn for ever without passing the threshold.
             clipped = vector.double().nan_to_num(0.0).clamp(-self.gamma, self.gamma)
 
             def noise(count: int, scale: float) -> Tensor:

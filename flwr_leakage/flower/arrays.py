@@ -57,7 +57,7 @@ def read_reply(
     _check_names(arrays, expected)
     raw = {name: _read(name, arrays[name], like) for name, like in expected.items()}
     narrow = tuple(name for name, like in expected.items() if _is_narrow(raw[name], like))
-    # Where the model is: a client's training, and its update, may be on another device.
+    # The model's device is used, as a client's training and update may be on another.
     state = {name: raw[name].to(like.device, like.dtype) for name, like in expected.items()}
     return (
         {name: state[name] for name in params},

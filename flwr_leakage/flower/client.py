@@ -78,7 +78,7 @@ class LeakageMod:
                 return withhold(message, holds, audit.sharing)
             return reply
         audit = self._settings(context)
-        if not self._is_checked:  # once, as it takes as long as scoring does
+        if not self._is_checked:  # the check runs once, as it takes as long as scoring does
             try:
                 check_limits(audit.gate, audit.scores)
             except ValueError as error:

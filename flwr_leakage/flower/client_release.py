@@ -198,7 +198,7 @@ def explain_by_replay(session: Session, context: Context, exposure: Exposure) ->
             return Explained(str(kept["sentence"]), bool(kept["fails"]))
     start = time.process_time()
     found = explain_update(audit.gradient_map, exposure)
-    # Where it cannot be replayed, as not all samples were kept, nothing is said to have been.
+    # A replay without all samples is impossible, and is said to have taken no time.
     seconds = time.process_time() - start if found.distance is not None else 0.0
     sentence = f"in round {session.server_round}, {found.sentence}"
     context.state[EXPLAINED_KEY] = ConfigRecord({"sentence": sentence, "fails": found.fails})

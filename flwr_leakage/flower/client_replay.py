@@ -91,9 +91,9 @@ class Replayed:
 
     @staticmethod
     def kept(context: Context) -> "Replayed | None":
-        """Read it there; ``None`` where there is none yet, or what an older version wrote.
+        """Return the replay that the context keeps; ``None`` if it holds none that can be read.
 
-        The next training is replayed then, as a client's first is.
+        An older version may have written it. The next training is then replayed like the first.
         """
         record = context.state.get(REPLAY_KEY)
         if not isinstance(record, ConfigRecord):

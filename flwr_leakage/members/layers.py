@@ -33,12 +33,12 @@ TELLING = 3
 made on development draws; no table."""
 
 NOTICED = 10.0
-"""How many times the rounding of single precision noise has to be to count as a defense's."""
+"""Noise counts as a defense's if it is this many times the rounding of single precision."""
 
 
 @dataclass(frozen=True)
 class LayerSpan:
-    """What one layer's update spans.
+    """The row space that one layer's update spans.
 
     Attributes:
         name: of the weight.

@@ -49,8 +49,8 @@ STRANGERS = 50
 """Fewest records that a rehearsal needs beside the members of a draw."""
 
 RIDGES = (0.02, 0.2, 2.0)
-"""What is added to the correlations of the statistics before they are inverted; the rehearsal
-chooses. Much where members hardly differ, as weights then follow the few members drawn."""
+"""The rehearsal adds one of these numbers to the correlations of the statistics before it inverts
+them. It chooses a large one where members hardly differ, as weights then follow the few drawn."""
 
 STEPS = 1000
 """Most local steps that a rehearsal repeats, all draws together, as their number is a client's own
@@ -88,7 +88,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What a rehearsal found.
+    """The weights that a rehearsal found, and how well they tell members.
 
     Attributes:
         weights: w (F,) of the statistics in units of their spread; x with small Σ w x is a member.

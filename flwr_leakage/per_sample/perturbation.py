@@ -45,7 +45,7 @@ def update_perturbation(
         {name: value.double() for name, value in released.items()},
         {name: value.double() for name, value in reference.items()},
     )
-    # What is not trained tells nothing, whatever a defense does to it.
+    # Untrained tensors tell nothing, whatever a defense does to them.
     trained = gradient_map.trained
     return ravel({k: difference[k] * (k in trained) for k in exposure.params})
 

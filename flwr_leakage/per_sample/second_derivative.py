@@ -16,7 +16,7 @@ from flwr_leakage.randomness import make_generator
 ALLOWED = 1e-5
 """Relative distance of a product with J from the finite difference that passes."""
 MOST_ALLOWED = 1e-2
-"""Where rounding asks for more than this, differences of the gradient show nothing."""
+"""Differences of the gradient show nothing if rounding asks for a larger distance than this."""
 FIRST_STEP = 1e-6
 """Step of the differences, relative to the inputs: small, so that few ReLUs change sides."""
 OTHER_STEPS = (1e-7, 1e-5, 1e-4, 1e-3)

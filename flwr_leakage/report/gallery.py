@@ -238,7 +238,7 @@ def _written(attempt: Attempt | None) -> str:
     if attempt.psnr >= CEILING_DB:
         blind += ", the ceiling"
     decided = f", {attempt.decided}" if attempt.decided else ""
-    # What nobody would call seen may still tell whose image it is.
+    # A reconstruction that nobody would recognise may still tell whose image it is.
     identified = ""
     if attempt.rank == 1 and attempt.grade not in ("exact", "recognisable"):
         identified = f", yet identified {attempt.candidates.replace('of', 'among', 1)}".rstrip()

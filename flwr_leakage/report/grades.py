@@ -169,7 +169,7 @@ def _is_affine(psnr: float | None, blind_psnr: float | None) -> bool:
 
 @dataclass(frozen=True)
 class Calibrated:
-    r"""How often an original is found again by what a grade was given to.
+    r"""The share of originals that are found again by reconstructions of a grade.
 
     Measured once on images that no threshold was set on, by
 

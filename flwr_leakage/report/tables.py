@@ -49,7 +49,7 @@ def rounds_table(index: Index, found: Sequence[Attempt]) -> Table:
     hidden: tuple[str, ...] = (
         "psnr", "blind_psnr", "blind_ssim", "identification_rank",
         "affine_psnr", "blind_affine_psnr", "affine_identification_rank",
-        # Of texts: these stand in a table of their own, where one that was not found counts as 0.
+        # Texts have a table of their own, where one that was not found counts as 0.
         "token_accuracy", "exact_text", "rouge_l", "blind_token_accuracy", "named_tokens",
     )  # fmt: skip
     known_metrics = [name for name in index.names("metric") if values(index.series("metric", name))]
@@ -260,7 +260,7 @@ def unattacked_table(
     fate = fates(index)
     attacked = _attacked(fate, found)
     hit_rounds = {server_round for server_round, _ in fate.attacked}
-    # Of several reasons that of a round in which others were attacked tells most.
+    # The reason of a round in which others were attacked tells most.
     ordered = sorted(fate.spared.items(), key=lambda item: (item[0][0] in hit_rounds, item[0]))
     spared = {client: reason for (_, client), reason in ordered}
     doing, replayed, troubles_of = does(index), replays(index, events), _troubles(events)

@@ -253,7 +253,7 @@ def _failed(fate: Fates, metadata: Mapping[str, Any], of: _Of) -> _Doubt:
 
 
 def _unexplained(places: Collection[Place], metadata: Mapping[str, Any], of: _Of) -> _Doubt:
-    """Return the doubt of updates that the answer does not explain, unless a defense hides them.
+    """Return the doubt that the answers do not explain some updates, unless a defense hides them.
 
     Where a replay shows that clients trained as the attack assumes, it is the attack that failed.
     """

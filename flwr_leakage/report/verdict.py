@@ -116,7 +116,7 @@ def judge(
 def not_covered(
     sample: Sample, with_labels: bool = False, with_members: bool = False
 ) -> tuple[str, ...]:
-    """Return what no run of this kind says, for the reader.
+    """Return a sentence for each question that no run of this kind answers.
 
     Args:
         sample: what the run's samples are.

@@ -19,7 +19,7 @@ from flwr_leakage.spectral import least_squares_growth
 
 NOT_FINITE = "δ, the released minus the raw update, is not finite: look for NaN in the batch"
 ROUNDING_FACTOR = 32
-"""By how much more than J rounding moves ‖x_k‖, relative to it, as measured; see the results."""
+"""Rounding moves ‖x_k‖ by this many times as much as J, relative to each; see the results."""
 
 
 @dataclass(frozen=True)

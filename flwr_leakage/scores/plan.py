@@ -44,7 +44,7 @@ def rank_samples(
         return order.tolist(), []
     name = "gradient_norm" if how == "largest_gradient" else "input_gradient_norm"
     score = GradientNorm() if how == "largest_gradient" else InputGradientNorm()
-    # Where it fails there are no numbers but the reason, and the order is that of the samples.
+    # A score that fails gives a reason in place of numbers; the samples then keep their order.
     found = score_client({name: score}, client, seed)[name].measurements[0]
     return sorted(range(count), key=lambda place: -(found.values[place] or 0.0)), [found]
 

@@ -19,7 +19,7 @@ ELSEWHERE = {
     "experiment": "; the papers' experiments run from a clone of the project only: "
     "python simulations/run.py experiment=NAME",
 }
-"""Where the options of a group are that the package does not hold."""
+"""For some groups, the place of further options that the package does not hold."""
 
 
 def spell_experiment(arguments: list[str]) -> list[str]:

@@ -17,7 +17,7 @@ if not sys.stdin.buffer.read():  # until the other end closes, in order or not
 
 @contextmanager
 def closed_afterwards(run_dir: Path) -> Iterator[None]:
-    """Have a second process close the run if this one ends within and leaves it open.
+    """Have a second process close the run if this one dies inside the block.
 
     It imports nothing until then, and outlives signals to this process's group. Where the block is
     left in order, it ends at once.

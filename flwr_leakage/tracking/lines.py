@@ -101,7 +101,7 @@ def _to_2(row: _Row) -> _Row:
 
 
 MIGRATIONS: Mapping[int, Callable[[_Row], _Row]] = {1: _to_2}
-"""By version, what brings a line to the next one."""
+"""Functions that turn a line of a version into one of the next version."""
 
 
 def migrated(row: _Row) -> _Row:
@@ -201,7 +201,7 @@ _CHECKS: Mapping[type, tuple[tuple[str, Any, Callable[[object], bool]], ...]] = 
     kind: tuple((name, hint, _check(hint)) for name, hint in get_type_hints(kind).items())
     for kind in LINES.values()
 }
-"""By kind, each field, its annotation and its check: made once for a million lines."""
+"""For each kind of line, its fields with annotation and check; made once for a million lines."""
 
 
 def _descriptions(kind: type) -> dict[str, str]:
