@@ -20,8 +20,8 @@ directions of its features open, or almost, the equations themselves are fitted.
 layers, each weighted by its noise: the deeper ones are known a hundred times better. If no such
 start meets them, fits of other choices of layers start from grey too. For pooled features, the fit
 starts from the input that a regression on synthetic images reads from them, and first prefers
-smooth images. If their windows overlap, it starts from grey
-(:mod:`flwr_leakage.attacks.exact.smooth_fit`).
+smooth images. If their windows overlap, the gradient of the stem's convolution takes part
+(:mod:`flwr_leakage.attacks.exact.pooled_stem`).
 """
 
 from collections.abc import Sequence
@@ -34,6 +34,7 @@ from torch import Tensor
 from flwr_leakage.attacks.budget import Budget, stop_mark
 from flwr_leakage.attacks.exact.feature_fit import Fit, fit_features, read_input, settle_signs
 from flwr_leakage.attacks.exact.known import single
+from flwr_leakage.attacks.exact.pooled_stem import fit_stem
 from flwr_leakage.attacks.exact.recover_features import Features, recover_features
 from flwr_leakage.attacks.exact.relu_walk import ReluWalk
 from flwr_leakage.attacks.exact.smooth_fit import fit_smoothly
@@ -140,8 +141,8 @@ class FeatureRecursion(ExactAttack):
             chosen = known.first(1)
             # Far from a solution, rounding does no harm, and single precision is twice as fast.
             narrow = problem.to(torch.float32)
-            if chosen.overlaps:
-                fit = fit_smoothly(narrow, chosen, budget)
+            if chosen.table is not None:
+                fit = fit_stem(narrow, chosen, budget) or fit_smoothly(narrow, chosen, budget)
             else:
                 fit = self._search(narrow, single(chosen), generator, budget)
             fit = self._finish(problem, chosen, fit, budget)

@@ -66,13 +66,15 @@ class Features:
         outputs: the output (1, C, H, W) of a ReLU by its number; the pooled output if max pooling
             follows right after the ReLU.
         windows: (height, width) of the windows of such pooling, by the ReLU's number.
-        overlaps: whether the windows of the shallowest outputs overlap.
         noise: standard deviation of each output's error over its root mean square, by the ReLU's
             number; NaN if no equation checks the others.
         equations: equations about the output of a ReLU further in front, by its number, which
             leave some directions of it open.
         repaired: number of repaired entries of masks.
         contradicted: number of output channels that contradict the others after the repair.
+        table: (K, P) the K positions that each of P overlapping windows of the shallowest outputs
+            holds, −1 beyond the map; ``None`` if they do not overlap.
+        error: ∂L/∂ of the shallowest outputs, of their shape, if their windows overlap.
     """
 
     outputs: Mapping[int, Tensor]
@@ -81,7 +83,8 @@ class Features:
     equations: Mapping[int, Whitened] = field(default_factory=dict)
     repaired: int = 0
     contradicted: int = 0
-    overlaps: bool = False
+    table: Tensor | None = None
+    error: Tensor | None = None
 
     def __str__(self) -> str:
         """Return the number of known outputs, equations and repairs in words."""
@@ -161,13 +164,22 @@ class Backward:
 
     def __call__(self, masks: Mapping[int, Mask]) -> tuple[ReluWalk, list[Tensor]]:
         """Return a forward pass with these masks, and the errors of all convolutions' outputs."""
+        passed, total = self._pass(masks)
+        outputs = [use.outputs for use in passed.uses]
+        return passed, list(torch.autograd.grad(total, outputs))
+
+    def pooled(self, masks: Mapping[int, Mask], number: int) -> Tensor:
+        """Return the error of the pooled outputs of a ReLU."""
+        passed, total = self._pass(masks)
+        return torch.autograd.grad(total, passed.pools[number])[0]
+
+    def _pass(self, masks: Mapping[int, Mask]) -> tuple[ReluWalk, Tensor]:
         passed = ReluWalk(self.problem, self.inputs, masks)
         assert passed.logits is not None
-        outputs = [use.outputs for use in passed.uses]
         total = (passed.logits * self.logit_error).sum()
         for index, layer in passed.normalised.items():
             total = total + (layer.pull(self.normal.get(index)) * layer.op.inputs).sum()
-        return passed, list(torch.autograd.grad(total, outputs))
+        return passed, total
 
     def gradients(self, uses: Sequence[Use]) -> list[Tensor]:
         """Return the observed weight gradients of convolutions; none if one of them is frozen."""
@@ -274,8 +286,14 @@ def recover_features(
         masks[number] = Mask.of(found > 0)
     if not features:
         raise ValueError("the gradients determine no features.")
-    overlaps = min(features) in probe.overlapping
-    return Features(features, windows, noise, equations, repairs, contradicted, overlaps)
+    table = error = None
+    if (pool := probe.overlapping.get(min(features))) is not None:
+        places = torch.arange(pool.inputs[0, 0].numel()).reshape(1, 1, *pool.inputs.shape[2:])
+        table = torch.stack(pool.maps(places, -1)).flatten(1)
+        error = backward.pooled(masks, min(features))
+    return Features(
+        features, windows, noise, equations, repairs, contradicted, table=table, error=error
+    )
 
 
 def above_zero(solved: Solved, margin: float) -> Tensor:

@@ -102,7 +102,8 @@ class ReluWalk:
         preactivations: the inputs of the ReLUs, by number.
         maxima: the largest preactivation of each window of pooled ReLUs, by number.
         windows: the window (height, width) of pooled ReLUs, by number.
-        overlapping: numbers of the pooled ReLUs whose windows overlap, or are padded.
+        overlapping: by number, the pooling of a ReLU whose windows overlap, or are padded.
+        pools: the pooled outputs, by the number of the ReLU.
         sources: numbers of the ReLUs by the ``id`` of their output, pooled or not.
         uses: the convolutions in their order.
         normalised: by the index of a convolution in ``uses``, the BatchNorm that takes its outputs
@@ -125,7 +126,8 @@ class ReluWalk:
         self.preactivations: list[Tensor] = []
         self.maxima: dict[int, Tensor] = {}
         self.windows: dict[int, Pair] = {}
-        self.overlapping: set[int] = set()
+        self.overlapping: dict[int, Pool] = {}
+        self.pools: dict[int, Tensor] = {}
         self.sources: dict[int, int] = {}
         self.uses: list[Use] = []
         self.normalised: dict[int, Normalised] = {}
@@ -189,7 +191,7 @@ class ReluWalk:
         )
         self.windows[number] = window
         if not op.is_plain:
-            self.overlapping.add(number)
+            self.overlapping[number] = op
         self.maxima[number] = pool(self.preactivations[number])
         if number == self.last:
             raise ReachedError(self.maxima[number])
@@ -197,6 +199,7 @@ class ReluWalk:
             outputs = F.avg_pool2d(op.inputs, window, divisor_override=1)
         else:
             outputs = pool(op.inputs)
+        self.pools[number] = outputs
         return self._from(number, outputs)
 
     def _from(self, number: int, outputs: Tensor) -> Tensor:

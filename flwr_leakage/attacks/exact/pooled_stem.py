@@ -1,0 +1,380 @@
+"""The input of a stem, a convolution and max pooling over windows that may overlap.
+
+In the stem of a ResNet, 3×3 windows of stride 2 keep few more numbers than the image has pixels,
+16,384 for the 12,288 of a 64×64 image. With a given choice of each window's maximum, the values
+``v = (W ∗ x + t)[maximum]`` are linear in x. Neighbouring windows share maxima, so that only some
+9,300 of these equations are distinct: they leave the image near 40 dB. The gradient
+``∂L/∂W = Σ_p δ[p] x[patch p]`` of the convolution, with δ the known error of a window's value at
+its maximum, is linear in x, too. Together they determine the image.
+
+What is told of the choices:
+
+- The values bound the entries: an entry is at most the least value of the windows that hold it.
+- Two windows with equal values share their maximum. So the windows fall into *groups*, each with
+  one maximum, which all its windows hold and no other window's value equals. On an untrained
+  ResNet-18 at 64×64 pixels, a fifth of the groups has one candidate left, and a median group four.
+
+The rest is found by alternation, as in expectation maximisation. The weights p of a group's
+candidates k are first those of a normal error of width τ about the last image's entries y,
+
+    p_k ∝ φ((v − y_k) / τ) / Φ((v − y_k) / τ),
+
+since all others are below v. Weighted least squares with a prior of natural images gives the next
+image, while τ falls. From some τ on the gradient of the convolution takes part. A wrong choice then
+changes the gradient of its channel by ``δ (x[patch k] − x[patch j])``, which the channel's 147
+equations tell from the rest: choices are turned one after another, in each channel the one that
+gains the most, before the weights are computed again. Equations that disagree count less.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from flwr_leakage.attacks.budget import Budget
+from flwr_leakage.attacks.exact.feature_fit import Fit
+from flwr_leakage.attacks.exact.recover_features import Features
+from flwr_leakage.attacks.exact.relu_walk import ReluWalk
+from flwr_leakage.attacks.network.geometry import Geometry, Pair
+from flwr_leakage.attacks.problem import Problem
+from flwr_leakage.spectral.conjugate_gradient import conjugate_gradients
+from flwr_leakage.spectral.image_prior import ImagePrior
+
+WIDTH, FALL, COARSE = 2.0, 0.72, 13
+"""τ of the first step in units of the values' deviation, its ratio from step to step, and the
+number of steps without turns. These values and those below were chosen on four development draws of
+a ResNet-18 at 64×64 pixels; no table."""
+
+JOINS = 0.12
+"""τ, in the same unit, from which on the gradient of the convolution takes part."""
+
+BELIEF, BELIEF_FALL = 0.033, 0.8
+"""Width of the entries' error in the first step with turns, in the same unit, and its ratio."""
+
+TRUST, TRUST_FALL, TRUST_LEAST, FINE = 0.025, 0.7, 4e-6, 24
+"""Width of the equations' error in the first step with turns, in the same unit, its ratio and its
+least value, and the largest number of these steps."""
+
+KEPT, DOUBT = 0.1, 0.03
+"""Share of a channel's squared residual before turns that counts as its noise after them, and the
+weight of a squared misfit of an equation, in units of its error, against it."""
+
+TURNS, GAIN = 40, 0.5
+"""Largest number of turns of a channel in a step, and the least gain in log-likelihood of each."""
+
+ITERATIONS, TOLERANCE = 60, 1e-3
+"""Largest number of iterations of conjugate gradients in a step, and their relative residual."""
+
+
+@dataclass(frozen=True)
+class Stem:
+    """The map from an input to the entries that are pooled, and the gradient of its weight.
+
+    Attributes:
+        weight: (C, c, k, k) weight with the scale of BatchNorm in it.
+        offset: (C,) t.
+        geometry: the convolution's.
+        shape: (1, C, H, W) of its outputs.
+        size: (1, c, H, W) of the input.
+    """
+
+    weight: Tensor
+    offset: Tensor
+    geometry: Geometry
+    shape: torch.Size
+    size: torch.Size
+
+    @classmethod
+    def of(cls, problem: Problem, number: int) -> tuple["Stem", Tensor, str] | None:
+        """Return the stem, its scale (C,) behind the weight, and the weight's name.
+
+        It returns None if the ReLU's inputs are not one convolution of the input, scaled and
+        shifted channel by channel.
+        """
+        noise = torch.randn(1, *problem.spec.shape, generator=torch.Generator().manual_seed(0))
+        noise = noise.to(problem.gradient[next(iter(problem.gradient))])
+        with torch.no_grad():
+            zero, drawn = (ReluWalk(problem, x, last=number) for x in (0 * noise, noise))
+        use = drawn.uses[0]
+        weight = problem.params[use.name].detach()
+        entries, offset = drawn.preactivations[number], zero.preactivations[number]
+        if number or use.source >= 0 or use.outputs.shape != entries.shape:
+            return None
+        plain = F.conv2d(noise, weight, None, use.geometry.stride, use.geometry.padding,
+                         use.geometry.dilation)  # fmt: skip
+        change = entries - offset
+        scale = (change * plain).sum((0, 2, 3)) / plain.square().sum((0, 2, 3))
+        wide = scale[:, None, None]
+        if float((change - wide * plain).norm()) > 1e-3 * float(change.norm()):
+            return None
+        stem = cls(wide[..., None] * weight, offset[0, :, 0, 0], use.geometry, entries.shape,
+                   noise.shape)  # fmt: skip
+        return stem, scale, use.name
+
+    @property
+    def _settings(self) -> tuple[Pair, Pair, Pair]:
+        return self.geometry.stride, self.geometry.padding, self.geometry.dilation
+
+    def push(self, inputs: Tensor) -> Tensor:
+        """Return W ∗ x."""
+        stride, padding, dilation = self._settings
+        return F.conv2d(inputs, self.weight, None, stride, padding, dilation)
+
+    def pull(self, errors: Tensor, weight: Tensor | None = None) -> Tensor:
+        """Return Wᵀ δ of errors of the entries, for another weight if it is given."""
+        weight = self.weight if weight is None else weight
+        return torch.nn.grad.conv2d_input(self.size, weight, errors, *self._settings)
+
+    def correlate(self, inputs: Tensor, errors: Tensor) -> Tensor:
+        """Return ``Σ_p δ[p] x[patch p]``, of the weight's shape."""
+        return torch.nn.grad.conv2d_weight(inputs, self.weight.shape, errors, *self._settings)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Groups of windows with one maximum each.
+
+    Attributes:
+        channels: (G,) channel.
+        entries: (G, K) number of each candidate among all entries.
+        allowed: (G, K) whether it may be the maximum.
+        values: (G, 1) value of the maximum.
+        errors: (G,) error of the maximum.
+        bounds: (C·P,) upper bound of each entry; infinite for none.
+    """
+
+    channels: Tensor
+    entries: Tensor
+    allowed: Tensor
+    values: Tensor
+    errors: Tensor
+    bounds: Tensor
+
+    @classmethod
+    def of(
+        cls, table: Tensor, values: Tensor, errors: Tensor, positions: int, tolerance: float
+    ) -> "Groups":
+        """Return the groups of windows.
+
+        Args:
+            table: (K, P) the K positions that each of P windows holds; −1 beyond the map.
+            values: (C, P) values of the windows, 0 where they are not positive.
+            errors: (C, P) their errors.
+            positions: number of positions.
+            tolerance: difference up to which two values are equal.
+        """
+        channels, windows = values.shape
+        first = positions * torch.arange(channels)[:, None, None]
+        entries = (first + table.T.clamp_min(0)).flatten()  # (C·P·K)
+        shape = (channels, windows, len(table))
+        is_inside = (table.T >= 0).expand(shape)
+        spread = values[..., None].expand(shape)
+        bounds = values.new_full((channels * positions,), torch.inf)
+        outer = torch.where(is_inside, spread, torch.inf).flatten()
+        bounds = bounds.scatter_reduce(0, entries, outer, "amin")
+        near = spread - bounds[entries].reshape(shape) <= tolerance
+        near = near & is_inside & (spread > 0)
+        own = torch.arange(channels * windows).reshape(channels, windows)
+        labels = own
+        far = channels * windows
+        for _ in range(3):
+            told = torch.where(near, labels[..., None], far)
+            least = torch.full_like(bounds, far, dtype=torch.long)
+            least = least.scatter_reduce(0, entries, told.flatten(), "amin")
+            told = torch.where(near, least[entries].reshape(shape), far)
+            labels = torch.minimum(labels, told.amin(2))
+        counts = torch.zeros_like(bounds).index_add(0, entries, near.flatten().to(bounds))
+        sizes = torch.bincount(labels.flatten(), minlength=far).to(bounds)[labels]
+        allowed = near & (counts[entries].reshape(shape) == sizes[..., None])
+        chosen = (labels == own) & allowed.any(2)
+        total = torch.zeros(far).to(errors).index_add(0, labels.flatten(), errors.flatten())
+        return cls(
+            torch.nonzero(chosen)[:, 0],
+            entries.reshape(shape)[chosen],
+            allowed[chosen],
+            values[chosen][:, None],
+            total.reshape(channels, windows)[chosen],
+            bounds,
+        )
+
+    def at(self, weights: Tensor) -> Tensor:
+        """Return the sum of weights (G, K) at each entry, (C·P,)."""
+        total = torch.zeros_like(self.bounds)
+        return total.index_add(0, self.entries.flatten(), weights.flatten())
+
+    def log_odds(self, entries: Tensor, width: float) -> Tensor:
+        """Return log p (G, K) up to a constant of each group, from entries (1, C, H, W)."""
+        misfit = (entries.flatten()[self.entries] - self.values) / width
+        odds = -misfit.square() / 2 - torch.special.log_ndtr(-misfit)
+        return torch.where(self.allowed, odds, -torch.inf)
+
+
+@dataclass(frozen=True)
+class _Search:
+    stem: Stem
+    groups: Groups
+    prior: ImagePrior
+    gradient: Tensor
+
+    def entries(self, inputs: Tensor) -> Tensor:
+        return self.stem.push(inputs) + self.stem.offset[:, None, None]
+
+    def solve(self, point: Tensor, odds: Tensor, width: float, doubt: float,
+              noise: Tensor | None) -> Tensor:  # fmt: skip
+        """Return the coordinates of the image that fits weighted choices and the bounds.
+
+        Args:
+            point: coordinates (1, c, H, W) of the last image.
+            odds: (G, K) weights of the candidates, which sum to one in a group.
+            width: error of the equations.
+            doubt: see ``DOUBT``.
+            noise: (C,) added to the noise of the gradient's squares; ``None`` to leave it out.
+        """
+        stem, groups, prior = self.stem, self.groups, self.prior
+        inputs = prior.inputs(point)
+        entries = self.entries(inputs)
+        flat = entries.flatten()
+        lengths = stem.weight.flatten(1).square().sum(1)
+        counted = odds / (1 + doubt * ((flat[groups.entries] - groups.values) / width).square())
+        weights = groups.at(counted)
+        slope = groups.at(counted * groups.values) - weights * flat
+        beyond = torch.where(flat > groups.bounds, (1 - weights).clamp_min(0), 0.0)
+        slope = slope + beyond * torch.where(beyond > 0, groups.bounds - flat, 0.0)
+        weights = ((weights + beyond) / width**2).reshape(stem.shape)
+        right = stem.pull(slope.reshape(stem.shape) / width**2)
+        curvature = float((weights * lengths[:, None, None]).sum())
+
+        def product(image: Tensor) -> Tensor:
+            return stem.pull(weights * stem.push(image))
+
+        whole = product
+        if noise is not None:
+            errors = groups.at(odds * groups.errors[:, None]).reshape(stem.shape)
+            squares = errors.square().sum((0, 2, 3))
+            noise = noise + self._spread(inputs, odds) + width**2 * squares / lengths + 1e-12
+            scale = (1 / noise)[:, None, None, None]
+            residual = self.gradient - stem.correlate(inputs, errors)
+            right = right + stem.pull(errors, scale * residual)
+            curvature += residual[0].numel() * float((squares / noise).sum())
+
+            def whole(image: Tensor) -> Tensor:
+                seen = scale * stem.correlate(image, errors)
+                return product(image) + stem.pull(errors, seen)
+
+        variance = (prior.deviations * prior.scale.square().mean().sqrt()).square()
+        damping = 1 / (curvature / inputs.numel() * variance + 1)
+        change, _ = conjugate_gradients(
+            lambda v: prior.pull(whole(prior.push(v.reshape(point.shape)))).flatten() + v,
+            (prior.pull(right) - point).flatten(),
+            TOLERANCE,
+            ITERATIONS,
+            lambda v: damping.flatten() * v,
+        )
+        return point + change.reshape(point.shape)
+
+    def _patches(self, inputs: Tensor) -> Tensor:
+        return self.stem.geometry.patches(inputs)[0].T.contiguous()
+
+    def _spread(self, inputs: Tensor, odds: Tensor) -> Tensor:
+        """Return the variance (C,) of the gradient's entries that open choices leave."""
+        positions = self.stem.shape[2] * self.stem.shape[3]
+        patches = self._patches(inputs)[self.groups.entries % positions]
+        mean = (odds[..., None] * patches).sum(1, keepdim=True)
+        each = (odds * (patches - mean).square().mean(2)).sum(1) * self.groups.errors.square()
+        return each.new_zeros(self.stem.shape[1]).index_add(0, self.groups.channels, each)
+
+    def turned(self, inputs: Tensor, odds: Tensor) -> tuple[Tensor, Tensor]:
+        """Return weights (G, K) that the gradient agrees with, and its mean squares (C,) left.
+
+        Args:
+            inputs: (1, c, H, W) the last image.
+            odds: (G, K) logarithms of the weights that its entries give.
+        """
+        groups, channels = self.groups, self.groups.channels
+        patches = self._patches(inputs)
+        places = groups.entries % len(patches)
+        rows, columns = torch.nonzero(groups.allowed, as_tuple=True)
+        every, chance = patches[places[rows, columns]], odds[rows, columns]
+        squares, error, channel = every.square().sum(1), groups.errors[rows], channels[rows]
+        each, choice = torch.arange(len(odds)), odds.argmax(1)
+        own = patches[places[each, choice]]
+        residual = self.gradient.flatten(1)
+        residual = residual.index_add(0, channels, -groups.errors[:, None] * own)
+        least = KEPT * residual.square().mean(1) + 1e-14
+
+        def gains() -> Tensor:
+            noise = torch.maximum(residual.square().mean(1), least)[channel]
+            change = (residual[channel] * every).sum(1) - (residual[channels] * own).sum(1)[rows]
+            distance = squares - 2 * (every * own[rows]).sum(1) + own.square().sum(1)[rows]
+            told = (2 * error * change - error.square() * distance) / (2 * noise)
+            return told + chance - odds[each, choice][rows]
+
+        gain = gains()
+        for _ in range(TURNS):
+            best = torch.full((len(residual),), GAIN).to(gain)
+            best = best.scatter_reduce(0, channel, gain, "amax")
+            turns = torch.nonzero((gain == best[channel]) & (gain > GAIN))[:, 0]
+            if not len(turns):
+                break
+            group = rows[turns]
+            change = groups.errors[group, None] * (every[turns] - own[group])
+            residual = residual.index_add(0, channels[group], -change)
+            choice[group], own[group] = columns[turns], every[turns]
+            gain = gains()
+        odds = torch.full_like(odds, -torch.inf)
+        odds[rows, columns] = gain
+        return odds.softmax(1), residual.square().mean(1)
+
+
+def fit_stem(problem: Problem, features: Features, budget: Budget) -> Fit | None:
+    """Return the input that the pooled outputs of a stem and its gradient tell, or None.
+
+    It returns None if the outputs are not those of one convolution of the input, or if no error of
+    them is known.
+
+    Args:
+        problem: holds the network, in single precision.
+        features: the known outputs, of the first ReLU among others.
+        budget: CPU seconds, after which the search ends early.
+    """
+    number = features.shallowest
+    found = Stem.of(problem, number)
+    if (
+        found is None
+        or features.error is None
+        or features.table is None
+        or found[2] not in problem.gradient_map.trained
+    ):
+        return None
+    stem, scale, name = found
+    known = features.outputs[number].float()
+    gradient = problem.gradient[name].float()
+    unit = gradient.square().mean().sqrt().clamp_min(1e-30)
+    error = scale[:, None, None] * features.error.float()[0] / unit
+    positions = stem.shape[2] * stem.shape[3]
+    noise = max(features.noise.get(number, 0.0), 1e-7) * float(known.square().mean().sqrt())
+    groups = Groups.of(features.table, known[0].flatten(1), error.flatten(1), positions, 10 * noise)
+    prior = ImagePrior.natural(problem.spec).single()
+    search = _Search(stem, groups, prior, gradient / unit)
+    deviation = float(known.std())
+    point = torch.zeros_like(prior.grey)
+    steps = 0
+    for step in range(COARSE):
+        if budget.is_spent:
+            break
+        width = WIDTH * FALL**step * deviation
+        odds = groups.log_odds(search.entries(prior.inputs(point)), width).softmax(1)
+        joined = torch.zeros(stem.shape[1]) if width < JOINS * deviation else None
+        point = search.solve(point, odds, width, 0.0, joined)
+        steps += 1
+    for step in range(FINE):
+        if budget.is_spent:
+            break
+        inputs = prior.inputs(point)
+        belief = BELIEF * BELIEF_FALL**step * deviation
+        odds, left = search.turned(inputs, groups.log_odds(search.entries(inputs), belief))
+        width = max(TRUST * TRUST_FALL**step, TRUST_LEAST) * deviation
+        point = search.solve(point, odds, width, DOUBT, left)
+        steps += 1
+    return Fit(problem.spec.clamp(prior.inputs(point)), float("inf"), steps, steps)
