@@ -186,8 +186,8 @@ def more_time(index: Index, metadata: Mapping[str, Any]) -> tuple[str, tuple[str
             return f"Give the attack more time, here ten minutes an update: {app}.", ()
         each = math.ceil(MORE * spent / attacks / 10) * 10
         app = f"observe(…, max_seconds={each}, max_round_seconds=None)"
-        cost = f"such a run attacks for up to {duration(each * attacks)}{here}"
-        return f"Give the attack more time: {app}; {cost}.", ()
+        cost = f"Such a run attacks for up to {duration(each * attacks)}{here}."
+        return f"Give the attack more time: {app}. {cost}", ()
     if isinstance(own, int | float) and isinstance(given, int | float) and given < own:
         told = f"the attack’s own limit of {own:g} CPU seconds for an update holds then{here}"
         return f"Give the attack more time: {told}.", ("server.attack_max_seconds=null",)

@@ -165,7 +165,7 @@ def test_attacks_that_were_all_cut_off_cannot_say(tmp_path):
     )
     assert verdict.level == "unknown" and "The time limit cut off 2 of 2 attacks." in head
     assert steps["Do"].text == (
-        "Give the attack more time: observe(…, max_seconds=10, max_round_seconds=None); such a run "
+        "Give the attack more time: observe(…, max_seconds=10, max_round_seconds=None). Such a run "
         "attacks for up to 20 CPU seconds (here 2 attacks took 1 CPU second)."
     )
     config = {
