@@ -42,8 +42,8 @@ development draws each of MixUp, InstaHide and truncated updates, where the AUC 
 gradient cosine's or above it, and larger than the residual's."""
 
 FIT_SPREADS = 1.5
-"""Spreads of the null by which such a fit has to differ to count: within them it is chance where the
-client hid its records well."""
+"""Spreads of the null by which such a fit has to differ to count: within them it is chance where
+the client hid its records well."""
 
 SPANNED_P_VALUE = 1e-3
 """Corrected p-value up to which a record shows that the spans tell. Where none does, another
