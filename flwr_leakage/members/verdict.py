@@ -283,7 +283,10 @@ def examine(
             is_composite = is_composite | (is_foreign & ~is_exact)
             is_silent = are_silent(flat, complete, candidates)
         evidence = "exact"
-        statistic = f"row_space ({', '.join(str(span) for span in complete)})"
+        names = "row_space"
+        if {"outer_product", "gradient_cosine"} <= set(used):
+            names = "outer_product and gradient_cosine" if changed else "outer_product, row_space"
+        statistic = f"{names} ({', '.join(str(span) for span in complete)})"
         reason = (
             "the inputs of all samples of one step lie in the update's row space, and there are "
             "fewer of them than the layer holds apart; a record whose gradient vanishes leaves no "
