@@ -114,6 +114,7 @@ def rank_by_own_gradient(
     null: Batch,
     logs: Float[Tensor, "C S"],
     of_null: Float[Tensor, "N S"],
+    weights: Sequence[str],
 ) -> tuple[Float[Tensor, " C"], Float[Tensor, " N"], Bool[Tensor, " C"], str]:
     """Return a statistic of candidates and null by residual and own gradient, small for members.
 
@@ -130,6 +131,8 @@ def rank_by_own_gradient(
         null: likewise.
         logs: log r of the candidates.
         of_null: log r of the null.
+        weights: names of those whose gradients the cosine takes, the last layer's among them, as
+            it tells of labels most.
 
     Returns:
         Statistics of C candidates and N null records, in units of the null's spread; whether a
@@ -158,7 +161,7 @@ def rank_by_own_gradient(
     shown = bool(are_members(logs, of_null).any())
     if shown or float(holm(tail_p_values(own[:count], own[count:])).min()) <= SPANNED_P_VALUE:
         return own[:count], own[count:], is_foreign, ""
-    direction = {span.name: flat.gradient[span.name] for span in spans}
+    direction = {name: flat.gradient[name] for name in weights}
     products, norms = gradient_products(flat, [direction], records)
     cosine = gradient_cosine(products[0], norms, float(ravel(direction).double().norm()))
     fit = _in_spreads(fits[..., 1], count)

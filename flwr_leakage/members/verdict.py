@@ -278,7 +278,7 @@ def examine(
             is_exact = is_exact & is_single
         if {"outer_product", "gradient_cosine"} <= set(used):
             values, null_values, is_foreign, changed = rank_by_own_gradient(
-                flat, complete, candidates, null, logs, of_null
+                flat, complete, candidates, null, logs, of_null, [span.name for span in spans]
             )
             is_composite = is_composite | (is_foreign & ~is_exact)
             is_silent = are_silent(flat, complete, candidates)

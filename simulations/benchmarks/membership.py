@@ -5,6 +5,8 @@
     python -m simulations.benchmarks.membership copies --root FOLDER --seeds 20
     python -m simulations.benchmarks.membership labels --root FOLDER --seeds 5
     python -m simulations.benchmarks.membership canaries --root FOLDER --seeds 20
+    python -m simulations.benchmarks.membership traces --root FOLDER --seeds 10
+    python -m simulations.benchmarks.membership calibration --root FOLDER --seeds 10
 
 print Markdown tables. Every seed draws the weights, the members, 50 records that are no members and
 the null records; no image is in two of these. The p-values of all seeds are pooled: the share of
@@ -16,6 +18,7 @@ or share found, lies above the interval of the test's. ``trained`` is one networ
 after 300 steps on images that no client has.
 """
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,6 +35,7 @@ from flwr_leakage.attacks.problem import pose
 from flwr_leakage.defenses import DPSGD, dp_epsilon
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.members import Membership, examine_observation, one_run_epsilon
+from flwr_leakage.members.layers import traces
 from flwr_leakage.members.p_values import tail_p_values
 from flwr_leakage.members.statistics import (
     gradient_cosine,
@@ -355,10 +359,64 @@ def print_canaries(sources: Sources, seeds: range) -> None:
         )  # fmt: skip
 
 
+def print_traces(sources: Sources, seeds: range) -> None:
+    """How many members of trained networks are found, by what they add to the update.
+
+    That is ``‖e‖ ‖h‖ / (n σ)``, the largest of the layers', with σ the rounding of one entry.
+    """
+    lab.print_header("network", "adds, in roundings", "members", "p ≤ 0.001", "told so")
+    edges = torch.tensor([0.0, 5.0, 50.0, 500.0, 5000.0, torch.inf])
+    for case in (Case("mlp", 32, trained=True, clients=1), Case(trained=True, clients=1)):
+        images, rows = sources(case.network), []
+        for seed in seeds:
+            network, spec = make(case, images, seed)
+            members, _, null = split(images, case, spec, seed)
+            seen, gradient_map = released(case, network, members, seed), mapped(network)
+            made = examine_observation(gradient_map, spec, seen, members, null, seed=seed)
+            problem = pose(gradient_map, spec, seen, ThreatModel())
+            size = traces(problem, made.layers, members).amax(1)
+            rows.append(torch.stack([size, made.p_values, made.is_silent.double()], 1))
+        size, p_values, silent = torch.cat(rows).unbind(1)
+        for low, high in itertools.pairwise(edges.tolist()):
+            chosen = (size >= low) & (size < high)
+            shares = [float(f[chosen].double().mean()) for f in (p_values <= 0.001, silent)]
+            told = [f"{share:.2f}" if int(chosen.sum()) else "–" for share in shares]
+            lab.print_row(case.network, f"{low:g} to {high:g}", int(chosen.sum()), *told)
+
+
+def print_calibration(sources: Sources, seeds: range) -> None:
+    """Quantiles of the p-values of 500 records a seed that no client has."""
+    lab.print_header(
+        "network", "update", "strangers", "p ≤ 0.001", "p ≤ 0.01", "p at 1, 5, 25, 50, 75, 95 %"
+    )
+    shares = torch.tensor([0.01, 0.05, 0.25, 0.5, 0.75, 0.95]).double()
+    told = DEFENSES[1]
+    for case in (
+        Case(null=500, clients=1),
+        Case("mlp", null=500, clients=1, defense=told[1], name=told[0]),
+    ):
+        images, found = sources(case.network), []
+        for seed in seeds:
+            network, spec = make(case, images, seed)
+            members, _, null = split(images, replace(case, null=1000), spec, seed)
+            seen = released(case, network, members, seed)
+            made = examine_observation(
+                mapped(network), spec, seen, joined(members, null[500:]), null[:500], seed=seed
+            )
+            found.append(made.p_values[case.count :])
+        p_values = torch.cat(found)
+        lab.print_row(
+            case.network, case, len(p_values),
+            *(f"{float((p_values <= level).double().mean()):.2%}" for level in LEVELS),
+            " ".join(f"{value:.3f}" for value in p_values.quantile(shares).tolist()),
+        )  # fmt: skip
+
+
 def main() -> None:
     """Print the table asked for."""
     parser = lab.command(__doc__)
-    parser.add_argument("table", choices=["updates", "defenses", "copies", "labels", "canaries"])
+    tables = ["updates", "defenses", "copies", "labels", "canaries", "traces", "calibration"]
+    parser.add_argument("table", choices=tables)
     parser.add_argument("--root", type=Path, required=True, help="folder of the npz files")
     parser.add_argument("--seeds", type=int, default=20, help="how many")
     parser.add_argument("--first", type=int, default=500, help="the first of them")
@@ -387,8 +445,12 @@ def main() -> None:
         print_copies(sources, seeds)
     elif arguments.table == "labels":
         print_labels(sources, seeds, arguments.rows)
-    else:
+    elif arguments.table == "canaries":
         print_canaries(sources, seeds)
+    elif arguments.table == "traces":
+        print_traces(sources, seeds)
+    else:
+        print_calibration(sources, seeds)
 
 
 if __name__ == "__main__":
