@@ -72,7 +72,8 @@ class Strongest:
         batches_first: the names of attacks whose strength are batches. A target of one sample gets
             them after all others that start anew.
         behind_batches: the names of ends that also continue right behind each of ``batches_first``,
-            for targets of several samples.
+            for targets of several samples. ``finish`` comes after them there, and only if they do
+            not solve the target: where they apply they gain more in a second.
         without_features: the names of attacks that are left out once an attack has proven the
             features of all samples of a batch and answered by the equations that these leave. They
             fit the gradient alone, which tells less.
@@ -134,7 +135,11 @@ class Strongest:
                 continue
             if isinstance(attack, Finish):
                 for index in chosen:
-                    self._end(job.take([index]), targets[index], name, attack, limit)
+                    alone, target = job.take([index]), targets[index]
+                    self._end(alone, target, name, attack, limit)
+                    if target.followed and not target.is_solved:
+                        self._go_on(alone, target, target.followed, limit)
+                    target.followed = ""
                 continue
             left = min(targets[index].left(limit) for index in chosen)
             share = 1.0 if name == visits[-1][0] else self.share
@@ -151,6 +156,8 @@ class Strongest:
                 targets[index].take(name, result, seconds)
                 if targets[index].waits(name):
                     targets[index].waiting.append(name)
+                elif self._is_followed(name, targets[index].num_samples):
+                    targets[index].followed = name
                 else:
                     self._go_on(job.take([index]), targets[index], name, limit)
         for index, target in enumerate(targets):
@@ -179,6 +186,10 @@ class Strongest:
                 before = [seen for seen, _ in visits]
                 visits += [(each, _any) for each in before if each not in fresh]
         return visits
+
+    def _is_followed(self, name: str, count: int) -> bool:
+        """Return whether ends of their own come right behind an attack on so many samples."""
+        return bool(self.behind_batches) and name in self.batches_first and _several(count)
 
     def _go_on(
         self, job: AttackJob, target: "_Target", name: str, limit: float, most: int = 4
@@ -256,6 +267,7 @@ class _Target:
     candidates: dict[str, Candidate] = field(default_factory=dict)
     features_of: str = ""
     waiting: list[str] = field(default_factory=list)
+    followed: str = ""
     ended: set[tuple[str, str]] = field(default_factory=set)
     refused: set[str] = field(default_factory=set)
     answers: dict[str, Reconstruction] = field(default_factory=dict)

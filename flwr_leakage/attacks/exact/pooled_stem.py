@@ -31,12 +31,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.grad import conv2d_input, conv2d_weight
 
 from flwr_leakage.attacks.budget import Budget
 from flwr_leakage.attacks.exact.feature_fit import Fit
 from flwr_leakage.attacks.exact.recover_features import Features
 from flwr_leakage.attacks.exact.relu_walk import ReluWalk
-from flwr_leakage.attacks.network.geometry import Geometry, Pair
+from flwr_leakage.attacks.network.calls import Geometry, Pair
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.spectral.conjugate_gradient import conjugate_gradients
 from flwr_leakage.spectral.image_prior import ImagePrior
@@ -124,11 +125,11 @@ class Stem:
     def pull(self, errors: Tensor, weight: Tensor | None = None) -> Tensor:
         """Return Wᵀ δ of errors of the entries, for another weight if it is given."""
         weight = self.weight if weight is None else weight
-        return torch.nn.grad.conv2d_input(self.size, weight, errors, *self._settings)
+        return conv2d_input(self.size, weight, errors, *self._settings)
 
     def correlate(self, inputs: Tensor, errors: Tensor) -> Tensor:
         """Return ``Σ_p δ[p] x[patch p]``, of the weight's shape."""
-        return torch.nn.grad.conv2d_weight(inputs, self.weight.shape, errors, *self._settings)
+        return conv2d_weight(inputs, self.weight.shape, errors, *self._settings)
 
 
 @dataclass(frozen=True)

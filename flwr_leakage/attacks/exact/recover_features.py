@@ -286,13 +286,14 @@ def recover_features(
         masks[number] = Mask.of(found > 0)
     if not features:
         raise ValueError("the gradients determine no features.")
-    table = error = None
+    table: Tensor | None = None
+    pooled: Tensor | None = None
     if (pool := probe.overlapping.get(min(features))) is not None:
         places = torch.arange(pool.inputs[0, 0].numel()).reshape(1, 1, *pool.inputs.shape[2:])
         table = torch.stack(pool.maps(places, -1)).flatten(1)
-        error = backward.pooled(masks, min(features))
+        pooled = backward.pooled(masks, min(features))
     return Features(
-        features, windows, noise, equations, repairs, contradicted, table=table, error=error
+        features, windows, noise, equations, repairs, contradicted, table=table, error=pooled
     )
 
 
