@@ -1,7 +1,7 @@
 """The samples, the loss and the schedule of a captured training, for scores and attacks."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -62,22 +62,15 @@ def read_loss_call(training: CapturedTraining, backward: Backward) -> LossCall:
         ValueError: the loss has another form, in words.
     """
     roots = {id(root.live): index for index, root in enumerate(training.roots)}
-    calls = [
+    number, call, inputs = _one_call(
         (number, entry)
         for number, entry in enumerate(backward.entries)
         if id(entry.function) in roots and _is_trained(training, entry)
-    ]
-    if len(calls) != 1:
-        raise ValueError(f"a loss needs {len(calls)} calls of modules, expected one of a model")
-    number, call = calls[0]
-    tensors = [leaf.tensor for leaf in call.inputs() if isinstance(leaf, Constant)]
-    if len(tensors) != 1:
-        raise ValueError(f"the model was called with {len(tensors)} tensors, expected one input")
+    )
     if has_parameter_term(training, backward):
         raise ValueError("the loss has a term in the parameters, such as FedProx's")
     if number != 0:
         raise ValueError("the model was called with what another module returned")
-    (inputs,) = tensors
     tail = backward.entries[1:]
     if not tail:
         raise ValueError("the model computes its loss itself")
@@ -100,6 +93,18 @@ def read_loss_call(training: CapturedTraining, backward: Backward) -> LossCall:
     num_outputs = shape[1] if len(shape) == 2 else 0
     loss = _plain(tail) or _taped(tail, outputs.pop(), targets, backward.loss)
     return LossCall(roots[id(call.function)], batch, num_outputs, loss)
+
+
+def _one_call(found: Iterable[tuple[int, Entry]]) -> tuple[int, Entry, Tensor]:
+    """Return the only one of numbered calls of models, with its only input tensor."""
+    calls = list(found)
+    if len(calls) != 1:
+        raise ValueError(f"a loss needs {len(calls)} calls of modules, expected one of a model")
+    number, call = calls[0]
+    tensors = [leaf.tensor for leaf in call.inputs() if isinstance(leaf, Constant)]
+    if len(tensors) != 1:
+        raise ValueError(f"the model was called with {len(tensors)} tensors, expected one input")
+    return number, call, tensors[0]
 
 
 def _is_trained(training: CapturedTraining, entry: Entry) -> bool:
@@ -137,17 +142,11 @@ def see_inputs(training: CapturedTraining, backward: Backward) -> SeenInputs:
     Raises:
         ValueError: it was not called once, with one tensor.
     """
-    calls = [
-        (number, entry) for number, entry in enumerate(backward.entries)
+    number, call, inputs = _one_call(
+        (number, entry)
+        for number, entry in enumerate(backward.entries)
         if _is_trained(training, entry)
-    ]  # fmt: skip
-    if len(calls) != 1:
-        raise ValueError(f"a loss needs {len(calls)} calls of modules, expected one of a model")
-    number, call = calls[0]
-    tensors = [leaf.tensor for leaf in call.inputs() if isinstance(leaf, Constant)]
-    if len(tensors) != 1:
-        raise ValueError(f"the model was called with {len(tensors)} tensors, expected one input")
-    (inputs,) = tensors
+    )
     found: list[tuple[Constant, int]] = []
     for entry in backward.entries[number + 1 :]:
         leaves = entry.inputs()

@@ -55,7 +55,7 @@ def ask(device):
         {"norm": GradientNorm(), "lambda": LambdaMax()},
     )
     found = attack(
-        before, change, spec=SPEC, num_examples=2, schedule=schedule, max_seconds=20,
+        before, change, spec=SPEC, num_examples=2, schedule=schedule, max_seconds=5,
         targets=labels.to(device),
     )  # fmt: skip
     strangers = (torch.rand(40, 1, 6, 6, generator=torch.Generator().manual_seed(1)) - 0.5) / 0.5
