@@ -122,7 +122,7 @@ class Stem:
         return self.geometry.stride, self.geometry.padding, self.geometry.dilation
 
     def push(self, inputs: Tensor) -> Tensor:
-        """Return W ∗ x."""
+        """Return W ∗ x of inputs (1, c, H, W)."""
         stride, padding, dilation = self._settings
         return F.conv2d(inputs, self.weight, None, stride, padding, dilation)
 
@@ -217,6 +217,8 @@ class Groups:
 
 @dataclass(frozen=True)
 class _Search:
+    """The alternation; ``gradient`` is ∂L/∂W in units of its root mean square."""
+
     stem: Stem
     groups: Groups
     prior: ImagePrior
@@ -250,10 +252,7 @@ class _Search:
         right = stem.pull(slope.reshape(stem.shape) / width**2)
         curvature = float((weights * lengths[:, None, None]).sum())
 
-        def product(image: Tensor) -> Tensor:
-            return stem.pull(weights * stem.push(image))
-
-        whole = product
+        errors, scale = torch.zeros_like(weights), torch.zeros(1)
         if noise is not None:
             errors = groups.at(odds * groups.errors[:, None]).reshape(stem.shape)
             squares = errors.square().sum((0, 2, 3))
@@ -263,14 +262,16 @@ class _Search:
             right = right + stem.pull(errors, scale * residual)
             curvature += residual[0].numel() * float((squares / noise).sum())
 
-            def whole(image: Tensor) -> Tensor:
-                seen = scale * stem.correlate(image, errors)
-                return product(image) + stem.pull(errors, seen)
+        def product(image: Tensor) -> Tensor:
+            told = stem.pull(weights * stem.push(image))
+            if noise is None:
+                return told
+            return told + stem.pull(errors, scale * stem.correlate(image, errors))
 
         variance = (prior.deviations * prior.scale.square().mean().sqrt()).square()
         damping = 1 / (curvature / inputs.numel() * variance + 1)
         change, _ = conjugate_gradients(
-            lambda v: prior.pull(whole(prior.push(v.reshape(point.shape)))).flatten() + v,
+            lambda v: prior.pull(product(prior.push(v.reshape(point.shape)))).flatten() + v,
             (prior.pull(right) - point).flatten(),
             TOLERANCE,
             ITERATIONS,
@@ -359,7 +360,9 @@ def fit_stem(problem: Problem, features: Features, budget: Budget) -> Fit | None
     error = scale[:, None, None] * features.error.float()[0] / unit
     positions = stem.shape[2] * stem.shape[3]
     noise = max(features.noise.get(number, 0.0), 1e-7) * float(known.square().mean().sqrt())
-    groups = Groups.of(features.table, known[0].flatten(1), error.flatten(1), positions, EQUAL * noise)
+    groups = Groups.of(
+        features.table, known[0].flatten(1), error.flatten(1), positions, EQUAL * noise
+    )
     prior = ImagePrior.natural(problem.spec).single()
     search = _Search(stem, groups, prior, gradient / unit)
     deviation = float(known.std())
