@@ -287,13 +287,13 @@ def recover_features(
     if not features:
         raise ValueError("the gradients determine no features.")
     table: Tensor | None = None
-    pooled: Tensor | None = None
+    behind: Tensor | None = None
     if (pool := probe.overlapping.get(min(features))) is not None:
         places = torch.arange(pool.inputs[0, 0].numel()).reshape(1, 1, *pool.inputs.shape[2:])
         table = torch.stack(pool.maps(places, -1)).flatten(1)
-        pooled = backward.pooled(masks, min(features))
+        behind = backward.pooled(masks, min(features))
     return Features(
-        features, windows, noise, equations, repairs, contradicted, table=table, error=pooled
+        features, windows, noise, equations, repairs, contradicted, table=table, error=behind
     )
 
 

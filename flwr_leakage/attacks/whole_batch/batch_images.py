@@ -14,7 +14,7 @@ from flwr_leakage.attacks.exact.batch_proof import BatchInputs
 from flwr_leakage.attacks.exact.batch_search import SearchSettings
 from flwr_leakage.attacks.inversion.annealing import RunEnd
 from flwr_leakage.attacks.inversion.gauss_newton import GaussNewton
-from flwr_leakage.attacks.inversion.kinks import calls_kinks
+from flwr_leakage.attacks.inversion.jacobian import calls_kinks
 from flwr_leakage.attacks.inversion.likelihood import estimate_noise
 from flwr_leakage.attacks.labels.assumed import answer
 from flwr_leakage.attacks.one_by_one import OneByOne
