@@ -199,6 +199,8 @@ class InputSpec:
         if not is_count(count := self.num_classes):
             raise ValueError(f"num_classes must be a positive integer, got {brief(count)}.")
         channels = self.shape[0]
+        if channels > 2**20:  # a client may tell any number, and every channel has a mean
+            raise ValueError(f"shape must have at most {2**20:,} channels, got {brief(size)}.")
         for name, kind in (("mean", "finite numbers"), ("std", "positive")):
             values = getattr(self, name)
             if not isinstance(values, Sequence) or not all(map(is_finite, values)):

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from flwr_leakage.audit import ClientNote
@@ -85,6 +85,8 @@ def test_a_schedule_is_one_or_a_value_error(unchecked, name, value):
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(["shape", "num_classes", "mean", "std"]), ANYTHING)
+@example("shape", [2**63, 1, 1])
+@example("shape", [2**33, 1, 1])
 def test_a_spec_is_one_or_a_value_error(unchecked, name, value):
     given = {"shape": (2, 4, 4), "num_classes": 3, "mean": (0.5,), "std": (0.5,), name: value}
     try:
