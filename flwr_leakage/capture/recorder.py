@@ -50,7 +50,7 @@ class Limits:
     """Limits of what is kept of a training; the rest is counted.
 
     Attributes:
-        max_samples: samples of the steps that are kept, ≥ 1.
+        max_samples: samples that are kept, ≥ 1; the step that reaches them is kept whole.
         max_bytes: of the tensors that those steps refer to, ≥ 1.
     """
 

@@ -142,9 +142,9 @@ def _in_short(
         if nothing_seen.level == "partly":
             lines.insert(0, "Decide whether the server may know what was found.")
         return tuple(map(Line, (*lines[: MAX_LINES - 1], decide)))
-    stop = "Decide whether such parts may be seen."
+    stop, condition = "Decide whether such parts may be seen; if not:", "Then go on"
     if with_grade(found, LEAKED):
-        stop = "Stop, or leave out who is seen."
+        stop, condition = "Stop, or leave out who is seen.", "Go on"
         if {client for _, client in fate.spared} - {client for _, client in fate.attacked}:
             stop = "Stop. To leave out who is seen is not enough: other clients were not attacked."
     told = "; ".join(f"here {each.name} {_result(each)}" for each in asked[:MAX_DEFENSES])
@@ -159,15 +159,15 @@ def _in_short(
     )
     is_cut_off = ended(index, found) or any(_is_cut_off(each, at_risk) for each in asked)
     go_on = (
-        f"Go on only if the new run sees no {index.sample.one}, not even in part, identifies none "
-        f"beyond chance, attacks all small clients, and time cuts off no attack."
+        f"{condition} only if the new run sees no {index.sample.one}, not even in part, identifies "
+        f"none beyond chance, attacks all small clients, and time cuts off no attack."
     )
     right, guessed = sum(values(index.series("metric", "label_accuracy"))), commonest_class(found)
     labels = ""
     if labels_inferred(index, metadata) and guessed and right > guessed[0]:
         labels = (
-            f"Decide about labels too: {right:.0f} of {guessed[1]} were inferred, and "
-            f"{guessed[0]} by a guess."
+            f"Decide whether labels may be known: {right:.0f} of {guessed[1]} were inferred; "
+            f"a guess has {guessed[0]}."
         )
     return (
         *map(Line, (*lines, stop, *[labels] * bool(labels))),
@@ -408,8 +408,9 @@ def _more_images(index: Index, found: Sequence[Attempt], at_risk: set[int], fate
         return f"{text}: of clients with {span} nothing was seen here{but}."
     attacked = {client for _, client in fate.attacked} | graded
     larger = {c for c in sizes if c not in attacked and sizes[c] > max(whose)}
-    why = f", as {_briefly(larger)} had more, but no attack" if larger else ""
-    return f"{text}: how many would do was not measured here{why}."
+    why = f", as {_briefly(larger)}, with more, were not attacked" if larger else ""
+    tried = " (what-ifs: see Clients of many images)" if index.names("probe") else ""
+    return f"{text}: how many are enough was not measured here{why}{tried}."
 
 
 def _span(sizes: Sequence[int], noun: Sample) -> str:

@@ -381,8 +381,8 @@ def unexplained_told(
     return (
         f"On {len(places)} of {count(len(fate.attacked), 'attacked update')} no {index.sample.one} "
         f"is seen, not even in part, and the attack’s answer does not explain the update "
-        f"({where(places)}): up to {max(places.values()):.4g} of its "
-        f"squared size is left over, where no answer at all leaves 1. {why}. That "
+        f"({where(places)}): the update that this answer would cause misses up to "
+        f"{max(places.values()):.2%} of its squared size, and no answer at all 100 %. {why}. That "
         f"nothing is seen there is no sign of safety.",
     )
 

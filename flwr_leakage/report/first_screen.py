@@ -156,7 +156,7 @@ def _result(exhibit: Exhibit, remedy: Remedy) -> str:
     for attempt in remedy.under:
         if attempt.key == exhibit.key:
             cut = ", cut off by time" if remedy.ended.get(exhibit.key[:2]) else ""
-            return f"{attempt.grade or 'no grade'}, {decibel(attempt.psnr)} dB{cut}"
+            return f"in a trial: {attempt.grade or 'no grade'}, {decibel(attempt.psnr)} dB{cut}"
     return "no result"
 
 

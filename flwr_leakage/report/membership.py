@@ -13,7 +13,7 @@ in a hundred finds one."""
 SMALLEST = 1e-6
 """p-values below this are not told apart: some hundreds of null records support no more."""
 
-UNTESTED = "Whether a given record was used: no candidates were given to the server (candidates=…)."
+UNTESTED = "Whether a given record was used: the server was given none to look for (candidates=…)."
 
 
 @dataclass(frozen=True)

@@ -189,8 +189,8 @@ def more_time(index: Index, metadata: Mapping[str, Any]) -> tuple[str, tuple[str
         cost = f"Such a run attacks for up to {duration(each * attacks)}{here}."
         return f"Give the attack more time: {app}. {cost}", ()
     if isinstance(own, int | float) and isinstance(given, int | float) and given < own:
-        told = f"the attack’s own limit of {own:g} CPU seconds for an update holds then{here}"
-        return f"Give the attack more time: {told}.", ("server.attack_max_seconds=null",)
+        told = f"up to its own limit of {own:g} CPU seconds for each update{here}"
+        return f"Give the attack more time, {told}.", ("server.attack_max_seconds=null",)
     changes = ("server.attack_max_seconds=null", *["attack.max_seconds=null"] * (own is not None))
     return f"Give the attack as much time as it takes, which may be hours an update{here}.", changes
 
@@ -337,7 +337,7 @@ _SETTINGS = (
     _Setting("clients are attacked in a round", ("selection.max_clients=null",),
              "selection=Selection()", "every client of a round is attacked then"),
     _Setting("max_seconds=", ("server.attack_max_seconds=null",), "max_seconds=None",
-             "only the attack’s own limit of time holds then, which may be hours an update"),
+             "the attack then has its own limit of time, which may be hours for each update"),
     _Setting("CPU seconds were spent on others", (), "max_round_seconds=None",
              "every client of a round is attacked then, however long that holds up the training"),
     _Setting("the optimizer is", (), "schedule=LocalSchedule(…)",

@@ -25,7 +25,7 @@ def test_candidates_are_tested_whether_or_not_a_client_is_attacked(tmp_path, mos
     assert rows == {(client, sample) for client in (0, 1) for sample in range(4)}
     page = (tmp_path / "run" / "report.html").read_text()
     assert "Was this record used?" in page and "The server tested 4 records in 2 updates" in page
-    assert "no candidates were given" not in page
+    assert "the server was given none to look for" not in page
 
 
 def test_candidates_of_another_shape_are_told_and_nothing_ends(tmp_path):
@@ -34,7 +34,7 @@ def test_candidates_of_another_shape_are_told_and_nothing_ends(tmp_path):
     _, data, _ = run(tmp_path / "run", audited(client_app()), candidates=candidates)
     said = [event.message for event in data.events]
     assert any("the candidates have shape (1, 5, 5), and its inputs (1, 6, 6)" in m for m in said)
-    assert "no candidates were given" in (tmp_path / "run" / "report.html").read_text()
+    assert "the server was given none to look for" in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_a_loss_of_several_labels_ends_the_exactness(tmp_path):

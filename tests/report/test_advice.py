@@ -103,8 +103,8 @@ def test_engineers_are_told_what_was_measured_and_when_to_go_on():
     asked = steps["In short"]
     assert "A defense on each update, such as noise; here pruning left leaks." in asked
     assert (
-        "(those seen had 1 image): how many would do was not measured here, as client 4 had more, "
-        "but no attack." in asked
+        "(those seen had 1 image): how many are enough was not measured here, as client 4, with "
+        "more, were not attacked." in asked
     )
     assert "so that the server sees sums only: not measured here." in asked
     assert "Its time limit ends no attack." in steps["Go on only if"]

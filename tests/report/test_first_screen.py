@@ -144,7 +144,7 @@ def test_whoever_was_not_attacked_and_whose_labels_leak_are_not_forgotten():
     index = Index([*graded(60.0), *labels, other])
     lines = [line.text for line in advise(index, {"threat": "labels inferred"}, []).lines]
     assert lines[0].startswith("Stop. To leave out who is seen is not enough")
-    assert lines[1] == "Decide about labels too: 2 of 2 were inferred, and 1 by a guess."
+    assert lines[1] == "Decide whether labels may be known: 2 of 2 were inferred; a guess has 1."
     assert len(lines) <= 5
 
 

@@ -175,7 +175,7 @@ def test_attacks_that_were_all_cut_off_cannot_say(tmp_path):
     command = "flwr-leakage run server.attack_max_seconds=4 num_rounds=2"
     _, answer, steps, _ = told(data, config=config, command=command, attack="strongest")
     assert "the time limit of 4 CPU seconds ended the attack" in answer
-    assert "the attack’s own limit of 120 CPU seconds for an update holds then" in steps["Do"].text
+    assert "up to its own limit of 120 CPU seconds for each update" in steps["Do"].text
     assert steps["Do"].commands == ("flwr-leakage run num_rounds=2 server.attack_max_seconds=null",)
     config["server"] = {"attack_max_seconds": None}
     _, _, steps, _ = told(data, config=config, command=command, attack="strongest")
@@ -318,8 +318,8 @@ def test_an_answer_far_from_the_update_does_not_explain_it(tmp_path):
     )
     assert verdict.head[0].startswith(
         "On 2 of 2 attacked updates no image is seen, not even in part, and the attack’s answer "
-        "does not explain the update (clients 0 and 1 in round 1): up to 0.9995 of its squared "
-        "size is left over, where"
+        "does not explain the update (clients 0 and 1 in round 1): the update that this "
+        "answer would cause misses up to 99.95% of its squared size, and no answer at all 100 %"
     )
     assert "optimizer" in steps["Do"].text
     assert told(audited(tmp_path / "near", "found", distance=0.5))[0].level == "quiet"
