@@ -225,6 +225,8 @@ FEATURE_RECURSION = [
          first=7, **GRAINY),
     Case("max pooling twice", network=n.max_pooled, first=8, size=14, **GRAINY,
          overrides=("synthetic=50", "smoothed_iterations=20", "rounds=1", "iterations=50")),
+    Case("maxima of overlapping windows", network=partial(n.resnet, 24, 48, 96, pool=(3, 2, 1)),
+         first=9, size=14, **GRAINY),
     Case("noise of 0.1 %", network=partial(n.resnet, 24, 48, 96), wire=(noised(1e-3),), **GRAINY),
     Case("half is pruned", network=partial(n.resnet, 24, 48, 96), wire=(pruned(0.5),), **GRAINY),
     Case("scrambled", network=partial(n.resnet, 24, 48, 96), wire=(scrambled,), **GRAINY),

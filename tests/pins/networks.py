@@ -172,10 +172,18 @@ class Block(nn.Module):
         return F.relu(self.norm2(self.two(out)) + self.short(x))
 
 
-def resnet(*widths: int, channels=1, stem=None) -> nn.Module:
-    """A small ResNet of basic blocks, each after the first of stride 2, in eval mode."""
+def resnet(*widths: int, channels=1, stem=None, pool=None) -> nn.Module:
+    """A small ResNet of basic blocks, each after the first of stride 2, in eval mode.
+
+    Args:
+        widths: of the blocks.
+        channels: of the image.
+        stem: width of the first convolution; the first block's by default.
+        pool: arguments of max pooling behind the stem; none by default.
+    """
     first = stem or widths[0]
     layers = [nn.Conv2d(channels, first, 3, 1, 1, bias=False), nn.BatchNorm2d(first), nn.ReLU()]
+    layers += [nn.MaxPool2d(*pool)] if pool else []
     inputs = first
     for index, width in enumerate(widths):
         layers.append(Block(inputs, width, 1 if index == 0 else 2))

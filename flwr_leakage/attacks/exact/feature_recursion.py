@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.budget import Budget, stop_mark
+from flwr_leakage.attacks.distance import gradient_distance
 from flwr_leakage.attacks.exact.feature_fit import Fit, fit_features, read_input, settle_signs
 from flwr_leakage.attacks.exact.known import single
 from flwr_leakage.attacks.exact.pooled_stem import fit_stem
@@ -141,11 +142,15 @@ class FeatureRecursion(ExactAttack):
             chosen = known.first(1)
             # Far from a solution, rounding does no harm, and single precision is twice as fast.
             narrow = problem.to(torch.float32)
-            if chosen.table is not None:
-                fit = fit_stem(narrow, chosen, budget) or fit_smoothly(narrow, chosen, budget)
+            stem = None if chosen.table is None else fit_stem(narrow, chosen, budget)
+            if stem is not None:
+                fit = self._nearer(problem, chosen, stem, targets, budget)
             else:
-                fit = self._search(narrow, single(chosen), generator, budget)
-            fit = self._finish(problem, chosen, fit, budget)
+                if chosen.table is not None:
+                    fit = fit_smoothly(narrow, chosen, budget)
+                else:
+                    fit = self._search(narrow, single(chosen), generator, budget)
+                fit = self._finish(problem, chosen, fit, budget)
         elif problem.gradient_map.held:
             chosen = known.first(self.fitted)
             fit = fit_smoothly(problem.to(torch.float32), chosen, budget)
@@ -201,6 +206,22 @@ class FeatureRecursion(ExactAttack):
         last = LBFGS(self.iterations, relative_tolerance=1e-3, tolerance=1e-16)
         fit = replace(fit, inputs=fit.inputs.double())
         return fit_features(problem, chosen, fit, 0.0, last, budget)
+
+    def _nearer(
+        self, problem: Problem, chosen: Features, fit: Fit, targets: Tensor, budget: Budget
+    ) -> Fit:
+        """Return a fit, or the fit to the features from there if its gradient is nearer.
+
+        Pooled features alone leave directions of an input open, in which the second fit may move.
+        """
+        fit = replace(fit, inputs=fit.inputs.double())
+        distance = gradient_distance(problem, Batch(fit.inputs, targets))
+        if distance <= self.met or budget.is_spent:
+            return fit
+        end = self._finish(problem, chosen, fit, budget)
+        if gradient_distance(problem, Batch(end.inputs, targets)) < distance:
+            return end
+        return replace(fit, iterations=end.iterations, evaluations=end.evaluations)
 
     def _search(
         self, problem: Problem, known: Features, generator: torch.Generator, budget: Budget
