@@ -350,7 +350,7 @@ def print_canaries(sources: Sources, seeds: range) -> None:
         stated = dp_epsilon(multiplier, 1.0, 1, 1e-5, "add-or-remove")
         for seed in seeds:
             defense = DPSGD(1.0, multiplier, None) if multiplier else None
-            case = Case(count=CANARIES, null=400, defense=defense)
+            case = Case(count=CANARIES, null=400, defense=defense, clients=1)
             network, spec = make(case, images, seed)
             canaries, _, null = split(images, case, spec, seed)
             inside = torch.rand(CANARIES, generator=lab.generator(seed)) < 0.5
