@@ -184,7 +184,8 @@ def measure(case: Case, sources: Sources, seeds: range, alone: bool) -> list[obj
     return [
         case.network, str(case), told, case.count * count,
         *(each or "–" for each in test.measured()), flags, test.called(),
-        *(pool.brief() for pool in pools.values()), "–" if alone else _below(test, pools), f"{seconds / count:.2f}",
+        *(pool.brief() for pool in pools.values()), "–" if alone else _below(test, pools),
+        f"{seconds / count:.2f}",
     ]  # fmt: skip
 
 
