@@ -29,7 +29,7 @@ from flwr_leakage.audit.record import Recorder
 from flwr_leakage.audit.selection import Selection
 from flwr_leakage.audit.targets import History, Inputs, Target, find_targets
 from flwr_leakage.audit.truth import ImageNumbers, Truth, TruthSource
-from flwr_leakage.audit.turns import Once, in_turns, seconds_each
+from flwr_leakage.audit.turns import Once, in_turns, least, seconds_each
 from flwr_leakage.audit.what_if import WhatIfSource
 from flwr_leakage.capture.glance import some
 from flwr_leakage.gradient_map import GradientMap
@@ -72,6 +72,8 @@ class ServerAudit:
         num_rounds: for the progress only.
         max_seconds: CPU seconds that the attack may take for each target; ``None`` for no limit
             but the attack's own.
+        what_if_max_seconds: the same for each target under a what-if, if that is less; ``None`` for
+            ``max_seconds``.
         max_round_seconds: CPU seconds that attacks may take in a round, for all targets together.
             Where they are spent, the other targets are recorded as not attacked; which ones is
             drawn anew in each round.
@@ -104,6 +106,7 @@ class ServerAudit:
     progress: Progress = field(default_factory=SilentProgress)
     num_rounds: int | None = None
     max_seconds: float | None = None
+    what_if_max_seconds: float | None = None
     max_round_seconds: float | None = None
     max_bytes: int | None = None
     keep: KeptObservations | None = None
@@ -112,7 +115,7 @@ class ServerAudit:
 
     def __post_init__(self) -> None:
         check_grantable(self.threat, self.truth)
-        for name in ("max_seconds", "max_round_seconds", "max_bytes"):
+        for name in ("max_seconds", "what_if_max_seconds", "max_round_seconds", "max_bytes"):
             limit = getattr(self, name)
             if limit is not None and not limit > 0:
                 raise ValueError(f"{name} must be positive or None, got {limit}.")
@@ -273,8 +276,9 @@ class ServerAudit:
             case = self._of_client(server_round, client, self._prepare, target, assumed, unknown)
             cases += [(assumed, case)] if case else []
         budget = Budget.of(self.max_round_seconds)
-        attacks = 1 + len(self.what_ifs)
-        seconds = None if self.max_seconds is None else attacks * self.max_seconds
+        seconds = self.max_seconds
+        if seconds is not None:
+            seconds += len(self.what_ifs) * min(seconds, self.what_if_max_seconds or seconds)
         left = {id(case): case for _, case in cases}
         for part in in_turns(cases, budget, seconds, f"{self.seed}-{server_round}"):
             for assumed in dict.fromkeys(assumed for assumed, _ in part):
@@ -659,13 +663,14 @@ class ServerAudit:
         name = " · ".join(filter(None, (self._round_name(server_round), what)))
         self.progress.status(f"{name} · attack on {count(len(cases), 'update')}")
         seen = [case.observation for case in cases]
+        limit = least(self.max_seconds, self.what_if_max_seconds if what else None)
         job = AttackJob(
             self.gradient_map,
             self.spec,
             seen,
             self.threat,
             self.seed,
-            max_seconds=seconds_each(self.max_seconds, budget, len(cases)),
+            max_seconds=seconds_each(limit, budget, len(cases)),
         )
         made = attempt(attack, job, attack_reporter(self.progress, name))
         if made.error:

@@ -40,6 +40,16 @@ def in_turns(
         yield part
 
 
+def least(*limits: float | None) -> float | None:
+    """Return the smallest of several limits, of which ``None`` is none.
+
+    Example:
+        >>> least(60.0, None, 4.0), least(None)
+        (4.0, None)
+    """
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
 def seconds_each(seconds: float | None, budget: Budget, count: int) -> float | None:
     """Return CPU seconds for each of several targets: their own limit and what a budget leaves.
 

@@ -27,6 +27,7 @@ from flwr_leakage.report.attempts import (
     seen_of,
     tally,
     time_limit,
+    what_if_time_limit,
     worst_by_image,
 )
 from flwr_leakage.report.commands import rerun
@@ -299,7 +300,8 @@ def _what_helps(
     do, changes = more_time(index, metadata)
     names = " and ".join(remedy.name for remedy in cut_off)
     ended = (
-        f"the {limit_told(time_limit(metadata))} ended the attack on every update under {names}, "
+        f"the {limit_told(what_if_time_limit(metadata))} ended the attack on every update under "
+        f"{names}, "
         f"and with more time more may show. {do}"
     )
     text = f"Not established: {ended} {despite}{effects}"

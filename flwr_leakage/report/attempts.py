@@ -265,7 +265,21 @@ def time_limit(metadata: Mapping[str, Any]) -> float | None:
     server, attack = section(metadata, "config", "server"), section(metadata, "config", "attack")
     if server.get("attack_later"):
         return None
-    limits = (server.get("attack_max_seconds"), attack.get("max_seconds"))
+    return _least(server.get("attack_max_seconds"), attack.get("max_seconds"))
+
+
+def what_if_time_limit(metadata: Mapping[str, Any]) -> float | None:
+    """Return the attack's CPU seconds for an update under a defense; ``None`` if not known or none.
+
+    It is the smaller one of :func:`time_limit` and the run's ``server.what_if_max_seconds``.
+    """
+    server = section(metadata, "config", "server")
+    if server.get("attack_later"):
+        return None
+    return _least(time_limit(metadata), server.get("what_if_max_seconds"))
+
+
+def _least(*limits: Any) -> float | None:
     known = [x for x in limits if isinstance(x, int | float) and not isinstance(x, bool)]
     return min(known, default=None)
 

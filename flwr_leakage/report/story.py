@@ -8,6 +8,7 @@ from flwr_leakage.report.attempts import (
     Fates,
     does,
     time_limit,
+    what_if_time_limit,
 )
 from flwr_leakage.report.grades import EXACT_DB
 from flwr_leakage.report.index import (
@@ -248,7 +249,10 @@ def _attack_settings(metadata: Mapping[str, Any]) -> str:
             f" (of server.attack_max_seconds={given:g} and attack.max_seconds={own:g} the smaller "
             f"one holds)"
         )
-    return ", ".join(filter(None, (settings, time)))
+    under, asked = what_if_time_limit(metadata), ""
+    if under is not None and under != limit and section(metadata, "config", "what_if"):
+        asked = f"at most {under:g} CPU seconds for an update under a what_if"
+    return ", ".join(filter(None, (settings, time, asked)))
 
 
 def describe(node: Any) -> tuple[str, str]:

@@ -177,7 +177,9 @@ MORE = 10
 def more_time(index: Index, metadata: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
     """Return how an attack gets more time than it had and what that costs, and it as settings."""
     own = section(metadata, "config", "attack").get("max_seconds")
-    given = section(metadata, "config", "server").get("attack_max_seconds")
+    server = section(metadata, "config", "server")
+    given = server.get("attack_max_seconds")
+    asked = ("server.what_if_max_seconds=null",) * (server.get("what_if_max_seconds") is not None)
     spent, attacks = _spent(index, metadata)
     here = f" (here {count(attacks, 'attack')} took {duration(spent)})" if spent else ""
     if not is_simulation(metadata):
@@ -190,8 +192,9 @@ def more_time(index: Index, metadata: Mapping[str, Any]) -> tuple[str, tuple[str
         return f"Give the attack more time: {app}. {cost}", ()
     if isinstance(own, int | float) and isinstance(given, int | float) and given < own:
         told = f"up to its own limit of {own:g} CPU seconds for each update{here}"
-        return f"Give the attack more time, {told}.", ("server.attack_max_seconds=null",)
-    changes = ("server.attack_max_seconds=null", *["attack.max_seconds=null"] * (own is not None))
+        return f"Give the attack more time, {told}.", ("server.attack_max_seconds=null", *asked)
+    own_limit = ("attack.max_seconds=null",) * (own is not None)
+    changes = ("server.attack_max_seconds=null", *asked, *own_limit)
     return f"Give the attack as much time as it takes, which may be hours an update{here}.", changes
 
 

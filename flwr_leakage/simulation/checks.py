@@ -44,9 +44,10 @@ def check_settings(settings: Settings) -> None:
             raise ConfigError(f"{key} must be at least 1, got {value}.")
     if not 0 <= settings.seed < 2**63:
         raise ConfigError(f"seed must lie in [0, 2^63), got {settings.seed}.")
-    limit = settings.server.attack_max_seconds
-    if limit is not None and not 0 < limit < math.inf:
-        raise ConfigError(f"server.attack_max_seconds must be positive or null, got {limit}.")
+    for key in ("server.attack_max_seconds", "server.what_if_max_seconds"):
+        limit = attrgetter(key)(settings)
+        if limit is not None and not 0 < limit < math.inf:
+            raise ConfigError(f"{key} must be positive or null, got {limit}.")
     known = [measure.name for measure in MEASURES]
     named = settings.objective
     for name in [named] if isinstance(named, str) else named or []:

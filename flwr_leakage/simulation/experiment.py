@@ -168,6 +168,7 @@ class Experiment:
             progress=progress,
             num_rounds=self.settings.num_rounds,
             max_seconds=self.settings.server.attack_max_seconds,
+            what_if_max_seconds=self.settings.server.what_if_max_seconds,
             keep=self._keep(),
             candidates=self.candidates(),
             large_clients=self.large_clients,

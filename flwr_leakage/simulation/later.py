@@ -20,6 +20,7 @@ FORMER = ("device", "lab", "paper", "size", "sizes")
 
 NEWER = {
     "attack_cpus": 1.0, "attack_gpus": 0.0, "attack_retries": 3, "kept_policy": "oldest",
+    "what_if_max_seconds": None,
 }  # fmt: skip
 """Keys of ``server`` that the configs of earlier runs lack."""
 

@@ -80,6 +80,8 @@ class ServerSettings:
         attack_folder: where finished chunks are kept, or ``None``.
         attack_max_seconds: CPU seconds that an attack may take for a target, > 0; ``None`` for no
             limit but the attack's own.
+        what_if_max_seconds: CPU seconds for a target under a what-if, > 0, if that is less;
+            ``None`` for the same as without.
         attack_later: whether updates are kept in ``run_dir/kept`` in place of being attacked
             within the round; ``flwr-leakage attack-kept`` attacks them.
         kept_bytes: most that kept updates take, ≥ 1.
@@ -100,6 +102,7 @@ class ServerSettings:
     attack_chunk: int
     attack_folder: str | None
     attack_max_seconds: float | None
+    what_if_max_seconds: float | None
     attack_later: bool
     kept_bytes: int
     kept_policy: KeptPolicy

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from flwr_leakage.attacks.parallel import Parallel
+from flwr_leakage.audit.turns import least
 from flwr_leakage.scores.score_round import SETUP_PRICE
 from flwr_leakage.simulation.experiment import Experiment
 
@@ -32,7 +33,8 @@ class Work:
         updates: that are attacked.
         targets: these, and each again under every what-if.
         self_attacks: of clients on their own updates, at most.
-        target_seconds: CPU seconds that an attack may take for a target; ``None``: no limit.
+        target_seconds: CPU seconds that an attack may take for a target as it was sent; ``None``:
+            no limit.
         attack_seconds: of all targets and self-attacks at most; ``None`` where there is no limit.
         tested: test images of all rounds.
         disk: bytes of the run folder.
@@ -74,10 +76,12 @@ def count_work(experiment: Experiment, products: int) -> Work:
     again = sum(n * each.num_steps for n, each in zip(replays, schedules, strict=True))
     ranked, scored, score_share = _scores(experiment, products, share)
     updates, images = _attacked(experiment)
-    times = 1 + len(experiment.what_ifs)
+    asked = len(experiment.what_ifs)
+    times = 1 + asked
     limit = _limit(experiment)
+    what_if_limit = least(limit, settings.server.what_if_max_seconds)
     self_attacks, self_limit = _self_attacks(experiment, share)
-    limits = [(updates * times, limit), (self_attacks, self_limit)]
+    limits = [(updates, limit), (updates * asked, what_if_limit), (self_attacks, self_limit)]
     attacks = 0.0
     for count, each in limits:
         if count:
@@ -203,8 +207,8 @@ def _limit(experiment: Experiment) -> float | None:
     """Return the CPU seconds for one target: the smaller of the server's and its own limit."""
     attack = experiment.attack
     inner = attack.attack if isinstance(attack, Parallel) else attack
-    limits = (experiment.settings.server.attack_max_seconds, getattr(inner, "max_seconds", None))
-    return min((each for each in limits if each is not None), default=None)
+    own = getattr(inner, "max_seconds", None)
+    return least(experiment.settings.server.attack_max_seconds, own)
 
 
 def _self_attacks(experiment: Experiment, share: float) -> tuple[int, float | None]:
@@ -215,6 +219,5 @@ def _self_attacks(experiment: Experiment, share: float) -> tuple[int, float | No
     rounds = sum(own.includes(each) for each in range(1, experiment.settings.num_rounds + 1))
     sizes = [s for s in experiment.sizes if s <= (own.max_samples or s)]
     tries = 1 + (len(experiment.gate.stronger) if experiment.gate else 0)
-    limits = (own.max_seconds, getattr(own.attack, "max_seconds", None))
-    limit = min((each for each in limits if each is not None), default=None)
+    limit = least(own.max_seconds, getattr(own.attack, "max_seconds", None))
     return round(len(sizes) * rounds * tries * share), limit

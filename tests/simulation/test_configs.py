@@ -164,6 +164,7 @@ def test_what_is_right_passes(arguments):
         ("client.same_samples=3", "client.same_samples must be true or false, got 3"),
         ("server.num_threads=0", "server.num_threads must be at least 1, got 0"),
         ("server.attack_max_seconds=0", "server.attack_max_seconds must be positive or null"),
+        ("server.what_if_max_seconds=0", "server.what_if_max_seconds must be positive or null"),
         ("server.attack_workers=two", "server.attack_workers: it must be a number or ray"),
         ("server.attack_workers=0", "server.attack_workers must be at least 1, got 0"),
         ("server.wait_seconds=-1", "server.wait_seconds must be finite and ≥ 0, got -1"),

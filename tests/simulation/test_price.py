@@ -34,6 +34,10 @@ def test_work_is_counted(tiny):
     assert min(price.training, price.scores, price.tests, price.disk) > 0
     shown = {row[0]: row[1:] for row in rows([work], price)}
     assert shown["attacks"] == ("4 updates, 8 with their what-ifs", "≤ 20 s")
+    [(limited, _)] = price_runs(
+        [*tiny, *steps, *ATTACKED, "selection.max_examples=4", "server.what_if_max_seconds=0.5"]
+    )
+    assert limited.attack_seconds == 4 * 2.5 + 4 * 0.5
 
 
 def test_replays_are_counted_where_an_update_may_be_attacked(tiny):

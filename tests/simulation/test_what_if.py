@@ -51,6 +51,15 @@ def test_a_what_if_is_measured_in_the_same_rounds_under_its_own_name(unequal):
     assert roles == {"original", "reconstruction", "what_if_p", "blind_guess"}
 
 
+def test_a_what_if_has_a_time_limit_of_its_own(tiny_data, unequal):
+    limit = "server.what_if_max_seconds=1e-6"
+    limited = run(tiny_config(tiny_data, *UNEQUAL, *PRUNED, limit, name="limited"))
+    stopped = values(limited, "p/stopped_by_budget")
+    assert stopped == dict.fromkeys(values(unequal, "p/stopped_by_budget"), 1.0)
+    assert values(limited, "psnr") == values(unequal, "psnr")
+    assert not values(limited, "stopped_by_budget")
+
+
 def test_a_what_if_has_no_influence_on_training_or_on_the_attack(tiny_data, unequal):
     without = run(tiny_config(tiny_data, *UNEQUAL, name="without"))
     asked = [r for r in unequal.records if r.kind != "what_if"]
