@@ -26,17 +26,22 @@ MAX_REASON = 150
 
 
 class LogProgress(SilentProgress):
-    """Writes now and then how far an attack is, so that a long one is seen to go on."""
+    """Writes now and then how far an attack is, so that a long one is seen to go on.
 
-    def __init__(self) -> None:
+    Args:
+        limit: CPU seconds that an attack may take for each target; ``None`` for no limit.
+    """
+
+    def __init__(self, limit: float | None = None) -> None:
         self._last = time.monotonic()
+        self._limit = "" if limit is None else f" · at most {limit:g} CPU s each"
 
     def status(self, text: str) -> None:
         """Write the status if the last one was written ``SECONDS`` ago."""
         now = time.monotonic()
         if now - self._last >= SECONDS:
             self._last = now
-            _LOG.info("flwr-leakage: %s", text)
+            _LOG.info("flwr-leakage: %s%s", text, self._limit)
 
 
 class RecentRecords(JsonlTracker):

@@ -133,7 +133,7 @@ def told_audit(
         settings.setdefault("evaluator", Evaluator())
     mode = gradient_map.batch_norm if gradient_map is model else None
     if attack is not None:
-        settings.setdefault("progress", LogProgress())
+        settings.setdefault("progress", LogProgress(settings.get("max_seconds")))
     return ToldAudit(
         gradient_map,
         spec or UNTOLD_SPEC,
