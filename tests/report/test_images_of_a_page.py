@@ -82,7 +82,7 @@ def test_the_worst_leak_stands_beside_what_the_best_defense_makes_of_it(tmp_path
     _, page = report(tmp_path)
     told = (
         "private original round 1, client 0, place 0 of the batch what the server made of it "
-        "an exact copy under strong one nothing, 11.0 dB"
+        "an exact copy under strong one in a trial: nothing, 11.0 dB"
     )
     assert told in page.visible
     assert [image["alt"].split(",")[0] for image in page.all("img")][:3] == [

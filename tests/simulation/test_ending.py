@@ -23,6 +23,15 @@ from flwr_leakage.simulation.watch import closed_afterwards
 from flwr_leakage.tracking import JsonlTracker, read_run
 
 
+@pytest.fixture
+def _default_sigterm():
+    """Ray, once started in this process, leaves a handler of SIGTERM behind."""
+    left = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGTERM, left)
+
+
+@pytest.mark.usefixtures("_default_sigterm")
 def test_a_sigterm_leaves_a_closed_run_with_a_report_that_says_so(tiny_data):
     config = tiny_config(tiny_data)
     honest, app = make_client_app(lambda _: build(config)), ClientApp()

@@ -12,7 +12,7 @@ from simulations.benchmarks.membership_setup import Case, Sources
 
 def test_a_row_of_the_table():
     case = Case("mlp", 4)
-    cells = membership.measure(case, Sources(Path("none")), range(2))
+    cells = membership.measure(case, Sources(Path("none")), range(2), alone=False)
     network, update, evidence, members, auc, _, found, flags, *_ = cells
     assert (network, update, evidence, members) == ("mlp", "4 samples", "exact 2", 8)
     assert auc.value == 1 and str(found) == "1.000 [0.631, 1.000]" and flags == "8 / 0"
