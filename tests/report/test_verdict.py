@@ -120,7 +120,10 @@ def test_identification_is_compared_with_chance():
     ("records", "words"),
     [
         ([], "no update was attacked. No attack was run, or none has ended yet."),
-        ([score(1, 0, 0, 1.0)], "no update was attacked. No attack was run, or none has ended yet."),
+        (
+            [score(1, 0, 0, 1.0)],
+            "no update was attacked. No attack was run, or none has ended yet.",
+        ),
         ([objective(1, 0, 0.5)], "nothing tells how near the reconstructions of the attacked"),
         ([metric(1, 0, 0, 0.5, "ssim")], "nothing tells how near"),
         ([metric(1, 0, 0, 20.0)], "no blind guess to compare with was recorded"),
@@ -258,7 +261,9 @@ def test_an_update_is_not_explained_where_nothing_is_seen_and_noise_may_be_why()
     )  # fmt: skip
     found, same = attempts(index), {(1, 0), (1, 1)}
     [told] = unexplained_told(index, fates(index), found, same, False)
-    assert told.startswith("On 1 of 2 attacked updates no image") and "misses up to 80.00% of" in told
+    assert (
+        told.startswith("On 1 of 2 attacked updates no image") and "misses up to 80.00% of" in told
+    )
     assert "(client 1 in round 1)" in told and "noise" not in told
     [told] = unexplained_told(index, fates(index), found, same, True)
     assert "as by noise, may be why, or the attack did not come so far" in told
