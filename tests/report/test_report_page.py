@@ -175,7 +175,7 @@ def test_a_run_without_scores(tmp_path):
 def test_a_run_without_any_number(tmp_path):
     JsonlTracker(tmp_path).close()
     _, page = report(tmp_path)
-    for words in ("No attack was run, or none has ended yet.", "No reconstruction", "No error or warning",
+    for words in ("No attack was run, or none has", "No reconstruction", "No error or warning",
                   "No cost was recorded", "No configuration was recorded"):  # fmt: skip
         assert words in page.text
 
