@@ -1,4 +1,4 @@
-"""What algebra says of records in one step whose samples are fewer than a layer holds apart."""
+"""The test of records by algebra: a step has fewer samples than a layer can hold apart."""
 
 from collections.abc import Sequence
 

@@ -212,7 +212,7 @@ KILLED: dict[str, tuple[str, str]] = {
     "the ServerApp": ("SuperLink/flwr-serverapp", ""),
     "the SuperLink": ("SuperLink", "SuperLink"),
 }
-"""What is killed, a part or an app that it started, and what is started again."""
+"""Each part, or app that a part started, that is killed, and the part that is started again."""
 
 
 def run_once(name: str, folder: Path, stack: contextlib.ExitStack) -> list[object]:

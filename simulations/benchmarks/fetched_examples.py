@@ -215,7 +215,7 @@ def _method(example: _Example) -> Method:
 
 
 def _data(example: _Example, where: Any) -> Any:
-    """What the app takes as the data of a partition."""
+    """Return the data that stand in for those of an app's partition."""
     return example.gives(_loader(example, int(where)))
 
 

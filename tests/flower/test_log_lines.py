@@ -1,4 +1,4 @@
-"""What an observed run tells its operator, by Flower's log and of the app's own evaluation."""
+"""An observed run writes to Flower's log, and records the accuracy of the app's own evaluation."""
 
 import logging
 
