@@ -60,6 +60,7 @@ class Case:
         steps: local steps, each on all samples.
         double: gradients in float64.
         pixels: inputs in [0, 1] instead of [−1, 1].
+        classes: K; where they are not the data's ten, labels are drawn at random.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Case:
     steps: int = 1
     double: bool = False
     pixels: bool = False
+    classes: int = 10
 
 
 def mlp(*widths: int) -> Callable[[InputSpec], nn.Module]:
@@ -270,6 +272,55 @@ def score(
     return len(set(nearest[right].tolist())), int(proven.sum()), int((proven & ~right).sum())
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """What the attack makes of one batch.
+
+    Attributes:
+        exact: samples found exactly.
+        proven: samples called proven.
+        wrong: samples called proven that are not exact.
+        seconds: of the CPU.
+        said: the attack's reason where it has no answer.
+    """
+
+    exact: int
+    proven: int
+    wrong: int
+    seconds: float
+    said: str | None
+
+
+def attack_draw(
+    case: Case, epochs: int, root: Path, seed: int, max_seconds: float | None = None
+) -> Drawn:
+    """Draw weights and a batch by a seed, and attack its update within some CPU seconds."""
+    shape = SHAPES[case.dataset]
+    half = (0.0, 1.0) if case.pixels else (0.5, 0.5)
+    spec = InputSpec(shape, case.classes, (half[0],) * shape[0], (half[1],) * shape[0])
+    pixels, labels = load(root, case.dataset, "test")
+    test = Batch(spec.normalize(pixels), labels)[UNSEEN:]
+    torch.manual_seed(seed)
+    network = case.network(spec)
+    if epochs:
+        pixels, labels = load(root, case.dataset, "train")
+        train(network, Batch(spec.normalize(pixels), labels)[:TRAINING], epochs)
+    stream = torch.Generator().manual_seed(seed)
+    batch = test[torch.randperm(len(test), generator=stream)[: case.batch_size]]
+    if case.classes != 10:
+        drawn = torch.randint(case.classes, (len(batch),), generator=stream)
+        batch = Batch(batch.inputs, drawn)
+    if case.double:
+        network, batch = network.double(), Batch(batch.inputs.double(), batch.targets)
+    gradient_map = GradientMap(network.eval())
+    observation = observe(gradient_map, batch, case)
+    job = AttackJob(gradient_map, spec, [observation], ThreatModel(), max_seconds=max_seconds)
+    began = time.process_time()
+    (found,) = ExactBatch()(job)
+    seconds = time.process_time() - began
+    return Drawn(*score(found, batch, gradient_map, spec), seconds, found.error)
+
+
 def main() -> None:
     """Read the command line, run, print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -287,32 +338,12 @@ def main() -> None:
     for case in CASES:
         if given.cases not in f"{case.name} {case.dataset} {case.batch_size}":
             continue
-        shape = SHAPES[case.dataset]
-        half = (0.0, 1.0) if case.pixels else (0.5, 0.5)
-        spec = InputSpec(shape, 10, (half[0],) * shape[0], (half[1],) * shape[0])
-        pixels, labels = load(given.root, case.dataset, "test")
-        test = Batch(spec.normalize(pixels), labels)[UNSEEN:]
-        seconds, exact, proven, wrong = [], [], [], []
+        drawn = []
         for draw, epochs in enumerate(case.epochs[-given.draws :]):
-            seed = given.first_seed + draw
-            torch.manual_seed(seed)
-            network = case.network(spec)
-            if epochs:
-                pixels, labels = load(given.root, case.dataset, "train")
-                train(network, Batch(spec.normalize(pixels), labels)[:TRAINING], epochs)
-            stream = torch.Generator().manual_seed(seed)
-            batch = test[torch.randperm(len(test), generator=stream)[: case.batch_size]]
-            if case.double:
-                network, batch = network.double(), Batch(batch.inputs.double(), batch.targets)
-            gradient_map = GradientMap(network.eval())
-            observation = observe(gradient_map, batch, case)
-            began = time.process_time()
-            (found,) = ExactBatch()(AttackJob(gradient_map, spec, [observation], ThreatModel()))
-            seconds.append(time.process_time() - began)
-            counts = score(found, batch, gradient_map, spec)
-            for column, count in zip((exact, proven, wrong), counts, strict=True):
-                column.append(count)
-            print(case.name, seed, counts, f"{seconds[-1]:.1f} s", found.error, file=sys.stderr)
+            drawn.append(attack_draw(case, epochs, given.root, given.first_seed + draw))
+            print(case.name, given.first_seed + draw, drawn[-1], file=sys.stderr)
+        exact = [each.exact for each in drawn]
+        seconds = [each.seconds for each in drawn]
         cells = (
             case.name,
             case.dataset,
@@ -320,8 +351,8 @@ def main() -> None:
             f"{case.learning_rate:g}" if case.learning_rate else "–",
             len(exact),
             f"{sum(exact)} of {case.batch_size * len(exact)} ({', '.join(map(str, exact))})",
-            sum(proven),
-            sum(wrong),
+            sum(each.proven for each in drawn),
+            sum(each.wrong for each in drawn),
             f"{statistics.fmean(seconds):.1f}",
             f"{max(seconds):.1f}",
         )

@@ -197,6 +197,68 @@ def _sent(gradient: Tensor, case: Case) -> Tensor:
     return gradient.bfloat16().float() if case.half else gradient
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """What the attack makes of one update.
+
+    Attributes:
+        exact: 1.0 for each text that is exact, else 0.
+        placed: of each text, the share of its tokens that stand in place.
+        named: of each text, the share of its distinct tokens that are named.
+        others: tokens named that do not occur.
+        certified: whether the answer is certified.
+        seconds: of the CPU.
+    """
+
+    exact: list[float]
+    placed: list[float]
+    named: list[float]
+    others: int
+    certified: bool
+    seconds: float
+
+
+def attack_draw(
+    case: Case, vocabulary: int, draw: Callable[[Case, torch.Generator], Tensor], seed: int,
+    max_seconds: float,
+) -> Drawn:  # fmt: skip
+    """Draw weights, texts and labels by a seed, and attack their update.
+
+    Args:
+        case: how the update comes about.
+        vocabulary: V, the tokens there are.
+        draw: returns the texts (B, T).
+        seed: of everything that is drawn.
+        max_seconds: CPU seconds that the attack has.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    torch.manual_seed(seed)
+    classes = vocabulary if case.causal else CLASSES
+    model = TextTransformer(
+        (case.length,), classes, vocabulary, PADDING, case.causal, case.tied,
+        width=case.width, dropout=case.dropout,
+    ).eval()  # fmt: skip
+    model.tokens.weight.requires_grad_(not case.frozen)
+    model.positions.weight.requires_grad_(not case.frozen)
+    ids = draw(case, generator)
+    labels = torch.randint(CLASSES, (case.texts,), generator=generator)
+    truth = Batch(ids, ids if case.causal else labels)
+    spec = InputSpec.text(vocabulary, case.length, None if case.causal else CLASSES, PADDING)
+    seen = observe(model, case, truth, spec, seed)
+    loss = NextToken(PADDING) if case.causal else F.cross_entropy
+    job = AttackJob(GradientMap(model, loss), spec, [seen], ThreatModel(), max_seconds=max_seconds)
+    with lab.Stopwatch() as watch:
+        (found,) = load_preset("text")(job)
+    told = {each.name: each for each in Evaluator().evaluate(found, truth, spec).measurements}
+    exact, placed, named = (
+        [value or 0.0 for value in told[name].values] if name in told else [0.0]
+        for name in ("exact_text", "token_accuracy", "named_tokens")
+    )
+    others = len(set(found.stats.get("tokens", ())) - set(ids.unique().tolist()))
+    certified = bool(found.stats.get("certified"))
+    return Drawn(exact, placed, named, others, certified, watch.seconds)
+
+
 def main() -> None:
     """Attack every case."""
     parser = lab.command(__doc__)
@@ -207,7 +269,6 @@ def main() -> None:
     parser.add_argument("--text", choices=("words", "zipf"), default="words")
     parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES))
     given = lab.start(parser)
-    attack, evaluator = load_preset("text"), Evaluator()
     words = word_ids(given.vocabulary)
     draw: Callable[[Case, torch.Generator], Tensor] = (
         (lambda case, g: draw_words(case, words, g))
@@ -220,45 +281,22 @@ def main() -> None:
     )
     print("| certified | wrong | CPU s | most |\n|" + " --- |" * 11)
     for case in (each for name in given.cases for each in CASES[name]):
-        exact, placed, named, seconds = [], [], [], []
-        others = 0
-        certified = wrong = 0
-        for seed in range(given.seed, given.seed + given.draws):
-            generator = torch.Generator().manual_seed(seed)
-            torch.manual_seed(seed)
-            classes = given.vocabulary if case.causal else CLASSES
-            model = TextTransformer(
-                (case.length,), classes, given.vocabulary, PADDING, case.causal, case.tied,
-                width=case.width, dropout=case.dropout,
-            ).eval()  # fmt: skip
-            model.tokens.weight.requires_grad_(not case.frozen)
-            model.positions.weight.requires_grad_(not case.frozen)
-            ids = draw(case, generator)
-            labels = torch.randint(CLASSES, (case.texts,), generator=generator)
-            truth = Batch(ids, ids if case.causal else labels)
-            spec = InputSpec.text(
-                given.vocabulary, case.length, None if case.causal else CLASSES, PADDING
-            )
-            seen = observe(model, case, truth, spec, seed)
-            loss = NextToken(PADDING) if case.causal else F.cross_entropy
-            job = AttackJob(
-                GradientMap(model, loss), spec, [seen], ThreatModel(), max_seconds=given.seconds
-            )
-            with lab.Stopwatch() as watch:
-                (found,) = attack(job)
-            seconds.append(watch.seconds)
-            told = {each.name: each for each in evaluator.evaluate(found, truth, spec).measurements}
-            right = [value or 0.0 for value in told["exact_text"].values]
-            exact += right
-            placed += [value or 0.0 for value in told["token_accuracy"].values]
-            named += list(told["named_tokens"].values) if "named_tokens" in told else [0.0]
-            others += len(set(found.stats.get("tokens", ())) - set(ids.unique().tolist()))
-            if found.stats.get("certified"):
-                certified, wrong = certified + 1, wrong + (min(right) < 1)
+        drawn = [
+            attack_draw(case, given.vocabulary, draw, seed, given.seconds)
+            for seed in range(given.seed, given.seed + given.draws)
+        ]
+        exact, placed, named = (
+            [value for each in drawn for value in values(each)]
+            for values in (lambda d: d.exact, lambda d: d.placed, lambda d: d.named)
+        )
+        certified = [each for each in drawn if each.certified]
+        wrong = sum(min(each.exact) < 1 for each in certified)
+        others = sum(each.others for each in drawn)
+        seconds = [each.seconds for each in drawn]
         shares = " | ".join(f"{100 * mean(values):.1f} %" for values in (placed, named))
         print(
             f"| {case} | {sum(exact):.0f} of {len(exact)} | {shares} | {others} "
-            f"| {certified} of {given.draws} | {wrong} | {mean(seconds):.1f} "
+            f"| {len(certified)} of {given.draws} | {wrong} | {mean(seconds):.1f} "
             f"| {max(seconds):.1f} |",
             flush=True,
         )
