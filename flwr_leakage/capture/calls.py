@@ -1,4 +1,4 @@
-"""The outermost calls of modules in one thread, by hooks that what they call does not feel."""
+"""Hooks on the outermost calls of modules in one thread, which leave the inner calls alone."""
 
 import threading
 from collections.abc import Callable
@@ -13,10 +13,10 @@ from torch.utils.hooks import RemovableHandle
 
 
 class Calls:
-    """Tells where an outermost call begins, and where it ends.
+    """Report where each outermost call of a module begins and ends.
 
-    A global hook is felt by every module of a model. So it waits for the next call only, and is
-    removed when that begins; a hook of the module that was called waits for the end.
+    A global hook slows every module of a model down. So the global hook waits for the next call
+    only, and is removed when that call begins. A hook of the called module waits for its end.
 
     Args:
         begins: (module), before the call.
@@ -63,7 +63,7 @@ class Calls:
         try:
             self._own.append(module.register_forward_pre_hook(self._call_itself))
             self._own.append(module.register_forward_hook(self._end, **how))
-        except Exception:  # a ScriptModule takes none
+        except Exception:  # a ScriptModule takes no such hook
             self._own.append(register_module_forward_hook(self._end, **how))
 
     def _call_itself(self, module: nn.Module, args: Any) -> None:
@@ -77,9 +77,12 @@ class Calls:
             self._deeper -= 1
             return
         self._called = None
-        kwargs, output = rest if len(rest) == 2 else ({}, None)  # as torch calls after a failure
+        # torch calls these hooks after a failure too
+        kwargs, output = rest if len(rest) == 2 else ({}, None)
         for handle in self._own[:-1] if output is None else self._own:
-            handle.remove()  # not the last one after a failure: torch walks through such hooks
+            # After a failure this hook may not be removed yet, as torch still walks through such
+            # hooks.
+            handle.remove()
         if self._looks:
             self._waiting = register_module_forward_pre_hook(self._begin)
         self._ends(module, args, kwargs, output)

@@ -1,4 +1,4 @@
-"""A check whether the captured training explains the update that is sent, with causes if not."""
+"""Check whether the captured training explains the update that is sent; if not, name causes."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -147,7 +147,7 @@ def check_replay(
 def _personal(
     names: Mapping[str, NamedTensor], received: Mapping[str, Tensor], sent: Mapping[str, Tensor]
 ) -> tuple[str, ...]:
-    """Return the names of what a client trains but sends back as received, as pFedPara does.
+    """Return the names of tensors that a client trains but sends back as received, as in pFedPara.
 
     Where all that was trained comes back so, nothing was sent of the training, and none is.
     """
@@ -177,7 +177,7 @@ def _remarks(
     sends: str,
     personal: tuple[str, ...],
 ) -> Iterable[str]:
-    """Return in words what a method does otherwise: what it exchanges, and how it trains."""
+    """Return in words how a method deviates from FedAvg in what it exchanges and how it trains."""
     if sends != PARAMETERS:
         yield f"the client sends {sends} and not its parameters"
     model = training.roots[next(iter(names.values())).root]
@@ -186,7 +186,8 @@ def _remarks(
         name for name, parameter in model.live.named_parameters()
         if id(parameter) in training.held and id(parameter) not in exchanged
     ]  # fmt: skip
-    kept = [name for name in kept if not personal]  # those are told of by their received names
+    # these tensors are reported under their received names
+    kept = [name for name in kept if not personal]
     if personal:
         verb = "was" if len(personal) == 1 else "were"
         yield f"{some(list(personal))} {verb} trained, and sent back as received"
@@ -291,7 +292,7 @@ def _variates_of(
 
 
 def _after_training(trained: Params, released: Params) -> str:
-    """Return in words what changed the update after training: a factor, or something else."""
+    """Return in words how the update was changed after training: by a factor, or otherwise."""
     inner = sum(float((released[name] * trained[name]).sum()) for name in trained)
     norm = _norm(trained.values())
     factor = inner / norm**2 if norm else 0.0

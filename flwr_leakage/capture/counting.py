@@ -1,4 +1,4 @@
-"""A counter of the steps behind those that are kept, which costs the training next to nothing."""
+"""A counter of the steps after those that are kept; it costs the training next to nothing."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -13,11 +13,12 @@ _version: Callable[[Tensor], int] = attrgetter("_version")
 
 
 class Counting:
-    """Counts steps: a training feels two readings of the versions in each.
+    """Count steps, at the price of two readings of tensors' version counters in each step.
 
-    It sees what goes through autograd's version counter between the steps. A write through
-    ``.data`` raises no version and is not seen. Within a step the optimizer itself writes, and a
-    closure may: a step with one that writes to a parameter otherwise than earlier ones is unclear.
+    A write between steps raises autograd's version counter and is seen. A write through ``.data``
+    raises no version and is not seen. Within a step the optimizer writes, and a closure may write
+    too. A step with a closure is unclear if it writes to a parameter otherwise than earlier steps
+    did.
 
     Args:
         optimizer: that takes the steps.
@@ -77,10 +78,10 @@ class Counting:
         return self._versions != versions_of(self._parameters)
 
     def _are_set_anew(self) -> bool:
-        """Return whether the settings of a step are others than those of the steps that were kept.
+        """Return whether the settings of a step differ from those of the steps that were kept.
 
-        Those that cannot be compared, as tensors of several entries cannot, count as changed. What
-        a scheduler sets after the last step is of no step, and is not read.
+        Settings that cannot be compared, such as tensors of several entries, count as changed. A
+        scheduler's change after the last step belongs to no step, and is not read.
         """
         try:
             return _settled(self._optimizer) != self._settings
@@ -111,8 +112,9 @@ def settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
 def writes_of(parameters: Sequence[Tensor], args: Any, kwargs: Any) -> int:
     """Return the largest number of writes to any one gradient when a step begins.
 
-    ``backward`` writes once to an empty one and counts 0. Clipping and accumulation count more.
-    −1 where there is none, and where a closure has still to compute it: what is there is old.
+    ``backward`` writes once to an empty gradient and counts 0. Clipping and accumulation count
+    more. The result is −1 where there is no gradient, or where a closure has yet to compute it, so
+    that the present one is old.
     """
     if has_closure(args, kwargs):
         return -1
@@ -120,7 +122,7 @@ def writes_of(parameters: Sequence[Tensor], args: Any, kwargs: Any) -> int:
 
 
 def _settled(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Return the settings without what a scheduler adds when it is made."""
+    """Return the settings without the entries that a scheduler adds when it is created."""
     return [
         {name: value for name, value in group.items() if name != "initial_lr"}
         for group in settings_of(optimizer)
@@ -138,7 +140,8 @@ def batch_size(args: Any, kwargs: Any) -> int:
 
 def tensors_of(value: Any) -> list[Tensor]:
     """Return the tensors of any nested arguments or results."""
-    if isinstance(value, Tensor):  # the usual case, and walking a tree costs more than a layer
+    # This is the usual case, and walking through a tree costs more than a small layer.
+    if isinstance(value, Tensor):
         return [value]
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
 

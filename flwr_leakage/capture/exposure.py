@@ -1,4 +1,4 @@
-"""A captured round as the scores and defenses take it."""
+"""Convert a captured round into the form that scores and defenses take."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

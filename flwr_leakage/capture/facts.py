@@ -111,8 +111,8 @@ class TrainingFacts:
     def travelling(self, as_trained: bool) -> "TrainingFacts":
         """Return the facts that a server may be told; see docs/threat-model.md, "What travels".
 
-        The optimizer's settings and what the owner gives always travel. What was read off the
-        samples travels only where the server gets exactly what they made of the model.
+        The optimizer's settings and what the owner gives always travel. Facts that were read off
+        the samples travel only where the server receives the trained model unchanged.
 
         Args:
             as_trained: whether the update is sent as the training made it.
@@ -237,7 +237,8 @@ def facts_of(
     entries = training.steps[0].backwards[0].entries
     dtypes = {str(e.autocast.dtype).removeprefix("torch.") for e in entries if e.autocast.enabled}
     inputs = _inputs(training)
-    if spec is not None and not spec.is_text:  # that of texts is for the owner's own scores
+    # The inputs of texts are for the owner's own scores, and are not told.
+    if spec is not None and not spec.is_text:
         given = replace(inputs, shape=spec.shape, num_classes=spec.num_classes, normalization="")
         inputs = replace(given, mean=spec.mean, std=spec.std, box=spec.box) if spec.known else given
     try:
@@ -351,7 +352,7 @@ def differences(
                 f"normalisation by mean {by.mean} and std {by.std}, assumed {spec.mean} and "
                 f"{spec.std}"
             )
-    silent = facts.unscheduled in (UNTOLD, UNCOUNTED)  # it differs nowhere that is known
+    silent = facts.unscheduled in (UNTOLD, UNCOUNTED)  # nothing that is known differs
     if facts.unscheduled and not silent and facts.optimizer == "SGD":
         found.append(facts.unscheduled)
     return tuple(found)
@@ -365,7 +366,7 @@ def _near(told: Sequence[float], assumed: Sequence[float]) -> bool:
 
 
 def _check_told(facts: TrainingFacts) -> None:
-    """Refuse what no training is like.
+    """Refuse facts that no training can have.
 
     A client whose training no schedule describes says why, and its numbers are then read by nobody.
 

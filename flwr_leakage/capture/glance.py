@@ -20,9 +20,9 @@ _NO_STEP = "no step of a torch.optim.Optimizer was seen in this thread"
 
 
 class Glance:
-    """Looks at the start, the settings, the steps and the end of a training, in a ``with`` block.
+    """Look at the start, the settings, the steps and the end of a training, in a ``with`` block.
 
-    An earlier training of the same client was captured. From it are known the names under which the
+    An earlier training of the same client was captured. It tells the names under which the
     optimizer's parameters were received.
 
     Args:
@@ -54,7 +54,7 @@ class Glance:
         elif threading.get_ident() == self._thread and not self._problem:
             try:
                 self._begin(optimizer, args, kwargs)
-            except Exception as error:  # a look must not be what breaks a training
+            except Exception as error:  # an error of the observer must not break a training
                 self._problem = str(error) or type(error).__name__
 
     def _begin(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -100,10 +100,10 @@ class Glance:
         )
 
     def causes(self, not_sent: Differing) -> tuple[str, ...]:
-        """Return in words what speaks against an update that is not replayed; empty if nothing.
+        """Return in words the evidence against an update that is not replayed; empty if none.
 
-        What goes through autograd's version counter between the steps is seen. Writes through
-        ``.data`` raise no version, and neither the model's calls nor the loss are looked at.
+        Writes between the steps are seen if they raise autograd's version counter, which writes
+        through ``.data`` do not. The model's calls and the loss are not looked at.
 
         Args:
             not_sent: which tensors have other values than what the client sends.

@@ -1,4 +1,4 @@
-"""Shape, classes and normalisation of captured samples, read off their values."""
+"""Infer the shape, classes and normalisation of captured samples from their values."""
 
 import torch
 from torch import Tensor
@@ -43,7 +43,7 @@ def infer_spec(batch: Batch, num_classes: int) -> InputSpec:
             f"expected images (B, C, H, W) of floats, got {tuple(inputs.shape)} of {inputs.dtype}"
         )
     mean, std = [], []
-    single = torch.promote_types(inputs.dtype, torch.float32)  # half precision is not sorted
+    single = torch.promote_types(inputs.dtype, torch.float32)  # sorting takes no half precision
     for channel in inputs.to(single).transpose(0, 1).flatten(1):
         low, high = float(channel.min()), float(channel.max())
         gap = _gap(channel)
@@ -57,7 +57,7 @@ def infer_spec(batch: Batch, num_classes: int) -> InputSpec:
 def _gap(values: Tensor) -> float | None:
     """Return the spacing of the grid that the values lie on; ``None`` where none or several fit."""
     if _count_levels(torch.unique(values[:_GLANCE]).double()) > _LEVELS + 1:
-        return None  # all values have at least as many, and sorting them takes long
+        return None  # all values have at least as many levels, and sorting all of them takes long
     levels = torch.unique(values).double()
     count = _count_levels(levels)
     if not 1 < count <= _LEVELS + 1:

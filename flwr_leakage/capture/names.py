@@ -90,7 +90,7 @@ def name_live(
 def match(
     shapes: Mapping[str, tuple[int, ...]], state: Mapping[str, Tensor], parameters: Collection[str]
 ) -> dict[str, str]:
-    """Return which entry of a model's ``state_dict`` each array is, by names and shapes alone.
+    """Return for each array the entry of a model's ``state_dict`` that it is, by names and shapes.
 
     Args:
         shapes: of the arrays.
@@ -173,7 +173,7 @@ def _part_of(
         }
         if len(matched) == len(received):
             parts.append(matched)
-    return parts[0] if len(parts) == 1 else {}  # of two like parts nothing tells which
+    return parts[0] if len(parts) == 1 else {}  # nothing tells two parts of the same shapes apart
 
 
 def _all_fit(received: Mapping[str, Tensor], live: Mapping[str, Tensor]) -> bool:

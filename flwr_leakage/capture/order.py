@@ -11,7 +11,7 @@ def in_order(
     parameters: Collection[str],
     same: Callable[[int, str], bool] | None = None,
 ) -> list[str]:
-    """Return the names of the first arrays; the others are none of the model's.
+    """Return the names of those leading arrays that belong to the model; later arrays do not.
 
     Arrays are the whole ``state_dict`` or all parameters, which others may follow (SCAFFOLD's
     control variates), or a part of either: the one whose values are the model's; all but BatchNorm
@@ -41,7 +41,7 @@ def in_order(
 
 
 def _parts(names: list[str], trained: list[str], count: int) -> list[list[str]]:
-    """Return the parts of a model that methods send, of so many arrays."""
+    """Return the parts of a model that known methods send and that have this number of arrays."""
     normal = {name.removesuffix("running_mean") for name in names if name.endswith("running_mean")}
 
     def is_normal(name: str) -> bool:

@@ -14,9 +14,9 @@ _ALIKE = 1e-3
 
 
 class Outside:
-    """Compares the parameters after each step with those that the next one begins with.
+    """Compare the parameters after each step with those at the beginning of the next one.
 
-    Writes through ``.data``, which raise no version, are seen, too. Of all changes one is kept.
+    This finds writes through ``.data`` too, which raise no version. Only one change is kept.
 
     Args:
         parameters: that the optimizer holds.
@@ -36,7 +36,7 @@ class Outside:
         self._rate = rate
 
     def look(self, *, at_end: bool = False) -> None:
-        """Compare, once after each step; ``at_end`` after the last one."""
+        """Compare the parameters once after each step; ``at_end`` says that it was the last one."""
         after, self._after = self._after, []
         if not after:
             return

@@ -47,7 +47,7 @@ from flwr_leakage.function_mode import FunctionMode
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of what is kept of a training; the rest is counted.
+    """Limits on how much of a training is kept; further steps are only counted.
 
     Attributes:
         max_samples: samples that are kept, ≥ 1; the step that reaches them is kept whole.
@@ -84,7 +84,7 @@ def capture(limits: Limits | None = None) -> Iterator["Recorder"]:
 
 @contextmanager
 def _told_of_compiling(tell: Callable[[], None]) -> Iterator[None]:
-    """Call ``tell`` before ``torch.compile`` is, as it compiles with the modes that are active."""
+    """Call ``tell`` before each call of ``torch.compile``, which compiles with the active modes."""
     original, told = torch.compile, [tell]
 
     @wraps(original)
@@ -98,7 +98,8 @@ def _told_of_compiling(tell: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         told.clear()
-        if torch.compile is compile_and_tell:  # another thread may have put its own around it
+        # Another thread may have wrapped ``torch.compile`` since.
+        if torch.compile is compile_and_tell:
             torch.compile = original
 
 
@@ -109,7 +110,7 @@ def _has_compiled() -> bool:
 
 
 def _looking(method: Callable[..., None]) -> Callable[..., None]:
-    """Return a hook of this thread, whose failure ends the capture and never the training."""
+    """Return a hook for this thread; its failure ends the capture and never the training."""
 
     @wraps(method)
     def hook(self: "Recorder", *args: Any) -> None:
@@ -124,7 +125,7 @@ def _looking(method: Callable[..., None]) -> Callable[..., None]:
 
 
 class _Window(FunctionMode):
-    """Hands every torch function to the recorder; it never changes a call."""
+    """Hand every call of a torch function to the recorder, and never change it."""
 
     def __init__(self, recorder: "Recorder") -> None:
         super().__init__()
@@ -135,7 +136,7 @@ class _Window(FunctionMode):
 
 
 class Recorder:
-    """Sees one training; see ``capture``."""
+    """Record one training; see ``capture``."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -148,7 +149,7 @@ class Recorder:
         self._inside = False
         self._in_backward = False
         self._tape = Tape()
-        self._used = 0  # entries that came before the latest backward
+        self._used = 0  # number of entries that were recorded before the latest ``backward``
         self._rng_state: Tensor | None = None
         self._memo: dict[Any, Any] = {}
         self._roots: dict[int, Root] = {}
@@ -260,7 +261,8 @@ class Recorder:
     def _copy_root(self, module: nn.Module) -> None:
         if id(module) in self._roots:
             return
-        modules = list(module.modules())  # one walk, as each takes longer than a layer
+        # The tree is walked through once, as that takes longer than a small layer.
+        modules = list(module.modules())
         own = list(
             {id(p): p for m in modules for p in m._parameters.values() if p is not None}.values()
         )
@@ -273,9 +275,10 @@ class Recorder:
             raise ValueError(f"{type(module).__name__} was first called after the first step")
         self._roots[id(module)] = Root(module, copy_root(module, self._memo))
         self._trained += own
-        if any(p.requires_grad for p in own):  # a loss with class weights is no model
+        # A loss module with class weights is not taken for a model.
+        if any(p.requires_grad for p in own):
             self._models.add(id(module))
-        self._begin_versions += versions_of(own)  # a closure calls it within the step
+        self._begin_versions += versions_of(own)  # a closure calls the model within the step
         self._norms |= {m.training for m in modules if isinstance(m, _BatchNorm)}
 
     # --- the loss ------------------------------------------------------------------------------
@@ -297,7 +300,7 @@ class Recorder:
     def _close_window(self) -> None:
         if self._window is not None and _get_current_function_mode_stack()[-1] is self._window:
             self._window.__exit__(None, None, None)
-            self._window = None  # no circle keeps what was seen alive
+            self._window = None  # no reference cycle may keep the recorded tensors alive
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a torch function, and record it where trained parameters enter its result."""
@@ -306,7 +309,7 @@ class Recorder:
             or self._in_backward
             or not self._keeps
             or not torch.is_grad_enabled()
-            or torch.jit.is_tracing()  # a trace names the lines that it passes
+            or torch.jit.is_tracing()  # a traceback names the lines that it passes
             or not requires_gradient((args, kwargs))
         ):
             return function(*args, **kwargs)
@@ -316,7 +319,8 @@ class Recorder:
         result = function(*args, **kwargs)
         try:
             leaves = tensors_of(result)
-            if any(leaf.grad_fn is not None for leaf in leaves):  # no parameter that is drawn anew
+            # A parameter that is initialised anew has no ``grad_fn``.
+            if any(leaf.grad_fn is not None for leaf in leaves):
                 drew = not torch.equal(before, torch.get_rng_state())
                 self._tape.record(
                     function, args, kwargs, result, before if drew else None, _autocast(leaves)
@@ -334,7 +338,8 @@ class Recorder:
             self._pending.append(found)
             self._count(found)
         except Exception as error:
-            if not self._ignored:  # else it is of a model that is trained apart
+            # Otherwise the loss may be that of a model that is trained separately.
+            if not self._ignored:
                 self.give_up(str(error) or type(error).__name__)
         self._in_backward = True
         try:
@@ -459,14 +464,14 @@ class Recorder:
     # --- the end -------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Leave nothing behind in torch."""
+        """Remove all hooks and modes from torch."""
         if self._end_of_steps is not None:
             self._end_of_steps()
         self._calls.rest()
         self._close_window()
         if (
             self._window is not None
-        ):  # another mode lies above: this one lets everything pass from now on
+        ):  # A mode that was entered later is still active: this one stays, and ignores all calls.
             self._keeps = False
 
     def training(self) -> CapturedTraining:
@@ -477,7 +482,7 @@ class Recorder:
         correction, outside = self._outside.correction(), self._outside
         changed_at_end = outside.changed_at_end or (self._num_steps > 0 and self._versions_differ())
         held = self._held()
-        roots = sorted(  # the trained ones first: theirs are the arrays that are exchanged
+        roots = sorted(  # trained models come first, as the exchanged arrays are theirs
             self._roots.values(), key=lambda r: not any(id(p) in held for p in r.live.parameters())
         )
         return CapturedTraining(

@@ -1,4 +1,4 @@
-"""Train again as was captured, from other parameters."""
+"""Repeat a captured training from other parameters."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -51,7 +51,7 @@ def replay(
         if isinstance(thing, Tensor) and id(thing) not in translated:
             if id(thing) in training.held:
                 raise ValueError("the loss has a parameter that is in no module that was called")
-            return thing.detach()  # a copy of the server's parameters, in a proximal term
+            return thing.detach()  # such as a copy of the server's parameters in a proximal term
         return translated.get(id(thing), thing)
 
     states = [module.state_dict(keep_vars=True) for module in modules]

@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class TapedLoss:
-    """The captured way from logits to the loss, on other logits and targets."""
+    """Compute the captured loss from other logits and targets."""
 
     entries: tuple[Entry, ...]
     loss: Value
@@ -177,7 +177,7 @@ _MEAN_CROSS_ENTROPY = {
 
 
 def _plain(tail: tuple[Entry, ...]) -> Loss | None:
-    """Return the mean cross-entropy under its own name, where it is that."""
+    """Replace a captured loss by the mean cross-entropy if it computes just that."""
     if len(tail) != 1:
         return None
     function, (args, kwargs) = tail[0].function, tail[0].arguments
@@ -314,7 +314,7 @@ def captured_schedule(training: CapturedTraining, num_examples: int) -> LocalSch
 
 
 def takes_in_order(training: CapturedTraining, num_examples: int) -> bool:
-    """Return whether the sizes of all mini-batches are those of so many samples in order."""
+    """Return whether the mini-batches have the sizes that this number of samples gives in order."""
     if not training.batch_sizes or num_examples < 1:
         return False
     schedule = LocalSchedule(1.0, len(training.batch_sizes), max(training.batch_sizes))
@@ -325,7 +325,7 @@ def takes_in_order(training: CapturedTraining, num_examples: int) -> bool:
 def check_settings(
     optimizer: type[Optimizer], settings: Sequence[Mapping[str, Any]], changed: bool
 ) -> None:
-    """Raise unless a ``LocalSchedule`` can say how an optimizer was set.
+    """Raise an error unless a ``LocalSchedule`` can express the optimizer's settings.
 
     Args:
         optimizer: its class.
@@ -354,7 +354,7 @@ def private_samples(training: CapturedTraining, num_examples: int) -> Batch:
     """
     try:
         batches = [call.batch for call in captured_batches(training)]
-    except ValueError:  # a loss with further terms or models
+    except ValueError:  # the loss has further terms, or uses further models
         backwards = [backward for step in training.steps for backward in step.backwards]
         seen = [see_inputs(training, backward) for backward in backwards]
         pairs = [(each.inputs, each.targets) for each in seen if each.targets is not None]

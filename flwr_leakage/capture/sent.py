@@ -1,4 +1,4 @@
-"""A check whether a client sends its parameters or a multiple of its update."""
+"""Check whether a client sends its parameters or a multiple of its update."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ _CLOSE = 1e-3
 
 
 def multiple_of(name: str, rate: float, momentum: float, steps: int) -> float:
-    """Return the multiple of the update that a method sends under a name of ``SENDS``.
+    """Return the factor by which a method of ``SENDS`` multiplies the update that it sends.
 
     Raises:
         ValueError: no such name, or no step.
@@ -79,7 +79,7 @@ def first_variates(change: Mapping[str, Tensor], params: Mapping[str, Tensor]) -
 
 
 def name_of(multiple: float, training: CapturedTraining) -> str:
-    """Return the name of what is sent: a key of ``SENDS``, or one of the two beside them."""
+    """Return the name of the sent quantity: a key of ``SENDS``, or one of two others."""
     if not multiple:
         return PARAMETERS
     options = training.steps[0].options

@@ -20,7 +20,7 @@ _watching: tuple[tuple[Hook, Hook], ...] = ()
 
 
 def watch_steps(before: Hook, after: Hook) -> Callable[[], None]:
-    """Call ``before`` and ``after`` at each optimizer's step, and return what ends that."""
+    """Call ``before`` and ``after`` at each optimizer's step; return a function that ends this."""
     global _watching
     own = (before, after)
     with _lock:

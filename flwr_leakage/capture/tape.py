@@ -61,12 +61,12 @@ class Autocast:
 
     @staticmethod
     def now(device: str) -> "Autocast":
-        """Return the state of this moment."""
+        """Return the settings of mixed precision that are active now."""
         return Autocast(device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
 
 
 def map_leaves(change: Callable[[Any], Any], tree: Any) -> Any:
-    """Map nested arguments as torch's ``tree_map`` does, which takes longer than a small layer."""
+    """Map nested arguments like torch's ``tree_map``, which takes longer than a small layer."""
     kind = type(tree)
     if kind is tuple:
         return tuple([map_leaves(change, part) for part in tree])
@@ -160,7 +160,8 @@ class Tape:
     ) -> None:
         """Add a call whose result depends on trained parameters.
 
-        Where it uses something that does so too and was not seen, the result is known not to be.
+        If the call uses a tensor that depends on trained parameters and was not seen, its result is
+        marked as not replayable.
         """
         number = len(self._entries)
         leaves = [result] if isinstance(result, Tensor) else pytree.tree_leaves(result)
@@ -200,7 +201,7 @@ class Tape:
             return Value(renumbered[leaf.entry], leaf.leaf) if isinstance(leaf, Value) else leaf
 
         found = [self._seen(number) for number in kept]
-        if len(kept) < 1 + max(kept):  # calls were left out
+        if len(kept) < 1 + max(kept):  # the calls that do not lead to the loss are dropped
             found = [entry.map(renumber) for entry in found]
         given = None if gradient is None else _constant(gradient)
         return Backward(tuple(found), renumber(place), given)

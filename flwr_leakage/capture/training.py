@@ -62,7 +62,7 @@ def rate_of(options: Sequence[Mapping[str, Any]]) -> float:
 
 @dataclass(frozen=True)
 class CapturedTraining:
-    """One training, as it was seen from outside.
+    """One training, as hooks observed it.
 
     Attributes:
         roots: the modules with parameters or buffers that were called, in the order of calling.
@@ -123,7 +123,7 @@ def copy_root(live: nn.Module, memo: dict[Any, Any]) -> nn.Module:
 def copy_optimizer(live: Optimizer, memo: dict[Any, Any]) -> Optimizer:
     """Copy an optimizer with the attributes of its own class, which torch leaves out.
 
-    What of them cannot be copied is left out, and missed where a step uses it.
+    Attributes that cannot be copied are left out; a step that uses one then fails.
     """
     copied = copy.deepcopy(live, memo)
     for name, value in vars(live).items():

@@ -1,4 +1,4 @@
-"""The accuracy among the metrics that an app's own evaluation tells."""
+"""Find the accuracy among the metrics that an app's own evaluation reports."""
 
 from collections.abc import Mapping
 
@@ -18,8 +18,8 @@ MAX_NAMES = 100
 def accuracy_of(metrics: Mapping[str, object]) -> tuple[str, float] | None:
     """Return the name and value of the accuracy among metrics, or None if none is one.
 
-    It is the metric of a known name, or else the only one whose name holds ``acc``; and a share of
-    1, as nobody tells whether 1.0 means one percent otherwise.
+    The accuracy is the metric with a known name, or else the only one whose name holds ``acc``. It
+    must lie between 0 and 1, as 1.0 may otherwise mean one percent.
 
     Example:
         >>> accuracy_of({"eval_loss": 0.7, "eval_acc": 0.5, "num-examples": 9})
@@ -44,7 +44,7 @@ def accuracy_of(metrics: Mapping[str, object]) -> tuple[str, float] | None:
 def tell_accuracy(
     audit: ServerAudit, server_round: int, metrics: Mapping[str, object], source: str
 ) -> None:
-    """Record the accuracy that an evaluation told, or that it told none, and what it told instead.
+    """Record an evaluation's accuracy; if it has none, record that, and the metrics it has instead.
 
     Args:
         audit: that records it, as ``test_accuracy``.

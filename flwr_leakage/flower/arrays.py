@@ -1,4 +1,4 @@
-"""Between Flower's ``ArrayRecord`` and parameters and buffers, with every reply checked."""
+"""Convert Flower's ``ArrayRecord`` to parameters and buffers and back, and check every reply."""
 
 import io
 import math
@@ -44,9 +44,9 @@ def read_arrays(arrays: Mapping[str, Array], gradient_map: GradientMap) -> tuple
 def read_reply(
     arrays: Mapping[str, Array], params: Params, buffers: Params
 ) -> tuple[Params, Params, tuple[str, ...]]:
-    """Return what :func:`read_arrays` does, and the names of arrays narrower than the model's.
+    """Return the arrays like :func:`read_arrays`, and the names of those narrower than the model's.
 
-    The model is given by its parameters and buffers, which take longer to list than to compare.
+    The caller lists the model's parameters and buffers, as listing takes longer than comparing.
 
     Narrow are floating-point arrays of fewer bits, and whole numbers where the model has fractions.
 
@@ -67,10 +67,10 @@ def read_reply(
 
 
 def check_like(arrays: Mapping[str, Array], sent: Mapping[str, Array]) -> tuple[str, ...]:
-    """Check a reply against what was sent, where that is no model that is known here.
+    """Check a reply against the sent arrays, where these are not those of a known model.
 
-    A row of bytes (``uint8``) may have any length: strategies send in it what is no tensor, such as
-    trees.
+    A row of bytes (``uint8``) may have any length: strategies use it for objects that are no
+    tensors, such as trees.
 
     Returns:
         The names of the arrays that are less precise than those that were sent.
@@ -104,7 +104,7 @@ class Expected:
             self._plain.setdefault(like.dtype, []).append(entry)
 
     def misfit(self, names: Sequence[str]) -> str:
-        """Return in words why arrays of these names are not the model's; empty where they are."""
+        """Return in words why arrays of these names are not the model's; empty if they are."""
         try:
             _check_names(names, {**self.params, **self.buffers})
         except MalformedArraysError as error:
@@ -150,7 +150,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class _Plain:
-    """An array as ``np.save`` writes it."""
+    """An array in the format that ``np.save`` writes."""
 
     name: str
     shape: tuple[int, ...]
@@ -166,7 +166,7 @@ def tensors_of(arrays: Mapping[str, Array]) -> Params:
 
 
 def differing(arrays: Mapping[str, Array], tensors: Mapping[str, Tensor]) -> list[str]:
-    """Return the names of the tensors whose values no array of that name has.
+    """Return the names of the tensors that differ from the array of the same name, or have none.
 
     Bytes are compared first, as that is fast.
     """
@@ -237,7 +237,7 @@ def _read(name: str, array: Array, like: Tensor) -> Tensor:
     _check_shape(name, array.shape, like)
     try:
         value = torch.tensor(_values(array, like))
-    except Exception as error:  # foreign bytes fail in many ways: ends of file, zip files, memory
+    except Exception as error:  # bytes of others fail in many ways: end of file, zip, memory
         raise MalformedArraysError(f"{name!r} cannot be read as an array: {error}") from error
     _check_shape(name, value.shape, like)  # the bytes may hold another shape than is declared
     if value.is_complex() or value.dtype == torch.bool:
@@ -251,7 +251,7 @@ def _read(name: str, array: Array, like: Tensor) -> Tensor:
 
 
 def _is_finite(value: Tensor) -> bool:
-    """Return whether all entries are finite. A sum takes a third of the time."""
+    """Return whether all entries are finite. Their sum is checked first, in a third of the time."""
     total = float(value.sum(dtype=torch.float64))
     return math.isfinite(total) or bool(torch.isfinite(value).all())
 

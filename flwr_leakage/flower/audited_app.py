@@ -1,4 +1,4 @@
-"""One line on the client, ``app = audit(app)``, around a ``ClientApp`` as its author wrote it."""
+"""Wrap an unmodified ``ClientApp`` by one line on the client, ``app = audit(app)``."""
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -100,7 +100,7 @@ def audit(
 
 
 class AuditedApp(ClientApp):
-    """Calls another ``ClientApp``, and looks on while that one trains."""
+    """Call another ``ClientApp``, and observe it while it trains."""
 
     def __init__(self, app: ClientApp, plan: CapturePlan) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class AuditedApp(ClientApp):
         self._plan = plan
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """Hand the message on; a training is captured."""
+        """Hand the message on to the wrapped app, and capture its training."""
         if message.metadata.message_type.split(".")[0] != "train":
             return guard(self._plan, message, self._app(message, context))
         if self._is_for_another_strategy(message):
@@ -116,7 +116,7 @@ class AuditedApp(ClientApp):
         return train_and_report(self._plan, self._app, message, context)
 
     def _is_for_another_strategy(self, message: Message) -> bool:
-        """Return whether a ``NumPyClient`` got arrays of a strategy of ``flwr.serverapp``."""
+        """Return whether a ``NumPyClient`` got the arrays of a strategy of ``flwr.serverapp``."""
         if getattr(self._app, "_call", None) is None:
             return False
         names = list(records_of(message.content, ArrayRecord))

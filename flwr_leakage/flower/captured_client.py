@@ -1,4 +1,4 @@
-"""One training of a client, captured; what is done with it, and what is told of it."""
+"""Capture one training of a client, use it for scores and defenses, and report on it."""
 
 import logging
 import time
@@ -57,7 +57,7 @@ _NOTHING = Release(Update({}, {}, LocalSchedule(1.0), 0))
 
 @dataclass(frozen=True)
 class CapturePlan:
-    """The settings of what is done with each captured training; see ``audit``."""
+    """The settings for the use of each captured training; see ``audit``."""
 
     scores: Mapping[str, Score] = field(default_factory=dict)
     defense: Defense = field(default_factory=Defense)
@@ -97,7 +97,7 @@ class CapturePlan:
 
     @property
     def withholds(self) -> bool:
-        """Return whether an update must not be sent where something fails here."""
+        """Return whether an update must be withheld if an error occurs here."""
         return self.defends or self.gate is not None
 
     def measures(self, server_round: int) -> bool:
@@ -118,7 +118,7 @@ class CapturePlan:
 
 
 class _Round(SeenRound):
-    """One captured training, with arrays that are read where somebody asks."""
+    """One captured training; its arrays are read on first use."""
 
     @cached_property
     def received(self) -> Mapping[str, Tensor]:
@@ -178,7 +178,7 @@ def train_and_report(
         done = _work(plan, seen, work)
         if plan.withholds and (problem := unseen(reply, released=key)):
             raise ValueError(problem)
-    except Exception as error:  # the audit must not be what breaks a training
+    except Exception as error:  # an error of the audit must not break a training
         return withhold(message, error, plan.sharing) if plan.withholds else reply
     note = ClientNote(
         client_id=client_id,
@@ -206,7 +206,7 @@ def train_and_report(
 
 
 def guard(plan: CapturePlan, message: Message, reply: Message) -> Message:
-    """Return a reply that was not measured, or an error where it must not pass."""
+    """Return a reply without measuring it, or an error if it must not pass unmeasured."""
     if plan.withholds and not reply.has_error() and (problem := unseen(reply)):
         return withhold(message, problem, plan.sharing)
     return reply
@@ -214,7 +214,7 @@ def guard(plan: CapturePlan, message: Message, reply: Message) -> Message:
 
 @dataclass(frozen=True)
 class _Todo:
-    """The work on one round.
+    """The settings and inputs of the work on one round.
 
     Attributes:
         limits: of the capture, which a replay, scores and defenses need; ``None`` for none.
@@ -229,7 +229,7 @@ class _Todo:
     server_round: int | ValueError
 
     def round_or_error(self) -> int:
-        """Return the round, as the server named it.
+        """Return the number of the round that the server named.
 
         Raises:
             ValueError: it named none that can be read.
@@ -265,7 +265,7 @@ def _round_of(message: Message) -> int:
 
 @dataclass(frozen=True)
 class _Done:
-    """The session and what it releases, where the samples were used; what is to be said of it."""
+    """The result of the work: the session and its release, if samples were used, and remarks."""
 
     session: Session | None
     answer: Update | None
@@ -276,7 +276,7 @@ class _Done:
 
 @dataclass(frozen=True)
 class _Work:
-    """Whose round it is, and what it took."""
+    """The client and round that the work is for, and what it cost."""
 
     server_round: int
     client_id: int
@@ -335,7 +335,7 @@ def _work(plan: CapturePlan, seen: _Round, work: _Work) -> _Done:
 
 
 def _probe(plan: CapturePlan, seen: _Round, work: _Work, remark: str) -> None:
-    """Keep for the owner what one step on a few samples had shown, where no attack fits the steps.
+    """Keep for the owner an attack on one step over few samples, if no attack fits all steps.
 
     Nothing of it travels. It needs a self-attack and a folder of the owner's.
     """
@@ -386,7 +386,7 @@ def _rewrite(answer: ArrayRecord, received: Mapping[str, Tensor], released: Upda
 def _count(reply: Message) -> int:
     """Return the number of samples that the client reports; 0 where it reports none."""
     for metrics in records_of(reply.content, MetricRecord).values():
-        for name in ("num-examples", "num_examples"):  # the second is flwr.client's
+        for name in ("num-examples", "num_examples"):  # the second name is that of ``flwr.client``
             if isinstance(count := metrics.get(name), int | float):
                 return int(count)
     return 0

@@ -29,7 +29,7 @@ else:  # a client that attacks nothing needs no attack installed
 
 @dataclass(frozen=True)
 class ClientAudit:
-    """The settings of what a client does with its update before it sends it, all of its own choice.
+    """A client's own choice of how it scores, defends and withholds its update before it sends it.
 
     Attributes:
         gradient_map: of the client's model and loss, in the mode it trains in.
@@ -107,7 +107,7 @@ class ClientAudit:
             )
 
     def always_checks(self, server_round: int) -> bool:
-        """Return whether the update of a round is replayed, scored or not."""
+        """Return whether the update of a round is replayed even if the round is not scored."""
         chosen = self.check_rounds is not None and self.check_rounds(server_round)
         return chosen or self.check_update == "always"
 
@@ -125,7 +125,7 @@ class ClientAudit:
 
     @property
     def withholds(self) -> bool:
-        """Return whether nothing may be sent that was neither measured nor defended."""
+        """Return whether an update that was neither measured nor defended must be withheld."""
         return self.defends or self.gate is not None
 
     @property
@@ -158,7 +158,7 @@ def check_own(
     scores: Mapping[str, Score],
     attack: SelfAttack | None,
 ) -> None:
-    """Refuse limits on what is never measured.
+    """Refuse limits on quantities that are never measured.
 
     Raises:
         ValueError: there is such a setting.
@@ -186,7 +186,7 @@ def check_limits(gate: Gate | None, scores: Mapping[str, Score]) -> None:
     measured, unknown = quantities(scores)
     known = {name.partition("/")[0] if "/" in name else name for name in measured}
     missing = sorted(name for name in gate.scores if name.partition("/")[0] not in known)
-    if missing and not unknown:  # a score that needs another model may measure it
+    if missing and not unknown:  # a score that needs another model may still measure the quantity
         raise ValueError(
             f"the gate's limits must be of what the scores measure ({', '.join(measured)}), got "
             f"{', '.join(map(repr, missing))}."

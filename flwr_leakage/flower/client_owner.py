@@ -45,7 +45,7 @@ def withhold(message: Message, reason: object, sharing: Sharing) -> Message:
 
 
 def sent_note(session: Session, done: Release, note: ClientNote, remark: str) -> ClientNote:
-    """Return what travels beside the update: what the owner shares, and fixed categories.
+    """Return the note that travels: the fields that the owner shares, and fixed categories.
 
     Args:
         session: of the round.
@@ -63,7 +63,7 @@ def sent_note(session: Session, done: Release, note: ClientNote, remark: str) ->
 def keep_own(session: Session, done: Release, note: ClientNote, context: Context) -> None:
     """Keep all that was measured and decided, in the client's state and in its owner's folder.
 
-    What error feedback left out is kept in the state alone.
+    The remainder of error feedback is kept in the state alone.
     """
     carry_on(done, context)
     audit = session.audit
@@ -81,7 +81,7 @@ def keep_own(session: Session, done: Release, note: ClientNote, context: Context
             folder, session.server_round, replace(note, measurements=done.measurements),
             done.update, done.attacked, said(done), done.refused, audit.self_attack,
         )  # fmt: skip
-    except Exception:  # a full disk must not be what breaks a training
+    except Exception:  # a full disk must not break a training
         _LOG.exception("flwr_leakage: the owner's record of this round could not be written")
 
 

@@ -37,7 +37,7 @@ PAID = 1e-300
 
 @dataclass(frozen=True)
 class Explained:
-    """Whether the scored model explains the update, as far as the client knows.
+    """The client's finding whether the scored model explains the update.
 
     Attributes:
         sentence: what was found, and in which round.
@@ -72,7 +72,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Try:
-    """One defense, and what the gate said of what it released."""
+    """One defense, and the gate's judgement of the update that it released."""
 
     defense: str
     judgement: Judgement
@@ -80,7 +80,7 @@ class Try:
 
 @dataclass(frozen=True)
 class Release:
-    """The results of a round before anything is sent.
+    """The defended update of a round, with scores and judgement, before anything is sent.
 
     Attributes:
         update: what may be sent, or would have been.
@@ -115,7 +115,7 @@ def release(
     explain: Callable[[Exposure], Explained],
     train_seconds: float,
 ) -> Release:
-    """Release an update as the client's defense, or a stronger one, and its gate let it.
+    """Release an update defended as the gate demands: by the client's defense, or a stronger one.
 
     Raises:
         ValueError: the defense cannot be applied, or the gate has nothing to go by.
@@ -174,7 +174,7 @@ def defend(
 
 
 def _carried(context: Context, like: Params) -> Params | None:
-    """Return what the client's earlier rounds left out; ``None`` in its first one."""
+    """Return the remainder of the client's earlier updates; ``None`` in its first round."""
     kept = context.state.array_records.get(CARRIED_KEY)
     if kept is None:
         return None
@@ -182,13 +182,13 @@ def _carried(context: Context, like: Params) -> Params | None:
 
 
 def carry_on(done: Release, context: Context) -> None:
-    """Keep what a defense that carries left out of an update that is sent, for the next round."""
+    """Keep the remainder that a defense left out of a sent update, for the next round."""
     if done.left is not None and not done.refused:
         context.state[CARRIED_KEY] = ArrayRecord(OrderedDict(done.left))
 
 
 def explain_by_replay(session: Session, context: Context, exposure: Exposure) -> Explained:
-    """Compare the update with that of the scored model, or repeat what an earlier round found."""
+    """Compare the update with that of the scored model, or repeat an earlier round's finding."""
     audit, states = session.audit, context.state.config_records
     if not audit.always_checks(session.server_round):
         if audit.check_update == "never" or not _looks(audit, session.server_round):
@@ -210,7 +210,7 @@ def explain_by_replay(session: Session, context: Context, exposure: Exposure) ->
 
 
 def _looks(audit: ClientAudit, server_round: int) -> bool:
-    """Return whether anything is measured in a round."""
+    """Return whether a round is scored or attacked."""
     attacks = audit.self_attack is not None and audit.self_attack.includes(server_round)
     return bool(attacks or audit.gate or (audit.scores and audit.score_plan.includes(server_round)))
 
@@ -257,7 +257,7 @@ def _named(defense: Defense) -> str:
 
 
 def _plan(audit: ClientAudit, second: bool) -> ScorePlan:
-    """Return the plan of the scores; those that a gate limits cover every round and sample."""
+    """Return the plan of the scores; a score that a gate limits covers every round and sample."""
     if audit.gate is not None and audit.gate.scores:
         return replace(audit.score_plan, every=1, relative_cost=None)
     if second and audit.score_plan.relative_cost is not None:
@@ -291,7 +291,7 @@ def _score(
 
 
 def _attack(session: Session, exposure: Exposure) -> SelfAttacked | None:
-    """Return the self-attack of a round that is attacked; an error of it is its answer."""
+    """Attack a round's update if it is due; an error of the attack becomes its answer."""
     audit, attack = session.audit, session.audit.self_attack
     if attack is None or not attack.includes(session.server_round):
         return None

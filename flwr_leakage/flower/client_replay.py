@@ -1,4 +1,4 @@
-"""When a client's training is replayed, and what is said of the rounds in which it is not.
+"""Decide when a client's training is replayed, and report on the rounds in which it is not.
 
 A replay costs as much as the training. The first training of a client is replayed, then one every
 ``replay_every`` rounds, and the next one after a change. A glance between them costs little.
@@ -132,7 +132,7 @@ def is_due(
 
 @dataclass(frozen=True)
 class SeenRound:
-    """One training, and the arrays around it.
+    """One training, with the received and the sent arrays.
 
     Attributes:
         arrays: that the server sent.
@@ -173,7 +173,8 @@ class SeenRound:
                 if not (glance and kept and known):
                     return None
                 found = glance.facts(known)
-                count = self.num_examples or kept.num_examples  # not told: taken as they were
+                # Unknown numbers are taken to be as before.
+                count = self.num_examples or kept.num_examples
                 if _is_cut_alike(known, kept.num_examples, found.num_steps, count):
                     return replace(found, counted=known.counted and self.reported > 0)
                 return replace(found, unscheduled=found.unscheduled or _NOT_SEEN, counted=False)
@@ -183,7 +184,7 @@ class SeenRound:
                 why = found.unscheduled or known.unscheduled
                 found = replace(found, rewritten=known.rewritten, unscheduled=why)
             return found
-        except Exception:  # nothing was captured: the replay's sentence says why
+        except Exception:  # nothing was captured, and the replay's sentence says why
             return None
 
     def trained(self, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -218,7 +219,7 @@ def replay_now(
     context: Context,
     state: Callable[[], tuple[Mapping[str, Tensor], Mapping[str, Tensor]]],
 ) -> tuple[ReplayResult, TrainingFacts | None]:
-    """Replay a training, and keep what came of it; ``state`` reads what was received and sent.
+    """Replay a training, and keep the result; ``state`` reads the received and sent arrays.
 
     Returns:
         The result, and the facts with what the client was found to send.
@@ -265,7 +266,7 @@ def _variates(
 ) -> dict[str, Tensor]:
     """Return the client's control variates before this training, and keep those after it.
 
-    They are by the received names, and none where nothing fits the parameters.
+    They are keyed by the received names; the result is empty if no arrays fit the parameters.
     """
     fitting = variate_names(name_tensors(received, training.roots), received)
     if not fitting or any(name not in sent for name in fitting.values()):
@@ -296,7 +297,8 @@ def _names(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the received names of the optimizer's parameters, and of the other parameters.
 
-    What a client receives and keeps to itself, such as a head, has none: no replay looks at it.
+    A part that the client keeps to itself, such as a head, has no received name, and no replay
+    looks at it.
     """
     found = name_tensors(received, training.roots)
     own = {
@@ -316,7 +318,7 @@ def look(
     kept: Replayed,
     context: Context,
 ) -> ReplayResult:
-    """Return the note on a training that is not replayed; after a change the next one is."""
+    """Return the note on a training that is not replayed; a change makes the next one replayed."""
     if not kept.explains:
         sentence = f"not replayed since round {kept.server_round}, where {kept.sentence}"
         return ReplayResult("differs", sentence=sentence)
@@ -338,7 +340,7 @@ def look(
 
 
 def _unreplayed(kept: Replayed, changed: tuple[str, ...], *, told: bool, masked: bool) -> str:
-    """Return the facts seen in a round that nothing speaks against."""
+    """Return the facts of a round without a replay, if there is no evidence against them."""
     end = "not the end, which was masked" if masked else "end"
     looked = f"start, optimizer, settings, steps, {end}" if told else f"start, {end}"
     then = f"round {kept.server_round}, where {kept.sentence}"
@@ -363,7 +365,7 @@ def _causes(glance: Glance, seen: SeenRound, kept: Replayed) -> tuple[str, ...]:
 
 
 def _not_sent(seen: SeenRound, trained: Mapping[str, Tensor]) -> list[str]:
-    """Return the names of what changed after training by more than a replay would explain."""
+    """Return the names of tensors that changed after training by more than a replay explains."""
     names = differing(seen.answer, trained)
     if names and is_rounded(
         trained, seen.arrays.to_torch_state_dict(), seen.answer.to_torch_state_dict()

@@ -69,7 +69,7 @@ class Session:
 
     def encode(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Encode a mini-batch, and keep it for the scores; see ``encode``."""
-        here = self.device  # all but the training loop may be on another device than this batch
+        here = self.device  # the model of the audit may be on another device than this batch
         private = Batch(inputs.to(here), targets.to(here))
         spec = self.audit.spec
         if inputs.shape[1:] != spec.shape:

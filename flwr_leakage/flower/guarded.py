@@ -12,7 +12,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def guarded(audit: ServerAudit, server_round: int, action: Callable[..., Any], *args: Any) -> Any:
-    """Call what the audit does; an error of it is recorded, and is none of the training's.
+    """Call a function of the audit; its error is recorded, and never reaches the training.
 
     Returns:
         What the action returns; ``None`` after an error.

@@ -1,4 +1,4 @@
-"""The parts of clients' messages that a strategy of ``flwr.server`` is not shown."""
+"""Read those parts of clients' messages that a strategy of ``flwr.server`` is not shown."""
 
 from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Any
@@ -15,7 +15,7 @@ from flwr_leakage.tracking.text import plain_text
 
 
 class Heard:
-    """Listens to one round's training messages: the clients' notes, and who failed.
+    """Listen to one round's training messages for the clients' notes and failures.
 
     A strategy of ``flwr.server`` gets models, numbers and metrics. Its client proxies know the
     grid, through which the messages pass: they are looked at there, and handed on as they are.
@@ -46,7 +46,7 @@ class Heard:
                 grid.send_and_receive = self._through(grid.send_and_receive)
 
     def stop(self) -> None:
-        """Leave the grids as they were; a round that was begun will not be ended."""
+        """Restore the grids; a round that has begun will not be ended."""
         self.tell_of_lost_round()
         for grid, before in self._grids:
             vars(grid).pop("send_and_receive")
@@ -67,7 +67,7 @@ class Heard:
     def end_round(
         self, answered: Set[int], failures: Sequence[tuple[object, FitRes] | BaseException]
     ) -> None:
-        """Record once each client that failed or was silent.
+        """Record, once each, the clients that failed or were silent.
 
         Args:
             answered: the nodes whose models the strategy is shown.
@@ -87,7 +87,7 @@ class Heard:
         self._asked = frozenset()
 
     def tell_of_lost_round(self) -> None:
-        """Record a round that began, and of which the strategy was shown nothing."""
+        """Record that a round began and the strategy was shown nothing of it."""
         if not self._asked:
             return
         self._tell_of_errors()
@@ -105,7 +105,7 @@ class Heard:
             self._warn(node, f"{{}} answered with an error: {reason}")
 
     def _is_told(self, failure: BaseException) -> bool:
-        """Return whether a failure is the error of a node, which was told under its name."""
+        """Return whether a failure is the error of a node, and so was recorded under its name."""
         return any(
             any(argument is error for argument in failure.args)
             or (error.reason and error.reason in str(failure))

@@ -96,7 +96,7 @@ class InlineGrid(Grid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Hand out replies, each once."""
+        """Return the replies to these messages, each once."""
         return [self._replies.pop(key) for key in message_ids if key in self._replies]
 
     def send_and_receive(
@@ -110,7 +110,7 @@ class InlineGrid(Grid):
         TaskIdentity.node_id = node_id
         try:
             return _through_the_wire(self._app(_through_the_wire(message), self._contexts[node_id]))
-        except Exception as error:  # a node that fails answers so, as on Flower's runtimes
+        except Exception as error:  # a node that fails answers by an error, as on Flower's runtimes
             reason = f"{type(error).__name__}: {error}"
             return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
         finally:

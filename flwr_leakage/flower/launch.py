@@ -133,7 +133,7 @@ def run_ray(
 
 
 class _ConfiguredClient(ClientApp):
-    """A client with a run config, which Flower's ``run_simulation`` has no argument for."""
+    """A client app that is given a run config, for which ``run_simulation`` has no argument."""
 
     def __init__(self, app: ClientApp, run_config: UserConfig) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class _ConfiguredClient(ClientApp):
 
 
 class _ConfiguredServer(ServerApp):
-    """The same for a server."""
+    """A server app that is given a run config, for which ``run_simulation`` has no argument."""
 
     def __init__(self, app: ServerApp, run_config: UserConfig) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ class _ConfiguredServer(ServerApp):
 
 @contextmanager
 def _configured(context: Context, run_config: UserConfig) -> Iterator[None]:
-    """Fill in the run config for a while: Flower refuses a context that comes back with another."""
+    """Set the run config for a while; Flower refuses a context whose config has changed."""
     before = context.run_config
     context.run_config = dict(run_config)
     try:

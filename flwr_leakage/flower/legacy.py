@@ -74,7 +74,7 @@ class LegacyHonestButCurious(Strategy):
         A server of an app's own may aggregate by another method, such as FedNova's
         ``aggregate_fit_custom``: what it is shown is looked at all the same.
         """
-        if name == "strategy":  # before __init__, as copying does
+        if name == "strategy":  # copying asks for attributes before ``__init__`` is run
             raise AttributeError(name)
         found = getattr(self.strategy, name)
         return partial(self._aggregate, found) if name.startswith("aggregate_fit") else found
@@ -113,14 +113,14 @@ class LegacyHonestButCurious(Strategy):
         looked = guarded(self.audit, server_round, self._look, server_round, results, failures)
         try:
             aggregated = aggregate(*given, **named)
-        except Exception:  # the run ends here, and what was sent is audited all the same
+        except Exception:  # the run ends here, but the sent updates are audited all the same
             self._inspect(server_round, looked, len(results))
             raise
         self._inspect(server_round, looked, len(results))
         return aggregated
 
     def _inspect(self, server_round: int, looked: Any, num_updates: int) -> None:
-        """Let the audit attack what was seen of a round, if it could be looked at."""
+        """Let the audit attack the updates of a round, if they could be read."""
         if looked is not None:
             seen, notes, unknown = looked
             guarded(
@@ -181,7 +181,9 @@ class LegacyHonestButCurious(Strategy):
             return []
         try:
             sent = [(model, self._whole(server_round, model)) for model in models]
-        except Exception as error:  # an app of its own: nothing of its clients' notes is lost
+        # Arrays of an unknown app may fail in any way; its clients' notes are recorded all the
+        # same.
+        except Exception as error:
             self.audit.warn_once(
                 server_round, -1,
                 f"nothing is observed: what the strategy sends is not the model that "
@@ -207,7 +209,7 @@ class LegacyHonestButCurious(Strategy):
                 self._variates.hear(client, change, params)
                 delta = self._variates.without(client, told, delta, held)
                 schedule = self.audit.schedule.for_client(count)
-            except Exception as error:  # foreign bytes fail in many ways
+            except Exception as error:  # bytes of others can fail in many ways
                 reason = str(error) or type(error).__name__
                 self.audit.warn(server_round, client, f"client {client} was not observed: {reason}")
                 continue
@@ -232,7 +234,7 @@ class LegacyHonestButCurious(Strategy):
     def _learn_names(
         self, server_round: int, results: Results, told: dict[int, ClientNote]
     ) -> Set[int]:
-        """Take the round's claims; the clients whose claim is not believed."""
+        """Learn the names that clients claim; return the clients whose claim is not believed."""
         claims = {node: note.client_id for node, note in told.items()}
         claims |= {
             int(proxy.node_id): claim
@@ -272,7 +274,7 @@ class LegacyHonestButCurious(Strategy):
 
 
 def _distinct(several: Iterable[Parameters]) -> list[Parameters]:
-    """Return the values, equal ones once."""
+    """Return the values without repetitions."""
     found: list[Parameters] = []
     for parameters in several:
         if parameters not in found:
@@ -341,7 +343,7 @@ def observe_legacy(
 
 
 class ObservedLegacy(LegacyHonestButCurious):
-    """Ends the record of a run, and writes its report, where nobody holds the strategy any more.
+    """End the record of a run, and write its report, when the strategy is garbage-collected.
 
     The older interface has no ``start`` that could be watched: a workflow, or Flower itself, calls
     the strategy's phases.
@@ -353,7 +355,8 @@ class ObservedLegacy(LegacyHonestButCurious):
         self, strategy: Strategy, audit: ServerAudit, client_id_key: str = "partition-id"
     ) -> None:
         super().__init__(strategy, audit, client_id_key)
-        self._evaluated: set[int] = set()  # rounds of which the server's own evaluation told
+        # rounds for which the server's own evaluation was recorded
+        self._evaluated: set[int] = set()
 
     def aggregate_evaluate(self, server_round: int, results: Any, failures: Any) -> Any:
         """Delegate, and record the accuracy that the clients' evaluation told."""
@@ -397,7 +400,7 @@ class ObservedLegacy(LegacyHonestButCurious):
 
 
 def _finish(audit: ServerAudit, heard: Heard, folder: Path) -> None:
-    with random_states_kept():  # whatever draws a page
+    with random_states_kept():  # drawing a page may raise any error
         guarded(audit, 0, heard.stop)
         guarded(audit, 0, audit.tracker.close)
         guarded(audit, 0, tell_end, folder)

@@ -17,7 +17,7 @@ from flwr_leakage.report.page import as_shown
 from flwr_leakage.tracking import JsonlTracker, read_run
 from flwr_leakage.tracking.text import plain_text
 
-_LOG = logging.getLogger("flwr")  # Flower's own, by its own settings
+_LOG = logging.getLogger("flwr")  # Flower's own logger, with Flower's own settings
 SECONDS = 15.0
 """From one line on an attack that goes on to the next."""
 
@@ -26,7 +26,7 @@ MAX_REASON = 150
 
 
 class LogProgress(SilentProgress):
-    """Writes now and then how far an attack is, so that a long one is seen to go on.
+    """Log the progress of an attack now and then, so that a long one is seen to go on.
 
     Args:
         limit: CPU seconds that an attack may take for each target; ``None`` for no limit.
@@ -45,7 +45,7 @@ class LogProgress(SilentProgress):
 
 
 class RecentRecords(JsonlTracker):
-    """A run folder that also holds the numbers that came since they were last taken."""
+    """A run folder that also remembers the numbers recorded since ``take`` was last called."""
 
     def __init__(self, folder: str | Path) -> None:
         super().__init__(folder)
@@ -57,13 +57,13 @@ class RecentRecords(JsonlTracker):
         self._recent.append(record)
 
     def take(self) -> list[LeakageRecord]:
-        """Return the numbers that came since the last call."""
+        """Return the numbers that were recorded since the last call."""
         taken, self._recent = self._recent, []
         return taken
 
 
 def tell_round(audit: ServerAudit, server_round: int) -> None:
-    """Write what came of a round's attacks; nothing where no attack is configured."""
+    """Log the results of a round's attacks; log nothing if no attack is configured."""
     if isinstance(audit.tracker, RecentRecords):
         told = round_told(audit.tracker.take(), audit.keep is not None)
         _LOG.info("flwr-leakage, round %d: %s", server_round, told)

@@ -1,4 +1,4 @@
-"""The client behind a node. The node id is a fact; the partition id in its note is a claim."""
+"""Name the client behind a node. A node id is a fact; the partition id in a note is a claim."""
 
 from collections import Counter
 from collections.abc import Mapping, Set
@@ -9,7 +9,7 @@ from flwr_leakage.measurements import MAX_CLIENT
 
 @dataclass
 class ClientNames:
-    """The clients' names, as far as their claims agree.
+    """The clients' names, where their claims do not contradict each other.
 
     A claim only decides under which name numbers are recorded, and against whose samples they are
     measured; it never decides whose update is aggregated. A node without an undisputed claim is
@@ -28,7 +28,7 @@ class ClientNames:
 
     @property
     def known(self) -> Set[int]:
-        """Return the nodes that made a claim which nobody disputed."""
+        """Return the nodes whose claim is undisputed."""
         return self._client_of.keys()
 
     def learn(self, claims: Mapping[int, int]) -> dict[int, str]:

@@ -146,7 +146,7 @@ def told_audit(
 
 
 def gradient_map_of(model: nn.Module | GradientMap, spec: InputSpec | None) -> GradientMap:
-    """Return the model with the mean cross-entropy, where it is no gradient map yet.
+    """Return a gradient map of a model and the mean cross-entropy; a gradient map stays as it is.
 
     That of a model of the next token is :class:`~flwr_leakage.losses.NextToken`.
 
@@ -166,7 +166,7 @@ def gradient_map_of(model: nn.Module | GradientMap, spec: InputSpec | None) -> G
 
 
 class Observed(HonestButCurious):
-    """Ends the record of a run, and writes its report, where ``start`` ends."""
+    """End the record of a run, and write its report, when ``start`` ends."""
 
     folder: Path
 
@@ -190,7 +190,7 @@ class Observed(HonestButCurious):
         return result
 
     def _tell_evaluations(self, told: Mapping[int, MetricRecord]) -> None:
-        """Record the accuracies of the server's own evaluation, which take the clients' place."""
+        """Record the accuracies of the server's own evaluation in place of the clients'."""
         for server_round, metrics in told.items():
             tell_accuracy(self.audit, server_round, metrics, "the server’s evaluation")
 
@@ -199,6 +199,6 @@ class Observed(HonestButCurious):
         self._guarded(server_round, tell_round, self.audit, server_round)
 
     def _finish(self) -> None:
-        with random_states_kept():  # whatever draws a page
+        with random_states_kept():  # drawing a page may raise any error
             self.audit.tracker.close()
             tell_end(self.folder)

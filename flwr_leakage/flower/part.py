@@ -1,4 +1,4 @@
-"""The tensors of a model that are exchanged: all of them, a part, or others besides."""
+"""Match exchanged arrays to a model: they may be all of it, a part, or hold others besides."""
 
 import math
 from collections.abc import Mapping
@@ -98,7 +98,7 @@ class Part:
         return found
 
     def sentence(self) -> str:
-        """Say in words what is exchanged; empty where it is the whole model and nothing else."""
+        """Return in words what is exchanged; empty if it is the whole model and nothing else."""
         said = []
         if self.missing:
             verb = "is" if len(self.missing) == 1 else "are"
@@ -154,7 +154,7 @@ class Variates:
         step = scale(delta, -1 / rate)
         gap = subtract(step, add(change, server))
         if ravel(gap).norm() > _VARIATES_FIT * ravel(step).norm():
-            return delta  # no variates of one such step
+            return delta  # the control variates do not explain this step
         return scale(own, -rate)
 
 

@@ -82,7 +82,7 @@ def count_examples(reply: Message, weighted_by_key: str) -> int:
 
 
 def check_metrics(reply: Message, needs: Needs, *, is_train: bool = True) -> None:
-    """Refuse what a strategy cannot aggregate, whatever the other replies hold.
+    """Refuse a reply that a strategy cannot aggregate, whatever the other replies hold.
 
     Those are too many records, no number where it needs one, and in training metrics that are not
     finite, or so large that their average is not.
@@ -125,7 +125,7 @@ def layout(reply: Message, sent: Collection[str] | None = None) -> Layout:
 
 
 def usual_layout(layouts: Sequence[Layout], before: Layout | None) -> Layout:
-    """Return most replies' layout; of equals that of earlier rounds, then the smallest.
+    """Return the most common layout; a tie is won by that of earlier rounds, then by the smallest.
 
     It is asked for replies that are right by themselves: names of records and of further metrics
     are any strategy's and app's own, and only have to agree.
@@ -193,7 +193,7 @@ class Sent:
         return sorted(node for node in self._arrays if node not in answered)
 
     def unasked(self, replies: Sequence[Message]) -> dict[int, str]:
-        """Return by place in ``replies`` why one answers no message; errors are answers to any."""
+        """Return, by place in ``replies``, why one answers no message; an error answers any."""
         seen: Counter[int] = Counter()
         found = {}
         for place, reply in enumerate(replies):

@@ -83,7 +83,7 @@ class RoundView:
         self._tell_of_another_model()
         observations, layouts = [], {}
         for place, reply in enumerate(replies):
-            if reply.has_error() or place in faults:  # no strategy aggregates errors
+            if reply.has_error() or place in faults:  # strategies do not aggregate errors
                 continue
             try:
                 note = told.get(reply.metadata.src_node_id)
@@ -94,8 +94,8 @@ class RoundView:
                 check_metrics(reply, self.needs)
                 layouts[place] = layout(
                     reply, self._names_to(reply)
-                )  # nobody else has a say in what is usual
-            except Exception as error:  # whatever a client wrote
+                )  # only these replies decide which layout is usual
+            except Exception as error:  # a client may have written anything
                 faults[place] = str(error) or type(error).__name__
         faults |= self._unusual(layouts)
         self._record_faults(replies, faults)
@@ -260,8 +260,8 @@ class RoundView:
     def _state_sent_to(self, node: int) -> tuple[Params, Params, tuple[str, ...]]:
         """Return what the node was sent, and the names of arrays less precise than the model's.
 
-        Most strategies send one record to all: it is read once. What is not sent is as in the model
-        that the server was given.
+        Most strategies send one record to all, which is read once. Tensors that are not sent have
+        the values of the model that the server was given.
         """
         arrays = self.sent.arrays(node)
         if id(arrays) not in self._states:
@@ -275,7 +275,7 @@ class RoundView:
         return self._states[id(arrays)]
 
     def _unusual(self, layouts: Mapping[int, Layout]) -> dict[int, str]:
-        """Return replies whose records differ from most, for which Flower would aggregate none."""
+        """Return the replies whose records differ from most; they stop Flower from aggregating."""
         if not layouts:
             return {}
         self.usual = usual = usual_layout(list(layouts.values()), self.usual)
@@ -300,7 +300,7 @@ class RoundView:
     def _warn_of(
         self, node: int, message: str, warn: Callable[[int, int, str], None] | None = None
     ) -> None:
-        """Warn by ``ServerAudit.warn``, or by ``warn_once`` of what may recur in each round."""
+        """Warn by ``ServerAudit.warn``, or by ``warn_once`` if it may recur in each round."""
         if node not in self.names.known:
             self.names.mentioned.add(node)
         (warn or self.audit.warn)(self.server_round, self.names.of(node), message)

@@ -31,7 +31,7 @@ class TruthFolder:
         write_private(self._file(server_round, client_id), truth_to_bytes(truth))
 
     def __call__(self, server_round: int, client_id: int, num_examples: int) -> Truth:
-        """Look up what a client trained on.
+        """Return the samples that a client trained on.
 
         Raises:
             ValueError: the client wrote nothing in this round.

@@ -82,7 +82,7 @@ class HonestButCurious(Strategy):
 
     def __getattr__(self, name: str) -> Any:
         """Return the wrapped strategy's attribute of a name that this one lacks."""
-        if name == "strategy":  # before __init__, as copying does
+        if name == "strategy":  # copying asks for attributes before ``__init__`` is run
             raise AttributeError(name)
         return getattr(self.strategy, name)
 
@@ -125,14 +125,15 @@ class HonestButCurious(Strategy):
             result: tuple[ArrayRecord | None, MetricRecord | None] = self._aggregate(
                 "aggregate_train", server_round, received, handed_on, (None, None)
             )
-        except Exception:  # the run ends here, and what the others sent is audited all the same
+        # The run ends here, but the other clients' updates are audited all the same.
+        except Exception:
             self._inspect(server_round, seen, len(handed_on))
             raise
         self._inspect(server_round, seen, len(handed_on))
         return result
 
     def _inspect(self, server_round: int, seen: Seen | None, num_updates: int) -> None:
-        """Let the audit attack what was seen of a round."""
+        """Let the audit attack the updates of a round."""
         if seen is None:
             return
         kept = [
@@ -198,7 +199,7 @@ class HonestButCurious(Strategy):
         handed_on: list[Message],
         nothing: Any,
     ) -> Any:
-        """Return the strategy's result, or nothing if it fails as all replies were left out."""
+        """Return the strategy's result, or nothing if it fails since all replies were left out."""
         try:
             return self._inner(name)(server_round, handed_on)
         except Exception as error:
@@ -213,13 +214,13 @@ class HonestButCurious(Strategy):
         return seeded_sampling(seed) if self.reproducible else nullcontext()
 
     def _inner(self, name: str) -> Callable[..., Any]:
-        """Return the wrapped strategy's own method, which ``start`` may have covered by ours."""
+        """Return the wrapped strategy's own method, even if ``start`` replaced it by ours."""
         method: Callable[..., Any] = self._own.get(name) or getattr(self.strategy, name)
         return method
 
     @contextmanager
     def _hooked(self) -> Iterator[None]:
-        """Cover the wrapped instance's phases by ours, so that its own ``start`` calls these."""
+        """Replace the wrapped instance's phases by ours, so that its own ``start`` calls ours."""
         covered = {
             name: vars(self.strategy)[name] for name in PHASES if name in vars(self.strategy)
         }

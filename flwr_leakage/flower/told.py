@@ -1,4 +1,4 @@
-"""A server's audit that takes from the clients' notes what its operator did not say."""
+"""A server's audit that takes unspecified settings from the clients' notes."""
 
 from collections import Counter
 from collections.abc import Mapping, Set
@@ -22,7 +22,7 @@ UNTOLD_SCHEDULE = LocalSchedule(1.0)
 
 @dataclass(frozen=True)
 class Given:
-    """The operator's settings; ``None`` stands for what clients tell.
+    """The operator's settings; where one is ``None``, the clients' notes decide.
 
     Attributes:
         spec: of the inputs.
@@ -48,7 +48,7 @@ class _Assumed:
 
 @dataclass
 class ToldAudit(ServerAudit):
-    """Completes each observation by what its client told of its training.
+    """Complete each observation by its client's own account of its training.
 
     Clients may differ in their schedules, their inputs and their BatchNorm mode: each is attacked
     by its own word, so that no word of one client harms the audit of another. Inputs that the
@@ -85,7 +85,7 @@ class ToldAudit(ServerAudit):
         num_updates: int | None = None,
         inputs: Mapping[int, Inputs] | None = None,
     ) -> None:
-        """Complete the observations, then go on as always."""
+        """Complete the observations, then inspect them as ``ServerAudit`` does."""
         facts = {note.client_id: note.training for note in notes}
         for (when, client_id), num_examples in self._spared.items():
             reason = self.selection.refuses(when, client_id) or "no attack is configured"
@@ -116,14 +116,14 @@ class ToldAudit(ServerAudit):
         )
 
     def _remember(self, facts: Mapping[int, TrainingFacts | None]) -> None:
-        """Remember what clients told of their inputs, for those that cannot tell it themselves."""
+        """Remember the clients' normalisations, for clients whose inputs fit none."""
         for client_id, told in facts.items():
             with suppress(ValueError):  # it told nothing
                 if (spec := _of(told).spec()).known:
                     self._specs[client_id] = spec
 
     def _pooled(self, spec: InputSpec) -> InputSpec:
-        """Return inputs under the normalisation that all clients told who told one.
+        """Return the inputs under the normalisation on which all clients agree that told one.
 
         If they told several, the most common one is to be tried first.
         """
@@ -145,7 +145,7 @@ class ToldAudit(ServerAudit):
             return
         try:
             one = self._assume(told)
-        except ValueError:  # recorded as the reason that it is not attacked
+        except ValueError:  # it is recorded as the reason why the client is not attacked
             return
         update = replace(seen.update, schedule=one.schedule, mixed=_mixes(told))
         complete = replace(seen, update=update)
@@ -153,7 +153,7 @@ class ToldAudit(ServerAudit):
         self.test_members(seen.server_round, [complete], unknown | self.own_config_clients, inputs)
 
     def _record_refused(self, seen: Observation, told: TrainingFacts | None, reason: str) -> None:
-        """Record what a client did that no attack fits, as far as it told that."""
+        """Record the training of a client that no attack fits, as far as the client told it."""
         done, optimizer = self._schedule_of(told), "SGD"
         if done is None and told is not None and told.num_steps:
             done, optimizer = _steps_of(told), told.optimizer
@@ -184,7 +184,7 @@ class ToldAudit(ServerAudit):
     def _assume_all(
         self, observations: list[Observation], facts: Mapping[int, TrainingFacts | None]
     ) -> tuple[dict[int, _Assumed], dict[int, str]]:
-        """Return by client what is assumed of it, or why it cannot be attacked."""
+        """Return for each client the attack's assumptions, or why it cannot be attacked."""
         assumed, refused = {}, {}
         for seen in observations:
             client_id = seen.client_id
@@ -194,7 +194,7 @@ class ToldAudit(ServerAudit):
                 assumed[client_id] = one
             except ValueError as error:
                 refused[client_id] = str(error).rstrip(".")
-            except Exception as error:  # whatever a client told, it is told of this client alone
+            except Exception as error:  # any error concerns this client alone
                 refused[client_id] = f"{type(error).__name__}: {error}"
         return assumed, refused
 
@@ -205,10 +205,10 @@ class ToldAudit(ServerAudit):
         assumed: Mapping[int, _Assumed],
         refused: Mapping[int, str],
     ) -> tuple[dict[int, _Assumed], dict[int, str]]:
-        """Return what is assumed of every client in a mean update, or why it cannot be attacked.
+        """Return the assumptions about all clients of a mean update, or why it cannot be attacked.
 
-        It is what most of them told. A client that told something else spoils the attack if it is
-        true, and hides nobody if it is not.
+        The majority decides. A client that told something else spoils the attack if it told the
+        truth, and hides nobody if it lied.
         """
         clients = [seen.client_id for seen in observations]
         common, count = Counter(assumed.values()).most_common(1)[0] if assumed else (None, 0)
@@ -236,7 +236,7 @@ class ToldAudit(ServerAudit):
         return dict.fromkeys(clients, common), {}
 
     def _schedule_of(self, told: TrainingFacts | None) -> LocalSchedule | None:
-        """Return the given schedule, else the one that a client told, if a schedule can say it."""
+        """Return the given schedule, else the client's, if a schedule can express its training."""
         if self.given.schedule or told is None:
             return self.given.schedule
         try:
@@ -245,7 +245,7 @@ class ToldAudit(ServerAudit):
             return None
 
     def _assume(self, told: TrainingFacts | None) -> _Assumed:
-        """Return the inputs that a client told, and the given ones where they take their place.
+        """Return the inputs as the operator gave them, else as the client told them.
 
         Raises:
             ValueError: something is neither given nor told.
@@ -298,7 +298,7 @@ def _samples_of(schedule: LocalSchedule) -> int:
 
 
 def _mixes(told: TrainingFacts | None) -> bool:
-    """Return whether a client told of a loss of several labels, as of mixed inputs."""
+    """Return whether a client's loss takes several labels for an input, as with MixUp."""
     return told is not None and told.loss == SEVERAL_LABELS
 
 
@@ -309,7 +309,7 @@ def _of(told: TrainingFacts | None) -> TrainingFacts:
 
 
 def _steps_of(told: TrainingFacts) -> LocalSchedule:
-    """Return the steps that a client told, whatever its optimizer made of their gradients."""
+    """Return the steps that a client told, whichever optimizer it used."""
     return LocalSchedule(
         told.learning_rate, told.num_steps, told.batch_size, told.momentum, told.weight_decay
     )

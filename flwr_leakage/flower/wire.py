@@ -12,7 +12,7 @@ RECORD_KEY = "flwr-leakage"
 
 
 def pack_note(note: ClientNote) -> ConfigRecord:
-    """Return the record that travels; ``Sharing.travelling`` says what a note may hold."""
+    """Return the record that travels; ``Sharing.travelling`` decides what a note may hold."""
     return ConfigRecord({"client-id": note.client_id, "note": note.to_text()})
 
 

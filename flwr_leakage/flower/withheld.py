@@ -1,4 +1,4 @@
-"""A client that defends or judges its updates lets nothing pass that was not looked at."""
+"""Withhold replies with arrays that a client's defense or gate has not seen."""
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 
