@@ -1,4 +1,4 @@
-"""One call of the attack on a round's targets, with its cost; a failure is an answer too."""
+"""Call the attack on a round's targets, and measure its cost; a failure is an answer too."""
 
 import time
 from collections import Counter
@@ -55,7 +55,7 @@ def attempt(attack: Attack, job: AttackJob, progress: ProgressCallback | None = 
 
 
 def describe_parts(answers: Sequence[Reconstruction]) -> str:
-    """Return what came of several attacks over a round's targets, in a line; empty for one attack.
+    """Return the outcomes of a portfolio over a round's targets, in a line; empty for one attack.
 
     Example:
         >>> from flwr_leakage.records import Part

@@ -1,4 +1,4 @@
-"""Records that a server tests for membership in each update, and what the test is told by."""
+"""The records that a server tests for membership in each update, and the settings of the test."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ the loss allocate logits of as many."""
 
 @dataclass(frozen=True)
 class Candidates:
-    """Whose membership is tested, beside records that cannot be members.
+    """The records whose membership is tested, and others that cannot be members.
 
     Neither is written anywhere: a run keeps the candidates' numbers alone.
 
@@ -47,13 +47,14 @@ class Candidates:
     def examine(
         self, gradient_map: GradientMap, spec: InputSpec, seen: Observation, seed: int
     ) -> Membership:
-        """Test the records for membership in what was observed.
+        """Test the records for membership in the observed update.
 
         Raises:
             ValueError: the records do not fit the model, or the update tells nothing.
         """
         shape = tuple(inputs_of(self.records).shape[1:])
-        if shape != tuple(spec.shape):  # before anything of a shape that a client told is allocated
+        # this is checked before memory for a shape that a client told is allocated
+        if shape != tuple(spec.shape):
             raise ValueError(f"the candidates have shape {shape}, and its inputs {spec.shape}.")
         schedule, told = seen.update.schedule, seen.members or (seen.update.num_examples,)
         used = sum(schedule.num_samples_used(count) for count in told)

@@ -1,4 +1,4 @@
-"""Decoding of a client's encodings over the rounds, by a server that knows the mixing."""
+"""Decode a client's encodings over the rounds, by a server that knows the mixing."""
 
 from dataclasses import dataclass, field, replace
 
@@ -13,9 +13,9 @@ from flwr_leakage.records import Batch, InputSpec, Reconstruction
 
 @dataclass
 class Decoder:
-    """Collects each client's recovered encodings of the same samples, and decodes them together.
+    """Collect each client's recovered encodings of the same samples, and decode them together.
 
-    The mapping and the coefficients are granted, so that what it finds is an upper bound on the
+    The mapping and the coefficients are granted. So the decoded samples are an upper bound on the
     leakage of the attack that recovered the encodings (Huang et al. 2021, section 5.1).
 
     Attributes:
@@ -29,7 +29,7 @@ class Decoder:
     seen: dict[int, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
 
     def __call__(self, case: Case, answer: Reconstruction) -> Reconstruction | None:
-        """Return the samples as all rounds so far tell them; ``None`` if nothing can be decoded.
+        """Return the samples decoded from all rounds so far; ``None`` if nothing can be decoded.
 
         Args:
             case: of a client whose truth tells the mixing.

@@ -38,7 +38,7 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Gate:
-    """Limits of what a client sends, as its owner sets them. The server decides none of it.
+    """Limits of what a client sends, as its owner sets them. The server has no say in them.
 
     An update passes where no sample exceeds a limit. Otherwise each defense of ``stronger`` is
     applied to the raw update in turn, and what it releases is measured again; the first that
@@ -103,7 +103,7 @@ class Gate:
         attacked: SelfAttacked | None,
         doubts: Sequence[str] = (),
     ) -> Judgement:
-        """Hold what was measured of a defended update against the limits.
+        """Compare the measurements of a defended update with the limits.
 
         Args:
             scores: of the update.

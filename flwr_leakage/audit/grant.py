@@ -23,7 +23,7 @@ class Case:
 
 
 def check_grantable(threat: ThreatModel, source: TruthSource | None) -> None:
-    """Refuse a threat model that grants what nobody knows.
+    """Refuse a threat model that grants a fact which nobody knows.
 
     Raises:
         ValueError: labels, a mixing or exact BatchNorm statistics are granted without a truth.
@@ -39,7 +39,7 @@ def check_grantable(threat: ThreatModel, source: TruthSource | None) -> None:
 def grant(
     target: Target, threat: ThreatModel, gradient_map: GradientMap, source: TruthSource | None
 ) -> Case:
-    """Look up the target's truth, and disclose of it what the threat model grants.
+    """Look up the target's truth, and disclose the facts of it that the threat model grants.
 
     Raises:
         ValueError: there is no such truth, as where a client lies about its number of samples.
@@ -55,10 +55,10 @@ def grant(
 def disclose(
     seen: Observation, threat: ThreatModel, gradient_map: GradientMap, truth: Truth | None
 ) -> Disclosure:
-    """Return what the threat model grants of one round: the targets, the statistics, or nothing.
+    """Return the facts that the threat model grants of one round: targets, statistics, or none.
 
-    Both are those of the samples as the defense encoded them, which the client trained on. The
-    statistics of the finished model are no grant: they were disclosed when training had ended.
+    Targets and statistics are those of the samples as the defense encoded them for the training.
+    The statistics of the finished model are no grant: they were disclosed when training had ended.
     """
     targets = statistics = None
     if truth is not None and threat.labels == "known":

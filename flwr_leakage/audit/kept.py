@@ -1,7 +1,7 @@
 """Observations on disk, to be attacked later or elsewhere.
 
-A folder a round, which appears whole or not at all; a file a client. Files are safetensors, which
-hold numbers and text and run no code; all are readable by their owner only.
+Each round has a folder, which appears whole or not at all, and in it each client has a file. Files
+are safetensors, which hold numbers and text and run no code; all are readable by their owner only.
 """
 
 import json
@@ -47,7 +47,7 @@ DONE = "done"
 
 @dataclass(frozen=True)
 class Kept:
-    """One observation, and what an attack on it assumes besides.
+    """One observation, and the further assumptions of an attack on it.
 
     Attributes:
         observation: of one client in one round, without what a threat model grants.
@@ -131,7 +131,7 @@ class KeptObservations:
         )
 
     def read(self, server_round: int) -> tuple[list[Kept], list[str]]:
-        """Return the observations of a round by client, and in words which files cannot be read."""
+        """Return the observations of a round by client, and the unreadable files in words."""
         found: list[Kept] = []
         problems: list[str] = []
         room = MAX_TENSORS_BYTES
@@ -158,7 +158,7 @@ class KeptObservations:
         return True
 
     def room(self, server_round: int) -> int:
-        """Return how many rounds of the size of one that is kept have room together."""
+        """Return how many rounds have room together, if each is as large as one that is kept."""
         return max(1, self.max_bytes // max(1, _size(self._round(server_round))))
 
     def _drop(self) -> list[str]:
@@ -187,7 +187,7 @@ class KeptObservations:
 def _size(folder: Path) -> int:
     total = 0
     for path in folder.iterdir():
-        with suppress(FileNotFoundError):  # a temporary file of whoever attacks the round
+        with suppress(FileNotFoundError):  # a temporary file of a process that attacks the round
             total += path.stat().st_size
     return total
 

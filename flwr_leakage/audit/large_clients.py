@@ -35,9 +35,9 @@ MAX_SAMPLES = 2000
 class LargeClients:
     """The settings of an audit for updates of many images, with limits of their cost.
 
-    Their class counts are inferred from the update as it was sent. Where the truth is known, a
-    *probe* asks besides what one step on a few of the client's images would have shown: it is
-    attacked by the audit's attack, and training never sees it.
+    Their class counts are inferred from the sent update. Where the truth is known, a *probe* is
+    made besides: the update of one step on a few of the client's images. The audit's attack attacks
+    the probe, and training never sees it.
 
     Attributes:
         min_examples: samples from which on the class counts of a client are inferred, ≥ 1. An
@@ -69,7 +69,7 @@ class LargeClients:
                 raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}.")
 
     def includes(self, server_round: int, num_examples: int) -> bool:
-        """Return whether the class counts of such a client are inferred in a round."""
+        """Return whether the class counts of a client of this size are inferred in a round."""
         return num_examples >= self.min_examples and (server_round - 1) % self.every == 0
 
 
@@ -139,7 +139,7 @@ class LabelRound:
 def probes(
     gradient_map: GradientMap, seen: Observation, truth: Truth, sizes: Sequence[int]
 ) -> Iterator[tuple[Observation, Truth]]:
-    """Yield, for each size, the update that one step on so many of the client's images had made.
+    """Yield, for each size, the update of one step on this number of the client's images.
 
     The step is one of SGD with the client's learning rate, from the parameters that it was sent,
     and rounded as a model that is sent back is. The images are the first of the client's.

@@ -1,4 +1,4 @@
-"""Attack what was kept, and add the results to the run that it was kept of."""
+"""Attack kept observations, and add the results to the run from which they were kept."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -35,7 +35,7 @@ CLOSED = "closed"
 
 @dataclass(frozen=True)
 class KeptRun:
-    """A run folder with kept observations, and how they are attacked.
+    """A run folder with kept observations, and the settings of the attack on them.
 
     Attributes:
         folder: of the run, with the folder ``kept``.
@@ -71,7 +71,7 @@ class KeptRun:
         return inside(self.folder, f"{KEPT}/{FINISHED}")
 
     def audit(self, tracker: Tracker) -> tuple[ServerAudit, Disclosure]:
-        """Return the audit, and what is disclosed to it of all rounds.
+        """Return the audit, and the facts of all rounds that are disclosed to it.
 
         Raises:
             ValueError: there is no attack, or the threat model asks for the final statistics and
@@ -174,14 +174,14 @@ def attack_kept(
     if all(map(kept.is_done, kept.rounds())) and (run.closed or not was_closed.exists()):
         was_closed.unlink(missing_ok=True)
         return 0
-    if run.closed:  # before the record is opened again, as a kill would leave it open
+    if run.closed:  # this is checked before the record is opened, as a kill would leave it open
         write_private(was_closed, b"")
     tracker.tracker = file = JsonlTracker(folder, resume=True)
     _tell_of_missing_encodings(later, kept, run)
     done = sum(
         [_go_on(later, kept, server_round, file, disclosed) for server_round in kept.rounds()]
     )
-    if was_closed.exists():  # else it was killed, or still goes on, and its record says so
+    if was_closed.exists():  # otherwise the run was killed or still goes on, and its record says so
         file.close()
         was_closed.unlink()
     else:
@@ -196,7 +196,7 @@ def _go_on(
     file: JsonlTracker,
     disclosed: Disclosure,
 ) -> bool:
-    """Attack a round, or read back what later ones use of it; whether it is now attacked."""
+    """Attack a round, or read back what later ones need; return whether it was attacked now."""
     is_done, decodes = kept.is_done(number), audit.threat.mixing == "known"
     if is_done and audit.threat.rounds == 1 and not decodes:
         return False
@@ -237,7 +237,7 @@ def _read_numbers(path: Path) -> ImageNumbers:
 
 
 def _tell_of_missing_encodings(audit: ServerAudit, kept: KeptObservations, run: RunData) -> None:
-    """Say which rounds' encodings an earlier call decoded, and this one cannot."""
+    """Say which rounds' encodings this call cannot decode, although an earlier one did."""
     if audit.threat.mixing != "known":
         return
     decoded = {r.server_round for r in run.records if r.name == "decoded_encodings"}
@@ -250,7 +250,7 @@ def _attack_round(audit: ServerAudit, server_round: int, several: list[Kept]) ->
     """Attack a round under what was assumed of it when it was kept."""
     if not several:
         return
-    first = several[0]  # of a mean, all are alike
+    first = several[0]  # all members of a mean have the same assumptions
     audit.assume(first.spec, first.batch_norm)
     inputs = {each.observation.client_id: (each.spec, each.batch_norm) for each in several}
     truths = {each.observation.client_id: each.truth for each in several if each.truth is not None}

@@ -37,13 +37,13 @@ LEAST_GRADIENTS = 10
 """Gradients below which no search has gone anywhere."""
 
 _MAX_CALLS = 50_000
-_REAL_BYTES = 2**20  # of an input that is passed with values: 3 × 224 × 224 takes 0.6 MB
+_REAL_BYTES = 2**20  # bytes of an input that is passed with values: 3 × 224 × 224 takes 0.6 MB
 _MAX_KEPT = 256
 
 
 @runtime_checkable
 class HasObservation(Protocol):
-    """Something that is attacked."""
+    """An object with an observation to attack."""
 
     @property
     def observation(self) -> Observation:
@@ -70,7 +70,7 @@ class Needs:
 
 @dataclass
 class Trials:
-    """Tries inputs on a model without values, and keeps what came of the latest ones.
+    """Pass inputs without values through a model, and keep the latest results.
 
     Attributes:
         max_bytes: what an attack on one target may need; ``None`` for no limit.
@@ -82,7 +82,7 @@ class Trials:
     _known: "OrderedDict[tuple[InputSpec, str], Needs | str]" = field(default_factory=OrderedDict)
 
     def needs(self, gradient_map: GradientMap, spec: InputSpec) -> Needs:
-        """Return what one sample takes.
+        """Return the bytes and operations that one sample takes.
 
         Raises:
             ValueError: the model does not take such inputs, or one of them alone needs too much.
@@ -177,10 +177,10 @@ def _size(params: Params) -> int:
 
 
 def measure(gradient_map: GradientMap, spec: InputSpec, max_bytes: float = math.inf) -> Needs:
-    """Return what one sample's forward pass takes, by a pass without values.
+    """Return what one sample's forward pass takes, measured by a pass without values.
 
-    Where a model decides by values, there is no such pass; then zeros are passed, which stop at
-    the limit too.
+    A model that decides by values allows no such pass; then zeros are passed, within the same
+    limit.
 
     Args:
         gradient_map: of the model, in the mode that it is trained in.
@@ -206,7 +206,7 @@ def measure(gradient_map: GradientMap, spec: InputSpec, max_bytes: float = math.
             logits, operations = _pass(gradient_map, spec, counted, None)
     except _TooMuchError:
         raise ValueError(_too_large(spec, max_bytes)) from None
-    except Exception as error:  # a model is foreign code
+    except Exception as error:  # a model may raise any error
         reason = f"{type(error).__name__}: {error}"[:300]
         message = f"the model does not take inputs of shape {spec.shape} ({reason})"
         raise ValueError(message) from error
@@ -220,7 +220,7 @@ def measure(gradient_map: GradientMap, spec: InputSpec, max_bytes: float = math.
 
 
 def _decides_by_values(error: Exception) -> bool:
-    """Return whether a pass failed as its tensors hold no values, and not by the inputs' shape."""
+    """Return whether a pass failed since its tensors hold no values, and not by inputs' shape."""
     return isinstance(error, NotImplementedError) or "meta" in str(error)
 
 
@@ -241,11 +241,11 @@ def _pass(
 
 
 class _TooMuchError(Exception):
-    """A pass came to its limit."""
+    """Raised when a pass reaches its limit."""
 
 
 class _Counted(TorchDispatchMode):
-    """Counts the bytes of all results that share no storage with arguments; stops at a limit."""
+    """Count the bytes of all results that share no storage with arguments; stop at a limit."""
 
     def __init__(self, max_bytes: float) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 """The note that a client sends beside its update, as text.
 
-A client is free to write anything into its note: what is read here is checked, and never executed.
+A client is free to write anything into its note, so the note is checked, and never executed.
 """
 
 import json
@@ -16,8 +16,8 @@ from flwr_leakage.tracking.text import plain_text
 from flwr_leakage.values import is_finite
 
 _MAX_CHARACTERS = 4_000_000
-_MAX_VALUES = 20_000  # a record each: 1,024 samples of every score there is fit in
-_MAX_KEPT = 4000  # characters of a part of a note that are remembered
+_MAX_VALUES = 20_000  # number of records; all scores of 1,024 samples fit in
+_MAX_KEPT = 4000  # number of characters of a part of a note that is remembered
 _encode = json.JSONEncoder().encode
 Read = TypeVar("Read")
 Assumed = tuple[LocalSchedule, InputSpec, BatchNormMode]
@@ -72,7 +72,7 @@ class ReplayResult:
 
     @property
     def explains(self) -> bool:
-        """Return whether nothing speaks against that the captured training made the update."""
+        """Return whether there is no evidence that something else made the update."""
         return self.kind in ("explained", "masked", "unchanged")
 
     @property
@@ -125,7 +125,8 @@ class ClientNote:
             "reproducible": self.reproducible,
             "remark": self.remark,
             "own-config": self.own_config,
-            # Texts of their own: from round to round they seldom change, and are read once.
+            # These parts are texts of their own: they seldom change from round to round, and are
+            # parsed once.
             "training": None if self.training is None else _written(self.training),
             "replay": None if self.replay is None else _written(self.replay),
             "explained": self.explained,
@@ -146,12 +147,13 @@ class ClientNote:
         return _encode(content)
 
     def says(self) -> list[str]:
-        """Return the sentences that the client says of itself."""
+        """Return the client's sentences about itself."""
         who, said = f"client {self.client_id} says", []
         if self.remark:
             unknown = " Its samples are unknown here: nothing is measured against them."
             said.append(f"{who}: {self.remark}{unknown * self.own_config}")
-        if self.explained and self.replay is None:  # else its number and sentence are recorded
+        # otherwise its number and its sentence are recorded
+        if self.explained and self.replay is None:
             said.append(f"{who}: {self.explained}.")
         return said
 
@@ -170,7 +172,7 @@ class ClientNote:
 
     @staticmethod
     def from_text(text: object) -> "ClientNote":
-        """Read what a client sent, which need not be a text at all.
+        """Read a client's note, which need not be a text at all.
 
         Names and units are cut at 100 characters, notes and the remark at 500; what a terminal
         would obey, or a page hide, is spelled out.
@@ -211,7 +213,7 @@ def _written(part: TrainingFacts | ReplayResult) -> str:
 
 
 def _remembered(read: Callable[[str], Read]) -> Callable[[str | None], Read | None]:
-    """Return a text's content, which is read once; long texts of a client are not kept."""
+    """Return the content of a text, parsed once; long texts are not remembered."""
     known = lru_cache(maxsize=1024)(read)
 
     def remembering(text: str | None) -> Read | None:

@@ -74,7 +74,7 @@ def write_own_record(
 def write_own_probes(
     folder: Path, server_round: int, note: ClientNote, num_examples: int, probed: Iterable[Probed]
 ) -> None:
-    """Append what one step on a few samples had shown, of a round that no attack fits.
+    """Append the attack on one step over a few samples, for a round that no attack fits.
 
     Args:
         folder: of one run and client; made where there is none.

@@ -22,16 +22,16 @@ def count(amount: int, noun: str) -> str:
 
 @runtime_checkable
 class Progress(Protocol):
-    """Receives lines that stay and a status that changes."""
+    """Receive lines that stay, and a status that changes."""
 
     def line(self, text: str) -> None:
-        """Tell something that stays."""
+        """Print a line that stays."""
 
     def status(self, text: str) -> None:
-        """Tell what is going on; the next status replaces it."""
+        """Show the current status; the next status replaces it."""
 
     def close(self) -> None:
-        """Take the status away."""
+        """Remove the status."""
 
 
 class SilentProgress:
@@ -48,7 +48,7 @@ class SilentProgress:
 
 
 class ConsoleProgress:
-    """Lines and a spinner on a terminal; without one, a status line every few seconds.
+    """Show lines and a spinner on a terminal; without one, a status line every few seconds.
 
     Args:
         console: where to write; standard output by default.
@@ -99,7 +99,7 @@ class ConsoleProgress:
 
 
 def attack_reporter(progress: Progress, name: str) -> ProgressCallback:
-    """Return a callback that tells how far an attack is, under a name."""
+    """Return a callback that shows an attack's progress, under a name."""
 
     def report(now: AttackProgress) -> None:
         part = f"{now.attack} · " if now.attack else ""

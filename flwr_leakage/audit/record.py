@@ -1,4 +1,4 @@
-"""An audit's numbers, pictures and events on their way to the tracker."""
+"""Hand an audit's numbers, pictures and events to the tracker."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -41,7 +41,7 @@ SPARED = "not scored:"
 
 @dataclass(frozen=True)
 class Recorder:
-    """Gives a tracker what an audit finds, by run, round, client and sample.
+    """Give a tracker the findings of an audit, by run, round, client and sample.
 
     Attributes:
         tracker: where it goes.
@@ -58,11 +58,11 @@ class Recorder:
         self.tracker.event(RunEvent(self.run, server_round, client_id, "warning", message))
 
     def error(self, server_round: int, message: str) -> None:
-        """Record what ended the run, or makes its record worth nothing."""
+        """Record an error that ended the run, or makes its record worthless."""
         self.tracker.event(RunEvent(self.run, server_round, SERVER, "error", message))
 
     def information(self, server_round: int, client_id: int, message: str) -> None:
-        """Record what is worth knowing, and no failure."""
+        """Record a message that is no failure."""
         self.tracker.event(RunEvent(self.run, server_round, client_id, "info", message))
 
     def utility(
@@ -76,7 +76,7 @@ class Recorder:
         self._number(server_round, client_id, -1, "cost", name, seconds, "s")
 
     def note(self, server_round: int, note: ClientNote) -> None:
-        """Record what a client told of its round: scores, its training's replay, and seconds."""
+        """Record a client's note on its round: scores, its training's replay, and seconds."""
         for measurement in note.measurements:
             self._measurement(server_round, note.client_id, "score", measurement, SPARED)
         if note.replay is not None:
@@ -87,9 +87,9 @@ class Recorder:
                 self.cost(server_round, name, seconds, note.client_id)
 
     def _replay(self, server_round: int, client_id: int, replay: ReplayResult) -> None:
-        """Record the result of a replay; what speaks against one is told where they are looked for.
+        """Record the result of a replay, where it is known and shared.
 
-        A residual that is not shared leaves the category: ``replay_passed`` is 1.
+        If the residual is not shared, its category is recorded: ``replay_passed`` is 1.
         """
         name, value = "replay_residual", replay.residual
         if replay.kind == "unchanged":
@@ -107,7 +107,7 @@ class Recorder:
         kept_out: str,
         optimizer: str = "SGD",
     ) -> None:
-        """Record what a client did as the server knows it, and why it was not attacked.
+        """Record a client's training as the server knows it, and why it was not attacked.
 
         Without a schedule, nothing is said of its steps: nobody told of them.
         """
@@ -154,7 +154,7 @@ class Recorder:
         answer: Reconstruction,
         outcome: Outcome,
     ) -> None:
-        """Record what the attack would have reached under a defense, under names of its own."""
+        """Record the results of the attack under a what-if defense, under names of their own."""
         stopped = float(_ended_by_time(answer))
         for what, value in (("relative_change", change), ("stopped_by_budget", stopped)):
             self._number(server_round, client_id, -1, "what_if", f"{name}/{what}", value, "1")
@@ -213,7 +213,7 @@ class Recorder:
                 self._number(*where, sample, "membership", "membership_truth", held)
 
     def attempt(self, server_round: int, attempt: Attempt, name: str = "attack") -> None:
-        """Record the wall and CPU seconds that the attack on a round took."""
+        """Record the wall-clock and CPU seconds that the attack on a round took."""
         self.cost(server_round, f"{name}_wall_seconds", attempt.wall_seconds)
         self.cost(server_round, f"{name}_cpu_seconds", attempt.cpu_seconds)
 
@@ -227,8 +227,7 @@ class Recorder:
     ) -> None:
         """Record the attacker's own objective, the metrics and the pictures.
 
-        The objective's note tells what the attacker was given, and what each of several attacks
-        said.
+        The objective's note names the granted facts, and the outcome of each attack of a portfolio.
         """
         objective = answer.objective if answer.batch is not None else None
         note = answer.error or "; ".join(filter(None, (threat.describe(), answer.summary)))
@@ -283,7 +282,7 @@ class Recorder:
         outcome: Outcome,
         seconds: float,
     ) -> None:
-        """Record what the attack made of one step on a few of a client's images."""
+        """Record the attack on a probe, which is one step on a few of a client's images."""
         note = answer.error or answer.summary
         name = f"{size}/stopped_by_budget"
         stopped = float(_ended_by_time(answer))
@@ -294,7 +293,7 @@ class Recorder:
         self.cost(server_round, "probe_cpu_seconds", seconds, client_id)
 
     def blind_guess(self, server_round: int, pixels: Tensor) -> None:
-        """Record what a round's reconstructions are compared with: (C, H, W) in [0, 1].
+        """Record the image (C, H, W) in [0, 1] with which a round's reconstructions are compared.
 
         The guess of texts is one token repeated, and notes of their accuracy tell it.
         """
@@ -366,5 +365,5 @@ class Recorder:
 
 
 def _ended_by_time(answer: Reconstruction) -> bool:
-    """Return whether its time limit, and not the attack itself, ended the search."""
+    """Return whether the time limit, and not the attack itself, ended the search."""
     return answer.stats.get("stopped") == "budget"

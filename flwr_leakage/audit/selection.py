@@ -62,7 +62,7 @@ class Selection:
         }
 
     def _against(self, observation: Observation) -> str:
-        """Return why an update by itself is not attacked; empty if nothing speaks against it."""
+        """Return why an update is not attacked, whatever else is attacked; empty if it may be."""
         count = observation.update.num_examples
         refused = self.refuses(observation.server_round, observation.client_id)
         if refused:

@@ -31,7 +31,7 @@ PREFIX = "self_attack_"
 
 @dataclass(frozen=True)
 class Probed:
-    """The answer of an attack on one step over a few images of a client, which was never sent.
+    """The answer of an attack on a probe: one step over a few images, which was never sent.
 
     Attributes:
         size: the number of images.
@@ -174,14 +174,14 @@ class SelfAttack:
         reference = self.reference or Reference.of(spec)
         try:
             outcome = evaluate(answer, truth, self.evaluator or Evaluator(), spec, reference)
-        except Exception as error:  # whatever it is, the training goes on
+        except Exception as error:  # the training goes on after any error
             return SelfAttacked(made, None, f"its answer cannot be measured: {error}")
         return SelfAttacked(made, outcome, self._doubt(answer, outcome, len(exposure.private)))
 
     def probe(
         self, gradient_map: GradientMap, spec: InputSpec, seen: Observation, private: Batch
     ) -> tuple[Probed, ...]:
-        """Attack what one step on a few samples had sent, and measure the answers.
+        """Attack the update of one step on a few samples, and measure the answers.
 
         The attack is given what the threat model grants of labels, and no batch statistics.
 
@@ -221,7 +221,7 @@ class SelfAttack:
         return ""
 
     def _against(self, exposure: Exposure) -> str:
-        """Return why a round is not attacked; empty if it is."""
+        """Return why a round is not attacked; empty if it is attacked."""
         raw = exposure.raw
         used = raw.schedule.num_samples_used(raw.num_examples)
         taken = raw.schedule.num_steps * raw.schedule.batch_size

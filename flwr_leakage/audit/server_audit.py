@@ -1,4 +1,4 @@
-"""The audit of an honest-but-curious server's observations, step by step."""
+"""Audit an honest-but-curious server's observations, step by step."""
 
 import logging
 import time
@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 @dataclass
 class ServerAudit:
-    """Attacks the selected updates of each round and records every number.
+    """Attack the selected updates of each round, and record every number.
 
     Attributes:
         gradient_map: the public model and loss, in the BatchNorm mode of the clients.
@@ -134,13 +134,13 @@ class ServerAudit:
         self._tests = Budget.of(self.max_round_seconds)
         self._labels: LabelRound | None = None
         self._probed = False
-        self._shown = 0  # the round of which the blind guess was recorded last
+        self._shown = 0  # the latest round whose blind guess was recorded
 
     @property
     def draws(self) -> bool:
-        """Return whether a part may draw from a process-wide generator, as foreign ones may.
+        """Return whether a part may draw from a process-wide generator, as a user's own part may.
 
-        A subclass that calls others says so.
+        A subclass that calls other parts overrides this.
         """
         parts = (self.tracker, self.progress, self.selection)
         own = tuple(map(type, parts)) == (JsonlTracker, SilentProgress, Selection)
@@ -160,31 +160,31 @@ class ServerAudit:
         self._tell(server_round, message)
 
     def error(self, server_round: int, message: str) -> None:
-        """Record what ends the run, or makes its record worth nothing."""
+        """Record an error that ends the run, or makes its record worthless."""
         self._recorder.error(server_round, plain_text(message))
         self._tell(server_round, message)
 
     def inform(self, server_round: int, client_id: int, message: str) -> None:
-        """Record what is worth knowing, and no failure."""
+        """Record a message that is no failure."""
         self._recorder.information(server_round, client_id, plain_text(message))
 
     def wants(self, server_round: int, client_id: int) -> bool:
-        """Return whether a client's update may be attacked in a round, so that it is to be kept."""
+        """Return whether a client's update may be attacked in a round, and so has to be kept."""
         attacks = self.attack is not None or self.keep is not None or self.candidates is not None
         return attacks and self.selection.includes(server_round, client_id)
 
     def warn_once(self, server_round: int, client_id: int, message: str) -> None:
-        """Record a warning of a client in the first of its rounds only, and not without end."""
+        """Record a warning of a client once, and only a limited number of warnings."""
         if said := self._once.says(client_id, message):
             self.warn(server_round, client_id, said)
 
     def inform_once(self, server_round: int, client_id: int, message: str) -> None:
-        """Record a message about a client in the first round only in which it is told."""
+        """Record a message about a client only in the first round in which it occurs."""
         if said := self._once.says(client_id, message):
             self.inform(server_round, client_id, said)
 
     def learn_from(self, names: Collection[str]) -> None:
-        """Attack what comes next by the updates of these parameters alone, as no others are sent.
+        """Let later attacks use the updates of these parameters alone, as no others are sent.
 
         Attacks take the given model's values for those that no observation holds.
         """
@@ -193,7 +193,7 @@ class ServerAudit:
             self.gradient_map = trained
 
     def spare(self, server_round: int, client_id: int, num_examples: int) -> None:
-        """Record that ``wants`` leaves a client out, whose update was then not kept, and why."""
+        """Record that ``wants`` left a client out, so that its update was not kept, and why."""
         unconfigured = "no attack is configured"
         reason = self.selection.refuses(server_round, client_id) if self.attack else unconfigured
         schedule = self.schedule.for_client(num_examples)
@@ -242,7 +242,8 @@ class ServerAudit:
             self._recorder.client(
                 server_round, seen.client_id, update.schedule, update.num_examples, reason
             )
-        unknown = unknown | self.own_config_clients  # also of those whose note is missing now
+        # clients whose note is missing in this round are included
+        unknown = unknown | self.own_config_clients
         self.test_members(server_round, observations, unknown, inputs)
         for seen in observations:
             assumed = inputs.get(seen.client_id, (self.spec, self.gradient_map.batch_norm))
@@ -348,7 +349,7 @@ class ServerAudit:
         if seen.update.num_examples < self.large_clients.min_examples:
             return
         arguments = seen, assumed, unknown, optimizer, is_attacked
-        with torch.random.fork_rng(devices=[]):  # a foreign model may draw in a pass
+        with torch.random.fork_rng(devices=[]):  # a user's model may draw random numbers in a pass
             self._of_client(seen.server_round, seen.client_id, self._look_at_large, *arguments)
 
     def _look_at_large(
@@ -400,7 +401,7 @@ class ServerAudit:
         truth: Truth,
         large: LargeClients,
     ) -> None:
-        """Attack what one step on a few of the client's images would have sent."""
+        """Attack the update of one step on a few of the client's images."""
         assert self.attack is not None
         reference = self.reference or Reference.of(spec)
         for one, shown in probes(gradient_map, seen, truth, large.probe_sizes):
@@ -444,7 +445,7 @@ class ServerAudit:
         self._recorder.cost(seen.server_round, "membership_cpu_seconds", seconds, seen.client_id)
 
     def _prepare(self, target: Target, assumed: Inputs, unknown: Set[int]) -> Case | None:
-        """Grant a target, unless an attack on it would take too much."""
+        """Grant a target's facts, unless an attack on it would take too much memory or time."""
         seen, (spec, mode) = target.observation, assumed
         gradient_map = self.gradient_map.with_batch_norm(mode)
         if reason := self._trials.refusal(gradient_map, spec, seen):
@@ -471,7 +472,7 @@ class ServerAudit:
             self._ask(server_round, attack, name, source, cases, budget)
 
     def _hear(self, server_round: int, note: ClientNote) -> None:
-        """Record what a client told."""
+        """Record a client's note."""
         self._recorder.note(server_round, note)
         self._tell_of_settings(server_round, note)
         self._tell_of_training(server_round, note)
@@ -479,25 +480,25 @@ class ServerAudit:
     def _of_client(
         self, server_round: int, client_id: int, action: Callable[..., T], *args: Any
     ) -> T | None:
-        """Do what concerns one client. What goes wrong is recorded of it; the others go on.
+        """Run a part of the audit for one client; an error is recorded, and the others go on.
 
         Returns:
             What the action returns; ``None`` after an error.
         """
         try:
             return action(*args)
-        except Exception as error:  # whatever a client made it fail by
+        except Exception as error:  # a client's input may cause any error
             _LOG.exception("flwr_leakage: the audit of client %d failed", client_id)
             reason = f"the audit of client {client_id} failed: {type(error).__name__}: {error}"
             self.warn(server_round, client_id, reason)
             return None
 
     def recall(self, server_round: int, observations: list[Observation]) -> None:
-        """Take a round that was attacked before into account where rounds are attacked jointly."""
+        """Take into account a round that was attacked before, if rounds are attacked jointly."""
         self._targets(server_round, observations)
 
     def assume(self, spec: InputSpec, batch_norm: BatchNormMode) -> None:
-        """Attack what comes next under these facts about the inputs and the training."""
+        """Let later attacks assume these facts about the inputs and the training."""
         self.spec = spec
         self.gradient_map = self.gradient_map.with_batch_norm(batch_norm)
         self._reference = self.reference or Reference.of(spec)
@@ -510,7 +511,7 @@ class ServerAudit:
         unknown: Set[int],
         inputs: Mapping[int, Inputs],
     ) -> None:
-        """Keep what would be attacked, with the truth where a simulation knows it."""
+        """Keep the observations to attack, with the truth where a simulation knows it."""
         chosen = self.selection(observations)
         if not chosen:
             return
@@ -556,7 +557,7 @@ class ServerAudit:
         cases: list[Case],
         budget: Budget,
     ) -> None:
-        """Attack what the same updates would have been under a defense."""
+        """Attack the same updates as a defense would have released them."""
         asked: list[Case] = []
         changes: list[float] = []
         for case in cases:
@@ -583,7 +584,7 @@ class ServerAudit:
             self._recorder.what_if(server_round, client_id, name, change, answer, outcome)
 
     def _tell_of_settings(self, server_round: int, note: ClientNote) -> None:
-        """Say once that draws can be repeated, and what a client says of itself."""
+        """Record once that a client's draws can be repeated, and the client's remarks on itself."""
         if note.reproducible and not self._told_of_seeds:
             self._told_of_seeds = True
             message = (
@@ -604,7 +605,7 @@ class ServerAudit:
                 self.inform(server_round, note.client_id, told)
 
     def _tell_of_training(self, server_round: int, note: ClientNote) -> None:
-        """Say once of a client where it trains otherwise than is assumed, or not as captured."""
+        """Record once where a client's training differs from the assumed or the captured one."""
         for sentence in note.speaks_against(self._assumed_of(note)):
             self.warn_once(server_round, note.client_id, f"client {note.client_id}: {sentence}.")
 
@@ -620,7 +621,7 @@ class ServerAudit:
 
     def _targets(self, server_round: int, observations: list[Observation]) -> list[Target]:
         chosen = self.selection(observations)
-        # One by one, as a client may tell what no attack on several rounds takes.
+        # The facts are tried one by one, as an attack on several rounds may refuse some of them.
         parts = [chosen] if self.threat.view == "aggregate" else [[seen] for seen in chosen]
         targets = []
         for part in parts:
@@ -633,7 +634,7 @@ class ServerAudit:
         return targets
 
     def _grant(self, target: Target, unknown: Set[int]) -> Case | None:
-        """Return what the attack is given and measured against; ``None`` if the grant is refused.
+        """Return the attack's input and its truth; ``None`` if the grant is refused.
 
         Args:
             target: what is attacked.
@@ -723,7 +724,7 @@ class ServerAudit:
 
 
 def _sent_back(seen: Observation, gradient_map: GradientMap) -> list[str]:
-    """Return the trained weights that did not change at all, where others did.
+    """Return the trained weights that did not change at all, although others did.
 
     Biases are left out: they are zero where a defense keeps the largest entries only, too.
     """

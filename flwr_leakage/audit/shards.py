@@ -1,8 +1,9 @@
 """Attack the kept observations of a run on several machines, and merge what they found.
 
 Each machine has a copy of the run folder, or reaches the same one, and takes its share of the
-targets. A share is a folder that holds the finished targets in files which are named by all that
-their result depends on, code and versions included. Thus a file of another run fits nowhere.
+targets. A share is a folder of files with the results of finished targets. The name of a file is a
+digest of everything that its result depends on, code and versions included, so that a file of
+another run is never taken.
 """
 
 import re
@@ -77,7 +78,7 @@ class Shard:
 def attack_shard(
     run: KeptRun, shard: Shard, folder: Path | None = None, workers: int | RayTasks = 1
 ) -> int:
-    """Attack a share of what a run kept, and record nothing; ``merge_shards`` does.
+    """Attack a share of a run's kept observations; ``merge_shards`` records the results.
 
     It may be killed at any moment and called again.
 
@@ -107,7 +108,7 @@ def attack_shard(
 
 
 def merge_shards(run: KeptRun, shards: Sequence[Path] = ()) -> int:
-    """Record what the shards of a run found, as ``attack_kept`` would have; nothing is attacked.
+    """Record the shards' results as ``attack_kept`` would have; nothing is attacked.
 
     It may be called again: what is recorded is not recorded twice.
 
@@ -203,7 +204,7 @@ class _Chunk:
 
 @dataclass
 class _Share:
-    """A stand-in for the attack, which attacks the chunks of a shard, or only names those of all.
+    """A stand-in for the attack that attacks the chunks of one shard, or only lists all chunks.
 
     Attributes:
         chunk: targets attacked together.
@@ -226,7 +227,7 @@ class _Share:
         audit.evaluator, audit.progress = None, _StatusOnly(audit.progress)
         self._parallel = Parallel(audit.attack, self.workers, self.chunk, self.folder)
         self._problem: Exception | None = None
-        self._number = 0  # of the next chunk in its round
+        self._number = 0  # number of the next chunk in its round
         for _ in walk(run, audit, disclosed, self):
             if self._problem is not None:
                 raise ValueError(
@@ -262,14 +263,14 @@ class _Share:
 
 @dataclass
 class _StatusOnly(SilentProgress):
-    """Shows what goes on, and no lines, as the merged run tells them."""
+    """Show the status and no lines, as the merged run will show the lines."""
 
     progress: Progress
 
     def status(self, text: str) -> None:
-        """Tell what is going on."""
+        """Show the current status."""
         self.progress.status(text)
 
     def close(self) -> None:
-        """Take the status away."""
+        """Remove the status."""
         self.progress.close()

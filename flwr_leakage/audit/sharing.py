@@ -1,4 +1,4 @@
-"""The owner of a client chooses what travels beside an update; by default no number of samples."""
+"""A client's owner chooses the facts that travel beside an update; by default none of samples."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -85,7 +85,7 @@ class Sharing:
 
 
 def _without(note: ClientNote, measurement: Measurement) -> Measurement:
-    """Return the measurement, with the category of the replay where its notes tell the result."""
+    """Return the measurement; notes that tell a replay's result are replaced by its category."""
     told = (note.explained, note.replay.sentence if note.replay else "")
     notes = measurement.notes
     for sentence in filter(None, told):

@@ -1,4 +1,4 @@
-"""Before any training: what the update of a model, batch size and schedule is open to."""
+"""Find, before any training, the exact attacks to which an update will be open."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -91,7 +91,8 @@ def structure(
         ValueError: the spec is none, or the model does not fit it; the loss cannot be computed; the
             update is zero.
     """
-    with torch.random.fork_rng(devices=[]):  # a model may draw from the global generator
+    # a model may draw from the global generator, whose state is restored
+    with torch.random.fork_rng(devices=[]):
         return _structure(
             GradientMap(model, loss, batch_norm),
             type(model).__name__,
@@ -180,7 +181,7 @@ def synthetic_batch(spec: InputSpec, count: int, seed: int) -> Batch:
 
 
 def _open(name: str, attack: ExactAttack, job: AttackJob, batch: Batch, attempt: bool) -> Opening:
-    """Return what an attack's own check says, and what the attack reaches."""
+    """Return the verdict of an attack's own check, and what the attack recovers."""
     problem = pose(job.gradient_map, job.spec, job.observations[0], job.threat)
     draw = job.generator(0, "structure")
     try:

@@ -1,4 +1,4 @@
-"""The truth that a simulation knows, for the evaluation and for facts that are granted by name."""
+"""The truth that a simulation knows, for the evaluation and for granted facts."""
 
 import hashlib
 import json
@@ -49,7 +49,7 @@ UNREADABLE = (
 
 @dataclass
 class ImageNumbers:
-    """Numbers each client's private images, so that one can be followed from round to round.
+    """Number each client's private images, so that each can be followed from round to round.
 
     A sample's place in the batch changes between rounds. Equal images have the same number.
 

@@ -1,4 +1,4 @@
-"""Who is attacked first where a round's time is not enough for all, and what was said of whom."""
+"""Order the attacks of a round whose time is too short for all, and avoid repeated messages."""
 
 import math
 import random
@@ -41,7 +41,7 @@ def in_turns(
 
 
 def least(*limits: float | None) -> float | None:
-    """Return the smallest of several limits, of which ``None`` is none.
+    """Return the smallest of several limits; ``None`` stands for no limit.
 
     Example:
         >>> least(60.0, None, 4.0), least(None)
@@ -57,14 +57,14 @@ def seconds_each(seconds: float | None, budget: Budget, count: int) -> float | N
         >>> seconds_each(60.0, Budget(), 3), seconds_each(None, Budget(), 3)
         (60.0, None)
     """
-    # A budget may end between two looks, and an attack takes no limit of 0.
+    # A budget may end between two readings of the clock, and an attack accepts no limit of 0.
     least = min(math.inf if seconds is None else seconds, max(budget.left / count, 0.01))
     return None if least == math.inf else least
 
 
 @dataclass
 class Once:
-    """Remembers the sentences about each client, so that each is recorded once, up to a limit.
+    """Remember the sentences about each client, so that each is recorded once, up to a limit.
 
     Attributes:
         limit: different sentences of a client, ≥ 1.

@@ -1,4 +1,4 @@
-"""Updates as they would have been under a defense, which only a simulation can know."""
+"""Compute updates as a defense would have released them, which only a simulation can know."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

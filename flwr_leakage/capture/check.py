@@ -284,7 +284,7 @@ def _variates_of(
     received: Mapping[str, Tensor],
     variates: Mapping[str, Tensor],
 ) -> Correction:
-    """Return the change −(c − c_i) by the server's variates and a client's own."""
+    """Return the change −(c − c_i) by the server's control variates c and the client's c_i."""
     return Correction({
         id(names[name].live): variates.get(other, torch.zeros(())) - received[other]
         for name, other in variate_names(names, received).items()

@@ -508,7 +508,7 @@ class Recorder:
         )
 
     def _told_problem(self) -> str:
-        """Return what was found, unless no optimizer of torch took a step, which explains it."""
+        """Return the problem that was found, if any optimizer of torch took a step."""
         return self._problem if self._stepped else ""
 
     def _missing(self) -> str:

@@ -25,7 +25,7 @@ class ChangedConstantError(ValueError):
 
 @dataclass(frozen=True)
 class Value:
-    """The place of a result on the tape: a leaf of what an entry returned."""
+    """The place of a result on the tape: the number of its entry and of its leaf there."""
 
     entry: int
     leaf: int

@@ -110,7 +110,7 @@ class CapturePlan:
         return self.gate is not None or is_due(self.replay_every, server_round, kept, num_arrays)
 
     def kept_of(self, server_round: int, kept: Replayed | None) -> Limits:
-        """Return what is kept of a captured training: all, or what a later replay needs."""
+        """Return the part of a captured training to keep: all, or as a later replay needs it."""
         few = self.replay_samples
         if few is None or kept is None or kept.again or self.measures(server_round):
             return self.limits

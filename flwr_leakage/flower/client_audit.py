@@ -135,7 +135,7 @@ class ClientAudit:
 
 
 def as_self_attack(attack: Any) -> SelfAttack:
-    """Return an attack with the settings of a self-attack; one that is given stays as it is.
+    """Return an attack as a ``SelfAttack`` with default settings, unless it is one already.
 
     Raises:
         ImportError: what attacks or measures is not installed; the message names the extra.

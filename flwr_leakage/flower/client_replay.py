@@ -188,7 +188,7 @@ class SeenRound:
             return None
 
     def trained(self, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the training's result by the received names, as it is compared under a mask."""
+        """Return the trained parameters by received names, to compare a masked update with."""
         live = name_live(received, [root.live for root in self.training.roots])
         return {name: tensor.detach() for name, (_, _, tensor) in live.items()}
 

@@ -229,7 +229,7 @@ class RoundView:
 
     @cached_property
     def _misfit(self) -> str:
-        """Return why the server sends something other than the model, for which no client can."""
+        """Return why the server's arrays are not the model's; no client is to blame for that."""
         shapes = self.sent.shapes()
         reason = self.expected.misfit(list(shapes)) if shapes else ""
         if reason:

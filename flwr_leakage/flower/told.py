@@ -140,7 +140,7 @@ class ToldAudit(ServerAudit):
         return spec
 
     def _test_only(self, seen: Observation, told: TrainingFacts | None, unknown: Set[int]) -> None:
-        """Test the candidates for an update that is not attacked, where its training is known."""
+        """Test candidates for membership in an unattacked update, if its training is known."""
         if self.candidates is None or self.threat.view == "aggregate":
             return
         try:
