@@ -155,10 +155,8 @@ STRONGEST = [
 SETTINGS = [
     Case(f"refused: {override}", name, partial(n.mlp, 4), overrides=(override,))
     for name, overrides in {
-        "feature_matching": ("rank_tolerance=1.0", "negligible=-1", "fit_iterations=0",
-                             "masks.proof=-1", "fading.rounds=0", "fading.last_weight=1",
-                             "fading.near=-1", "fading.factor=1"),
-        "feature_recursion": ("trims=0", "rounds=0", "contradiction=0.5", "margin=0.5"),
+        "feature_matching": ("fit_iterations=0", "proof=-1", "rounds=0", "newton_steps=-1"),
+        "feature_recursion": ("rounds=0", "iterations=0"),
         "batch_images": ("sharpening.steps=-1", "edges.power=0", "edges.weight=0",
                          "edges.before=0", "edges.iterations=0", "solver.products=0"),
         "gauss_newton": ("annealings=[]", "steps=0", "noise_std=-1", "tolerance=1", "spread=-1",

@@ -11,7 +11,7 @@ from flwr_leakage.attacks import pose
 from flwr_leakage.attacks.exact.chain import Level, Link, trace_chain
 from flwr_leakage.attacks.exact.known import Known
 from flwr_leakage.attacks.exact.mask_equations import Hidden
-from flwr_leakage.attacks.exact.masks import MaskEvidence, MaskSearch, settled
+from flwr_leakage.attacks.exact.masks import MaskEvidence, settled
 from flwr_leakage.attacks.labels.counts import mean_feature
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, ThreatModel
@@ -48,7 +48,7 @@ def masked_case(batch_norm=False, smooth=False):
     first, second, third, last = chain
     features = mean_feature(last.weight_gradient, last.bias_gradient)
     errors = last.pull_back(last.bias_gradient[None])
-    behind = Level.of(third, Known.exactly(features), errors, 1e-4)
+    behind = Level.of(third, Known.exactly(features), errors)
     truth = images.double()
     return MaskedCase(
         chain, truth, second.preactivation(first.outputs(truth))[0].flatten(1), behind
@@ -69,5 +69,5 @@ def equations_of_case(certain=None, batch_norm=False, smooth=False):
     known = known_of(case.behind.equations, case.preactivations > 0, certain)
     errors = case.behind.input_errors[0].flatten(1) * second.scale[:, None]
     evidence = MaskEvidence(case.behind.equations, errors, errors[:, 0], errors)
-    hidden = Hidden([first], second, case.behind, evidence, known, MaskSearch())
+    hidden = Hidden([first], second, case.behind, evidence, known)
     return hidden.equations, case.truth, case.preactivations

@@ -23,6 +23,10 @@ from flwr_leakage.attacks.network.trace import Step, Trace, same_values
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 from flwr_leakage.attacks.problem import Problem
 
+RANK_TOLERANCE = 1e-4
+"""Share of the largest singular value of a layer's equations below which an equation is left out:
+noise of 1e-6 of the gradient (``FLOAT32_NOISE``) is there 1 % of what the equation tells."""
+
 
 @dataclass(frozen=True)
 class Link:
@@ -288,7 +292,7 @@ class Level:
     equations: Whitened
 
     @classmethod
-    def of(cls, link: Link, known: Known, output_errors: Tensor, rank_tolerance: float) -> "Level":
+    def of(cls, link: Link, known: Known, output_errors: Tensor) -> "Level":
         """Return the level of a layer whose outputs and their errors are known."""
         shape = (1, *link.output_shape)
         known = known.map(lambda each: each.reshape(shape))
@@ -299,7 +303,7 @@ class Level:
         else:
             errors = errors * link.activation.slope(known.values)
         errors = errors * per_channel(link.scale, errors)
-        equations = Whitened.by_svd(*link.equations(errors), rank_tolerance)
+        equations = Whitened.by_svd(*link.equations(errors), RANK_TOLERANCE)
         return cls(link, known, errors, equations)
 
     @property

@@ -31,6 +31,18 @@ from torch import Tensor
 from flwr_leakage.attacks.exact.relu_walk import Use
 from flwr_leakage.attacks.exact.weight_equations import Whitened, weight_equations
 
+RANK_TOLERANCE = 1e-5
+"""Share of the largest singular value of a layer's equations below which a direction is not
+determined. Squared, such values keep six digits in float64."""
+
+CONTRADICTION = 5.0
+"""A channel contradicts the others if its s_o exceeds this multiple of their median. By noise, a
+root mean square of nine residuals or more does once in 1e39 times."""
+
+TRIMS = 5
+"""Number of solutions of one layer's equations. After each but the last, channels that contradict
+it are left out. The masks behind a layer are repaired as often."""
+
 
 @dataclass(frozen=True)
 class Solved:
@@ -62,9 +74,7 @@ def solve_features(
     uses: Sequence[Use],
     errors: Sequence[Tensor],
     gradients: Sequence[Tensor],
-    rank_tolerance: float,
-    trims: int = 3,
-    contradiction: float = 5.0,
+    trims: int = TRIMS,
 ) -> Solved:
     """Return the features (1, C, H, W) that convolutions take in, from their weight gradients.
 
@@ -72,19 +82,17 @@ def solve_features(
     has a wrong entry, the error of its channel is wrong too, and the channel's equations contradict
     all others. Such channels are left out, and the rest is solved again.
 
+    A channel contradicts a solution if s_o exceeds ``CONTRADICTION`` times the median, and
+    s_o / ‖gradient‖ that multiple of its median. (Rounding grows with the gradient, but less: large
+    gradients have large residuals, small ones large shares.) It also does if s_o exceeds that
+    multiple of the σ that remains without the channel. With less than twice as many equations as
+    unknowns only this second rule counts, for one channel at a time.
+
     Args:
         uses: the convolutions, at least one.
         errors: ∂L/∂outputs of each, (1, O, H', W').
         gradients: ∂L/∂W of each, (O, C, *kernel).
-        rank_tolerance: directions whose singular value is below this share of the largest are not
-            determined.
         trims: number of solutions; after each but the last, contradicting channels are left out.
-        contradiction: a channel contradicts a solution if s_o exceeds this multiple of the median,
-            and s_o / ‖gradient‖ exceeds this multiple of its median. (Rounding grows with the
-            gradient, but less: large gradients have large residuals, small ones large shares.) It
-            also contradicts if s_o exceeds this multiple of the σ that remains without the channel.
-            With less than twice as many equations as unknowns only this second rule counts, for
-            one channel at a time.
 
     Raises:
         ValueError: all errors are zero.
@@ -103,7 +111,7 @@ def solve_features(
     kept = torch.ones(len(sizes), dtype=torch.bool)
     for last in reversed(range(trims)):
         rows = kept.repeat_interleave(sizes)
-        equations = _whiten(matrix[rows], target[rows], rank_tolerance)
+        equations = _whiten(matrix[rows], target[rows])
         residual = (matrix @ (equations.rows.T @ equations.values) - target)[rows]
         lost, remaining = float(residual.square().sum()), len(residual) - equations.num_equations
         checks = [
@@ -111,7 +119,7 @@ def solve_features(
         ]
         free, falls = (torch.cat(list(values)) for values in zip(*checks, strict=True))
         size = (falls / (channels * free.clamp_min(1))).sqrt()
-        limit = _typical(size, scale, kept) * contradiction
+        limit = _typical(size, scale, kept) * CONTRADICTION
         # If there are hardly more equations than unknowns, one wrong channel bends the solution to
         # itself, and the others seem to contradict it. The fall of ‖r‖² shows it even then.
         is_redundant = len(residual) >= 2 * height * width
@@ -120,7 +128,7 @@ def solve_features(
             rest = (lost - falls).clamp_min(0) / (channels * (remaining - free).clamp_min(1))
             ratio = torch.where(kept & (size > 0), size.square() / rest.clamp_min(1e-300), 0.0)
             worst = int(ratio.argmax())
-            agrees[worst] &= bool(ratio[worst] <= contradiction**2)
+            agrees[worst] &= bool(ratio[worst] <= CONTRADICTION**2)
         if not last or bool((agrees == kept).all()):
             break
         kept = agrees
@@ -151,7 +159,7 @@ def _typical(size: Tensor, scale: Tensor, kept: Tensor) -> Tensor:
 
 
 def _check(
-    matrix: Tensor, target: Tensor, equations: Whitened, kept: Tensor, least: float = 1e-4
+    matrix: Tensor, target: Tensor, equations: Whitened, kept: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return how well the equations of each channel of one convolution agree with all kept ones.
 
@@ -160,8 +168,6 @@ def _check(
         target: T (O, K, C).
         equations: the equations of all kept channels of all convolutions.
         kept: booleans (O,), true for the kept channels of this convolution.
-        least: least ``1 − h`` of an equation that others check. Without others float64 leaves
-            ``λ`` times its own rounding, 1e-6 or less.
 
     Returns:
         For each channel (O,) the number of its equations that others check, and the fall of ‖r‖²
@@ -172,19 +178,21 @@ def _check(
     sign = torch.where(kept, -1.0, 1.0).to(matrix.dtype)[:, None, None]
     unit = torch.eye(matrix.shape[1], dtype=matrix.dtype)
     squares, vectors = torch.linalg.eigh(unit + sign * (whitened @ whitened.mT))
+    # Without others that check an equation, float64 leaves 1e-6 or less of 1 − h.
+    least = 1e-4
     is_checked = squares > least
     parts = (vectors.mT @ residual).square().sum(2) / squares.clamp_min(least)
     return is_checked.sum(1), torch.where(is_checked, parts, 0.0).sum(1)
 
 
-def _whiten(matrix: Tensor, target: Tensor, rank_tolerance: float) -> Whitened:
+def _whiten(matrix: Tensor, target: Tensor) -> Whitened:
     """Return the equations ``V a = S⁻¹ Uᵀ T`` from the eigenvectors of MᵀM, refined once.
 
     The eigenvalues are the squared singular values. So singular values of 1e-5 of the largest have
     six exact digits in float64, and the refinement restores the others.
     """
     squares, vectors = torch.linalg.eigh(matrix.T @ matrix)
-    determined = squares > max(rank_tolerance**2 * float(squares[-1]), 0.0)
+    determined = squares > RANK_TOLERANCE**2 * float(squares[-1])
     if not bool(determined.any()):
         raise ValueError("the errors are zero, and determine no features.")
     squares, rows = squares[determined], vectors[:, determined].T

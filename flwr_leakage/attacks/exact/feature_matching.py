@@ -14,9 +14,8 @@ layer's weight gradient is then *linear* in its input a: ``M(δ) a = ∂L/∂W``
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from operator import itemgetter
 from typing import ClassVar
 
@@ -29,18 +28,20 @@ from flwr_leakage.attacks.distance import gradient_distance
 from flwr_leakage.attacks.exact.chain import Level, Link, features_of, solve_layer, trace_chain
 from flwr_leakage.attacks.exact.known import Known
 from flwr_leakage.attacks.exact.mask_equations import Hidden
-from flwr_leakage.attacks.exact.masks import MaskSearch
-from flwr_leakage.attacks.exact.relu_fit import FadingPrior, FittedInput, fit_through_relus
+from flwr_leakage.attacks.exact.masks import PROOF
+from flwr_leakage.attacks.exact.relu_fit import Candidate, fit_through_relus
 from flwr_leakage.attacks.labels.assumed import answer, assume_targets, idlg_label
 from flwr_leakage.attacks.labels.counts import mean_feature
 from flwr_leakage.attacks.one_by_one import Applicability, ExactAttack, require_single_gradient
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.settings import require
-from flwr_leakage.attacks.solve.damped import DampedGaussNewton
 from flwr_leakage.attacks.starts import Grey, Initialisation
 from flwr_leakage.records import Batch, Reconstruction
 from flwr_leakage.spectral.image_prior import ImagePrior
+
+SOLVED = 1e-9
+"""Relative mean squared residual up to which the convex problem of a layer counts as solved."""
 
 
 @dataclass(frozen=True)
@@ -51,38 +52,29 @@ class FeatureMatching(ExactAttack):
     the least relative squared distance of the gradients.
 
     Attributes:
-        rank_tolerance: fraction of the largest singular value of a gradient's equations, in
-            [0, 1). Equations with smaller singular values are left out. The masked layer's own
-            equations, which are noisy, get a falling weight instead.
-        negligible: fraction of the largest singular value of the masked layer's own equations, in
-            [0, 1). Equations with smaller singular values are left out.
         layer_iterations: largest number of iterations for the convex problem of a layer behind an
             invertible activation, ≥ 1.
-        solved: relative mean squared residual up to which such a layer counts as found.
-        masks: the settings of the search for masks of ReLUs and of their proof.
+        proof: tolerance of the proof of a mask, ≥ 0; see
+            :data:`~flwr_leakage.attacks.exact.masks.PROOF`.
         fit_iterations: largest number of iterations of a fit of the input without ReLUs, ≥ 1.
-        fading: the settings of the fading of prior and blur in a fit through ReLUs.
-        newton: the damped Gauss–Newton without a prior that follows such a fit.
+        rounds: largest number of fadings in a fit through ReLUs, ≥ 1; see
+            :func:`~flwr_leakage.attacks.exact.relu_fit.fit_through_relus`.
+        newton_steps: largest number of steps of Gauss–Newton without a prior after such a fit, ≥ 0.
         initialisation: the start of a fit without ReLUs.
     """
 
     purpose: ClassVar[str] = "feature matching"
 
-    rank_tolerance: float = 1e-4
-    negligible: float = 1e-6
     layer_iterations: int = 700
-    solved: float = 1e-9
-    masks: MaskSearch = field(default_factory=MaskSearch)
+    proof: float = PROOF
     fit_iterations: int = 1000
-    fading: FadingPrior = field(default_factory=FadingPrior)
-    newton: DampedGaussNewton = field(default_factory=DampedGaussNewton)
+    rounds: int = 12
+    newton_steps: int = 8
     initialisation: Initialisation = field(default_factory=Grey)
 
     def __post_init__(self) -> None:
-        for name in ("rank_tolerance", "negligible"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} must lie in [0, 1), got {getattr(self, name)}.")
-        require(self, "be at least 1", "layer_iterations", "fit_iterations")
+        require(self, "be at least 0", "proof", "newton_steps")
+        require(self, "be at least 1", "layer_iterations", "fit_iterations", "rounds")
 
     def check(self, problem: Problem, generator: torch.Generator) -> Applicability:
         """See ``ExactAttack``."""
@@ -105,32 +97,21 @@ class FeatureMatching(ExactAttack):
             ValueError: the update stems from several samples or steps, or the model is no chain.
         """
         chain = _chain(problem)
-        walk = walk_back(
-            chain,
-            partial(
-                Hidden.begin,
-                search=self.masks,
-                negligible=self.negligible,
-                noise=self.rank_tolerance,
-            ),
-            rank_tolerance=self.rank_tolerance,
-            layer_iterations=self.layer_iterations,
-            solved=self.solved,
-        )
+        walk = walk_back(chain, self.proof, self.layer_iterations)
         hidden = walk.hidden
         targets = assume_targets(problem, lambda *_: idlg_label(walk.logit_error), generator).values
         if hidden is not None:
             prior = ImagePrior.of(problem.spec)
             candidates, hidden, stopped = fit_through_relus(
-                hidden, prior, self.fading, self.newton, budget
+                hidden, prior, self.rounds, self.newton_steps, budget
             )
         else:
             start = self.initialisation(problem.spec, 1, restart, generator).double()
             candidates, stopped = self._fit_levels(chain, walk.levels, start, budget)
         judged = []
-        for each in candidates:
-            batch = Batch(problem.spec.clamp(each.inputs), targets)
-            judged.append((gradient_distance(problem, batch), each.stage, batch))
+        for stage, inputs in candidates:
+            batch = Batch(problem.spec.clamp(inputs), targets)
+            judged.append((gradient_distance(problem, batch), stage, batch))
         judged = [each for each in judged if math.isfinite(each[0])]
         if not judged:
             return failure("the objective was never finite.")
@@ -151,7 +132,7 @@ class FeatureMatching(ExactAttack):
 
     def _fit_levels(
         self, chain: Sequence[Link], levels: Sequence[Level], start: Tensor, budget: Budget
-    ) -> tuple[list[FittedInput], bool]:
+    ) -> tuple[list[Candidate], bool]:
         """Return the inputs fitted to the walk's last two levels, and whether the budget ended it.
 
         A walk may go one layer too far. The features found there are roughly right, but the errors
@@ -160,11 +141,11 @@ class FeatureMatching(ExactAttack):
         position = len(chain) - 1 - len(levels)
         before, iterations = chain[:position], self.fit_iterations
         inputs, stopped = fit_level(before, levels[-1], start, iterations, budget)
-        found = [FittedInput("deepest", inputs)]
+        found = [("deepest", inputs)]
         if len(levels) > 1:
             before = chain[: position + 1]
             inputs, stopped = fit_level(before, levels[-2], inputs, iterations, budget)
-            found.append(FittedInput("sure", inputs))
+            found.append(("sure", inputs))
         return found, stopped
 
 
@@ -227,15 +208,13 @@ class Walk:
     hidden: Hidden | None
 
 
-def walk_back(
-    chain: Sequence[Link],
-    begin: Callable[..., Hidden],
-    *,
-    rank_tolerance: float,
-    layer_iterations: int,
-    solved: float,
-) -> Walk:
+def walk_back(chain: Sequence[Link], proof: float, layer_iterations: int) -> Walk:
     """Return the walk from the logits of a chain as far towards its input as its gradients lead.
+
+    Args:
+        chain: the layers.
+        proof: tolerance of a mask's proof; see :data:`~flwr_leakage.attacks.exact.masks.PROOF`.
+        layer_iterations: largest number of iterations for a layer behind an invertible activation.
 
     Raises:
         ValueError: the last layer has no bias.
@@ -249,7 +228,7 @@ def walk_back(
     residuals: list[float] = []
     hidden: Hidden | None = None
     for position in range(len(chain) - 2, -1, -1):
-        level = Level.of(chain[position], known, errors, rank_tolerance)
+        level = Level.of(chain[position], known, errors)
         levels.append(level)
         if position == 0:
             break
@@ -258,11 +237,11 @@ def walk_back(
         # and rarely have one solution.
         if level.equations.num_equations < 0.5 * level.equations.num_positions:
             if hidden is None and link.activation.is_relu:
-                hidden = begin(before, link, level, is_sought=False)
+                hidden = Hidden.begin(before, link, level, is_sought=False)
             break
         errors = level.input_errors
         if link.activation.is_relu:
-            hidden = begin(before, link, level)
+            hidden = Hidden.begin(before, link, level, proof)
             if not hidden.is_proven:
                 break
             known = hidden.known
@@ -271,7 +250,7 @@ def walk_back(
         low, high = link.activation.low, link.activation.high
         inputs, residual = solve_layer(level, low, high, layer_iterations)
         residuals.append(residual)
-        if residual > solved:
+        if residual > SOLVED:
             break
         known = Known.exactly(inputs.clamp(low, high))
     return Walk(last.bias_gradient / last.scale, levels, residuals, hidden)

@@ -24,7 +24,6 @@ smooth images. If their windows overlap, the gradient of the stem's convolution 
 (:mod:`flwr_leakage.attacks.exact.pooled_stem`).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -33,18 +32,39 @@ from torch import Tensor
 
 from flwr_leakage.attacks.budget import Budget, stop_mark
 from flwr_leakage.attacks.distance import gradient_distance
-from flwr_leakage.attacks.exact.feature_fit import Fit, fit_features, read_input, settle_signs
+from flwr_leakage.attacks.exact.feature_fit import (
+    Fit,
+    fit_features,
+    fit_smoothly,
+    read_input,
+    settle_signs,
+)
 from flwr_leakage.attacks.exact.known import single
 from flwr_leakage.attacks.exact.pooled_stem import fit_stem
-from flwr_leakage.attacks.exact.recover_features import Features, recover_features
+from flwr_leakage.attacks.exact.recover_features import MARGIN, Features, recover_features
 from flwr_leakage.attacks.exact.relu_walk import ReluWalk
-from flwr_leakage.attacks.exact.smooth_fit import fit_smoothly
 from flwr_leakage.attacks.labels.assumed import SignOfGradient, answer, assume_targets
 from flwr_leakage.attacks.one_by_one import Applicability, ExactAttack
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 from flwr_leakage.attacks.problem import Problem
+from flwr_leakage.attacks.settings import require
 from flwr_leakage.attacks.starts import Grey, Initialisation
 from flwr_leakage.records import Batch, Reconstruction
+
+MET = 1e-8
+"""Relative squared distance up to which features, or a gradient, count as met: 1e-4, ten roundings
+of a pass in single precision. The noise of features may explain a larger one."""
+
+FITTED = 3
+"""Number of known layers besides the shallowest that the input is fitted to."""
+
+SMOOTHING, SHAKING = (0.3, 0.1, 0.03, 0.01, 0.0), 0.2
+"""Weights of the total variation in successive fits of a round to pooled features, and standard
+deviation of the noise at the start of a further round, in units of the model's input. They were
+chosen on training images of CIFAR-10; no table."""
+
+DRAWS = 24
+"""Largest number of inputs that are drawn where the features are met and the gradient is not."""
 
 
 @dataclass(frozen=True)
@@ -56,75 +76,34 @@ class FeatureRecursion(ExactAttack):
     positions, or pooled to maxima and flattened. BatchNorm must use given statistics.
 
     Attributes:
-        rank_tolerance: fraction of the largest singular value of a layer's equations. They do not
-            determine features if their least singular value is below it.
-        trims: number of solutions of one layer's equations, ≥ 1. After each solution, channels
-            that contradict it are left out. The masks that they contradict are repaired as often.
-        contradiction: multiple of the median residual, ≥ 1. A channel with a larger residual
-            contradicts a solution.
-        margin: multiple of the observed noise of features, ≥ 1. Features below it count as zero.
-        solved: relative squared distance up to which features count as met; their noise may
-            explain a larger one.
-        fitted: number of known layers besides the shallowest that the input is fitted to, ≥ 1.
         iterations: largest number of iterations of the last fit, ≥ 1.
         initialisation: the start of the fit if the shallowest features are not pooled.
         synthetic: number of noise images from which a start is learned if they are pooled, ≥ 1.
-        smoothing: weights of the total variation in successive fits to pooled features. One more
-            fit follows without it.
-        smoothed_iterations: largest number of iterations of each of these fits, ≥ 1.
+        smoothed_iterations: largest number of iterations of each fit to pooled features with a
+            preference for smooth images, ≥ 1.
         rounds: largest number of rounds of these fits, ≥ 1. A round starts from the end of the
-            last one. They end once the features' relative squared distance is at most ``solved``.
-        shaking: standard deviation of the noise added to the start of each further round, in units
-            of the model's input.
-        met: relative squared distance up to which a gradient counts as met.
-        draws: largest number of inputs tried if an input meets the features but not the gradient;
-            see :func:`flwr_leakage.attacks.exact.feature_fit.settle_signs`.
+            last one, with noise. They end once the features are met.
     """
 
     purpose: ClassVar[str] = "feature recursion"
 
-    rank_tolerance: float = 1e-5
-    trims: int = 5
-    contradiction: float = 5.0
-    margin: float = 3.0
-    solved: float = 1e-8
-    fitted: int = 3
     iterations: int = 300
     initialisation: Initialisation = field(default_factory=Grey)
     synthetic: int = 300
-    smoothing: Sequence[float] = (0.3, 0.1, 0.03, 0.01)
     smoothed_iterations: int = 100
     rounds: int = 4
-    shaking: float = 0.2
-    met: float = 1e-8
-    draws: int = 24
 
     def __post_init__(self) -> None:
-        for name in (
-            "trims",
-            "contradiction",
-            "margin",
-            "fitted",
-            "iterations",
-            "synthetic",
-            "smoothed_iterations",
-            "rounds",
-        ):
-            if not getattr(self, name) >= 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        names = ("iterations", "synthetic", "smoothed_iterations", "rounds")
+        require(self, "be at least 1", *names)
 
     def check(self, problem: Problem, generator: torch.Generator) -> Applicability:
         """See ``ExactAttack``. It reads the features, which takes part of the attack's time."""
-        known = self._read(problem)
+        known = recover_features(problem)
         shape = tuple(known.outputs[known.shallowest].shape[1:])
         pooled = ", pooled" if known.is_pooled else ""
         text = f"the outputs of {len(known.outputs)} ReLUs are determined, "
         return Applicability(True, f"{text}of shape {shape}{pooled} at the shallowest.")
-
-    def _read(self, problem: Problem) -> Features:
-        return recover_features(
-            problem, self.rank_tolerance, self.margin, self.trims, self.contradiction
-        )
 
     def solve(
         self, problem: Problem, generator: torch.Generator, restart: int, budget: Budget
@@ -136,7 +115,7 @@ class FeatureRecursion(ExactAttack):
         """
         start = self.initialisation(problem.spec, 1, restart, generator).double()
         problem = problem.held
-        known = self._read(problem)
+        known = recover_features(problem)
         targets = assume_targets(problem, SignOfGradient(), generator).values
         if known.is_pooled:
             chosen = known.first(1)
@@ -152,17 +131,17 @@ class FeatureRecursion(ExactAttack):
                     fit = self._search(narrow, single(chosen), generator, budget)
                 fit = self._finish(problem, chosen, fit, budget)
         elif problem.gradient_map.held:
-            chosen = known.first(self.fitted)
+            chosen = known.first(FITTED)
             fit = fit_smoothly(problem.to(torch.float32), chosen, budget)
             fit = self._finish(problem, chosen, fit, budget)
         else:
             fit = self._fit(problem, known, Fit(start, float("inf")), budget)
-        is_met = self._is_met(fit, known)
+        is_met = _is_met(fit, known)
         # The way back from features to the input amplifies their error by 20 to 30.
         errors = [10 * known.least_noise, 100 * known.least_noise]
-        draws = self.draws if is_met and known.least_noise > 0 else 0
+        draws = DRAWS if is_met and known.least_noise > 0 else 0
         batch, distance = settle_signs(
-            problem, Batch(fit.inputs, targets), errors, self.met, draws, generator, budget
+            problem, Batch(fit.inputs, targets), errors, MET, draws, generator, budget
         )
         stats = {
             "iterations": fit.iterations,
@@ -178,29 +157,19 @@ class FeatureRecursion(ExactAttack):
 
     def _fit(self, problem: Problem, known: Features, start: Fit, budget: Budget) -> Fit:
         """Return the fit to features that are not pooled, from the first start that meets them."""
-        chosen = known.first(self.fitted + 1)
+        chosen = known.first(FITTED + 1)
         narrow = problem.to(torch.float32)
         optimizer = LBFGS(self.iterations, relative_tolerance=1e-3, tolerance=1e-12)
         best = start
-        for beginning in known.beginnings(self.fitted + 1):
+        for beginning in known.beginnings(FITTED + 1):
             fit = replace(best, inputs=start.inputs.float(), value=float("inf"))
             fit = fit_features(narrow, single(beginning), fit, 0.0, optimizer, budget)
             fit = self._finish(problem, chosen, fit, budget)
             best = min(fit, best, key=lambda each: each.value)
             best = replace(best, iterations=fit.iterations, evaluations=fit.evaluations)
-            if self._is_met(best, chosen) or budget.is_spent:
+            if _is_met(best, chosen) or budget.is_spent:
                 break
         return best
-
-    def _is_met(self, fit: Fit, known: Features) -> bool:
-        """Return whether noise explains the distance of an input's features from the known ones.
-
-        With the weights of :meth:`Features.weight`, each of n outputs adds the square of the least
-        noise, so that n of these squares are expected at the truth.
-        """
-        chosen = known.first(self.fitted + 1)
-        explained = len(chosen.outputs) * (self.margin * chosen.least_noise) ** 2
-        return fit.value <= max(self.solved, explained)
 
     def _finish(self, problem: Problem, chosen: Features, fit: Fit, budget: Budget) -> Fit:
         last = LBFGS(self.iterations, relative_tolerance=1e-3, tolerance=1e-16)
@@ -216,7 +185,7 @@ class FeatureRecursion(ExactAttack):
         """
         fit = replace(fit, inputs=fit.inputs.double())
         distance = gradient_distance(problem, Batch(fit.inputs, targets))
-        if distance <= self.met or budget.is_spent:
+        if distance <= MET or budget.is_spent:
             return fit
         end = self._finish(problem, chosen, fit, budget)
         if gradient_distance(problem, Batch(end.inputs, targets)) < distance:
@@ -240,9 +209,20 @@ class FeatureRecursion(ExactAttack):
         for index in range(self.rounds):
             if index:
                 noise = torch.randn(start.shape, generator=generator)
-                fit = replace(fit, inputs=fit.inputs + self.shaking * noise)
-            for weight in (*self.smoothing, 0.0):
+                fit = replace(fit, inputs=fit.inputs + SHAKING * noise)
+            for weight in SMOOTHING:
                 fit = fit_features(problem, known, fit, weight, optimizer, budget)
-            if fit.value <= self.solved or budget.is_spent:
+            if fit.value <= MET or budget.is_spent:
                 break
         return fit
+
+
+def _is_met(fit: Fit, known: Features) -> bool:
+    """Return whether noise explains the distance of an input's features from the known ones.
+
+    With the weights of :meth:`Features.weight`, each of n outputs adds the square of the least
+    noise, so that n of these squares are expected at the truth.
+    """
+    chosen = known.first(FITTED + 1)
+    explained = len(chosen.outputs) * (MARGIN * chosen.least_noise) ** 2
+    return fit.value <= max(MET, explained)

@@ -20,6 +20,10 @@ from flwr_leakage.attacks.network.calls import Geometry, Pair
 LAST_GEOMETRY = Geometry((3, 3), (1, 1), (1, 1), (1, 1))
 """The geometry that the last convolution must have: its overlapping patches reveal their places."""
 
+SLACK = 1e-5
+"""Largest distance of a column's entry from the columns' subspace, in units of the scales' median:
+the rounding of a pass in single precision."""
+
 
 def averaged_mask(error: Tensor, gradient: Tensor) -> Tensor:
     """Return the mask (1, N, H, W) of the last ReLU before global average pooling of a square map.
@@ -153,21 +157,20 @@ def binary_columns(product: Tensor, count: int) -> Tensor:
     return (patterns.to(product.dtype) @ to_all.T).round().T
 
 
-def disjoint_columns(basis: Tensor, scales: Tensor, count: int, tolerance: float = 1e-5) -> Tensor:
+def disjoint_columns(basis: Tensor, scales: Tensor, count: int) -> Tensor:
     """Return binary columns that share no row, and that lie in a subspace if scaled row by row.
 
     Each row belongs to one of the columns, so that the columns are sparse. Few nonnegative vectors
     of a subspace are sparse. So a linear program finds a column from any of its rows: among the
     nonnegative vectors that are 1 in that row, the column has the least sum (Donoho and Tanner
     2005, PNAS 102, the nonnegative case). This is repeated for rows that are in no column yet.
+    Rows whose scale is below 100 times ``SLACK`` take no part in the search, and join the column
+    that suits them best.
 
     Args:
         basis: (N, R), orthonormal columns that span the subspace.
         scales: (N,) factors of the rows; a column is zero in rows whose scale is zero.
         count: the number of columns.
-        tolerance: the largest distance of a column's entry from the subspace, in units of the
-            scales' median. Rows whose scale is below 100 times this value take no part in the
-            search, and join the column that suits them best.
 
     Returns:
         (N, count), the columns in any order. A row has one 1, or none if its scale is zero.
@@ -184,7 +187,7 @@ def disjoint_columns(basis: Tensor, scales: Tensor, count: int, tolerance: float
     if not bool(scales.any()):
         raise ValueError("no row has a scale.")
     size = scales.abs() / scales[scales != 0].abs().median()
-    sure = size > 100 * tolerance
+    sure = size > 100 * SLACK
     used = sure | (size == 0)
     rows = basis * torch.where(scales < 0, -1.0, 1.0).to(basis.dtype)[:, None]
     inverse = torch.linalg.pinv(rows[used])
@@ -192,10 +195,10 @@ def disjoint_columns(basis: Tensor, scales: Tensor, count: int, tolerance: float
     remaining = sure.clone()
     while len(columns) < count:
         for row in size.where(remaining, -1.0).argsort(descending=True)[: int(remaining.sum())]:
-            chosen = _sparsest(rows, size, used, remaining, int(row), tolerance)
+            chosen = _sparsest(rows, size, used, remaining, int(row))
             column = rows @ (inverse @ (chosen * size)[used])
             # The program allows some slack, so that a binary vector may lie outside the subspace.
-            if chosen.any() and (column - chosen * size)[used].abs().max() <= tolerance:
+            if chosen.any() and (column - chosen * size)[used].abs().max() <= SLACK:
                 break
         else:
             raise ValueError(f"{count} masks were sought, {len(columns)} found.")
@@ -207,15 +210,13 @@ def disjoint_columns(basis: Tensor, scales: Tensor, count: int, tolerance: float
     return F.one_hot(nearest, count).to(basis.dtype) * (size > 0)[:, None]
 
 
-def _sparsest(
-    rows: Tensor, size: Tensor, used: Tensor, remaining: Tensor, row: int, tolerance: float
-) -> Tensor:
+def _sparsest(rows: Tensor, size: Tensor, used: Tensor, remaining: Tensor, row: int) -> Tensor:
     """Return booleans (N,): rows of the least-sum nonnegative vector that is 1 in ``row``.
 
     All are false if the linear program fails.
     """
-    upper = size.where(remaining, 0.0) + tolerance
-    lower = torch.full_like(size, -tolerance)
+    upper = size.where(remaining, 0.0) + SLACK
+    lower = torch.full_like(size, -SLACK)
     lower[row] = size[row]
     cost = (rows[remaining] / size[remaining, None]).sum(0)
     limits = LinearConstraint(rows[used].numpy(), lower[used].numpy(), upper[used].numpy())

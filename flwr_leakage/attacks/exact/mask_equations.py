@@ -26,12 +26,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flwr_leakage.attacks.exact.chain import Level, Link, features_of, per_channel
+from flwr_leakage.attacks.exact.chain import RANK_TOLERANCE, Level, Link, features_of, per_channel
 from flwr_leakage.attacks.exact.known import Known
-from flwr_leakage.attacks.exact.masks import MaskEvidence, MaskSearch, proven_channels
+from flwr_leakage.attacks.exact.masks import PROOF, MaskEvidence, proven_channels
 from flwr_leakage.attacks.exact.weight_equations import Whitened, root_mean_square
 from flwr_leakage.attacks.network.blur import relu_parts
 from flwr_leakage.attacks.solve.linearization import Linearized
+
+NEGLIGIBLE = 1e-6
+"""Share of the largest singular value of the masked layer's own equations below which equations are
+left out: rows below it are orthonormal to three digits only (:meth:`Whitened.by_gram`). Below
+``RANK_TOLERANCE`` they lose weight (:meth:`Whitened.faded`)."""
 
 
 @dataclass(frozen=True)
@@ -158,11 +163,6 @@ class Hidden:
         behind: the outputs and equations of the next layer.
         evidence: the gradients that decide about the masks; ``None`` if the layer has no bias.
         known: the facts about the layer's outputs (C, P) that proven masks give.
-        search: the settings of the search for masks.
-        negligible: share of the largest singular value of the layer's own equations, in [0, 1).
-            Equations with smaller ones are left out.
-        noise: share of the largest singular value of these equations, ≥ 0. Equations with smaller
-            ones lose weight; see :meth:`Whitened.faded`.
     """
 
     before: Sequence[Link]
@@ -170,9 +170,6 @@ class Hidden:
     behind: Level
     evidence: MaskEvidence | None
     known: Known
-    search: MaskSearch
-    negligible: float = 1e-6
-    noise: float = 1e-4
 
     @classmethod
     def begin(
@@ -180,22 +177,21 @@ class Hidden:
         before: Sequence[Link],
         link: Link,
         behind: Level,
-        search: MaskSearch,
+        proof: float = PROOF,
         is_sought: bool = True,
-        **tolerances: float,
     ) -> "Hidden":
         """Return the ReLUs of a layer with the masks that are proven without a candidate.
 
-        None is sought if the next layer's equations are not enough.
+        None is sought if the next layer's equations are not enough. See ``PROOF`` for ``proof``.
         """
         errors = behind.input_errors.reshape(link.num_channels, -1) * link.scale[:, None]
         evidence, known = None, Known.nothing(errors)
         if is_sought and link.bias_gradient is not None:
             equations = behind.equations.of_channels(link.num_channels)
             weight = link.weight_gradient.flatten(1)
-            evidence = MaskEvidence(equations, errors, link.bias_gradient, weight)
-            known = search.begin(evidence)
-        return cls(before, link, behind, evidence, known, search, **tolerances)
+            evidence = MaskEvidence(equations, errors, link.bias_gradient, weight, proof)
+            known = evidence.begin()
+        return cls(before, link, behind, evidence, known)
 
     @property
     def num_channels(self) -> int:
@@ -233,8 +229,8 @@ class Hidden:
             matrix, right = self.link.equations(
                 errors.reshape(1, *self.link.output_shape), proven_channels(self.known.mask)
             )
-            stated = Whitened.by_gram(matrix, right, self.negligible)
-            own = stated.faded(self.noise) if stated.num_equations else None
+            stated = Whitened.by_gram(matrix, right, NEGLIGIBLE)
+            own = stated.faded(RANK_TOLERANCE) if stated.num_equations else None
         return MaskEquations.of(self.before, self.link, self.known, own, self.behind)
 
     def refine(self, inputs: Tensor) -> "Hidden":
@@ -243,7 +239,7 @@ class Hidden:
             return self
         features = features_of(self.before, inputs)
         z = self.link.preactivation(features).reshape(self.known.values.shape)
-        known = self.search.refine(self.evidence, self.known, z, self.link.patches(features))
+        known = self.evidence.refine(self.known, z, self.link.patches(features))
         found = replace(self, known=known)
         # Only proven masks enter the equations: without a new proof, nothing has changed.
         return self if found.num_proven == self.num_proven else found

@@ -33,7 +33,6 @@ from torch import Tensor
 from flwr_leakage.attacks.exact.known import Known, Mask
 from flwr_leakage.attacks.exact.weight_equations import Whitened
 from flwr_leakage.attacks.rounding import FLOAT32_NOISE
-from flwr_leakage.attacks.settings import require
 
 Array = np.ndarray
 
@@ -60,6 +59,11 @@ NOISE = 2e-7
 """Relative error of float32 gradients. Singular values below this share of the largest are left
 out of the equations of a channel's values."""
 
+PROOF = 5e-8
+"""A mask is proven if the sum of its errors misses the bias's gradient by at most this share of
+Σ_p |e_op|. Right masks miss by 1e-8 to 1e-7 with float32 gradients; a few masks within 2e-7 are
+wrong."""
+
 PRECISION = 1e-3
 """A value is told if its standard deviation is below this share of the root mean square of its
 channel's values."""
@@ -74,22 +78,66 @@ class MaskEvidence:
         errors: e (C, P), the errors of the outputs of the layer that made a, as if all were active.
         bias_gradient: ∂L/∂b (C,) of that layer.
         weight_gradient: ∂L/∂W (C, K) of that layer, with K weights a channel.
+        proof: see ``PROOF``.
     """
 
     equations: Whitened
     errors: Tensor
     bias_gradient: Tensor
     weight_gradient: Tensor
+    proof: float = PROOF
 
-    def channel(self, number: int, proof: float) -> "Channel":
-        """Return the part about one channel; ``proof`` is the tolerance of ``MaskSearch``."""
+    def channel(self, number: int) -> "Channel":
+        """Return the part about one channel."""
         errors = self.errors[number].numpy()
         return Channel(
             errors=errors,
             bias_gradient=float(self.bias_gradient[number]),
             weight_gradient=self.weight_gradient[number].numpy(),
-            slack=proof * float(np.abs(errors).sum()),
+            slack=self.proof * float(np.abs(errors).sum()),
         )
+
+    def begin(self) -> Known:
+        """Return what vertices of least sum prove, cut by the bias's gradient, of a (C, P)."""
+        found: dict[int, tuple[Array, Array]] = {}
+        rows = self.equations.rows.numpy()
+        weighted = np.vstack([rows, np.full(rows.shape[1], SUM_WEIGHT)])
+        for number in range(len(self.errors)):
+            values = self.equations.values[:, number].numpy()
+            if self.equations.is_determined:
+                solution = (rows.T @ values).clip(0)
+            else:  # the nonnegative solution of least sum
+                solution, _ = nnls(weighted, np.append(values, 0.0), maxiter=10 * rows.shape[1])
+            largest = float(solution.max())
+            fewest = int((solution > LARGEST * largest).sum())
+            most = int((solution > SMALLEST * largest).sum())
+            channel = self.channel(number)
+            mask, is_proven = channel.cut(np.argsort(-solution), fewest, most)
+            if is_proven:
+                found[number] = mask, solution
+        return settled(self.equations, Known.nothing(self.errors), found)
+
+    def refine(self, known: Known, preactivations: Tensor, patches: Tensor) -> Known:
+        """Return the same facts, and those of the channels that a candidate proves.
+
+        For each channel, masks are tried that differ in up to ``MOST_FLIPS`` doubtful entries from
+        the candidate's mask. Among those that the bias's gradient proves, the search takes the one
+        that explains the weights' gradient best, if its differences from the candidate's mask are
+        worth it.
+
+        Args:
+            known: the facts that are proven so far.
+            preactivations: inputs (C, P) of the ReLUs at the candidate.
+            patches: patches (K, P) of the layer's input at the candidate; see ``Link.patches``.
+        """
+        flips, found = sets_of_ranks(), dict[int, tuple[Array, Array]]()
+        for number in (~proven_channels(known.mask)).nonzero()[:, 0].tolist():
+            channel, z = self.channel(number), preactivations[number].numpy()
+            misfit = channel.misfit(z > 0, patches.numpy())
+            mask = min(channel.flipped(z, flips), key=misfit, default=None)
+            if mask is not None and misfit(mask) <= misfit(z > 0):
+                found[number] = mask, z.clip(0)
+        return settled(self.equations, known, found)
 
 
 @dataclass(frozen=True)
@@ -162,67 +210,6 @@ class Channel:
             return math.log(size) - changes * math.log(WORTH)
 
         return misfit
-
-
-@dataclass(frozen=True)
-class MaskSearch:
-    """The search for masks, with the limit from which they count as proven.
-
-    Attributes:
-        proof: a mask is proven if the sum of its errors misses the bias's gradient by at most this
-            share of Σ_p |e_op|, ≥ 0. Right masks miss by 1e-8 to 1e-7 with float32 gradients; a few
-            masks within 2e-7 are wrong.
-    """
-
-    proof: float = 5e-8
-
-    def __post_init__(self) -> None:
-        require(self, "be at least 0", "proof")
-
-    def begin(self, evidence: MaskEvidence) -> Known:
-        """Return what vertices of least sum prove, cut by the bias's gradient, of a (C, P)."""
-        found: dict[int, tuple[Array, Array]] = {}
-        rows = evidence.equations.rows.numpy()
-        weighted = np.vstack([rows, np.full(rows.shape[1], SUM_WEIGHT)])
-        for number in range(len(evidence.errors)):
-            values = evidence.equations.values[:, number].numpy()
-            if evidence.equations.is_determined:
-                solution = (rows.T @ values).clip(0)
-            else:  # the nonnegative solution of least sum
-                solution, _ = nnls(weighted, np.append(values, 0.0), maxiter=10 * rows.shape[1])
-            largest = float(solution.max())
-            fewest = int((solution > LARGEST * largest).sum())
-            most = int((solution > SMALLEST * largest).sum())
-            channel = evidence.channel(number, self.proof)
-            mask, is_proven = channel.cut(np.argsort(-solution), fewest, most)
-            if is_proven:
-                found[number] = mask, solution
-        return settled(evidence.equations, Known.nothing(evidence.errors), found)
-
-    def refine(
-        self, evidence: MaskEvidence, known: Known, preactivations: Tensor, patches: Tensor
-    ) -> Known:
-        """Return the same facts, and those of the channels that a candidate proves.
-
-        For each channel, masks are tried that differ in up to ``MOST_FLIPS`` doubtful entries from
-        the candidate's mask. Among those that the bias's gradient proves, the search takes the one
-        that explains the weights' gradient best, if its differences from the candidate's mask are
-        worth it.
-
-        Args:
-            evidence: the gradients that decide about the masks.
-            known: the facts that are proven so far.
-            preactivations: inputs (C, P) of the ReLUs at the candidate.
-            patches: patches (K, P) of the layer's input at the candidate; see ``Link.patches``.
-        """
-        flips, found = sets_of_ranks(), dict[int, tuple[Array, Array]]()
-        for number in (~proven_channels(known.mask)).nonzero()[:, 0].tolist():
-            channel, z = evidence.channel(number, self.proof), preactivations[number].numpy()
-            misfit = channel.misfit(z > 0, patches.numpy())
-            mask = min(channel.flipped(z, flips), key=misfit, default=None)
-            if mask is not None and misfit(mask) <= misfit(z > 0):
-                found[number] = mask, z.clip(0)
-        return settled(evidence.equations, known, found)
 
 
 def proven_channels(mask: Mask) -> Tensor:

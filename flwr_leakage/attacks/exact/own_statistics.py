@@ -49,21 +49,14 @@ EQUAL = 1e-2
 on one development draw; no table."""
 
 
-def fixed_point(
-    step: Callable[[Tensor], Tensor],
-    start: Tensor,
-    tolerance: float = 1e-9,
-    most: int = 40,
-    memory: int = 6,
-) -> Tensor:
+def fixed_point(step: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
     """Return x with ``step(x) = x``, by Anderson's acceleration of repetition (Anderson 1965).
+
+    It ends after 40 steps, or once a step changes x by 1e-9 of its length. Six steps are combined.
 
     Args:
         step: the map.
         start: the first x, of any shape.
-        tolerance: relative change of x in a step at which the repetition ends.
-        most: largest number of steps.
-        memory: number of earlier steps that are combined.
 
     Example:
         >>> round(float(fixed_point(torch.cos, torch.tensor([1.0]).double())), 6)
@@ -71,15 +64,15 @@ def fixed_point(
     """
     point, points, gaps = start, list[Tensor](), list[Tensor]()
     best, least = start, float("inf")
-    for _ in range(most):
+    for _ in range(40):
         found = step(point)
         gap = found - point
         size = float(gap.norm() / found.norm().clamp_min(1e-300))
         if size < least:
             best, least = found, size
-        if size <= tolerance:
+        if size <= 1e-9:
             break
-        points, gaps = [*points, found][-memory:], [*gaps, gap][-memory:]
+        points, gaps = [*points, found][-6:], [*gaps, gap][-6:]
         point = found
         if len(gaps) > 1:
             steps = torch.stack([gap - each for each in gaps[:-1]]).flatten(1)

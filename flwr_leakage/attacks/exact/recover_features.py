@@ -31,15 +31,14 @@ set of a few entries meets them.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from flwr_leakage.attacks.exact.feature_equations import Solved, solve_features
+from flwr_leakage.attacks.exact.feature_equations import TRIMS, Solved, solve_features
 from flwr_leakage.attacks.exact.known import Mask
 from flwr_leakage.attacks.exact.last_mask import LAST_GEOMETRY, averaged_mask, maxima_mask
 from flwr_leakage.attacks.exact.own_statistics import (
@@ -56,6 +55,9 @@ from flwr_leakage.attacks.problem import Problem
 
 _BY_SAMPLE = (nn.GroupNorm, nn.LayerNorm, _InstanceNorm)
 """Layers that normalise by the sample's own statistics, through which no mask is walked back."""
+
+MARGIN = 3.0
+"""Features below this multiple of the range of their noise count as zero."""
 
 
 @dataclass(frozen=True)
@@ -204,21 +206,8 @@ class Backward:
         return None
 
 
-def recover_features(
-    problem: Problem,
-    rank_tolerance: float,
-    margin: float = 3.0,
-    trims: int = 3,
-    contradiction: float = 5.0,
-) -> Features:
-    """Return the outputs of ReLUs that the gradients determine.
-
-    Args:
-        problem: a problem of one sample and one plain gradient.
-        rank_tolerance: see :func:`solve_features`.
-        margin: see :func:`above_zero`.
-        trims: see :func:`solve_features`; also the largest number of repairs of a layer's masks.
-        contradiction: see :func:`solve_features`.
+def recover_features(problem: Problem) -> Features:
+    """Return the outputs of ReLUs that the gradients of one sample in one plain step determine.
 
     Raises:
         ValueError: the update is not the plain gradient of one sample, the last layer has no
@@ -248,7 +237,7 @@ def recover_features(
         )
     masks = {number: _all(z, True) for number, z in enumerate(probe.preactivations)}
     pooled = mean_feature(problem.gradient[layer.weight], logit_error)
-    active = pooled > margin * (-pooled).max().clamp_min(0)
+    active = pooled > MARGIN * (-pooled).max().clamp_min(0)
     try:
         if count - 1 in probe.overlapping:
             raise ValueError("the last max pooling must have windows that do not overlap.")
@@ -261,19 +250,16 @@ def recover_features(
             f"the network has {type(normal[0]).__name__}, whose statistics are the sample's own: "
             f"no mask of a ReLU behind it was found ({error})"
         ) from error
-    solver = partial(
-        solve_features, rank_tolerance=rank_tolerance, trims=trims, contradiction=contradiction
-    )
     features: dict[int, Tensor] = {}
     equations: dict[int, Whitened] = {}
     noise: dict[int, float] = {}
     repairs = contradicted = 0
     for number in reversed(range(count - 1)):
-        solved, turned = _solve(backward, masks, number, solver, margin, trims)
+        solved, turned = _solve(backward, masks, number)
         repairs += turned
         if solved is None:
             break
-        found = above_zero(solved, margin)
+        found = above_zero(solved)
         noise[number] = float(solved.noise.mean() / found.square().mean().sqrt())
         if not solved.equations.is_determined or noise[number] >= 1:
             if solved.is_checked:
@@ -297,27 +283,20 @@ def recover_features(
     )
 
 
-def above_zero(solved: Solved, margin: float) -> Tensor:
+def above_zero(solved: Solved) -> Tensor:
     """Return the solved features (1, C, H, W), with zeros in place of values that may be noise.
 
     Outputs of a ReLU are not negative, so that negative values are noise alone. The most negative
     value, in units of each position's standard deviation, shows the range of noise among that many
-    values. A value counts as positive if it exceeds ``margin`` times this range.
+    values. A value counts as positive if it exceeds ``MARGIN`` times this range.
     """
     noise = solved.noise if solved.is_checked else torch.ones_like(solved.noise)
     noise = noise.clamp_min(1e-300)
     reach = (-solved.values / noise).max().clamp_min(0)
-    return torch.where(solved.values > margin * reach * noise, solved.values, 0.0)
+    return torch.where(solved.values > MARGIN * reach * noise, solved.values, 0.0)
 
 
-def _solve(
-    backward: Backward,
-    masks: dict[int, Mask],
-    number: int,
-    solver: Callable[..., Solved],
-    margin: float,
-    trims: int,
-) -> tuple[Solved | None, int]:
+def _solve(backward: Backward, masks: dict[int, Mask], number: int) -> tuple[Solved | None, int]:
     """Return the outputs of one ReLU, and repair the masks behind it that contradict them.
 
     Returns:
@@ -325,7 +304,7 @@ def _solve(
         number of entries of ``masks`` that were turned.
     """
     turned = 0
-    for _ in range(trims):
+    for _ in range(TRIMS):
         passed, errors = backward(masks)
         own = [i for i, use in enumerate(passed.uses) if use.source == number]
         uses = [passed.uses[i] for i in own]
@@ -334,14 +313,14 @@ def _solve(
             return None, turned
         try:
             if all(i in passed.normalised for i in own):
-                solved = _solve_normalised(backward, masks, passed, own, solver, trims)
+                solved = _solve_normalised(backward, masks, passed, own)
             else:
-                solved = solver(uses, [errors[i] for i in own], gradients)
+                solved = solve_features(uses, [errors[i] for i in own], gradients)
         except ValueError:
             return None, turned
         if not solved.equations.is_determined or not solved.contradicted:
             break
-        more = _repair(backward, masks, number, own, above_zero(solved, margin), solved)
+        more = _repair(backward, masks, number, own, above_zero(solved), solved)
         turned += more
         if not more:
             break
@@ -349,12 +328,7 @@ def _solve(
 
 
 def _solve_normalised(
-    backward: Backward,
-    masks: Mapping[int, Mask],
-    passed: ReluWalk,
-    own: Sequence[int],
-    solver: Callable[..., Solved],
-    trims: int,
+    backward: Backward, masks: Mapping[int, Mask], passed: ReluWalk, own: Sequence[int]
 ) -> Solved:
     """Return the input of convolutions, with BatchNorm behind each that holds own statistics.
 
@@ -363,8 +337,6 @@ def _solve_normalised(
         masks: the masks of all ReLUs by number.
         passed: a pass through the network.
         own: indices of the convolutions, which take the same input.
-        solver: solves the linear equations about this input.
-        trims: number of solutions, each without the channels that contradict the last one.
 
     Raises:
         ValueError: the equations have no solution.
@@ -374,9 +346,9 @@ def _solve_normalised(
     weights = [backward.problem.params[use.name] for use in uses]
     gradients = backward.gradients(uses)
 
-    def solve(trims: int) -> Solved:
+    def solve(trims: int = TRIMS) -> Solved:
         _, errors = backward(masks)
-        solved = solver(uses, [errors[i] for i in own], gradients, trims=trims)
+        solved = solve_features(uses, [errors[i] for i in own], gradients, trims)
         return completed(solved, uses, weights, layers)
 
     def step(inputs: Tensor) -> Tensor:
@@ -388,7 +360,7 @@ def _solve_normalised(
         return solve(1).values.clamp_min(0)
 
     step(fixed_point(step, solve(1).values.clamp_min(0)))
-    return solve(trims)
+    return solve()
 
 
 def _repair(

@@ -28,8 +28,7 @@ from torch import Tensor
 from flwr_leakage.attacks.budget import UNLIMITED, Budget
 from flwr_leakage.attacks.exact.known import single
 from flwr_leakage.attacks.exact.mask_equations import Hidden, MaskEquations
-from flwr_leakage.attacks.settings import require
-from flwr_leakage.attacks.solve.damped import DampedGaussNewton, LeastSquares
+from flwr_leakage.attacks.solve.damped import LeastSquares, damped_gauss_newton
 from flwr_leakage.attacks.solve.descent import Iterate, Posed, follow
 from flwr_leakage.attacks.solve.posterior import Kept, Posterior, Solver
 from flwr_leakage.spectral.image_prior import ImagePrior
@@ -41,14 +40,14 @@ class Fading:
     """The weights α of the prior in successive steps, and the settings of these steps.
 
     Attributes:
-        first: α of the first step, > last.
-        last: value of α that ends the fading once α is at most this, > 0.
+        first: α of the first step.
+        last: value of α that ends the fading once α is at most this.
         factor: factor of α from each step to the next, in (0, 1).
-        blur: standard deviation of the noise at α = 100, ≥ 0. The noise is added to the inputs of
-            the ReLUs' layers, and is proportional to the fourth root of α.
-        iterations: largest number of iterations of conjugate gradients in a step, ≥ 1.
+        blur: standard deviation of the noise at α = 100. The noise is added to the inputs of the
+            ReLUs' layers, and is proportional to the fourth root of α.
+        iterations: largest number of iterations of conjugate gradients in a step.
         sharpens: whether the last steps have no blur, from α = 10 ``last`` on.
-        enough: value of ‖r‖² at which the fading also ends, ≥ 0.
+        enough: value of ‖r‖² at which the fading also ends.
     """
 
     first: float
@@ -58,16 +57,6 @@ class Fading:
     iterations: int
     sharpens: bool = False
     enough: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.last < self.first:
-            raise ValueError(
-                f"first and last must be weights with 0 < last < first, got {self.first} and "
-                f"{self.last}."
-            )
-        require(self, "lie in (0, 1)", "factor")
-        require(self, "be at least 0", "blur", "enough")
-        require(self, "be at least 1", "iterations")
 
     @property
     def weights(self) -> list[float]:
@@ -240,73 +229,38 @@ def next_stage(
     return Stage.LONGER
 
 
-@dataclass(frozen=True)
-class FadingPrior:
-    """The settings of a fit through ReLUs with a prior of images that fades.
+NEAR = 1e-3
+"""Value of ‖r‖² up to which a candidate meets the equations, each set of them in units of its
+right-hand side. The first two deep fadings end there."""
 
-    The fadings of stages ``DEEP``, ``DEEP_FROM_GREY`` and ``FITTED`` are *deep*: they share
-    ``last_weight``, ``factor`` and ``iterations``, and their last steps have no blur.
 
-    Attributes:
-        rounds: largest number of fadings, each of which yields a candidate, ≥ 1.
-        last_weight: last weight of the prior in deep fadings, in (0, 1e-4).
-        factor: factor from one weight to the next in deep fadings, in (0, 1).
-        iterations: largest number of iterations of conjugate gradients in a step of deep fadings,
-            ≥ 1.
-        near: value of ‖r‖² up to which a candidate meets the equations, ≥ 0. Each set of equations
-            is in units of its right-hand side. The first two deep fadings end there.
-        enough: value of ‖r‖² at which the deep fading with the fitted prior ends, ≥ 0.
+def fading_of(stage: Stage) -> Fading:
+    """Return the fading of a stage.
+
+    Deep fadings share their last weight, their factor and the number of iterations, and their last
+    steps have no blur. All of these values were chosen on development draws; no table.
     """
-
-    rounds: int = 12
-    last_weight: float = 1e-8
-    factor: float = 0.3
-    iterations: int = 200
-    near: float = 1e-3
-    enough: float = 1e-5
-
-    def __post_init__(self) -> None:
-        require(self, "be at least 1", "rounds")
-        require(self, "be at least 0", "near")
-        if not 0 < self.last_weight < 1e-4:
-            raise ValueError(f"last_weight must lie in (0, 0.0001), got {self.last_weight}.")
-        # Each Fading checks its values. Making the deepest here finds errors before an attack.
-        self.of(Stage.FITTED)
-
-    def of(self, stage: Stage) -> Fading:
-        """Return the fading of a stage."""
-        # The weights and blurs were chosen on development draws; no table.
-        if stage is Stage.ROUGH:
-            return Fading(10.0, 3e-3, 0.3, 0.8, 60)
-        if stage in (Stage.MIDDLE, Stage.LONGER):
-            return Fading(0.3, 1e-3 if stage is Stage.MIDDLE else 1e-4, 0.3, 0.8, 120)
-        last, factor = self.last_weight, self.factor
-        deep = Fading(1e-2, last, factor, 0.8, self.iterations, sharpens=True, enough=self.near)
-        if stage is Stage.DEEP_FROM_GREY:
-            return replace(deep, first=10.0, blur=1.5)
-        return deep if stage is Stage.DEEP else replace(deep, first=1e-4, enough=self.enough)
+    if stage is Stage.ROUGH:
+        return Fading(10.0, 3e-3, 0.3, 0.8, 60)
+    if stage in (Stage.MIDDLE, Stage.LONGER):
+        return Fading(0.3, 1e-3 if stage is Stage.MIDDLE else 1e-4, 0.3, 0.8, 120)
+    deep = Fading(1e-2, 1e-8, 0.3, 0.8, 200, sharpens=True, enough=NEAR)
+    if stage is Stage.DEEP_FROM_GREY:
+        return replace(deep, first=10.0, blur=1.5)
+    return deep if stage is Stage.DEEP else replace(deep, first=1e-4, enough=1e-5)
 
 
-@dataclass(frozen=True)
-class FittedInput:
-    """An input at which a fit ended.
-
-    Attributes:
-        stage: the stage of the attack that found it.
-        inputs: (1, *shape) input.
-    """
-
-    stage: str
-    inputs: Tensor
+Candidate = tuple[str, Tensor]
+"""The stage of a fit, and the input (1, *shape) at which it ended."""
 
 
 def fit_through_relus(
     hidden: Hidden,
     prior: ImagePrior,
-    fading: FadingPrior,
-    newton: DampedGaussNewton,
+    rounds: int,
+    newton_steps: int,
     budget: Budget = UNLIMITED,
-) -> tuple[list[FittedInput], Hidden, bool]:
+) -> tuple[list[Candidate], Hidden, bool]:
     """Return the fit of the input to the equations of ReLUs and of the layer behind them.
 
     Fadings follow one another until a candidate meets the equations. It is then refined, first
@@ -314,20 +268,27 @@ def fit_through_relus(
     least ‖r‖² in the last equations, which are continuous where the gradient is not. If no mask is
     proven, these equations do not hold exactly, and the caller chooses by the gradient.
 
+    Args:
+        hidden: the ReLUs.
+        prior: the prior of the input.
+        rounds: largest number of fadings before that of the fitted prior, ≥ 1.
+        newton_steps: largest number of steps of Gauss–Newton without a prior, ≥ 0.
+        budget: CPU seconds, after which the fit ends early.
+
     Returns:
         The best candidate, or all if no mask is proven; the ReLUs with all masks that were proven;
         and whether the budget ended the fit.
     """
     kept = eigenvalues_kept()
     stage, is_met = Stage.DEEP_FROM_GREY if hidden.is_settled else Stage.ROUGH, False
-    candidates: list[FittedInput] = []
-    for _ in range(fading.rounds):
+    candidates: list[Candidate] = []
+    for _ in range(rounds):
         start = prior.grey
         if candidates and stage is not Stage.DEEP_FROM_GREY:
-            start = best_of(candidates, hidden.equations).inputs
-        inputs, value = fade(hidden.equations, start, fading.of(stage), prior, kept, budget)
-        candidates.append(FittedInput(stage.value, inputs))
-        is_met = value <= fading.near
+            start = best_of(candidates, hidden.equations)[1]
+        inputs, value = fade(hidden.equations, start, fading_of(stage), prior, kept, budget)
+        candidates.append((stage.value, inputs))
+        is_met = value <= NEAR
         if budget.is_spent:
             break
         proven = hidden.num_proven
@@ -341,8 +302,8 @@ def fit_through_relus(
         return candidates, hidden, False
     if stage is Stage.FITTED:
         fitted, kept = prior.fitted(inputs), eigenvalues_kept()
-        inputs, _ = fade(hidden.equations, inputs, fading.of(stage), fitted, kept, budget)
-        candidates.append(FittedInput(stage.value, inputs))
+        inputs, _ = fade(hidden.equations, inputs, fading_of(stage), fitted, kept, budget)
+        candidates.append((stage.value, inputs))
     if budget.is_spent:
         return candidates, hidden, True
     if is_met and hidden.num_proven and prior.grey.numel() <= MOST_UNKNOWNS:
@@ -354,15 +315,15 @@ def fit_through_relus(
             hidden = hidden.refine(inputs)  # every step first tries to prove more masks
             return least_squares(hidden.equations, inputs)
 
-        found = newton.iterates(problem_at, candidates[-1].inputs)
-        candidates += [FittedInput("exact equations", each) for each in found]
+        found = damped_gauss_newton(problem_at, candidates[-1][1], newton_steps)
+        candidates += [("exact equations", each) for each in found]
     stopped = budget.is_spent
     return [best_of(candidates, hidden.equations)], hidden, stopped
 
 
-def best_of(candidates: Sequence[FittedInput], equations: MaskEquations) -> FittedInput:
+def best_of(candidates: Sequence[Candidate], equations: MaskEquations) -> Candidate:
     """Return the candidate that meets equations best."""
-    return min(candidates, key=lambda each: equations.sum_of_squares(each.inputs))
+    return min(candidates, key=lambda each: equations.sum_of_squares(each[1]))
 
 
 def least_squares(equations: MaskEquations, inputs: Tensor) -> LeastSquares:

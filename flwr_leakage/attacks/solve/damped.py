@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
-from flwr_leakage.attacks.settings import require
 from flwr_leakage.attacks.solve.descent import Damping, Iterate, Posed, follow
 from flwr_leakage.attacks.solve.linearization import Linearized
 from flwr_leakage.attacks.solve.posterior import Kept, Solver
@@ -37,87 +37,75 @@ class LeastSquares:
     normal_matrix: Callable[[], Tensor]
 
 
-@dataclass(frozen=True)
-class DampedGaussNewton:
-    """Solve ``min ‖r(x)‖²`` by steps ``(JᵀJ + μ d̄ I) Δ = −Jᵀr``, with the mean d̄ of JᵀJ's diagonal.
+def damped_gauss_newton(
+    problem_at: Callable[[Tensor], LeastSquares | None],
+    start: Tensor,
+    steps: int,
+    progress: float = 0.75,
+    solved: float = 1e-7,
+) -> list[Tensor]:
+    """Return the inputs (1, *shape) after each step, each better than the one before.
 
+    The steps ``(JᵀJ + μ d̄ I) Δ = −Jᵀr`` solve ``min ‖r(x)‖²``, with the mean d̄ of JᵀJ's diagonal.
     :class:`~flwr_leakage.attacks.solve.descent.Damping` chooses μ. Each system is solved by
     conjugate gradients. Their preconditioner is the Cholesky factor of an earlier step's matrix,
     until they take many iterations with it.
 
-    Attributes:
+    Args:
+        problem_at: map from inputs to the problem of the step there, which may differ from step to
+            step; ``None`` ends the descent.
+        start: (1, *shape) the first inputs.
         steps: largest number of steps, ≥ 0.
         progress: share of the sum of squares, in (0, 1]. The descent ends if two steps in a row do
             not lower the sum to this share.
         solved: sum of squares at which the descent also ends, ≥ 0.
     """
+    found: list[Tensor] = []
+    kept: Kept[_Factored] = Kept(MANY_ITERATIONS)
+    slow, before = 0, 0.0
 
-    steps: int = 8
-    progress: float = 0.75
-    solved: float = 1e-7
+    def ends(at: Iterate, _: int) -> bool:
+        nonlocal slow
+        if not at.has_moved:
+            return True
+        found.append(at.point)
+        slow = slow + 1 if at.value > progress * before else 0
+        return at.value <= solved or slow >= 2
 
-    def __post_init__(self) -> None:
-        require(self, "be at least 0", "steps", "solved")
-        require(self, "lie in (0, 1]", "progress")
+    def pose(at: Iterate, _: int) -> Posed | None:
+        nonlocal before
+        problem = problem_at(at.point)
+        if problem is None:
+            return None
+        before = float(problem.linear.value.square().sum())
+        slope = problem.linear.pull(problem.linear.value)
+        solve = partial(_solved, problem, slope, kept)
+        return Posed(at.point, before, slope, solve, problem.sum_of_squares)
 
-    def iterates(
-        self, problem_at: Callable[[Tensor], LeastSquares | None], start: Tensor
-    ) -> list[Tensor]:
-        """Return the inputs (1, *shape) after each step, each better than the one before.
+    follow(range(steps), pose, start, ends, Damping(trials=6))
+    return found
 
-        Args:
-            problem_at: map from inputs to the problem of the step there, which may differ from
-                step to step; ``None`` ends the descent.
-            start: (1, *shape) the first inputs.
-        """
-        found: list[Tensor] = []
-        kept: Kept[_Factored] = Kept(MANY_ITERATIONS)
-        slow, before = 0, 0.0
 
-        def ends(at: Iterate, _: int) -> bool:
-            nonlocal slow
-            if not at.has_moved:
-                return True
-            found.append(at.point)
-            slow = slow + 1 if at.value > self.progress * before else 0
-            return at.value <= self.solved or slow >= 2
+def _solved(
+    problem: LeastSquares, slope: Tensor, kept: Kept["_Factored"], damping: float
+) -> tuple[Tensor, int]:
+    """Return the damped step for a slope Jᵀr, and the number of its iterations."""
+    used = kept.made
+    if used is None or used.problem is not problem:
+        used = kept.get(lambda: _Factored(problem))
+    assert used is not None
+    used.fit(max(damping, LEAST_SHIFT))
+    shift = damping * used.mean
 
-        def pose(at: Iterate, _: int) -> Posed | None:
-            nonlocal before
-            problem = problem_at(at.point)
-            if problem is None:
-                return None
-            before = float(problem.linear.value.square().sum())
-            slope = problem.linear.pull(problem.linear.value)
+    def product(vector: Tensor) -> Tensor:
+        return problem.linear.pull(problem.linear.push(vector)) + shift * vector
 
-            def solve(damping: float) -> tuple[Tensor, int]:
-                return self._solve(problem, slope, damping, kept)
-
-            return Posed(at.point, before, slope, solve, problem.sum_of_squares)
-
-        follow(range(self.steps), pose, start, ends, Damping(trials=6))
-        return found
-
-    def _solve(
-        self, problem: LeastSquares, slope: Tensor, damping: float, kept: Kept["_Factored"]
-    ) -> tuple[Tensor, int]:
-        """Return the damped step for a slope Jᵀr, and the number of its iterations."""
-        least, used = max(damping, LEAST_SHIFT), kept.made
-        if used is None or used.problem is not problem:
-            used = kept.get(lambda: _Factored(problem))
-        assert used is not None
-        used.fit(least)
-        shift = damping * used.mean
-
-        def product(vector: Tensor) -> Tensor:
-            return problem.linear.pull(problem.linear.push(vector)) + shift * vector
-
-        step, iterations = Solver(MOST_ITERATIONS, 1e-2, used)(product, -slope)
-        kept.note(iterations)
-        if iterations >= MOST_ITERATIONS and used.problem is not problem:
-            kept.is_due = True
-            return self._solve(problem, slope, damping, kept)
-        return step, iterations
+    step, iterations = Solver(MOST_ITERATIONS, 1e-2, used)(product, -slope)
+    kept.note(iterations)
+    if iterations >= MOST_ITERATIONS and used.problem is not problem:
+        kept.is_due = True
+        return _solved(problem, slope, kept, damping)
+    return step, iterations
 
 
 class _Factored:

@@ -20,7 +20,6 @@ from flwr_leakage.attacks import (
 from flwr_leakage.attacks.exact.chain import Level, trace_chain
 from flwr_leakage.attacks.exact.feature_fit import smooth_variation
 from flwr_leakage.attacks.exact.known import Known
-from flwr_leakage.attacks.exact.masks import MaskSearch
 from flwr_leakage.attacks.exact.weight_equations import Whitened
 from flwr_leakage.attacks.inversion.objectives import total_variation
 from flwr_leakage.defenses import GradientPruning
@@ -257,7 +256,7 @@ def test_feature_matching_walks_through_a_hidden_linear_layer_of_relus():
     )
     image = torch.rand(1, 1, 8, 8, generator=generator())
     gradient_map, observation = case(network, SPEC.normalize(image))
-    attack = FeatureMatching(masks=MaskSearch(proof=2e-7))  # float32 misses by 1e-7 here
+    attack = FeatureMatching(proof=2e-7)  # float32 misses by 1e-7 here
     (result,) = attack(AttackJob(gradient_map, SPEC, [observation], INFERRED))
     assert len(result.stats["ranks"]) == 2
     assert result.stats["positions"][0] == 1
@@ -293,8 +292,8 @@ def test_outputs_that_are_not_told_have_no_residual(images):
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("rank_tolerance", 1.0, r"rank_tolerance must lie in \[0, 1\), got 1.0"),
-        ("negligible", -1.0, r"negligible must lie in \[0, 1\), got -1.0"),
+        ("proof", -1.0, "proof must be at least 0, got -1.0"),
+        ("rounds", 0, "rounds must be at least 1, got 0"),
         ("fit_iterations", 0, "fit_iterations must be at least 1, got 0"),
     ],
 )

@@ -5,14 +5,13 @@ import torch
 from masked import known_of, masked_case
 
 from flwr_leakage.attacks.exact.mask_equations import Hidden
-from flwr_leakage.attacks.exact.masks import MaskSearch
 
 
 def hidden_case(proven=7):
     """ReLUs of which the first few masks are proven, and the case they are from."""
     case = masked_case(smooth=True)
     first, second, *_ = case.chain
-    hidden = Hidden.begin([first], second, case.behind, MaskSearch(proof=1e-7))
+    hidden = Hidden.begin([first], second, case.behind, proof=1e-7)
     assert hidden.is_proven
     certain = torch.arange(12) < proven
     known = known_of(hidden.evidence.equations, hidden.known.mask.on, certain)
@@ -39,7 +38,7 @@ def test_own_equations_are_those_of_the_masks_that_are_proven():
 def test_nothing_is_proven_of_relus_without_evidence():
     case = masked_case(smooth=True)
     first, second, *_ = case.chain
-    bare = Hidden.begin([first], second, case.behind, MaskSearch(), is_sought=False)
+    bare = Hidden.begin([first], second, case.behind, is_sought=False)
     assert bare.is_settled
     assert not bare.is_proven
     assert not bare.is_doubtful

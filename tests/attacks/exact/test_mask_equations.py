@@ -7,7 +7,7 @@ from masked import equations_of_case, masked_case
 from flwr_leakage.attacks.exact.known import Known, single
 from flwr_leakage.attacks.exact.mask_equations import MaskEquations, rectify
 from flwr_leakage.attacks.exact.relu_fit import least_squares, normal_products
-from flwr_leakage.attacks.solve.damped import DampedGaussNewton
+from flwr_leakage.attacks.solve.damped import damped_gauss_newton
 
 
 def generator():
@@ -43,7 +43,7 @@ def test_the_linear_map_and_the_normal_matrix_are_the_residuals_derivatives():
 def test_gauss_newton_finds_the_input_exactly(proven):
     equations, truth, _ = equations_of_case(torch.arange(12) < proven)
     start = truth + 0.03 * torch.randn(truth.shape, generator=generator(), dtype=torch.float64)
-    *_, found = DampedGaussNewton(steps=20).iterates(lambda x: least_squares(equations, x), start)
+    *_, found = damped_gauss_newton(lambda x: least_squares(equations, x), start, 20)
     assert float((found - truth).abs().max()) < 1e-4
 
 
@@ -51,12 +51,12 @@ def test_gauss_newton_ends_where_nothing_is_better():
     equations, truth, _ = equations_of_case()
     values = [
         float(equations.residual(x).square().sum())
-        for x in DampedGaussNewton(steps=8).iterates(
-            lambda x: least_squares(equations, x), torch.zeros_like(truth)
+        for x in damped_gauss_newton(
+            lambda x: least_squares(equations, x), torch.zeros_like(truth), 8
         )
     ]
     assert values == sorted(values, reverse=True)
-    assert DampedGaussNewton(steps=0).iterates(lambda x: least_squares(equations, x), truth) == []
+    assert damped_gauss_newton(lambda x: least_squares(equations, x), truth, 0) == []
 
 
 def test_without_proven_masks_the_layer_behind_is_all_that_tells():

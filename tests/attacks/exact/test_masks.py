@@ -15,7 +15,6 @@ from flwr_leakage.attacks.exact.known import Known
 from flwr_leakage.attacks.exact.masks import (
     Channel,
     MaskEvidence,
-    MaskSearch,
     proven_channels,
     sets_of_ranks,
 )
@@ -25,8 +24,7 @@ from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, ThreatModel
 
 SPEC = InputSpec((1, 12, 12), 4, (0.4,), (0.3,))
-SEARCH = MaskSearch(proof=1e-7)
-STRICT = MaskSearch(proof=1e-12)
+PROOF, STRICT = 1e-7, 1e-12
 
 
 def generator():
@@ -55,7 +53,7 @@ def relu_case(batch_norm=False):
     errors = second.pull_back(errors)[0].flatten(1) * first.scale[:, None]
     assert first.bias_gradient is not None
     gradient = first.weight_gradient.flatten(1)
-    evidence = MaskEvidence(equations, errors, first.bias_gradient, gradient)
+    evidence = MaskEvidence(equations, errors, first.bias_gradient, gradient, PROOF)
     preactivations = first.preactivation(images.double())[0].flatten(1)
     return evidence, preactivations, first, images.double()
 
@@ -63,7 +61,7 @@ def relu_case(batch_norm=False):
 @pytest.mark.parametrize("batch_norm", [False, True])
 def test_proven_masks_are_right(batch_norm):
     evidence, preactivations, *_ = relu_case(batch_norm)
-    known = SEARCH.begin(evidence)
+    known = evidence.begin()
     proven = proven_channels(known.mask)
     assert 0 < int(proven.sum()) < len(proven)
     right = (known.mask.on == (preactivations > 0)).all(dim=1)
@@ -74,10 +72,10 @@ def test_proven_masks_are_right(batch_norm):
 @pytest.mark.parametrize("batch_norm", [False, True])
 def test_a_candidate_near_the_truth_proves_the_other_masks(batch_norm):
     evidence, preactivations, first, images = relu_case(batch_norm)
-    known = SEARCH.begin(evidence)
+    known = evidence.begin()
     noise = 0.01 * torch.randn(images.shape, generator=generator(), dtype=torch.float64)
     z = first.preactivation(images + noise)[0].flatten(1)
-    refined = SEARCH.refine(evidence, known, z, first.patches(images + noise))
+    refined = evidence.refine(known, z, first.patches(images + noise))
     before, after = (proven_channels(each.mask) for each in (known, refined))
     assert int(after.sum()) > int(before.sum())
     assert bool(after[before].all())
@@ -104,8 +102,8 @@ def test_the_biass_gradient_tells_right_masks_from_wrong_ones(seed, spoilt):
     equations = Whitened(
         torch.eye(20, dtype=torch.float64), features.T, torch.ones(20, dtype=torch.float64)
     )  # nothing is open
-    evidence = MaskEvidence(equations, errors, bias_gradient, torch.zeros(1, 1))
-    known = MaskSearch(proof=1e-9).begin(evidence)
+    evidence = MaskEvidence(equations, errors, bias_gradient, torch.zeros(1, 1), 1e-9)
+    known = evidence.begin()
     assert bool(proven_channels(known.mask)[0]) is not spoilt
     if not spoilt:
         assert torch.equal(known.mask.on, features > 0)
@@ -123,12 +121,12 @@ def test_of_masks_that_the_bias_proves_the_one_that_explains_the_weights_is_take
     rows = torch.linalg.qr(torch.randn(20, 2, generator=stream, dtype=torch.float64))[0].T
     equations = Whitened(rows, rows @ z.clamp_min(0).T, torch.ones(2, dtype=torch.float64))
     evidence = MaskEvidence(
-        equations, errors, (errors * active).sum(1), (errors * active) @ patches.T
+        equations, errors, (errors * active).sum(1), (errors * active) @ patches.T, STRICT
     )
     unknown = Known.nothing(errors)
     candidate = z.clone()
     candidate[0, 3], candidate[0, 5] = -0.01, 0.01
-    refined = STRICT.refine(evidence, unknown, candidate, patches)
+    refined = evidence.refine(unknown, candidate, patches)
     assert torch.equal(refined.mask.on, active)
 
 
@@ -140,11 +138,11 @@ def test_a_mask_that_explains_the_weights_no_better_than_the_candidates_is_not_b
     equations = Whitened(rows, rows @ z.T, torch.ones(1, dtype=torch.float64))
     weights = (errors * (z > 0)) @ patches.T
     by_accident = errors[:, :2].sum(1)
-    evidence = MaskEvidence(equations, errors, by_accident, weights)
+    evidence = MaskEvidence(equations, errors, by_accident, weights, STRICT)
     unknown = Known.nothing(errors)
-    assert bool(STRICT.refine(evidence, unknown, z, patches).mask.open.all())
+    assert bool(evidence.refine(unknown, z, patches).mask.open.all())
     explained = replace(evidence, weight_gradient=errors * torch.tensor([[1.0, 1.0, 0.0]]))
-    assert not bool(STRICT.refine(explained, unknown, z, patches).mask.open.any())
+    assert not bool(explained.refine(unknown, z, patches).mask.open.any())
 
 
 def test_entries_without_an_error_are_not_flipped():
@@ -153,14 +151,9 @@ def test_entries_without_an_error_are_not_flipped():
     equations = Whitened(
         torch.ones(1, 4, dtype=torch.float64) / 2, torch.zeros(1, 1).double(), torch.ones(1)
     )
-    channel = MaskEvidence(equations, errors, errors[:, 0], errors).channel(0, STRICT.proof)
+    channel = MaskEvidence(equations, errors, errors[:, 0], errors, STRICT).channel(0)
     found = list(channel.flipped(z[0].numpy(), sets_of_ranks()))
     assert [mask.tolist() for mask in found] == [[True, True, False, False]]
-
-
-def test_a_negative_tolerance_is_refused():
-    with pytest.raises(ValueError, match=r"proof must be at least 0, got -1.0"):
-        MaskSearch(proof=-1.0)
 
 
 def test_flips_are_all_sets_of_so_many_ranks():

@@ -43,7 +43,7 @@ def outputs_of(problem, inputs, windows=()):
 
 def test_features_are_read_through_batch_norm_in_train_mode():
     problem, inputs = a_problem("small")
-    found = recover_features(problem, 1e-5)
+    found = recover_features(problem)
     truth = outputs_of(problem.held, inputs)
     assert min(found.outputs) <= 3
     for number, known in found.outputs.items():
@@ -54,12 +54,12 @@ def test_features_are_read_through_batch_norm_in_train_mode():
 def test_without_buffers_nothing_is_read_behind_batch_norm_in_train_mode():
     problem, _ = a_problem("small", sends_buffers=False)
     with pytest.raises(ValueError, match="does not tell the statistics"):
-        recover_features(problem, 1e-5)
+        recover_features(problem)
 
 
 def test_features_are_read_through_overlapping_max_pooling_and_fitted():
     problem, inputs = a_problem("large", mode="running")
-    found = recover_features(problem, 1e-5)
+    found = recover_features(problem)
     assert found.table is not None
     assert found.windows == {0: (3, 3)}
     truth = outputs_of(problem, inputs, found.windows)(0)
