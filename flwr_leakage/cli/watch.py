@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 import webbrowser
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,9 +14,10 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from flwr_leakage.flower.log_lines import round_told
 from flwr_leakage.report.advice import advise
-from flwr_leakage.report.index import Index
-from flwr_leakage.report.live import serve
+from flwr_leakage.report.index import Index, grouped
+from flwr_leakage.report.live import LivePage, serve
 from flwr_leakage.report.page import rounds_of, unfinished
 from flwr_leakage.simulation.summary import summary_table
 from flwr_leakage.tracking import RunData
@@ -52,21 +54,53 @@ def watch_run(folder: Path, port: int, browser: bool, console: Console) -> None:
         console.print(where, markup=False, highlight=False, soft_wrap=True)
         if browser and not is_remote:
             webbrowser.open(f"http://127.0.0.1:{port}")
-        with (
-            suppress(KeyboardInterrupt),
-            Live(view(run), console=console, auto_refresh=False) as live,
-        ):
-            while True:
-                time.sleep(SECONDS)
-                if (now := page.run()) is not run:
-                    run = now
-                    live.update(view(run), refresh=True)
+        with suppress(KeyboardInterrupt):
+            show = _show_table if console.is_terminal else print_lines
+            show(_each(page, run), console)
         server.shutdown()
+
+
+def _each(page: LivePage, run: RunData) -> Iterator[RunData]:
+    """Yield a run, and it again whenever a round has ended."""
+    yield run
+    while True:
+        time.sleep(SECONDS)
+        if (now := page.run()) is not run:
+            yield (run := now)
+
+
+def _show_table(runs: Iterator[RunData], console: Console) -> None:
+    with Live(view(next(runs)), console=console, auto_refresh=False) as live:
+        for run in runs:
+            live.update(view(run), refresh=True)
+
+
+def print_lines(runs: Iterator[RunData], console: Console) -> None:
+    """Print what is new of a run, for a file or a pipe, where nothing is drawn over."""
+    told: dict[str, str] = {}
+    for run in runs:
+        now = lines(run)
+        for name in (name for name in now if told.get(name) != now[name]):
+            console.print(now[name], markup=False, highlight=False, soft_wrap=True)
+        told = now
+
+
+def lines(run: RunData) -> dict[str, str]:
+    """Return a line for each round that ended, the verdict so far, and whether the run is over."""
+    records_of = grouped((record.server_round, record) for record in run.records)
+    ended = sorted(r.server_round for r in run.records if r.name == "round_wall_seconds")
+    told = {f"round {n}": f"Round {n}: {round_told(records_of[n])}" for n in ended}
+    headline, state = _verdict(run)
+    return {**told, "headline": headline, "state": state}
 
 
 def view(run: RunData) -> Group:
     """Return what the terminal shows of a run: the verdict so far, and a line a round."""
+    headline, state = _verdict(run)
+    return Group(Text(headline, style="bold"), Text(state, style="dim"), summary_table(run))
+
+
+def _verdict(run: RunData) -> tuple[str, str]:
     index = Index(run.records)
     headline = advise(index, run.metadata, [], run.events).headline
-    state = unfinished(run, rounds_of(index)) or "The run ended."
-    return Group(Text(headline, style="bold"), Text(state, style="dim"), summary_table(run))
+    return headline, unfinished(run, rounds_of(index)) or "The run ended."

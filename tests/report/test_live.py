@@ -1,6 +1,7 @@
 """A run that is watched: its page is served on this machine, and to nobody who names another."""
 
 import http.client
+import io
 import os
 import re
 import signal
@@ -12,9 +13,11 @@ import time
 import pytest
 from browser import started_browser
 from report_page import fill
+from rich.console import Console
 from typer.testing import CliRunner
 
 from flwr_leakage.cli.app import app
+from flwr_leakage.cli.watch import print_lines
 from flwr_leakage.records import LeakageRecord
 from flwr_leakage.report import render_report
 from flwr_leakage.report.live import serve
@@ -140,6 +143,28 @@ def test_the_command_serves_prints_the_tunnel_and_ends_by_ctrl_c(watched):
     finally:
         process.kill()
     assert process.returncode == 0 and "Not as it is" in rest and "Unfinished run" in rest
+
+
+def test_what_is_printed_into_a_file_has_a_line_for_each_round_that_ends(watched):
+    folder, tracker, _ = watched
+    out = io.StringIO()
+    runs = (read_run(folder) for _ in range(4))
+
+    def each():
+        yield next(runs)
+        for server_round in (3, 4):
+            end_round(tracker, server_round)
+            yield next(runs)
+        tracker.close()
+        yield next(runs)
+
+    print_lines(each(), Console(file=out, width=20))
+    told = out.getvalue().splitlines()
+    assert [line.partition(":")[0] for line in told if line.startswith("Round")] == [
+        "Round 3", "Round 4",
+    ]  # fmt: skip
+    assert sum(line.startswith("Not as it is") for line in told) == 1
+    assert told[-1] == "The run ended."
 
 
 def test_what_cannot_be_watched_is_told(watched, tmp_path):
