@@ -1,4 +1,4 @@
-"""The lines that an observed run writes to Flower's log: one after each round, three at its end."""
+"""The lines that an observed run writes to Flower's log, after each round and at its end."""
 
 import logging
 import shlex
@@ -102,10 +102,12 @@ def round_told(records: Sequence[LeakageRecord], is_kept: bool = False) -> str:
 
 
 def tell_end(folder: Path) -> None:
-    """Write the report of a run that ended; then tell its answer, its path and how to open it."""
+    """Write the report of a run that ended; then tell its answer, what would say more, its path."""
     path = write_report(folder).resolve()
     run = as_shown(read_run(folder))
-    headline = advise(Index(run.records), run.metadata, [], run.events).headline
-    _LOG.info("flwr-leakage: May training go on? %s", headline)
+    advice = advise(Index(run.records), run.metadata, [], run.events)
+    _LOG.info("flwr-leakage: May training go on? %s", advice.headline)
+    for line in advice.do:
+        _LOG.info("flwr-leakage: %s", line)
     _LOG.info("flwr-leakage: Report: %s", path)
     _LOG.info("flwr-leakage: Open it by: python -m webbrowser %s", shlex.quote(path.as_uri()))

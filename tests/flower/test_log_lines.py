@@ -28,11 +28,12 @@ def test_each_round_has_a_line_and_the_end_says_where_the_report_lies(tmp_path, 
     app = audited(client_app(), truth=tmp_path / "truth")
     given = {"truth": tmp_path / "truth", "attack": "analytic", "spec": SPEC}
     run(tmp_path / "run", app, num_rounds=2, **given)
-    first, second, headline, report, opened = lines()
+    first, second, headline, *more, report, opened = lines()
     assert first.startswith("flwr-leakage, round 1: attacked 2 of 2 clients in 0 s, ")
     assert second.startswith("flwr-leakage, round 2: attacked 2 of 2 clients in 0 s, ")
     assert headline.startswith("flwr-leakage: May training go on? ")
     page = tmp_path / "run" / "report.html"
+    assert more and not any("truth=" in line for line in more)  # it was given
     assert report == f"flwr-leakage: Report: {page}"
     assert opened == f"flwr-leakage: Open it by: python -m webbrowser {page.as_uri()}"
 
@@ -47,7 +48,13 @@ def test_a_client_that_is_not_attacked_has_a_reason_in_the_line(tmp_path, lines)
 
 def test_without_an_attack_only_the_end_is_told(tmp_path, lines):
     run(tmp_path / "run", audited(client_app()))
-    assert [line.partition(":")[0] for line in lines()] == ["flwr-leakage"] * 3
+    assert [line.partition(":")[0] for line in lines()] == ["flwr-leakage"] * 4
+    assert lines()[1].startswith("flwr-leakage: For clients 0 and 1: set attack=strongest")
+
+
+def test_the_end_names_truth_where_only_the_originals_are_missing(tmp_path, lines):
+    run(tmp_path / "run", audited(client_app()), attack="idlg", max_seconds=1, spec=SPEC)
+    assert any("observe(…, truth=FOLDER)" in line for line in lines())
 
 
 def record(kind, name, value, client=0, sample=-1, note=""):
