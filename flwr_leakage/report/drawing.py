@@ -8,7 +8,7 @@ the captions, which HTML escapes.
 import io
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -85,12 +85,15 @@ class Panel:
         dots: of each round, every image.
         under: by the name of a defense, PSNR in dB of each round under it; at most ``MAX_LINES``.
         blind: PSNR of the blind guess for the same images by round, or empty.
+        ended: by the name of a defense, the rounds in which the time limit ended an attack under
+            it: their median is drawn hollow.
     """
 
     client: int | None
     dots: Mapping[int, Sequence[Dot]]
     under: Mapping[str, Mapping[int, Sequence[float]]] = field(default_factory=dict)
     blind: Mapping[int, Sequence[float]] = field(default_factory=dict)
+    ended: Mapping[str, Set[int]] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
@@ -187,8 +190,13 @@ def _draw(panel: Panel, axes: Axes) -> None:
             ends, level = [first - 0.25, first + 0.25], _blind(panel)
             axes.plot(ends, [level, level], color=INK, lw=1.2, ls=dotted)
         draw_medians(axes, panel.blind, color=INK, lw=1.2, ls=dotted)
-    for style, marker, by_round in zip(_DASHES, "svP", panel.under.values(), strict=False):
-        draw_medians(axes, _capped(by_round), color=ACCENT, lw=1.4, ls=style, marker=marker, ms=4)
+    for style, marker, (name, by_round) in zip(_DASHES, "svP", panel.under.items(), strict=False):
+        draw_medians(axes, _capped(by_round), color=ACCENT, lw=1.4, ls=style)
+        for over in (False, True):
+            ended = panel.ended.get(name, frozenset())
+            marked = {r: held for r, held in by_round.items() if (r in ended) == over}
+            draw_medians(axes, _capped(marked), color=ACCENT, lw=0, marker=marker, ms=4,
+                         mfc="none" if over else ACCENT)  # fmt: skip
     own = {r: [dot.psnr for dot in dots] for r, dots in panel.dots.items()}
     draw_medians(axes, _capped(own), color=LEAK, lw=1.4)
     places: dict[tuple[str, bool], list[tuple[float, float]]] = {}
@@ -238,7 +246,8 @@ def _legend(panels: Sequence[Panel]) -> list[Line2D]:
              marker=marker, ms=size**0.5, lw=0)
         for grade, (colour, marker, size) in _DOTS.items() if grade in grades
     ]  # fmt: skip
-    if any(dot.ended and dot.grade for dot in dots):
+    medians = any(rounds for panel in panels for rounds in panel.ended.values())
+    if medians or any(dot.ended and dot.grade for dot in dots):
         found.append(line("hollow: cut off by time", mec=LEAK, mfc="none", marker="o", ms=5, lw=0))
     if panels:
         found.append(line("median", color=LEAK, lw=1.4))

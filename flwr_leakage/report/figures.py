@@ -185,7 +185,12 @@ def _panel(
             if attempt.psnr is not None:
                 rounds = under.setdefault(remedy.name, {})
                 rounds.setdefault(attempt.key[0], []).append(attempt.psnr)
-    return Panel(client, dots, under, blind)
+    over = {
+        remedy.name: {place[0] for place, is_over in remedy.ended.items()
+                      if is_over and client in (None, place[1])}
+        for remedy in told
+    }  # fmt: skip
+    return Panel(client, dots, under, blind, over)
 
 
 def _psnr_by_round(panel: Panel) -> dict[int, list[float]]:
@@ -199,8 +204,13 @@ def _story_caption(
     text = f"Each dot is one {noun.one} in one round; the higher, the nearer the attack came to it."
     if with_accuracy:
         text = f"On top: how good the trained model is. Below: {text[0].lower()}{text[1:]}"
-    if any(dot.ended for panel in panels for dots in panel.dots.values() for dot in dots):
-        text += " Hollow: the time limit cut the attack off, so that a fall is no sign of safety."
+    medians = any(rounds for panel in panels for rounds in panel.ended.values())
+    if medians or any(dot.ended for panel in panels for d in panel.dots.values() for dot in d):
+        behind = " (behind a median, at least one)" * medians
+        text += (
+            f" Hollow: the time limit cut the attack off{behind}, so that a fall is no sign of "
+            f"safety."
+        )
     if any(panel.blind for panel in panels):
         text += " Dotted: a guess without any update."
     if told:

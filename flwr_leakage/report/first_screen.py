@@ -166,7 +166,7 @@ class Map:
 
     Attributes:
         svg: a unit square for each attacked update, with a bar below if time cut the attack off;
-            what was not attacked stays free.
+            what was not attacked stays free, with a small square where labels were inferred.
         rows: clients, in words, with the number of rows that each label stands for.
         columns: rounds, likewise.
         legend: the states that occur: a style and words.
@@ -191,6 +191,7 @@ STATES: dict[str, str] = {
     **dict(zip(GRADES[:-1], GRADES[:-1], strict=True)),
     "nothing": "nothing",
     "tried": "tried, without a grade",
+    "labels": "square inside: labels inferred",
     "cut": "bar below: cut off by time",
 }
 """The outcomes of an attacked update in words, worst first; the last one marks others."""
@@ -206,7 +207,9 @@ def heat_map(index: Index, found: Sequence[Attempt], fate: Fates, rounds_done: i
             worst_in[place] = attempt
     state |= {place: attempt.grade or "tried" for place, attempt in worst_in.items()}
     took_part = {key[:2] for key in index.series("client", "images")}
-    known = state.keys() | fate.spared.keys() | took_part
+    told_labels = index.series("labels", "expected_right").items()
+    inferred = {key[:2] for key, record in told_labels if record.value is not None}
+    known = state.keys() | fate.spared.keys() | took_part | inferred
     clients = sorted({client for _, client in known})
     if not clients:
         return None
@@ -218,6 +221,9 @@ def heat_map(index: Index, found: Sequence[Attempt], fate: Fates, rounds_done: i
     row_of = {client: row for row, client in enumerate(clients)}
     for (server_round, client), name in sorted(state.items()):
         drawn.setdefault(name, []).append(f"M{column_of[server_round]} {row_of[client]}h1v1h-1z")
+    for server_round, client in sorted(inferred - state.keys()):
+        corner = f"M{column_of[server_round]}.3 {row_of[client]}.3"
+        drawn.setdefault("labels", []).append(f"{corner}h.4v.4h-.4z")
     for server_round, client in sorted(ended(index, found) & state.keys()):
         corner = f"M{column_of[server_round]} {row_of[client]}.7"
         drawn.setdefault("cut", []).append(f"{corner}h1v.3h-1z")
@@ -236,7 +242,7 @@ def heat_map(index: Index, found: Sequence[Attempt], fate: Fates, rounds_done: i
         f'viewBox="0 0 {len(rounds)} {len(clients)}">{paths}</svg>'
     )
     if len(state) < len(clients) * len(rounds):
-        legend.append(("untried", UNTRIED))
+        legend.append(("untried", f"{index.sample.many} not attacked"))
     names = [who(client) if client >= 0 else "aggregate" for client in clients]
     return Map(svg, _labelled(names), _labelled([str(each) for each in rounds]), tuple(legend))
 

@@ -60,6 +60,12 @@ def test_the_story_chart_shares_its_rounds_and_shows_accuracy_as_percentages():
     assert "hollow: cut off by time" not in texts
     ended = story_chart({}, [Panel(0, {1: [Dot(20.0, "partly", ended=True)]})], "s", "d")
     assert "hollow: cut off by time" in ended and "graded partly" in ended
+    under = {"a": {1: [14.0], 2: [15.0]}}
+    dots = {1: [Dot(20.0, "exact")]}
+    told = [story_chart({}, [Panel(0, dots, under, {}, {"a": rounds})], "s", "d")
+            for rounds in (set(), {2}, {1, 2})]  # fmt: skip
+    assert ["hollow: cut off by time" in each for each in told] == [False, True, True]
+    assert len(set(told)) == 3  # the marks of the medians differ, too
     pooled = story_chart({}, [Panel(None, {1: [Dot(20.0, "")]})], "s", "d")
     assert "all clients" in pooled and "recognisable<" not in pooled
 

@@ -33,7 +33,7 @@ def graded(psnr, client=0, server_round=1, sample=0):
 
 def ranked(rank, sample):
     return [*graded(11.0, sample=sample),
-            metric(1, 0, sample, rank, "identification_rank", "of 101 candidates")]  # fmt: skip
+            metric(1, 0, sample, rank, "identification_rank", "of 101 images")]  # fmt: skip
 
 
 KINDS = {
@@ -157,6 +157,27 @@ def test_the_defense_of_the_training_stands_on_the_first_screen():
     assert limits.startswith("Defense: gaussian (noise std 0.05). ")
     told = "A stronger defense than gaussian; no other one was measured here."
     assert told in advise(index, metadata, []).lines[1].items
+
+
+def test_the_map_marks_a_client_whose_labels_were_inferred_though_no_image_was_attacked():
+    labels = LeakageRecord("r", 1, 2, -1, "labels", "expected_right", 0.8)
+    index = Index([*graded(11.0), labels, spared(1, 2, 40, "too many"), spared(1, 3, 40, "x")])
+    found = heat_map(index, attempts(index), fates(index), rounds_done=1)
+    assert '<path class="g-labels" d="M0.3 1.3h.4v.4h-.4z"/>' in found.svg
+    assert found.legend[1:] == (
+        ("labels", "square inside: labels inferred"), ("untried", "images not attacked"),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["cut off", "refused", "without truth", "not attacked", "nothing"])
+def test_a_page_that_cannot_say_tells_when_training_may_go_on_and_what_protects(kind):
+    advice = advise(Index(KINDS[kind]), {"defense": "gaussian"}, [])
+    *_, condition, protect = advice.lines
+    assert condition.text.startswith("Go on only if a new run sees no image, not even in part")
+    assert "Differential privacy" in protect.items[0] and "gaussian alone" in protect.items[0]
+    assert "Secure aggregation" in protect.items[1]
+    [step] = [step for step in advice.steps if step.term == "Go on only if"]
+    assert "changes above" not in step.text and "ends no attack" in step.items[1]
 
 
 def test_the_map_of_many_clients_has_few_labels():

@@ -217,7 +217,7 @@ def test_a_page_with_a_defense_folds_its_commands_and_keeps_a_short_caption(tmp_
     assert "Decibels are drawn up to 48.1" in page.text.partition("How to read it")[2]
     told = page.text.index("PSNR tells in decibels")
     assert told < page.text.index("median PSNR, dB")
-    apart = page.text.partition("Not attacked: nothing is known of their images")[2]
+    apart = page.text.partition("Not attacked: whether their images can be seen is not known")[2]
     assert apart.split("errors, warnings")[1].split()[:3] == ["2", "too", "many"]
 
 
