@@ -207,7 +207,7 @@ def _texts(
         measurements.append(measure("label_accuracy", labels, "1", _LEAKS))
     if len(reference.pool):
         ranks, counts = text_ranks(ours, theirs, reference, padding)
-        notes = [f"of {count} candidates" for count in counts.tolist()]
+        notes = [f"of {count} texts" for count in counts.tolist()]
         values = [float(rank) for rank in ranks.tolist()]
         measurements.append(measure("identification_rank", values, "1", _SAFER, notes))
     if "tokens" in reconstruction.stats:
@@ -278,7 +278,7 @@ def _against(
         found.append(every("blind_ssim", ssim(guesses, truth).tolist(), "1", ""))
     if len(reference.pool):
         ranks, counts = identification_ranks(ours, theirs, reference)
-        notes = [f"of {count} candidates" for count in counts.tolist()]
+        notes = [f"of {count} images" for count in counts.tolist()]
         values = [float(rank) for rank in ranks.tolist()]
         found.append(measure("identification_rank", values, "1", _SAFER, notes))
         ranks, _ = identification_ranks(ours, theirs, reference, up_to_brightness=True)

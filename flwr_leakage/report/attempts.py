@@ -37,8 +37,8 @@ class Attempt:
         key: round, client, sample.
         psnr: in dB, or ``None`` without a reconstruction.
         blind: PSNR of the blind guess, or ``None`` where it was not recorded.
-        rank: the place of the original among the candidates, or ``None``.
-        candidates: in words, such as ``of 101 candidates``.
+        rank: the place of the original among the samples it was looked for in, or ``None``.
+        pool: how many samples these were, in words, such as ``of 101 images``.
         label: the class in words, or empty.
         image: the number of the image among those of its client, by which it can be followed over
             the rounds; ``None`` where the truth does not tell images apart.
@@ -53,7 +53,7 @@ class Attempt:
     psnr: float | None
     blind: float | None
     rank: float | None
-    candidates: str
+    pool: str
     label: str
     image: int | None
     grade: Grade | None
@@ -419,7 +419,7 @@ SURE = 0.05
 
 
 def beyond_chance(found: Sequence[Attempt]) -> bool:
-    """Return whether originals are identified more often than a guess among the candidates does."""
+    """Return whether originals are identified more often than by a guess."""
     ranked, most = [attempt for attempt in found if attempt.rank is not None], by_chance(found)
     return most is not None and sum(attempt.rank == 1 for attempt in ranked) > most
 
@@ -445,14 +445,14 @@ def by_chance(found: Sequence[Attempt]) -> int | None:
     ``None`` where no original was looked for.
     """
     ranked = [attempt for attempt in found if attempt.rank is not None]
-    size = _candidates_of(ranked)
+    size = _pool_of(ranked)
     return None if size is None else int(binom.isf(SURE, len(ranked), 1 / size))
 
 
-def _candidates_of(found: Sequence[Attempt]) -> float | None:
+def _pool_of(found: Sequence[Attempt]) -> float | None:
     """Return among how many images originals were looked for (median); ``None`` for none."""
-    pools = [candidates(attempt) for attempt in found if attempt.rank is not None]
-    return median([pool for pool in pools if pool > 1])
+    pools = [pool_size(attempt) for attempt in found if attempt.rank is not None]
+    return median([size for size in pools if size > 1])
 
 
 def condition_told(found: Sequence[Attempt]) -> str:
@@ -467,7 +467,7 @@ def condition_told(found: Sequence[Attempt]) -> str:
 
 def identifying_told(found: Sequence[Attempt]) -> str:
     """Return what identifying means, in small print."""
-    others = int(_candidates_of(found) or 0) - 1
+    others = int(_pool_of(found) or 0) - 1
     noun = found[0].sample.many if found else IMAGE.many
     among = f"{others} other {noun}" if others > 0 else f"other {noun}"
     return (
@@ -476,6 +476,6 @@ def identifying_told(found: Sequence[Attempt]) -> str:
     )
 
 
-def candidates(attempt: Attempt) -> int:
+def pool_size(attempt: Attempt) -> int:
     """Return among how many images the original was looked for; 0 if that is not known."""
-    return int("".join(filter(str.isdigit, attempt.candidates)) or 0)
+    return int("".join(filter(str.isdigit, attempt.pool)) or 0)

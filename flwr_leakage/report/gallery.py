@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from flwr_leakage.report.attempts import Attempt
+from flwr_leakage.report.attempts import Attempt, pool_size
 from flwr_leakage.report.grades import GRADES
 from flwr_leakage.report.index import CEILING_DB, Key, decibel, grouped, several, who
 from flwr_leakage.tracking import ImageRecord
@@ -241,7 +241,8 @@ def _written(attempt: Attempt | None) -> str:
     # A reconstruction that nobody would recognise may still tell whose image it is.
     identified = ""
     if attempt.rank == 1 and attempt.grade not in ("exact", "recognisable"):
-        identified = f", yet identified {attempt.candidates.replace('of', 'among', 1)}".rstrip()
+        whole = f" among {size} {attempt.sample.many}" if (size := pool_size(attempt)) else ""
+        identified = f", yet identified{whole}"
     return f"{decibel(attempt.psnr)} dB{blind}{decided}{identified}"
 
 

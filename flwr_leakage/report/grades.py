@@ -213,7 +213,7 @@ CALIBRATION = (
 TOTAL = sum(each.count for each in CALIBRATION)
 
 
-CANDIDATES = 101
+POOL = 101
 _MEANING: dict[Grade, str] = {
     "exact": "on average at most one of 255 grey levels off (48.1 dB or more)",
     "recognisable": "5 dB nearer to the original than the blind guess, or SSIM 0.5 above it; or "
@@ -271,7 +271,7 @@ _ANY = (
 
 SURENESS = (
     f"How sure are the grades? In a test apart from this run, the best single measure found the "
-    f"original among {CANDIDATES} images for {_of_hundred(_RECOGNISABLE.most)} of 100 results "
+    f"original among {POOL} images for {_of_hundred(_RECOGNISABLE.most)} of 100 results "
     f"graded “recognisable” or better, {_of_hundred(_PARTLY.most)} of 100 “partly” and still "
     f"{_of_hundred(_NOTHING.most)} of 100 “nothing”. So “nothing” does not mean nothing is "
     f"left."
@@ -282,7 +282,7 @@ SURENESS = (
 READING = (
     f"The test was apart from this run: {TOTAL} spoilt images of CIFAR-10 and MNIST, and results "
     f"of short attacks, were graded by these rules. Then three measures looked for the original "
-    f"among it and {CANDIDATES - 1} other images; guessing finds it once in {CANDIDATES}. The "
+    f"among it and {POOL - 1} other images; guessing finds it once in {POOL}. The "
     f"table has the measure that found most; at least one of the three found {_ANY}. On other "
     f"kinds of images the rates may differ. "
     f"Source: simulations.benchmarks.grade_thresholds, images 100 to 109 of each set."

@@ -23,7 +23,7 @@ def attacked(psnr, client=0, cut_off=False):
 
 
 def identified(sample):
-    rank = metric(1, 0, sample, 1.0, "identification_rank", "of 101 candidates")
+    rank = metric(1, 0, sample, 1.0, "identification_rank", "of 101 images")
     return [metric(1, 0, sample, 11.0), blind(1, 0, sample), objective(1, 0, 0.1), rank]
 
 

@@ -54,7 +54,7 @@ def test_the_blind_guess_is_measured_beside_the_reconstruction():
     expected = (-10 * mse.log10()).tolist()
     assert torch.allclose(torch.tensor(by_name["blind_psnr"].values), torch.tensor(expected))
     assert by_name["identification_rank"].values == (1.0,) * 4
-    assert by_name["identification_rank"].notes[0] == "of 101 candidates"
+    assert by_name["identification_rank"].notes[0] == "of 101 images"
     failed = Evaluator().evaluate(
         Reconstruction(None, 0.0, error="no"), Batch(TRUTH, labels), spec, REFERENCE
     )

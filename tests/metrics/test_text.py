@@ -75,10 +75,10 @@ def test_the_original_is_found_among_others_by_its_words_in_any_order():
     _, told = measured(shuffled, reference)
     # Of the second text, one of the others is nearer to the answer than the original.
     assert told["identification_rank"].values == (1.0, 2.0)
-    assert told["identification_rank"].notes == ("of 3 candidates",) * 2
+    assert told["identification_rank"].notes == ("of 3 texts",) * 2
 
 
 def test_a_text_that_the_pool_holds_is_no_candidate_twice():
     _, told = measured(TRUTH, Reference.of_texts(SPEC, torch.cat([TRUTH.inputs, TRUTH.inputs[:1]])))
     assert told["identification_rank"].values == (1.0, 1.0)
-    assert told["identification_rank"].notes == ("of 2 candidates", "of 3 candidates")
+    assert told["identification_rank"].notes == ("of 2 texts", "of 3 texts")

@@ -27,7 +27,7 @@ def image(psnr, where=(1, 0, 0), rank=None):
         record("attack", "objective", 0.5, (*where[:2], -1)),
     ]
     if rank is not None:
-        made.append(record("metric", "identification_rank", rank, where, "of 101 candidates"))
+        made.append(record("metric", "identification_rank", rank, where, "of 101 images"))
     return made
 
 
@@ -37,7 +37,7 @@ def under(name, psnr, where=(1, 0, 0), rank=None):
         record("what_if", f"{name}/blind_psnr", 12.0, where),
     ]
     if rank is not None:
-        note = "of 101 candidates"
+        note = "of 101 images"
         made.append(record("what_if", f"{name}/identification_rank", rank, where, note))
     return made
 

@@ -72,7 +72,7 @@ def fill(folder, seed=0):
             if client == 2:
                 continue
             for name, value in METRICS.items():
-                note = "of 101 candidates" if name == "identification_rank" else ""
+                note = "of 101 images" if name == "identification_rank" else ""
                 tracker.log(LeakageRecord(*where, 0, "metric", name, value, "dB", "", note))
             for name in ("pruning/psnr", "pruning/blind_psnr"):
                 tracker.log(LeakageRecord(*where, 0, "what_if", name, 11.0, "dB"))

@@ -105,7 +105,7 @@ def test_attacks_table_counts_those_without_result():
 def test_attacked_clients_are_ordered_by_their_worst_leak_and_others_stand_apart():
     records = [metric(1, 0, 0, 10.0), metric(1, 1, 0, 30.0), metric(2, 1, 0, 20.0)]
     records += [metric(1, -1, 0, 15.0), score(1, 3, 0, 2.0), spared(1, 3, 9, "too many")]
-    records += [metric(1, 1, 0, 1.0, "identification_rank", "of 101 candidates")]
+    records += [metric(1, 1, 0, 1.0, "identification_rank", "of 101 images")]
     events = [RunEvent("r", 1, 4, "error", "no reply")]
     index = with_blind(*records)
     found = attempts(index)

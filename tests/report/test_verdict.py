@@ -107,7 +107,7 @@ def test_verdict_of_recognisable_images_at_20_db_is_a_leak():
 
 
 def test_identification_is_compared_with_chance():
-    ranks = [metric(1, 0, i, 1.0, "identification_rank", "of 101 candidates") for i in range(4)]
+    ranks = [metric(1, 0, i, 1.0, "identification_rank", "of 101 images") for i in range(4)]
     verdict = judge(with_blind(*(metric(1, 0, i, 11.0) for i in range(4)), *ranks), [])
     assert any(
         "4 of 4 attempts point to the original among it and 100 others" in text
@@ -224,7 +224,7 @@ def test_more_originals_than_chance_are_those_that_it_reaches_in_one_run_of_twen
     # Of 15 attempts among 101 a guess finds one or more with 14 %, two or more with 1 %.
     records = [metric(1, 0, i, 11.0) for i in range(15)]
     for i in range(15):
-        rank, note = 1.0 if i < first else 7.0, "of 101 candidates"
+        rank, note = 1.0 if i < first else 7.0, "of 101 images"
         where = ("r", 1, 0, i, "metric", "identification_rank")
         records.append(LeakageRecord(*where, rank, note=note))
     found = attempts(with_blind(*records))
