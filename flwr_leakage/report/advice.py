@@ -105,8 +105,8 @@ def advise(
         steps.insert(0, Step("Who is at risk", _at_risk(found, at_risk)))
         steps.append(_what_helps(index, asked, at_risk, metadata))
     steps += what_it_costs(index, asked, metadata, bool(at_risk))
-    if at_risk:
-        steps.append(_go_on_if(found, metadata))
+    if at_risk or nothing_seen.level == "unknown":
+        steps.append(_go_on_if(found, metadata, index.sample, bool(at_risk)))
     if not leaking:
         fold = "The command that tests more"
         steps.append(Step("Do", nothing_seen.do, commands=nothing_seen.commands, fold=fold))
@@ -136,13 +136,17 @@ def _in_short(
         do = nothing_seen.do
         sentences = re.split(r"(?<=[.:]) (?=[A-Z])", do) if do else []
         lines += [plain_text(sentence, MAX_LINE) for sentence in sentences]
-        decide = "Whoever answers for the data decides: no run tests all (What is not covered)."
+        last = [
+            Line("Whoever answers for the data decides: no run tests all (What is not covered).")
+        ]
         if nothing_seen.level == "unknown":
-            pause = "Pause the training until a new run can say; to go on is an unknown risk."
-            lines.insert(0, pause)
+            lines.insert(0, "Pause the training until a new run can say: to go on is a risk that "
+                            "nobody knows.")  # fmt: skip
+            last = [Line(_go_on("Go on", "a new run", index.sample)), _protection(metadata)]
         if nothing_seen.level == "partly":
             lines.insert(0, "Decide whether the server may know what was found.")
-        return tuple(map(Line, (*lines[: MAX_LINES - 1], decide)))
+            last = [_protection(metadata)]
+        return (*map(Line, lines[: MAX_LINES - len(last)]), *last)
     stop, condition = "Decide whether such parts may be seen; if not:", "Then go on"
     if with_grade(found, LEAKED):
         stop, condition = "Stop, or leave out who is seen.", "Go on"
@@ -158,11 +162,8 @@ def _in_short(
         _more_images(index, found, at_risk, fate),
         f"Secure aggregation, so that the server sees sums only: {summed} here.",
     )
-    is_cut_off = ended(index, found) or any(_is_cut_off(each, at_risk) for each in asked)
-    go_on = (
-        f"{condition} only if the new run sees no {index.sample.one}, not even in part, identifies "
-        f"none beyond chance, attacks all small clients, and time cuts off no attack."
-    )
+    is_raw = bool(ended(index, found))
+    is_cut_off = is_raw or any(_is_cut_off(each, at_risk) for each in asked)
     right, guessed = sum(values(index.series("metric", "label_accuracy"))), commonest_class(found)
     labels = ""
     if labels_inferred(index, metadata) and guessed and right > guessed[0]:
@@ -173,15 +174,36 @@ def _in_short(
     return (
         *map(Line, (*lines, stop, *[labels] * bool(labels))),
         Line("Test one of these changes in a new run:", changes),
-        *([Line(_time_then(index, metadata))] if is_cut_off else []),
-        Line(go_on),
+        *([Line(_time_then(index, metadata, not is_raw))] if is_cut_off else []),
+        Line(_go_on(condition, "the new run", index.sample)),
     )
 
 
-def _time_then(index: Index, metadata: Mapping[str, Any]) -> str:
-    sentence, settings = more_time(index, metadata)
+def _go_on(condition: str, run: str, sample: Sample) -> str:
+    return (
+        f"{condition} only if {run} sees no {sample.one}, not even in part, identifies none beyond "
+        f"chance, attacks all small clients, and time cuts off no attack."
+    )
+
+
+def _time_then(index: Index, metadata: Mapping[str, Any], is_what_if: bool) -> str:
+    sentence, settings = more_time(index, metadata, is_what_if)
     told = f"In that run, {sentence[0].lower()}{sentence[1:]}"
     return f"{told.removesuffix('.')} ({' '.join(settings)})." if settings else told
+
+
+def _protection(metadata: Mapping[str, Any]) -> Line:
+    """Return what protects updates without the word of an attack."""
+    own = defense_of(metadata)
+    beside = f" Under {own} alone nothing is proven here." if own else ""
+    return Line(
+        "If no run says enough, go on only under one of these, which rest on no attack:",
+        (
+            f"Differential privacy, as by dp_sgd: its ε bounds what any attack tells.{beside}",
+            "Secure aggregation, so that the server sees sums only: what sums tell is not measured "
+            "here.",
+        ),
+    )
 
 
 MAX_DEFENSES = 2
@@ -297,24 +319,28 @@ def _what_helps(
     cut_off = [remedy for remedy in asked if _is_cut_off(remedy, at_risk)]
     if not cut_off:
         return Step("What helps", despite + effects, note=note)
-    do, changes = more_time(index, metadata)
+    do, changes = more_time(index, metadata, not ended(index, attempts(index)))
     names = " and ".join(remedy.name for remedy in cut_off)
-    ended = (
+    why = (
         f"the {limit_told(what_if_time_limit(metadata))} ended the attack on every update under "
         f"{names}, "
         f"and with more time more may show. {do}"
     )
-    text = f"Not established: {ended} {despite}{effects}"
+    text = f"Not established: {why} {despite}{effects}"
     if len(cut_off) < len(asked):
-        text = f"{despite}{effects} Of {names} it is not established: {ended}"
+        text = f"{despite}{effects} Of {names} it is not established: {why}"
     commands, fold = rerun(metadata, changes), "The command that establishes what helps"
     return Step("What helps", text, (), note, commands, fold)
 
 
 def _is_cut_off(remedy: Remedy, at_risk: set[int]) -> bool:
-    """Return whether the time limit ended every attack on an update of theirs under a defense."""
+    """Return whether time ended every attack on their updates under a defense, with nothing seen.
+
+    Where something is seen, the defense does not hide it, however long the attack had.
+    """
     ended = [over for (_, client), over in remedy.ended.items() if client in at_risk]
-    return bool(ended) and all(ended)
+    seen = with_grade(remedy.under, SEEN) & at_risk
+    return bool(ended) and all(ended) and not seen
 
 
 def _effect(remedy: Remedy, at_risk: set[int]) -> str:
@@ -365,18 +391,21 @@ def _besides(remedy: Remedy, at_risk: set[int]) -> str:
     return f"Under {remedy.name}: {'; '.join(told)}.{told_of_time(ended)}"
 
 
-def _go_on_if(found: Sequence[Attempt], metadata: Mapping[str, Any]) -> Step:
+def _go_on_if(
+    found: Sequence[Attempt], metadata: Mapping[str, Any], sample: Sample, with_changes: bool
+) -> Step:
     """Return the conditions to train on."""
     limit = time_limit(metadata)
     seconds = f" (here {limit:g} CPU seconds for an update)" if limit is not None else ""
     return Step(
         "Go on only if",
-        "a new run with one of the changes above meets all of these. Even then somebody "
-        "who answers for the data has to accept what no run tests (see What is not covered).",
+        f"a new run{' with one of the changes above' * with_changes} meets all of these. Even then "
+        f"somebody who answers for the data has to accept what no run tests (see What is not "
+        f"covered).",
         items=(
             "The new run attacks the smallest clients too, in early and late rounds.",
             f"Its time limit{seconds} ends no attack.",
-            f"No {found[0].sample.one} has a grade above “nothing”.",
+            f"No {sample.one} has a grade above “nothing”.",
             condition_told(found),
         ),
         note=identifying_told(found),
@@ -385,7 +414,8 @@ def _go_on_if(found: Sequence[Attempt], metadata: Mapping[str, Any]) -> Step:
 
 def _result(remedy: Remedy) -> str:
     if with_grade(remedy.under, SEEN):
-        return "left leaks"
+        leaks = with_grade(remedy.under, LEAKED)
+        return "left leaks" if leaks else "let parts show"
     if not any(a.grade for a in remedy.under):
         return "gave no result"
     if _is_cut_off(remedy, {a.key[1] for a in remedy.under}):
@@ -410,7 +440,8 @@ def _more_images(index: Index, found: Sequence[Attempt], at_risk: set[int], fate
         return f"{text}: of clients with {span} nothing was seen here{but}."
     attacked = {client for _, client in fate.attacked} | graded
     larger = {c for c in sizes if c not in attacked and sizes[c] > max(whose)}
-    why = f", as {_briefly(larger)}, with more, were not attacked" if larger else ""
+    were = verb(larger, "was", "were")
+    why = f", as {_briefly(larger)}, with more, {were} not attacked" if larger else ""
     tried = " (what-ifs: see Clients of many images)" if index.names("probe") else ""
     return f"{text}: how many are enough was not measured here{why}{tried}."
 

@@ -236,7 +236,7 @@ def _probe_sizes(index: Index) -> list[int]:
 
 def _probe(index: Index, sizes: list[int], with_defense: bool) -> tuple[Table, str]:
     """Return one row for each number of samples, and a sentence on what was seen."""
-    rows, leaks, noun = [], [], index.sample
+    rows, leaks, parts, over, noun = [], [], [], 0, index.sample
     for size in sizes:
         grades = _grades(index, size)
         stopped = index.series("probe", f"{size}/stopped_by_budget")
@@ -253,6 +253,8 @@ def _probe(index: Index, sizes: list[int], with_defense: bool) -> tuple[Table, s
         )  # fmt: skip
         visible = grades["exact"] + grades["recognisable"]
         leaks += [f"{visible} of {size}"] if visible else []
+        parts += [f"{grades['partly']} of {size}"] if grades["partly"] else []
+        over += bool(ended.value)
     columns = (
         "one step on", "of", "what the attack would show", "best, dB", "blind guess, dB",
         "ended by",
@@ -266,18 +268,28 @@ def _probe(index: Index, sizes: list[int], with_defense: bool) -> tuple[Table, s
         f"large_clients.probe_seconds and large_clients.probe_sizes.",
     )
     told = ""
-    if leaks:
-        several_told = " and ".join(filter(None, (", ".join(leaks[:-1]), leaks[-1])))
+    seen = [
+        f"{_and(which)} {noun.many} could be seen{how}"
+        for which, how in ((leaks, ""), (parts, " in part"))
+        if which
+    ]
+    if seen:
         told = (
             f"Had a client sent one step on few of its {noun.many}{bare or ','} "
-            f"{several_told} {noun.many} could be seen (what-if)."
+            f"{', and '.join(seen)} (what-if)."
         )
     elif rows:
         told = (
             f"One step on few of its {noun.many}{bare} would show none of them to this attack "
             f"(what-if)."
         )
+    if over:
+        told += f" The time limit ended {over} of {count(len(rows), 'such attack')}: more may show."
     return Table(columns, tuple(rows), notes, texts=(columns[2],)), told
+
+
+def _and(several: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(several[:-1]), several[-1])))
 
 
 def _grades(index: Index, size: int) -> Counter[Grade]:

@@ -165,10 +165,12 @@ def what_it_costs(
         f"To learn what {own} costs, repeat the training without it." if own else _unknown(asked)
     )
     found = attempts(index)
-    is_cut_off = bool(ended(index, found)) or any(any(r.ended.values()) for r in asked)
-    commands = _commands(
-        metadata, asked, bool(own), more_time(index, metadata)[1] if is_cut_off else ()
-    )
+    is_raw = bool(ended(index, found))
+    is_cut_off = is_raw or any(any(remedy.ended.values()) for remedy in asked)
+    _, time = more_time(index, metadata, is_what_if=not is_raw) if is_cut_off else ("", ())
+    # The commands train under each defense, so that none of them has a what-if.
+    changes = [each for each in time if not each.startswith("server.what_if")]
+    commands = _commands(metadata, asked, bool(own), changes)
     if not commands:
         text += (
             " Train once with a defense and once without, each with its own run folder; then "
@@ -202,7 +204,8 @@ def _commands(
     if not is_simulation(metadata):
         return ()
     names = [change.partition("=")[0] for change in changes]
-    changed = [*overrides(metadata, ("seed", "defense", "what_if", *names)), *changes]
+    without = ("seed", "defense", "what_if", "server.what_if", *names)
+    changed = [*overrides(metadata, without), *changes]
     options = {"none": "none"}
     if is_defended:
         options["defended"] = _option(choices.get("defense"), config.get("defense"))

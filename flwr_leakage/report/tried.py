@@ -19,6 +19,7 @@ from flwr_leakage.report.attempts import (
     single_attack,
     time_limit,
     unexplained,
+    what_if_time_limit,
 )
 from flwr_leakage.report.commands import is_simulation, rerun
 from flwr_leakage.report.index import Index, count, grouped, section, several, values
@@ -164,20 +165,37 @@ def _by_labels(noun: str) -> str:
 
 
 def _all(doubts: Sequence[_Doubt], metadata: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
-    """Return all that is to be done, and the command that does it: first of all what was kept."""
+    """Return all that is to be done, and the command that does it: first of all what was kept.
+
+    Where no setting does it, there is no command.
+    """
     if doubts and doubts[0].command:
         return doubts[0].do, (doubts[0].command,)
     do = " ".join(dict.fromkeys(doubt.do for doubt in doubts if doubt.do))
     changes = dict.fromkeys(each for doubt in doubts for each in doubt.changes)
-    return do, rerun(metadata, [*changes]) if do else ()
+    return do, rerun(metadata, [*changes]) if changes else ()
 
 
 MORE = 10
 """The factor by which an app's attack is advised to get more time than it took."""
 
 
-def more_time(index: Index, metadata: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
-    """Return how an attack gets more time than it had and what that costs, and it as settings."""
+def more_time(
+    index: Index, metadata: Mapping[str, Any], is_what_if: bool = False
+) -> tuple[str, tuple[str, ...]]:
+    """Return how an attack gets more time than it had and what that costs, and it as settings.
+
+    Args:
+        index: the run's numbers.
+        metadata: of ``run.json``.
+        is_what_if: whether time cut off attacks under a defense that was tried, and no other. They
+            are given what the others had, where they had less.
+    """
+    limit, less = time_limit(metadata), what_if_time_limit(metadata)
+    if is_what_if and is_simulation(metadata) and less != limit:
+        time = "as much as it takes" if limit is None else f"{limit:g} CPU seconds an update"
+        told = f"Give the attack under a defense the time that it has without one, {time}."
+        return told, ("server.what_if_max_seconds=null",)
     own = section(metadata, "config", "attack").get("max_seconds")
     server = section(metadata, "config", "server")
     given = server.get("attack_max_seconds")
@@ -225,10 +243,10 @@ def duration(seconds: float) -> str:
 
 def _run_strongest(metadata: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
     """Return how to run the portfolio, in a sentence and as a setting."""
-    app = '; in an app of your own, observe(…, attack="strongest")' * (not is_simulation(metadata))
+    how = "attack=strongest" if is_simulation(metadata) else 'observe(…, attack="strongest")'
     return (
-        f"Run it again with attack=strongest{app}: it tries every attack that applies, keeps the "
-        f"best result, and tells which do not apply, and why.",
+        f"Run it again with {how}: it tries every attack that applies, keeps the best result, and "
+        f"tells which do not apply, and why.",
         ("attack=strongest",),
     )
 

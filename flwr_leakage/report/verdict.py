@@ -12,7 +12,6 @@ from flwr_leakage.report.attempts import (
     Fates,
     attempts,
     beyond_chance,
-    candidates,
     commonest_class,
     ended,
     ended_by_time,
@@ -22,6 +21,7 @@ from flwr_leakage.report.attempts import (
     labels_inferred,
     left_out,
     limit_told,
+    pool_size,
     risk,
     seen_of,
     tally,
@@ -219,7 +219,7 @@ def _reached(worst: Attempt) -> str:
 def _identified(found: Sequence[Attempt], grades: Counter[Grade]) -> str:
     ranked = [attempt for attempt in found if attempt.rank is not None]
     first = sum(attempt.rank == 1 for attempt in ranked)
-    size = int(median([candidates(attempt) for attempt in ranked]) or 0)
+    size = int(median([pool_size(attempt) for attempt in ranked]) or 0)
     if size < 2:
         return ""
     point = "points" if first == 1 else "point"
@@ -318,7 +318,7 @@ def _attacked(index: Index, fate: Fates, found: Sequence[Attempt]) -> str:
         return f"Attacked: all of {whole}{_images(sizes, found)}."
     whom = f"{len(attacked)} of {whole}"
     told = f"Attacked: only {whom}{_images(sizes, found)}"
-    return f"{told}; of the others’ {index.sample.many} nothing is known."
+    return f"{told}; the others’ {index.sample.many} were not attacked."
 
 
 def _images(sizes: Mapping[int, int], found: Sequence[Attempt]) -> str:

@@ -31,8 +31,8 @@ def test_the_head_counts_whom_and_what_was_left_out_and_what_time_cut_off():
     records += [client(number, "image", 1.0, 0) for number in (0, 1)]
     index = with_blind(*records, accuracy(0, 0.1), accuracy(2, 0.935))
     assert told(index, LIMITED) == (
-        "Attacked: only 2 of 3 clients, 2 of 35 images used in a round; of the others’ images "
-        "nothing is known. The time limit of 4 CPU seconds cut off 1 of 2 attacks."
+        "Attacked: only 2 of 3 clients, 2 of 35 images used in a round; the others’ images "
+        "were not attacked. The time limit of 4 CPU seconds cut off 1 of 2 attacks."
     )
 
 

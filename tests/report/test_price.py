@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from flwr_leakage.records import LeakageRecord
+from flwr_leakage.report.advice import advise
 from flwr_leakage.report.index import Index
 from flwr_leakage.report.remedies import remedies, what_it_costs
 from flwr_leakage.simulation.config import compose
@@ -68,6 +69,30 @@ def test_the_commands_give_an_attack_more_time_that_was_cut_off():
     assert step.commands[0].endswith("what_if=null server.attack_max_seconds=null")
     [step] = price(config=config, command=command)
     assert step.commands[0].endswith("what_if=null server.attack_max_seconds=8")
+
+
+def test_time_that_only_trials_of_a_defense_had_too_little_of_changes_no_command_without_them():
+    over = LeakageRecord("r", 1, 0, -1, "what_if", "half/stopped_by_budget", 1.0)
+    config = {
+        "what_if": {"half": PRUNING}, "attack": {"max_seconds": 120},
+        "choices": {"defense": "none", "defense@what_if.half": "pruning"},
+        "server": {"attack_max_seconds": 30, "what_if_max_seconds": 4},
+    }  # fmt: skip
+    command = "flwr-leakage run server.attack_max_seconds=30 server.what_if_max_seconds=4"
+    [step] = price(CHANGE, PSNR, over, config=config, command=command)
+    for each in step.commands[:2]:
+        assert " what_if=null server.attack_max_seconds=30 hydra.sweep.dir=" in each
+    leak = [replace(PSNR, kind="metric", name="psnr", value=60.0),
+            replace(PSNR, kind="metric", name="blind_psnr", value=12.0),
+            replace(PSNR, name="half/blind_psnr", value=12.0)]  # fmt: skip
+    index, metadata = Index([CHANGE, PSNR, over, *leak]), {"config": config, "command": command}
+    found = advise(index, metadata, remedies(index, metadata))
+    [helps] = [step for step in found.steps if step.term == "What helps"]
+    assert helps.commands == (
+        "flwr-leakage run server.attack_max_seconds=30 server.what_if_max_seconds=null",
+    )
+    assert "the time that it has without one, 30 CPU seconds an update" in helps.text
+    assert any("(server.what_if_max_seconds=null)" in line.text for line in found.lines)
 
 
 def test_without_a_defense_that_was_tried_two_are_named():

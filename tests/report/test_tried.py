@@ -309,6 +309,27 @@ def test_what_helps_is_not_established_by_attacks_that_were_cut_off(tmp_path):
     assert helps == "Halving hides it from this attack."
 
 
+def test_what_a_defense_let_show_takes_no_more_time_to_establish(tmp_path):
+    what_ifs = {"halving": halved}
+    data = audited(tmp_path, "leak", "found", defended="stopped", what_ifs=what_ifs)
+    shown = [
+        replace(r, value=14.0) if r.name == "halving/psnr" and r.client_id == 0 else
+        replace(r, value=12.0) if r.name == "halving/blind_psnr" else r
+        for r in data.records
+    ]  # fmt: skip
+    config = {"choices": {}, "server": {"attack_max_seconds": 30, "what_if_max_seconds": 4}}
+    data = replace(data, records=tuple(shown))
+    step = told(data, config=config)[2]["What helps"]
+    assert step.text == (
+        "Halving hides it in part at most: no image is exact or recognisable, but parts show."
+    )
+    assert step.commands == () and "time limit ended the attack on 1 of 1" in step.note
+    index = Index(data.records)
+    lines = advise(index, {"config": config}, remedies(index, {"config": config})).lines
+    assert not any("time that it has" in line.text for line in lines)
+    assert "here halving let parts show" in str(lines)
+
+
 def test_an_answer_far_from_the_update_does_not_explain_it(tmp_path):
     data = audited(tmp_path / "far", "found", "found", distance=0.9995)
     verdict, answer, steps, _ = told(data)
@@ -324,6 +345,9 @@ def test_an_answer_far_from_the_update_does_not_explain_it(tmp_path):
     assert "optimizer" in steps["Do"].text
     assert told(audited(tmp_path / "near", "found", distance=0.5))[0].level == "quiet"
     assert told(audited(tmp_path / "noised", "solved", distance=0.9))[0].level == "quiet"
+    config = {"choices": {"attack": "strongest"}, "seed": 1}
+    steps = told(data, config=config, command="flwr-leakage run", attack="strongest")[2]
+    assert steps["Do"].commands == ()  # no setting of the run would say more
     # A defense explains it, too.
     verdict, answer, _, _ = told(data, defense="gaussian")
     assert "no reason to stop" in answer and "does not explain the update" in verdict.head[0]
