@@ -49,6 +49,7 @@ class Case:
         shortest: texts have ``shortest`` to T tokens; 0 for T.
         steps: local steps of the whole batch.
         rate: their learning rate. The parameters travel in float32.
+        adam: the steps are Adam's, of which the server knows nothing.
         dropout: rate of dropout at the client.
         noise: standard deviation of noise on the gradient.
         pruned: share of each tensor's entries that are set to zero.
@@ -64,6 +65,7 @@ class Case:
     shortest: int = 0
     steps: int = 0
     rate: float = 0.1
+    adam: bool = False
     dropout: float = 0.0
     noise: float = 0.0
     pruned: float = 0.0
@@ -76,7 +78,8 @@ class Case:
             "tied" * self.tied,
             "frozen tables" * self.frozen,
             f"{self.shortest} to {self.length} tokens" * bool(self.shortest),
-            f"{self.steps} local step{'s' * (self.steps > 1)} at {self.rate:g}" * bool(self.steps),
+            f"{self.steps} local step{'s' * (self.steps > 1)}{' of Adam' * self.adam} "
+            f"at {self.rate:g}" * bool(self.steps),
             f"dropout {self.dropout:g}" * bool(self.dropout),
             f"noise {self.noise:g}" * bool(self.noise),
             f"{100 * self.pruned:g} % pruned" * bool(self.pruned),
@@ -98,6 +101,7 @@ CASES: dict[str, list[Case]] = {
                 {"dropout": 0.1}, {"steps": 8}, {"steps": 8, "dropout": 0.1},
                 {"steps": 8, "rate": 0.001}, {"half": True}, {"noise": 1e-5}, {"noise": 1e-4},
                 {"noise": 1e-3}, {"pruned": 0.5}, {"pruned": 0.9},
+                {"steps": 4, "rate": 0.001, "adam": True},
             )
         )
     ],
@@ -117,6 +121,7 @@ CASES: dict[str, list[Case]] = {
         for change in (
             {"steps": 1}, {"steps": 8}, {"steps": 8, "rate": 0.01}, {"steps": 8, "rate": 0.001},
             {"half": True}, {"dropout": 0.1}, {"noise": 1e-6}, {"noise": 1e-5}, {"pruned": 0.5},
+            {"steps": 4, "rate": 0.001, "adam": True},
         )
     ],
 }  # fmt: skip
@@ -172,7 +177,8 @@ def observe(model: nn.Module, case: Case, batch: Batch, spec: InputSpec, seed: i
     torch.manual_seed(seed)
     delta: Params = {}
     if case.steps:
-        optimizer = torch.optim.SGD(trained, lr=case.rate)
+        kind = torch.optim.Adam if case.adam else torch.optim.SGD
+        optimizer = kind(trained, lr=case.rate)
         for _ in range(case.steps):
             optimizer.zero_grad()
             loss(model(batch.inputs), batch.targets).backward()
