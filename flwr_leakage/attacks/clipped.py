@@ -21,8 +21,13 @@ def clipped_entries(gradient: Mapping[str, Tensor]) -> dict[str, Tensor]:
     Clipping leaves many entries of the largest magnitude of all, in several outputs and several
     layers. A tensor whose entries other than zero all have one magnitude shows signs, not a clip.
     """
-    largest = max((float(v.abs().max()) for v in gradient.values() if v.numel()), default=0.0)
-    found = {n: (v.abs() >= largest * (1 - _CLOSE)) & (v != 0) for n, v in gradient.items()}
+    tops = {name: _largest(value) for name, value in gradient.items()}
+    limit = max(tops.values(), default=0.0) * (1 - _CLOSE)
+    found = {
+        name: (value.abs() >= limit) & (value != 0)
+        for name, value in gradient.items()
+        if tops[name] >= limit
+    }
     places = {
         (name.rpartition(".")[0], int(row))
         for name, at in found.items()
@@ -33,9 +38,18 @@ def clipped_entries(gradient: Mapping[str, Tensor]) -> dict[str, Tensor]:
         and gradient[name].ndim > 1
         for name, at in found.items()
     )  # fmt: skip
-    if len(places) < _PLACES or signs:
-        return {name: torch.zeros_like(at) for name, at in found.items()}
-    return found
+    is_clipped = len(places) >= _PLACES and not signs
+    return {
+        name: found[name]
+        if is_clipped and name in found
+        else torch.zeros_like(value, dtype=torch.bool)
+        for name, value in gradient.items()
+    }
+
+
+def _largest(value: Tensor) -> float:
+    """Return the largest magnitude of a tensor, 0 if it is empty."""
+    return max(map(abs, map(float, value.aminmax()))) if value.numel() else 0.0
 
 
 def without_clipped(gradient: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

@@ -9,7 +9,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from flwr_leakage.attacks.exact.batch_proof import BatchInputs
-from flwr_leakage.attacks.inversion.likelihood import Likelihood, estimate_noise, kernel_groups
+from flwr_leakage.attacks.inversion.likelihood import Groups, Likelihood, estimate_noise
 from flwr_leakage.attacks.problem import Problem, simulate_rounds
 from flwr_leakage.attacks.rounding import FLOAT32_ROUNDING, NOISE_DEVIATIONS
 from flwr_leakage.attacks.whole_batch.known_errors import KnownErrors
@@ -51,7 +51,7 @@ class Evidence:
 
     with ``q = m / σ_t²``, where m is the mean square of r over the P_t entries of tensor t, or over
     the P_g entries of group g. A group is a kernel, or a column of a matrix
-    (:func:`flwr_leakage.attacks.inversion.likelihood.kernel_groups`). Entries that may have been
+    (:class:`flwr_leakage.attacks.inversion.likelihood.Groups`). Entries that may have been
     pruned count by their excess over the pruning threshold. The noise σ is estimated from the
     update itself. D_g is P_g, or less if the tensor has more entries than there are unknowns
     (:meth:`flwr_leakage.attacks.inversion.likelihood.Likelihood.energy`). s_ik are the n_k
@@ -77,14 +77,14 @@ class Evidence:
         problem: the problem, in double precision.
         likelihood: the likelihood of all rounds' residuals.
         told: equations that replace the gradient, with their observed likelihood, or ``None``.
-        groups: (P,) the index of the group of each entry.
+        groups: the groups of entries with similar errors.
         prior: the prior of each sample; ``None`` for texts, of which all are equally likely.
         tolerance: largest relative squared distance of a tensor's gradient that counts as met.
     """
 
     problem: Problem
     likelihood: Likelihood
-    groups: Tensor
+    groups: Groups
     prior: ImagePrior | None
     tolerance: float
     told: tuple[KnownErrors, Likelihood] | None = None
@@ -95,7 +95,7 @@ class Evidence:
         problem = problem.to(torch.float64).held
         gradients = [posed.gradient for posed in problem.rounds]
         likelihood = Likelihood.of(gradients, estimate_noise(problem))
-        groups = kernel_groups([value.shape for each in gradients for value in each.values()])
+        groups = Groups([value.shape for each in gradients for value in each.values()])
         is_text = problem.spec.is_text
         prior = None if is_text else ImagePrior.of(problem.spec)
         found = cls(problem, likelihood, groups, prior, tolerance)
@@ -145,7 +145,7 @@ class Evidence:
             residual = self.likelihood.residual(self.gradient(batch))
         sizes = [len(ravel(p.gradient)) for p in self.problem.rounds]
         pairs = zip(residual.split(sizes), self.likelihood.observed.split(sizes), strict=True)
-        distances = [float(r.square().sum() / g.square().sum()) for r, g in pairs]
+        distances = [float(r.dot(r) / g.dot(g)) for r, g in pairs]
         if self.told is None:
             energy = self.likelihood.energy(residual, self.unknowns, self.groups)
         else:
@@ -191,11 +191,7 @@ class Evidence:
             for name in posed.gradient
         ]
         spread += torch.cat(travelled).square()
-        likelihood = self.likelihood
-
-        def sums(squares: Tensor) -> Tensor:
-            return torch.zeros_like(likelihood.counts).index_add_(0, likelihood.tensors, squares)
-
+        sums, likelihood = self.likelihood.sums, self.likelihood
         allowed = self.tolerance * sums(likelihood.observed.square())
         allowed += NOISE_DEVIATIONS**2 * sums(spread)
         return bool((sums(residual.square()) <= allowed).all())
@@ -214,8 +210,9 @@ class Evidence:
     @property
     def is_noised(self) -> bool:
         """Return whether noise adds more than 1e-8 to ``‖g − g*‖² / ‖g*‖²``; less is rounding."""
-        noise = float((self.likelihood.counts * self.likelihood.noise.square()).sum())
-        return noise > 1e-8 * float(self.likelihood.observed.square().sum())
+        likelihood = self.likelihood
+        noise = float((likelihood.counts * likelihood.noise.square()).sum())
+        return noise > 1e-8 * float(likelihood.observed.dot(likelihood.observed))
 
 
 def _in(dtype: torch.dtype, values: Tensor) -> Tensor:

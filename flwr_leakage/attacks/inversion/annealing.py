@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.budget import Budget, Stopwatch
-from flwr_leakage.attacks.inversion.likelihood import Likelihood
+from flwr_leakage.attacks.inversion.likelihood import Groups, Likelihood
 from flwr_leakage.attacks.settings import require
 from flwr_leakage.attacks.solve.descent import Iterate, Posed, Shortening, descend
 from flwr_leakage.attacks.solve.linearization import Linearized
@@ -64,8 +64,8 @@ class Equations(Protocol):
         """Shape (B, C, H, W) of the coordinates."""
 
     @property
-    def groups(self) -> Tensor:
-        """(P,) group number of each equation; a wrong mask moves the equations of a group alike."""
+    def groups(self) -> Groups:
+        """The groups of equations; a wrong mask moves the equations of a group alike."""
 
     def gauged(self, coordinates: Tensor) -> Tensor:
         """Return coordinates of equal numbers, with a contrast that is assumed if none is told."""

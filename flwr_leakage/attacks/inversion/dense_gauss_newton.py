@@ -207,9 +207,7 @@ class _Equations:
         # With less noise than ten times float32's, the rounding of a step's matrix would outweigh
         # the prior.
         noise = likelihood.noise.maximum(10.0 * Likelihood.of(gradients, None).noise)
-        kept = torch.zeros_like(likelihood.counts).index_add_(
-            0, likelihood.tensors, (likelihood.observed != 0).double()
-        )
+        kept = likelihood.sums((likelihood.observed != 0).double())
         kept = torch.where(kept > 0, kept / likelihood.counts, 1.0)
         return cls(model, likelihood, ImagePrior.of(problem.spec), noise, kept, model_error)
 
@@ -227,7 +225,7 @@ class _Equations:
         # The deviation of pixels from their range is the relative distance of the gradients, and
         # 1e-4 of the range of pixel values once these are met.
         outside = max(self.likelihood.distance(residual), 1e-4**2)
-        entries = (1 / variances)[self.likelihood.tensors]
+        entries = self.likelihood.spread(1 / variances)
         return torch.cat([entries, entries.new_full((self.model.size,), 1 / outside)])
 
     def energy(self, point: Tensor, residual: Tensor) -> float:

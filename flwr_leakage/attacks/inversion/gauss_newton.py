@@ -25,7 +25,7 @@ from flwr_leakage.attacks.base import failure
 from flwr_leakage.attacks.budget import UNLIMITED, Budget, stop_mark
 from flwr_leakage.attacks.contrast import Contrast
 from flwr_leakage.attacks.inversion.annealing import Annealed, Annealing, Equations, RunEnd
-from flwr_leakage.attacks.inversion.likelihood import Likelihood, estimate_noise, kernel_groups
+from flwr_leakage.attacks.inversion.likelihood import Groups, Likelihood, estimate_noise
 from flwr_leakage.attacks.inversion.settling import Settling
 from flwr_leakage.attacks.labels.assumed import (
     AutomaticLabels,
@@ -362,9 +362,9 @@ class _Model:
         return self.contrast.gauged(self.prior, coordinates)
 
     @property
-    def groups(self) -> Tensor:
-        """(P,) group number of each entry."""
-        return kernel_groups(
+    def groups(self) -> Groups:
+        """The groups of entries with similar errors."""
+        return Groups(
             [value.shape for posed in self.problem.rounds for value in posed.gradient.values()]
         )
 

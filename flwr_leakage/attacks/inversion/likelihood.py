@@ -29,12 +29,75 @@ would estimate it badly. The value was chosen on development draws; no table."""
 
 
 @dataclass(frozen=True)
+class Groups:
+    """Groups of entries with similar errors, each within one tensor of an update.
+
+    A wrong mask of one channel moves the kernels of other channels only a little. A group is a
+    kernel of a convolution (one for each pair of channels), a column of a matrix (one for each of
+    its inputs), or a single entry of any other tensor. Groups are numbered tensor by tensor.
+
+    Attributes:
+        shapes: the shape of each of T tensors, which stand one after another in P entries.
+
+    Example:
+        >>> groups = Groups([torch.Size((2, 1, 1, 2)), torch.Size((2, 2)), torch.Size((2,))])
+        >>> groups.spread(torch.arange(6))
+        tensor([0, 0, 1, 1, 2, 3, 2, 3, 4, 5])
+        >>> groups.sums(torch.ones(10))
+        tensor([2., 2., 2., 2., 1., 1.])
+    """
+
+    shapes: Sequence[torch.Size]
+
+    @property
+    def counts(self) -> Tensor:
+        """Number of entries of each group (G,)."""
+        sizes = torch.tensor([shape.numel() for shape in self.shapes])
+        return (sizes // torch.tensor(self._numbers))[self.tensors]
+
+    @property
+    def tensors(self) -> Tensor:
+        """Index of each group's tensor (G,)."""
+        return torch.arange(len(self.shapes)).repeat_interleave(torch.tensor(self._numbers))
+
+    def sums(self, values: Tensor) -> Tensor:
+        """Return the sum of each group's values (G,), for values of all entries (P,)."""
+        pieces = values.split([shape.numel() for shape in self.shapes])
+        found = []
+        for piece, shape in zip(pieces, self.shapes, strict=True):
+            if len(shape) > 2:
+                piece = piece.reshape(shape[:2].numel(), -1).sum(1)
+            elif len(shape) == 2:
+                piece = piece.reshape(shape).sum(0)
+            found.append(piece)
+        return torch.cat(found)
+
+    def spread(self, values: Tensor) -> Tensor:
+        """Return the value of each entry's group (P,), for values of all groups (G,)."""
+        found = []
+        for piece, shape in zip(values.split(self._numbers), self.shapes, strict=True):
+            if len(shape) > 2:
+                piece = piece[:, None].expand(-1, shape[2:].numel())
+            elif len(shape) == 2:
+                piece = piece.expand(shape)
+            found.append(piece.reshape(-1))
+        return torch.cat(found)
+
+    @property
+    def _numbers(self) -> list[int]:
+        """The number of groups of each tensor (T,)."""
+        return [
+            shape[:2].numel() if len(shape) > 2 else shape[1] if len(shape) == 2 else shape.numel()
+            for shape in self.shapes
+        ]
+
+
+@dataclass(frozen=True)
 class Likelihood:
     """The value, noise and bound of every entry of an update.
 
     Attributes:
         observed: (P,) entries g*, all rounds and tensors one after another.
-        tensors: (P,) index of each entry's tensor.
         counts: (T,) number of entries of each tensor.
         noise: (T,) σ of each tensor's entries, > 0.
         bounds: (P,) τ of the entries that are zero, a large one of those that were clipped, and 0
@@ -42,7 +105,6 @@ class Likelihood:
     """
 
     observed: Tensor
-    tensors: Tensor
     counts: Tensor
     noise: Tensor
     bounds: Tensor
@@ -57,24 +119,41 @@ class Likelihood:
         """
         pieces = [value.reshape(-1) for gradient in gradients for value in gradient.values()]
         observed = torch.cat(pieces)
-        counts = torch.tensor([len(piece) for piece in pieces])
-        tensors = torch.arange(len(pieces)).repeat_interleave(counts)
-        sizes = torch.stack([piece.square().mean().sqrt() for piece in pieces])
+        counts = torch.tensor([len(piece) for piece in pieces]).to(observed)
+        sizes = torch.stack([piece.norm() for piece in pieces]) / counts.sqrt()
         noise = torch.maximum(FLOAT32_NOISE * sizes, 1e-8 * sizes.max())
         if noise_std is not None:
             noise = noise.clamp_min(noise_std)
-        kept = [piece[piece != 0].abs() for piece in pieces]
+        zeros = [piece == 0 for piece in pieces]
+        kept = [
+            float(piece.abs().masked_fill_(at, math.inf).min())
+            for piece, at in zip(pieces, zeros, strict=True)
+        ]
         # A tensor without nonzero entries was pruned by a threshold of the whole update, which is
         # at most the smallest magnitude that any other tensor kept.
-        smallest = min(float(piece.min()) for piece in kept if len(piece))
-        taus = torch.tensor([float(piece.min()) if len(piece) else smallest for piece in kept]).to(
-            observed
-        )
-        bounds = torch.where(observed == 0, taus[tensors], 0.0)
-        clipped = [clipped_entries(gradient) for gradient in gradients]
-        is_clipped = torch.cat([at.reshape(-1) for each in clipped for at in each.values()])
-        bounds = torch.where(is_clipped, _ANY * observed.abs().max(), bounds)
-        return cls(observed, tensors, counts.to(observed), noise, bounds)
+        smallest = min(tau for tau in kept if tau < math.inf)
+        clipped = [at for each in gradients for at in clipped_entries(each).values()]
+        most = _ANY * float(observed.abs().max())
+        bounds = torch.zeros_like(observed)
+        places = bounds.split([len(piece) for piece in pieces])
+        for place, at, tau, beyond in zip(places, zeros, kept, clipped, strict=True):
+            place.masked_fill_(at, tau if tau < math.inf else smallest)
+            place.masked_fill_(beyond.reshape(-1), most)
+        return cls(observed, counts, noise, bounds)
+
+    @property
+    def tensors(self) -> Tensor:
+        """Index of each entry's tensor (P,)."""
+        return self.spread(torch.arange(len(self.counts), device=self.counts.device))
+
+    def spread(self, values: Tensor) -> Tensor:
+        """Return the value of each entry's tensor (P,), for values of all tensors (T,)."""
+        return values.repeat_interleave(self.counts.long())
+
+    def sums(self, values: Tensor) -> Tensor:
+        """Return the sum of each tensor's values (T,), for values of all entries (P,)."""
+        pieces = values.split(self.counts.long().tolist())
+        return torch.stack([piece.sum() for piece in pieces])
 
     def residual(self, gradient: Tensor) -> Tensor:
         """Return ``g − g*`` (P,)."""
@@ -85,14 +164,14 @@ class Likelihood:
 
         It is ``|r|``, or ``max(0, |r| − τ)`` for entries that are zero.
         """
-        return (residual.abs() - self.bounds).clamp_min(0)
+        return residual.abs().sub_(self.bounds).clamp_min_(0)
 
     def mean_squares(self, residual: Tensor) -> Tensor:
         """Return the mean square of each tensor's excess (T,)."""
-        return self._means(self.excess(residual).square())
+        return self.sums(self.excess(residual).square_()) / self.counts
 
     def variances(
-        self, residual: Tensor, model_error: float, groups: Tensor | None = None
+        self, residual: Tensor, model_error: float, groups: Groups | None = None
     ) -> Tensor:
         """Return the variance v of each entry (P,), which divides its squared residual.
 
@@ -103,17 +182,16 @@ class Likelihood:
         Args:
             residual: (P,) r.
             model_error: κ in [0, 1].
-            groups: (P,) group numbers of entries with similar errors, each group within one
-                tensor. A group's mean square is then averaged with that of its tensor, which
-                counts as three entries. ``None`` takes each tensor as one group.
+            groups: entries with similar errors. A group's mean square is averaged with that of its
+                tensor, which counts as three entries. ``None`` takes each tensor as one group.
         """
-        noise = self.noise.square()[self.tensors]
-        means = self.mean_squares(residual)[self.tensors]
+        squares = self.excess(residual).square_()
+        noise, means = self.noise.square(), self.sums(squares) / self.counts
         if groups is not None:
-            counts = groups.bincount().to(means)
-            sums = torch.zeros_like(counts).index_add_(0, groups, self.excess(residual).square())
-            means = (sums[groups] + BORROWED * means) / (counts[groups] + BORROWED)
+            noise, means = noise[groups.tensors], means[groups.tensors]
+            means = (groups.sums(squares) + BORROWED * means) / (groups.counts + BORROWED)
         each = noise + model_error * (means - noise).clamp_min(0)
+        each = self.spread(each) if groups is None else groups.spread(each)
         return torch.maximum(each, self.bounds.square() / 3)
 
     def misfit(self, residual: Tensor) -> float:
@@ -122,7 +200,7 @@ class Likelihood:
         return float((mean * self.counts).sum() / self.counts.sum())
 
     def energy(
-        self, residual: Tensor, unknowns: float = math.inf, groups: Tensor | None = None
+        self, residual: Tensor, unknowns: float = math.inf, groups: Groups | None = None
     ) -> float:
         """Return −2 log likelihood up to a constant, at each tensor's most likely model error.
 
@@ -144,18 +222,16 @@ class Likelihood:
         Args:
             residual: (P,) r.
             unknowns: number of unknowns of the candidate.
-            groups: (P,) group numbers of entries with similar errors, each group within one
-                tensor; ``None`` takes each tensor as one group.
+            groups: entries with similar errors; ``None`` takes each tensor as one group.
         """
-        squares = self.excess(residual).square() / self.noise.square()[self.tensors]
-        means = self._means(squares)
-        common = self.counts * (self.noise.square().log() + means.clamp_max(1))
+        squares, noise = self.excess(residual).square_(), self.noise.square()
+        means = self.sums(squares) / self.counts / noise
+        common = self.counts * (noise.log() + means.clamp_max(1))
         shares = self.independent(unknowns) / self.counts
         counts = self.counts
         if groups is not None:
-            counts = groups.bincount().to(squares)
-            means = torch.zeros_like(counts).index_add_(0, groups, squares) / counts
-            tensors = torch.zeros(len(counts), dtype=torch.int64).scatter_(0, groups, self.tensors)
+            counts, tensors = groups.counts, groups.tensors
+            means = groups.sums(squares) / counts / noise[tensors]
             shares = shares[tensors]
         wrong = (means - 1).clamp_min(0) / shares
         return float(common.sum() + (shares * counts * wrong.log1p()).sum())
@@ -166,39 +242,8 @@ class Likelihood:
 
     def distance(self, residual: Tensor) -> float:
         """Return ``‖excess‖² / ‖g*‖²``."""
-        squares = self.excess(residual).square().sum() / self.observed.square().sum()
-        return float(squares)
-
-    def _means(self, values: Tensor) -> Tensor:
-        sums = torch.zeros_like(self.counts).index_add_(0, self.tensors, values)
-        return sums / self.counts
-
-
-def kernel_groups(shapes: Sequence[torch.Size]) -> Tensor:
-    """Return the group number of each entry of some tensors (P,), one tensor after another.
-
-    A wrong mask of one channel moves the kernels of other channels only a little. A group is a
-    kernel of a convolution (one for each pair of channels), a column of a matrix (one for each of
-    its inputs), or a single entry of any other tensor.
-
-    Example:
-        >>> kernel_groups([torch.Size((2, 1, 1, 2)), torch.Size((2, 2)), torch.Size((2,))])
-        tensor([0, 0, 1, 1, 2, 3, 2, 3, 4, 5])
-    """
-    found, first = [], 0
-    for shape in shapes:
-        if len(shape) > 2:
-            count = shape[:2].numel()
-            numbers = torch.arange(count).repeat_interleave(shape[2:].numel())
-        elif len(shape) == 2:
-            count = shape[1]
-            numbers = torch.arange(count).repeat(shape[0])
-        else:
-            count = shape.numel()
-            numbers = torch.arange(count)
-        found.append(first + numbers)
-        first += count
-    return torch.cat(found)
+        excess = self.excess(residual)
+        return float(excess.dot(excess) / self.observed.dot(self.observed))
 
 
 def estimate_noise(problem: Problem) -> float | None:
@@ -233,8 +278,17 @@ def estimate_noise(problem: Problem) -> float | None:
     grey = problem.spec.blank(problem.num_samples, observed)
     targets = torch.zeros(problem.num_samples, dtype=torch.int64)
     targets = grey if problem.spec.next_token else targets
-    own = columns(problem.replay(Batch(grey, targets)))
+    own = columns(_gradient_of(problem, names, Batch(grey, targets)))
     if float(own.sum(0).norm()) > 1e-3 * float(own.norm()):  # the equation does not hold
         return None
     sums = observed[:, zeros < len(observed)].sum(0)
     return float((sums.square().mean() / len(observed)).sqrt())
+
+
+def _gradient_of(problem: Problem, names: Sequence[str], batch: Batch) -> Params:
+    """Return the gradient of some parameters; in one plain step no pass goes back beyond them."""
+    if not problem.is_single_gradient:
+        return problem.replay(batch)
+    wanted = {name: problem.params[name] for name in names}
+    batch = batch[: problem.schedule.batch_size]
+    return problem.gradient_map.gradient_of(wanted, problem.params, batch, problem.buffers)

@@ -31,7 +31,7 @@ from flwr_leakage.attacks.exact.batch_proof import BatchInputs
 from flwr_leakage.attacks.exact.known import Known, Mask
 from flwr_leakage.attacks.inversion.chain import Chain, ChainLinearization, Top
 from flwr_leakage.attacks.inversion.gauss_newton import DRAWS
-from flwr_leakage.attacks.inversion.likelihood import Likelihood, kernel_groups
+from flwr_leakage.attacks.inversion.likelihood import Groups, Likelihood
 from flwr_leakage.attacks.network.activations import Elementwise
 from flwr_leakage.attacks.network.blur import (
     blurred_relu,
@@ -179,11 +179,10 @@ class KnownErrors:
         return gradients + int((self.known.values != 0).sum())
 
     @property
-    def groups(self) -> Tensor:
-        """(P,) group number of each equation; every feature is a group of its own."""
-        gradients = kernel_groups([self.problem.params[name].shape for name in self.passed.names])
-        features = torch.arange(self.errors.numel()) + gradients[-1] + 1
-        return torch.cat([gradients, features])
+    def groups(self) -> Groups:
+        """The groups of equations with similar errors; every feature is a group of its own."""
+        shapes = [self.problem.params[name].shape for name in self.passed.names]
+        return Groups([*shapes, torch.Size((self.errors.numel(),))])
 
     def likelihood(self, noise_std: float | None) -> Likelihood:
         """Return the observed value, noise and bound of every equation.
@@ -195,10 +194,8 @@ class KnownErrors:
         gradients = Likelihood.of([observed], noise_std)
         rows = self.known.values.flatten()
         counts = torch.cat([gradients.counts, torch.tensor([float(len(rows))]).to(rows)])
-        index = torch.full((len(rows),), len(gradients.counts))
         return Likelihood(
             torch.cat([gradients.observed, rows]),
-            torch.cat([gradients.tensors, index]),
             counts,
             torch.cat([gradients.noise, self.noise_std[None]]),
             torch.cat([gradients.bounds, self.known.bounds.flatten()]),

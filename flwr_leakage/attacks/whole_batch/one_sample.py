@@ -18,7 +18,7 @@ features of its step stay near the first step's, so that a product costs one pas
 a step moved the features far, its term has a slope, too. The truth solves the equations either way.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar
@@ -203,7 +203,8 @@ def _last_layer(problem: Problem, likelihood: Likelihood, weight: str) -> tuple[
     """Return σ of the weight's entries, and the largest bound of a zero in its nonzero columns."""
     place = list(problem.gradient).index(weight)
     observed = problem.gradient[weight]
-    bounds = likelihood.bounds[likelihood.tensors == place].reshape(observed.shape)
+    bounds = likelihood.bounds.split(likelihood.counts.long().tolist())[place]
+    bounds = bounds.reshape(observed.shape)
     return float(likelihood.noise[place]), float(bounds[:, (observed != 0).any(0)].max())
 
 
@@ -314,13 +315,21 @@ def _layer_gradient(
     problem: Problem, likelihood: Likelihood, weight: str, bias: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the layer's gradient [∂L/∂W, ∂L/∂b], and the variances and bounds of its entries."""
-    sizes = [value.numel() for value in problem.gradient.values()]
-    places = dict(zip(problem.gradient, range(len(sizes)), strict=True))
-    variances = likelihood.variances(torch.zeros_like(likelihood.observed), 0.0)
+    places = {name: place for place, name in enumerate(problem.gradient)}
+    sizes = likelihood.counts.long().tolist()
+    bounds = likelihood.bounds.split(sizes)
 
-    def both(entries: Tensor) -> Tensor:
-        pieces = entries.split(sizes)
-        wide, narrow = pieces[places[weight]], pieces[places[bias]]
-        return torch.cat([wide.reshape(len(narrow), -1), narrow[:, None]], 1)
+    def both(entries: Callable[[str], Tensor]) -> Tensor:
+        narrow = entries(bias)
+        return torch.cat([entries(weight).reshape(len(narrow), -1), narrow[:, None]], 1)
 
-    return both(likelihood.observed), both(variances), both(likelihood.bounds)
+    def variances(name: str) -> Tensor:
+        noise = likelihood.noise[places[name]].square()
+        return (bounds[places[name]].square() / 3).clamp_min(noise)
+
+    observed = likelihood.observed.split(sizes)
+    return (
+        both(lambda name: observed[places[name]]),
+        both(variances),
+        both(lambda name: bounds[places[name]]),
+    )

@@ -175,8 +175,9 @@ def variances(likelihood: Likelihood, residual: Tensor, groups: Tensor) -> Tenso
     tenth of all entries.
     """
     tensors, observed = likelihood.tensors, likelihood.observed
-    sizes = torch.zeros_like(likelihood.counts).index_add_(0, tensors, observed.square())
-    sizes = (sizes / likelihood.counts).clamp_min(1e-9**2 * observed.square().mean())
+    sizes = (likelihood.sums(observed.square()) / likelihood.counts).clamp_min(
+        1e-9**2 * observed.square().mean()
+    )
     relative = likelihood.mean_squares(residual) / sizes
     floor = relative[likelihood.counts >= 0.1 * likelihood.counts.sum()].min()
     counts = groups.bincount().to(residual)

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from flwr_leakage.attacks.inversion.likelihood import BORROWED, Likelihood, kernel_groups
+from flwr_leakage.attacks.inversion.likelihood import BORROWED, Groups, Likelihood
 
 
 def kernels(count=4):
@@ -13,7 +13,7 @@ def kernels(count=4):
         "weight": torch.randn(count, 1, 3, 3, generator=generator, dtype=torch.float64),
         "bias": torch.randn(count, generator=generator, dtype=torch.float64),
     }
-    return Likelihood.of([gradient], None), kernel_groups([v.shape for v in gradient.values()])
+    return Likelihood.of([gradient], None), Groups([v.shape for v in gradient.values()])
 
 
 def test_a_spoilt_kernel_leaves_the_others_sure():
@@ -29,9 +29,15 @@ def test_a_spoilt_kernel_leaves_the_others_sure():
 
 def test_groups_are_kernels_inputs_of_matrices_and_single_entries():
     shapes = [(2, 1, 3, 3), (2,), (3, 2)]
-    groups = kernel_groups([torch.Size(shape) for shape in shapes])
-    assert groups[:18].tolist() == [0] * 9 + [1] * 9
-    assert groups[18:].tolist() == [2, 3, 4, 5, 4, 5, 4, 5]
+    groups = Groups([torch.Size(shape) for shape in shapes])
+    numbers = groups.spread(torch.arange(6))
+    assert numbers[:18].tolist() == [0] * 9 + [1] * 9
+    assert numbers[18:].tolist() == [2, 3, 4, 5, 4, 5, 4, 5]
+    assert groups.counts.tolist() == numbers.bincount().tolist()
+    assert groups.tensors.tolist() == [0, 0, 1, 1, 2, 2]
+    values = torch.randn(26, generator=torch.Generator().manual_seed(0))
+    apart = torch.stack([values[numbers == group].sum() for group in range(6)])
+    assert torch.allclose(groups.sums(values), apart)
 
 
 def test_noise_is_the_least_variance_of_a_group():
