@@ -14,13 +14,11 @@ three steps on one image (``steps-3@0.2`` at a rate of 0.2 in place of 0.05), ``
 step on four.
 
 ``--bounds N`` adds, for the first N images of a cell, what the linearised Bayesian posterior would
-reach: ``E‖x̂ − x‖² = tr (JᵀΣ⁻¹J + Λ⁻¹)⁻¹``, J at the truth, Λ the prior's covariance. It uses the
-truth, and no attack sees it. Pruned entries count as Gaussian with variance τ²/3.
+reach (:mod:`simulations.benchmarks.limits`). Pruned entries count as Gaussian with variance τ²/3.
 """
 
 import argparse
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,10 +27,8 @@ import torch
 from torch import Tensor, nn
 
 from flwr_leakage.attacks.inversion.gauss_newton import GaussNewton
-from flwr_leakage.attacks.inversion.likelihood import Likelihood
 from flwr_leakage.attacks.one_by_one import ExactAttack
 from flwr_leakage.attacks.presets import load_preset
-from flwr_leakage.attacks.problem import pose, simulate_gradient
 from flwr_leakage.defenses.noise import GaussianNoise
 from flwr_leakage.defenses.pruning import GradientPruning
 from flwr_leakage.gradient_map import GradientMap, local_update
@@ -44,18 +40,14 @@ from flwr_leakage.records import (
     InputSpec,
     LocalSchedule,
     Observation,
-    ThreatModel,
     Update,
 )
-from flwr_leakage.spectral.image_prior import ImagePrior
 from simulations.benchmarks.attacks_deep import affordable, attacking
 from simulations.benchmarks.lab import CIFAR10, load, make_network, run_attack
+from simulations.benchmarks.limits import linearised_limit
 
 STEP = 0.05
 """Learning rate of several local steps, where the setting tells none."""
-
-BLOCK = 64
-"""Columns of J that are computed at once."""
 
 
 def observe(
@@ -88,49 +80,6 @@ def observe(
     elif kind == "pruned":
         update = GradientPruning(float(value)).on_update(update, draws)
     return Observation(1, index, params, buffers, update), noise
-
-
-def linearised_bound(
-    network: nn.Module, spec: InputSpec, batch: Batch, seen: Observation, noise: Tensor | None
-) -> float:
-    """PSNR of the linearised Bayesian posterior at the truth, in dB; one dense eigenproblem."""
-    problem = pose(GradientMap(network), spec, seen, ThreatModel())
-    double = problem.to(torch.float64)
-    likelihood = Likelihood.of([double.gradient], None)
-    variances = likelihood.variances(torch.zeros_like(likelihood.observed), 0.0)
-    if noise is not None:
-        rate = problem.schedule.learning_rate
-        variances = torch.maximum(variances, (noise.double() / rate).square())
-    prior = ImagePrior.of(spec).single()
-    shape = batch.inputs.shape
-
-    def gradient(inputs: Tensor) -> Tensor:
-        found = simulate_gradient(
-            problem.gradient_map,
-            problem.params,
-            problem.buffers,
-            problem.schedule,
-            Batch(inputs, batch.targets),
-        )
-        return torch.cat([found[name].reshape(-1) for name in problem.gradient])
-
-    weights = (variances.max() / variances).sqrt().float()
-    columns = []
-    for block in torch.eye(shape.numel()).split(BLOCK):
-        directions = prior.push(block.reshape(-1, *shape))
-        images = torch.func.vmap(lambda v: torch.func.jvp(gradient, (batch.inputs,), (v,))[1])(
-            directions
-        )
-        columns.append(images * weights)
-    jacobian = torch.cat(columns)
-    gram = (jacobian @ jacobian.T).double() / float(variances.max())
-    del jacobian, columns
-    values, vectors = torch.linalg.eigh(gram)
-    # Posterior covariance of s, pushed to pixels: ‖diag(L) U (Λ + I)^−½‖², as L is orthogonal
-    # but for the deviations.
-    deviations = prior.deviations.double().expand(shape).reshape(-1, 1)
-    errors = (deviations * vectors / (values.clamp_min(0) + 1).sqrt()).square().sum()
-    return -10 * math.log10(float(errors) / shape.numel())
 
 
 def psnr(found: Tensor | None, pixels: Tensor, spec: InputSpec) -> list[float]:
@@ -213,7 +162,7 @@ def _cell(
             seen, noise = observe(network, batch, setting, first, seed)
             cases.append((seed, network, first, batch, pixels, seen, noise))
     bounds = [
-        linearised_bound(network, spec, batch, seen, noise)
+        linearised_limit(network, spec, batch, seen, noise).psnr
         for _, network, _, batch, _, seen, noise in cases[: given.bounds]
     ]
     budget = given.seconds

@@ -6,12 +6,15 @@
 prints a Markdown row a network and draw: PSNR, the attack that gave the answer, CPU seconds, and
 what the attacks that read features said. Networks are untrained and in eval mode, with as many
 outputs as CIFAR-10 has classes. An image of 64 × 64 pixels is put together from four test images,
-so that no pixel is interpolated; its label is that of the first. ``--output`` keeps a JSON line a
-row with what every attack said, and rows that are there are not run again. One thread.
+so that no pixel is interpolated; its label is that of the first. ``--size 32`` takes one image.
+``--limit`` adds how many directions of the image the gradient tells, and the PSNR that it allows to
+first order (:mod:`simulations.benchmarks.limits`). That takes as many products as the image has
+values: 1 to 20 CPU minutes at 32 × 32 pixels. ``--output`` keeps a JSON line a row with what every
+attack said, and rows that are there are not run again. One thread.
 """
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -23,6 +26,7 @@ from flwr_leakage.attacks.presets import load_preset
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Batch, InputSpec
 from simulations.benchmarks import lab
+from simulations.benchmarks.limits import linearised_limit
 
 # isort: split
 from torchvision import models
@@ -51,15 +55,19 @@ def main() -> None:
     parser.add_argument("--networks", default=",".join(NETWORKS))
     parser.add_argument("--draws", type=int, default=1, help="each with weights and an image")
     parser.add_argument("--seconds", type=float, default=120.0, help="CPU budget of an image")
+    parser.add_argument("--size", type=int, choices=(32, 64), default=64, help="pixels of a side")
+    parser.add_argument("--limit", action="store_true", help="that the gradient sets, beside")
     parser.add_argument("--output", type=Path, help="JSON lines, appended")
     given = lab.start(parser)
-    spec = InputSpec((3, 64, 64), lab.CLASSES, lab.CIFAR10.mean, lab.CIFAR10.std)
+    spec = InputSpec((3, given.size, given.size), lab.CLASSES, lab.CIFAR10.mean, lab.CIFAR10.std)
     attack = load_preset("strongest")
     assert isinstance(attack, Strongest)
     attack = replace(attack, max_seconds=given.seconds)
     kept = given.output.read_text().splitlines() if given.output and given.output.exists() else []
     done = {(line["network"], line["seed"]) for line in map(json.loads, kept)}
-    lab.print_header("network", "seed", "PSNR", "attack", "CPU s", "what reads features said")
+    tiles_each = (given.size // 32) ** 2
+    columns = ("network", "seed", "PSNR", "told", "limit", "misfit", "attack", "CPU s")
+    lab.print_header(*columns, "what reads features said")
     for name in given.networks.split(","):
         for draw in range(given.draws):
             seed = given.seed + draw
@@ -67,10 +75,12 @@ def main() -> None:
                 continue
             torch.manual_seed(seed)
             network = models.get_model(name, num_classes=lab.CLASSES).eval()
-            tiles = lab.load(given.root, given.split, given.first + 4 * draw, 4)
-            pixels = Batch(mosaic(tiles.inputs), tiles.targets[:1])
+            tiles = lab.load(given.root, given.split, given.first + tiles_each * draw, tiles_each)
+            image = mosaic(tiles.inputs) if tiles_each > 1 else tiles.inputs
+            pixels = Batch(image, tiles.targets[:1])
+            samples = lab.normalize(pixels, spec)
             gradient_map = GradientMap(network)
-            observation = lab.observe(gradient_map, lab.normalize(pixels, spec))
+            observation = lab.observe(gradient_map, samples)
             (found,), seconds = lab.run_attack(
                 attack, gradient_map, spec, [observation], seed=given.seed
             )
@@ -79,10 +89,12 @@ def main() -> None:
             )
             by = str(found.stats.get("attack", "none"))
             said = {part.name: str(part) for part in found.parts}
+            limit = linearised_limit(network, spec, samples, observation) if given.limit else None
             line = {
                 "network": name,
                 "seed": seed,
                 "psnr": psnr,
+                "limit": None if limit is None else asdict(limit),
                 "attack": by,
                 "cpu_seconds": seconds,
                 "error": found.error,
@@ -94,7 +106,17 @@ def main() -> None:
                 with given.output.open("a") as file:
                     file.write(json.dumps(line) + "\n")
             read = "; ".join(said[each] for each in READERS if each in said)
-            lab.print_row(name, seed, f"{psnr:.1f}", by, f"{seconds:.0f}", read)
+            lab.print_row(
+                name,
+                seed,
+                f"{psnr:.1f}",
+                "" if limit is None else f"{limit.told:,} of {limit.unknowns:,}",
+                "" if limit is None else f"{limit.psnr:.1f}",
+                f"{found.objective:.0e}",
+                by,
+                f"{seconds:.0f}",
+                read,
+            )
 
 
 if __name__ == "__main__":
