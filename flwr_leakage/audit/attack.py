@@ -29,10 +29,10 @@ class Attempt:
 
 
 def attempt(attack: Attack, job: AttackJob, progress: ProgressCallback | None = None) -> Attempt:
-    """Attack all observations together. Whatever the attack raises becomes the answer.
+    """Attack all observations together; an error of the attack becomes the answer.
 
-    Where it raises for several, each is attacked by itself: one of them may be what it fails by.
-    Where the normalisation is unknown, the fit decides
+    If the attack fails on several together, each is attacked by itself, as a single one may be the
+    cause. Where the normalisation is unknown, the fit decides
     (:func:`flwr_leakage.attacks.by_fit.by_fit`).
     """
     wall, cpu = time.monotonic(), time.process_time()

@@ -85,7 +85,7 @@ class KeptObservations:
             raise ValueError(f"max_bytes must be at least 1, got {self.max_bytes}.")
 
     def keep(self, server_round: int, several: Sequence[Kept]) -> list[str]:
-        """Keep the observations of a round; beyond ``max_bytes`` the policy says what gives way.
+        """Keep the observations of a round; the policy says what is dropped beyond ``max_bytes``.
 
         Returns:
             What was dropped or not kept, a sentence a round.

@@ -158,7 +158,7 @@ class ClientNote:
         return said
 
     def speaks_against(self, assumed: Assumed | None) -> list[str]:
-        """Return sentences on how the client trains otherwise than assumed, or not as captured."""
+        """Return sentences on how the training differs from the assumed or the captured one."""
         said = []
         other = differences(self.training, *assumed) if self.training and assumed else ()
         if other:

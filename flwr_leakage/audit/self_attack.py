@@ -208,7 +208,7 @@ class SelfAttack:
         return tuple(found)
 
     def _doubt(self, answer: Reconstruction, outcome: Outcome, count: int) -> str:
-        """Return why the answer does not tell how safe the update is; empty if nothing does."""
+        """Return why the answer is no evidence of the update's safety; empty if it may be one."""
         if answer.batch is None:
             return answer.error or "no reconstruction"
         near = ("psnr", "token_accuracy")  # of images and of texts

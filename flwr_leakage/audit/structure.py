@@ -91,7 +91,7 @@ def structure(
         ValueError: the spec is none, or the model does not fit it; the loss cannot be computed; the
             update is zero.
     """
-    # a model may draw from the global generator, whose state is restored
+    # A model may draw from the global generator, so that its state is restored afterwards.
     with torch.random.fork_rng(devices=[]):
         return _structure(
             GradientMap(model, loss, batch_norm),

@@ -43,7 +43,7 @@ _LONGEST_GRID = 1 << 19
 
 
 def check_adjacency(adjacency: str) -> None:
-    """Raise ``ValueError`` for what is no adjacency."""
+    """Raise ``ValueError`` unless the name is that of an adjacency."""
     if adjacency not in ADJACENCIES:
         raise ValueError(f"adjacency must be one of {', '.join(ADJACENCIES)}, got {adjacency!r}.")
 
@@ -90,7 +90,7 @@ def dp_epsilon(
     if noise_multiplier == 0:
         return math.inf if num_steps else 0.0
     moved = 2.0 if adjacency == "replace-one" else 1.0
-    # Whoever is told nothing of the sampling cannot tell more than who is told all of it.
+    # An attacker who does not know the sampling cannot tell more than one who does.
     unsampled = gaussian_epsilon(math.sqrt(num_steps) * moved / noise_multiplier, delta)
     if sample_rate == 1 or num_steps == 0:
         return unsampled
@@ -107,7 +107,8 @@ def dp_epsilon(
         spent = opacus.compute_rdp(
             q=sample_rate, noise_multiplier=noise_multiplier, steps=num_steps, orders=_ORDERS
         )
-    with warnings.catch_warnings():  # that a wider range of orders might give a smaller bound
+    # the warning says that a wider range of orders might give a smaller bound
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Optimal order is the")
         bound, _ = opacus.get_privacy_spent(orders=_ORDERS, rdp=spent, delta=delta)
     return min(unsampled, max(0.0, float(bound)))
@@ -184,12 +185,12 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
         return math.inf
     if gaussian_delta(mu, 0.0) <= delta:
         return 0.0
-    from scipy.optimize import brentq  # takes most of a second to import
+    from scipy.optimize import brentq  # the import takes most of a second
 
     # At the upper end the first term of δ(ε), Φ(μ/2 − ε/μ), alone equals δ.
     highest = mu * (mu / 2 - float(ndtri(delta)))
     found = brentq(lambda e: gaussian_delta(mu, e) - delta, 0.0, highest, xtol=1e-13 * highest)
-    return min(highest, float(found) * (1 + 1e-12))  # on the side that holds
+    return min(highest, float(found) * (1 + 1e-12))  # the upper end of the bracket is safe
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Update
 
 @dataclass(frozen=True)
 class LocalRound:
-    """The private view of a client's round that its defense may look at.
+    """The private data of a client's round that its defense may use.
 
     Attributes:
         gradient_map: of the client's model and loss.
@@ -110,7 +110,7 @@ class Defense:
         return False
 
     def in_words(self) -> str:
-        """Return half a sentence that says what the defense does to an update or to a batch.
+        """Return a clause that describes the effect of the defense on an update or a batch.
 
         The report puts it into its own sentences: "Pruning, by which only the largest 1 % of the
         update’s numbers are sent, hides it from this attack". A defense that does not override it

@@ -1,4 +1,4 @@
-"""Several defenses in a row."""
+"""Apply several defenses one after another."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,21 +47,21 @@ class Chain(Defense):
 
     @property
     def replaces_update(self) -> bool:
-        """Return whether one of the chain recomputes the update."""
+        """Return whether a defense of the chain recomputes the update."""
         return any(defense.replaces_update for defense in self.defenses)
 
     @property
     def encodes_batches(self) -> bool:
-        """Return whether one of the chain encodes batches."""
+        """Return whether a defense of the chain encodes batches."""
         return any(defense.encodes_batches for defense in self.defenses)
 
     @property
     def flips_signs(self) -> bool:
-        """Return whether one of the chain draws signs anew."""
+        """Return whether a defense of the chain draws signs anew."""
         return any(defense.flips_signs for defense in self.defenses)
 
     def in_words(self) -> str:
-        """Return half a sentence that says what each defense does, in order."""
+        """Return a clause that describes each defense, in order."""
         return "; then ".join(defense.in_words() for defense in self.defenses)
 
     def validate(self, gradient_map: GradientMap, spec: InputSpec, num_examples: int) -> None:

@@ -22,7 +22,7 @@ class Compression(Defense, ABC):
 
     @abstractmethod
     def compress(self, delta: Mapping[str, Tensor], randomness: Randomness) -> Params:
-        """Return what is sent in place of an update, with its names, shapes and dtypes."""
+        """Return the compressed update that is sent, with the same names, shapes and dtypes."""
 
     def on_update(
         self, update: Update, randomness: Randomness, local_round: LocalRound | None = None

@@ -12,7 +12,7 @@ from flwr_leakage.records import LocalSchedule, Update
 
 @dataclass(frozen=True)
 class ErrorFeedback(Chain):
-    """Apply ``defenses`` in order, to the update and what earlier rounds left out of theirs.
+    """Apply ``defenses`` in order to the update plus the remainder of earlier rounds.
 
     It has no state, see ``with_error_feedback``: by itself it defends a client's first round. What
     is left out is not carried on where the client's gate keeps an update back.
@@ -36,7 +36,7 @@ class ErrorFeedback(Chain):
         return True
 
     def in_words(self) -> str:
-        """Return half a sentence that says what the defenses do, and that the rest comes later."""
+        """Return a clause that describes the defenses, and says that the rest is sent later."""
         return f"{super().in_words()}; what is left out is added to the client’s next update"
 
     def epsilon(
@@ -57,7 +57,7 @@ def with_error_feedback(
     randomness: Randomness,
     local_round: LocalRound | None = None,
 ) -> tuple[Update, Params]:
-    """Defend an update and what earlier rounds left out, and return what is left out now.
+    """Defend an update plus the remainder of earlier rounds, and return the new remainder.
 
     With C the defense, round t releases ``C(Δ_t + e_t)`` and carries ``e_{t+1} = Δ_t + e_t −
     C(Δ_t + e_t)`` on (Stich et al. 2018, algorithm 1; Aji and Heafield 2017 keep the largest 1 %).

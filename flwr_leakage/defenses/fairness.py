@@ -1,4 +1,4 @@
-"""The fairness of protection over samples and classes, and those that are protected least."""
+"""Measure how evenly samples and classes are protected, and list the least protected ones."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Noise of a given energy, put where it hides a client's samples most."""
+"""Noise of a given energy in the directions that hide a client's samples most."""
 
 import math
 from dataclasses import dataclass, replace
@@ -54,7 +54,7 @@ def influence_noise(
 
 @dataclass(frozen=True)
 class InfluenceNoise(Defense):
-    """Add noise as long as Gaussian noise of ``noise_std``, where it hides most.
+    """Add noise as long as Gaussian noise of ``noise_std``, in the directions that hide most.
 
     Attributes:
         noise_std: that of the isotropic noise of equal energy, ≥ 0; see ``relative_to``.

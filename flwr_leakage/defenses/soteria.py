@@ -1,4 +1,4 @@
-"""Soteria: hide the representation that the last layer's gradient gives away."""
+"""Soteria: hide the representation that the last layer's gradient reveals."""
 
 import math
 from collections.abc import Mapping

@@ -161,7 +161,7 @@ class ToldAudit(ServerAudit):
         self._recorder.client(*where, done, count, reason, optimizer)
 
     def _look_only(self, seen: Observation, told: TrainingFacts | None, unknown: Set[int]) -> None:
-        """Look at an update of many images that no attack fits, as far as its training is told."""
+        """Infer the labels behind an update that is too large for attacks, if its steps allow."""
         if self.large_clients is None or self.threat.view == "aggregate":
             return
         count = seen.update.num_examples

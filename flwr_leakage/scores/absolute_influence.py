@@ -1,4 +1,4 @@
-"""I²F with an absolute damping, as the paper has it, and how the paper chooses it."""
+"""I²F with the paper's absolute damping, and the paper's choice of the damping."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -26,7 +26,7 @@ class Score(Protocol):
     """A risk of every sample of a client's round, computed without an attack."""
 
     def __call__(self, client: ClientSamples, seed: int) -> list[Measurement]:
-        """Return one measurement a quantity; the first one carries the products of all.
+        """Return one measurement for each quantity; the first one counts the products of all.
 
         Args:
             client: the model's gradient map, the exposure of the samples to be scored, and what
@@ -101,11 +101,11 @@ class SampleScore(ABC):
         """
 
     def extra_bytes(self, num_inputs: int, num_parameters: int) -> int:
-        """Return the memory that ``measure`` takes for one sample beside its gradient's graphs."""
+        """Return the bytes that ``measure`` takes for one sample, beside its gradient's graph."""
         return 0
 
     def __call__(self, client: ClientSamples, seed: int) -> list[Measurement]:
-        """Return one measurement a quantity; the first one carries the products of all."""
+        """Return one measurement for each quantity; the first one counts the products of all."""
         before = client.meter.products
         num_inputs = client.exposure.private.inputs[:1].numel()
         num_parameters = sum(value.numel() for value in client.exposure.params.values())
@@ -123,7 +123,7 @@ class SampleScore(ABC):
 
 
 def _measured(column: Column, problem: SampleProblem) -> Measurement:
-    """Put no number where a sample is unsound or a value not finite, and say why."""
+    """Replace a number by a reason if its sample is unsound or its value is not finite."""
     count = len(problem)
     bars = column.values.new_full((count,), math.nan) if column.errors is None else column.errors
     given = (column.values.shape, bars.shape, len(column.notes), len(column.states))
@@ -198,7 +198,7 @@ def states_of(values: Float[Tensor, " S"], state: State) -> list[State]:
 
 
 def root_error(values: Float[Tensor, " S"], errors: Float[Tensor, " S"]) -> Float[Tensor, " S"]:
-    """Return half the width of the bar of √v, from that of v; not to first order."""
+    """Return half the width of the error bar of √v, from that of v, without linearisation."""
     root = values.sqrt()
     return torch.maximum(
         (values + errors).sqrt() - root, root - (values - errors).clamp_min(0).sqrt()
@@ -208,8 +208,9 @@ def root_error(values: Float[Tensor, " S"], errors: Float[Tensor, " S"]) -> Floa
 def mean_of_squares(draws: Float[Tensor, "n S"]) -> tuple[Tensor, Tensor]:
     """Return the mean of n ≥ 2 squared lengths of random vectors, and half its 99 % bar.
 
-    Squares are skewed: few draws see too small a variance too often. So it is raised to what it
-    exceeds in 5 % of the cases, and the bar is that of a χ² variable, see ``sampling_error``.
+    Squares are skewed: few draws see too small a variance too often. So the variance is raised to
+    the value that it exceeds in 5 % of the cases, and the bar is that of a χ² variable; see
+    ``sampling_error``.
     """
     count = len(draws)
     mean = draws.mean(0)

@@ -1,4 +1,4 @@
-"""Predict from a score what an attack will reach, by a line fitted to recorded attacks."""
+"""Predict the error of an attack from a score, by a line fitted to recorded attacks."""
 
 import json
 import math
@@ -81,7 +81,7 @@ def fit_calibration(
     outcome: Outcome = "rmse",
     conditions: str = "",
 ) -> Calibration:
-    """Fit a line by least squares to the samples of which score and outcome are known.
+    """Fit a line by least squares to the samples whose score and outcome are known.
 
     Args:
         score: the score's name.

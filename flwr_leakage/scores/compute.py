@@ -101,7 +101,7 @@ def _compute(name: str, score: Score, client: ClientSamples, seed: int) -> Score
                     f"{measured.name} must have one value for each of {len(client)} samples, got "
                     f"{len(measured.values)}."
                 )
-    except Exception as error:  # a broken score must not stop a client's round
+    except Exception as error:  # an error of a score must not stop a client's round
         stopped = isinstance(error, BudgetExhausted)
         reason = f"{'not computed' if stopped else type(error).__name__}: {error}"
         none, notes = (None,) * len(client), (reason,) * len(client)

@@ -1,4 +1,4 @@
-"""The Cramér–Rao bound: what no unbiased attacker gets below."""
+"""The Cramér–Rao bound on the error of an unbiased attacker."""
 
 from dataclasses import dataclass
 

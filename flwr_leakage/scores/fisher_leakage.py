@@ -1,4 +1,4 @@
-"""Fisher information leakage: what noise leaves of a sample, in one trace."""
+"""Fisher information leakage of a sample under noise, from one trace."""
 
 from dataclasses import dataclass, field
 
@@ -103,7 +103,7 @@ def _column(
     errors: Tensor,
     states: list[State],
 ) -> Column:
-    """Return the states, in which a value that is NaN and no bound is unresolved."""
+    """Return the states; a value that is NaN, and is no bound, is marked as unresolved."""
     known = values.isfinite().tolist()
     told: list[State] = [s if ok else "unresolved" for s, ok in zip(states, known, strict=True)]
     return Column(name, values, unit, direction, notes, errors, told)

@@ -1,4 +1,4 @@
-"""Samples as people hold them, arrays, lists or tensors, as a batch."""
+"""Convert samples in arrays, lists or tensors into a batch."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,8 +13,8 @@ from flwr_leakage.records import Batch
 def as_batch(inputs: Any, targets: Any, like: Tensor) -> Batch:
     """Return a batch of tensors, arrays, numbers, or lists of them, in a model's own types.
 
-    Numbers with a fraction take the type of the model's parameters, class indices int64. Whole
-    numbers among the inputs stay as they are, as 0 … 255 is not what a model expects.
+    Numbers with a fraction take the type of the model's parameters, class indices int64. Integer
+    inputs are not converted, as a model does not expect values from 0 to 255.
 
     Args:
         inputs: (B, C, H, W), or a list of B entries of (C, H, W).

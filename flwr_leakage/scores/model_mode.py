@@ -1,4 +1,4 @@
-"""A check that a model, in its present mode, computes the function that is scored."""
+"""Check that a model, in its present mode, computes the function that is scored."""
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ _MOST_SAMPLES = 8
 def mode_warnings(
     model: nn.Module, mode: BatchNormMode, gradient_map: GradientMap, batch: Batch
 ) -> list[str]:
-    """Return what a model does in train mode that scores leave out, such as dropout.
+    """Return warnings of parts of a model in train mode that scores leave out, such as dropout.
 
     Scores are of one fixed function. The model is copied, BatchNorm taken care of, and run twice on
     a few samples in the mode that it is in. Where two runs differ, it draws random numbers; where
@@ -43,7 +43,7 @@ def mode_warnings(
             first, second = logits_of(own(few)), logits_of(own(few))
             scored = gradient_map.logits(gradient_map.params, few)
     except (RuntimeError, TypeError, ValueError, IndexError):
-        return []  # the scores themselves say what is wrong with the model or its inputs
+        return []  # the scores themselves will report an error of the model or its inputs
     named = f": {', '.join(switched[:3])}" if switched else ""
     if _differ(first, second):
         return [

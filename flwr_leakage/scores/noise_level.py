@@ -56,7 +56,7 @@ def noise_level(
 
 
 def _trained(problem: SampleProblem, vectors: Float[Tensor, "S P"]) -> Float[Tensor, "S Q"]:
-    """Return the entries of parameters that the client trains; of the others it sends no noise."""
+    """Return the entries of the parameters that the client trains; the others carry no noise."""
     trained = problem.samples.gradient_map.trained
     kept = [
         torch.full((value.numel(),), name in trained)
@@ -66,7 +66,7 @@ def _trained(problem: SampleProblem, vectors: Float[Tensor, "S P"]) -> Float[Ten
 
 
 def _not_gaussian(problem: SampleProblem) -> str:
-    """Return why δ is no independent Gaussian noise of one size, or nothing."""
+    """Return why δ is not independent Gaussian noise of one size; empty if it may be."""
     delta = _trained(problem, problem.deltas)[0]
     standard = delta / delta.square().mean().sqrt()
     count = len(standard)

@@ -53,7 +53,7 @@ class NonlinearBound(SampleScore):
         released = row_norms(problem.gradients + problem.deltas).double()
         bound = projected / (mu_gradient * norm + 2 * mu_jacobian * released)
         notes = notes_where(problem.undefended, UNDEFENDED)
-        # Constants from below make the bound too large: the theorem's lies below this one.
+        # The estimated constants are too small, so that this bound may lie above the theorem's.
         errors = bound * (top.residual + self.tolerance + 32 * problem.rounding)
         states = states_of(bound, "upper bound")
         name, unit = "nonlinear_influence_bound", "model input"
@@ -69,7 +69,7 @@ def curvature(
     tolerance: float,
     max_steps: int,
 ) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
-    """Return μ_L and μ_J, Lipschitz constants of x ↦ g(x) and x ↦ J(x), from below.
+    """Return lower estimates of the Lipschitz constants μ_L of x ↦ g(x) and μ_J of x ↦ J(x).
 
     Args:
         problem: of S samples.

@@ -32,7 +32,7 @@ Samples = Any
 
 
 class ScoreWarning(UserWarning):
-    """The numbers are of another model than the one that trains."""
+    """Warn that the scores describe another function than the one that the model trains."""
 
 
 def default_scores() -> dict[str, Score]:
@@ -61,9 +61,10 @@ def score(
 ) -> Scores:
     """Score every sample of a batch; the model is not changed.
 
-    What is scored is what trains: BatchNorm in the mode that the model is in, the parameters that
-    require a gradient, the loss with its own reduction. What cannot be scored so, dropout above
-    all, is told: as a ``ScoreWarning``, in ``notes`` of the result and beside every number.
+    The scored function is the trained one: BatchNorm is in the model's mode, only parameters that
+    require a gradient count, and the loss keeps its own reduction. What cannot be scored so,
+    dropout above all, is told: as a ``ScoreWarning``, in ``notes`` of the result and beside every
+    number.
 
     A sample's own δ is δ/wᵢ, with wᵢ its weight in the update: with the mean over B samples,
     wᵢ = 1/B, and noise of a given ``noise_std`` on the update is B times as much on the sample's
@@ -146,7 +147,7 @@ def score(
 
 
 def _by_name(entries: Iterable[Score | str]) -> list[Score]:
-    """Return scores, those that a name of ``conf/score`` stands for in its place."""
+    """Return the scores, with each name of ``conf/score`` replaced by the scores behind it."""
     named = (
         load_part("score", entry).values() if isinstance(entry, str) else [entry]
         for entry in entries

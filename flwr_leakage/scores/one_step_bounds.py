@@ -1,4 +1,4 @@
-"""LAVP's bi-Lipschitz constants, and how far one step of an attack can get."""
+"""LAVP's bi-Lipschitz constants, and bounds on the progress of one step of an attack."""
 
 from dataclasses import dataclass, field
 
@@ -66,7 +66,7 @@ class OneStepBounds(ExtremesScore):
     def _at_start(
         self, problem: SampleProblem, draws: Draws
     ) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
-        """Return ‖∇ℓ‖² and ℓ at the start."""
+        """Return ‖∇ℓ‖² and ℓ at the attack's start."""
         signs = sign_rows(problem.inputs.shape, draws).to(problem.inputs)
         moved = problem.differentiable.with_inputs(problem.inputs + self.start * signs)
         operator = moved.jacobian(problem.meter)

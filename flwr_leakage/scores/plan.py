@@ -1,4 +1,4 @@
-"""When a client scores its samples, which of them, at what cost, and what is kept."""
+"""Plan when a client scores its samples, which of them, and at what cost."""
 
 import math
 from dataclasses import dataclass

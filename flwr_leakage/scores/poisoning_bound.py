@@ -69,7 +69,7 @@ class PoisoningBound(SampleScore):
 
 @dataclass(frozen=True)
 class _Poisoning(SampleScore):
-    """The score with what it needs of the round.
+    """The score, bound to the samples and learning rate of one round.
 
     Attributes:
         settings: of the user.

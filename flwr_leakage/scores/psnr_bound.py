@@ -1,4 +1,4 @@
-"""The PSNR that noise allows in the worst of all models."""
+"""A bound on the PSNR of attackers who choose the model, under noise."""
 
 import math
 from dataclasses import dataclass

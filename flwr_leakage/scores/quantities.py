@@ -13,7 +13,7 @@ from flwr_leakage.scores.one_call import ScoreWarning, score
 def quantities(scores: Mapping[str, Score]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the measurements' names, found by scoring one sample of a linear model of 4 inputs.
 
-    A score says by its measurements only what it measures.
+    A score declares its quantities only by the measurements that it returns.
 
     Args:
         scores: by name.
@@ -22,7 +22,7 @@ def quantities(scores: Mapping[str, Score]) -> tuple[tuple[str, ...], tuple[str,
         The names, and the scores that cannot be computed of such a model.
     """
     draws = torch.Generator().manual_seed(0)
-    # The client's next draws must not depend on whether its scores were looked at.
+    # The client's next random draws must not depend on this call.
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore", ScoreWarning)
         model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))

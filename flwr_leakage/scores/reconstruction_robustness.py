@@ -1,4 +1,4 @@
-"""Reconstruction robustness: the chance to name a sample among candidates."""
+"""Reconstruction robustness: an attacker's chance to identify a sample among candidates."""
 
 import math
 from dataclasses import dataclass

@@ -51,12 +51,12 @@ class ScoreResult:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return for each sample why there is no number or how to read it; or empty."""
+        """Return for each sample a note on its number, or the reason why it has none."""
         return self.measurements[0].notes
 
     @property
     def errors(self) -> tuple[float | None, ...]:
-        """Return half the width of each value's error bar; or empty."""
+        """Return half the width of each value's error bar; the tuple may be empty."""
         return self.measurements[0].errors
 
     @property
@@ -88,8 +88,8 @@ class ScoreResult:
 class Scores(Mapping[str, ScoreResult]):
     """The result of each score under the name that it was asked by, in that order.
 
-    Printed, it is a table of samples by measurements, with error bars and what to know of it; so it
-    is in a notebook.
+    Printed, or shown in a notebook, it is a table of samples by measurements, with error bars and
+    notes.
 
     Attributes:
         results: by name.

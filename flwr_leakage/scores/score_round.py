@@ -1,4 +1,4 @@
-"""One round's scores within what the client's training pays for, most at risk first."""
+"""Score one round's samples, most at risk first, within a budget that training earns."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,8 @@ Part = tuple[list[int], dict[str, ScoreResult]]
 class Account:
     """The budget that a client's training has earned and its scores have not spent yet.
 
-    In CPU seconds or, where a plan has a ``product_price``, in training gradients of one sample.
+    It is in CPU seconds or, if the plan has a ``product_price``, in training gradients of one
+    sample.
 
     Attributes:
         balance: negative while the first sample's scores are not paid back.
@@ -123,7 +124,8 @@ def score_round(
         purse.pay_scores(client.meter.products - products, len(group))
         done += len(group)
     if done == len(chosen):
-        purse.balance = min(purse.balance, 0.0)  # nothing is left to save for
+        # all samples are scored, so that nothing has to be saved
+        purse.balance = min(purse.balance, 0.0)
     left_out = dict.fromkeys(order, NOT_CHOSEN)
     spent = f"not scored: the budget of {purse.say(max(available, 0.0))} was spent"
     left_out.update(dict.fromkeys(chosen[done:], f"{spent} on {done} samples before this one"))
@@ -135,7 +137,7 @@ def score_round(
 
 
 class _Purse:
-    """An account in use, and the clock or the counter that says what was spent."""
+    """An account in use, with the clock or counter that measures spending."""
 
     def __init__(self, plan: ScorePlan, account: Account) -> None:
         self.plan = plan
@@ -149,13 +151,13 @@ class _Purse:
 
     @property
     def missing(self) -> float:
-        """Return what is missing in the account for one more scored round, at the last prices."""
+        """Return the amount that the account lacks for one more scored round, at latest prices."""
         if self.plan.relative_cost is None:
             return 0.0
         return PATIENCE * (self.ranking + self.price) - self.balance
 
     def earn(self, exposure: Exposure, train_seconds: float) -> None:
-        """Add what a round's training is worth."""
+        """Add the earnings of a round's training."""
         if self.plan.product_price is not None:
             schedule, count = exposure.raw.schedule, exposure.raw.num_examples
             cost = float(sum(step.stop - step.start for step in schedule.slices(count)))
@@ -182,7 +184,7 @@ class _Purse:
         self.price = self._pay(counted) / count
 
     def _pay(self, counted: float) -> float:
-        """Take what was spent since the last time from the account."""
+        """Subtract the spending since the last call from the account."""
         now = time.process_time()
         cost = now - self._began if self.plan.product_price is None else counted
         self._began = now
@@ -199,7 +201,7 @@ class _Purse:
 def _join(
     parts: Sequence[tuple[list[int], ScoreResult]], left_out: Mapping[int, str], count: int
 ) -> list[Measurement]:
-    """Return the measurements of one score of all samples, from those of groups of them."""
+    """Return one score's measurements of all samples, joined from those of groups."""
     shown = next((found for _, found in parts if not found.error), parts[0][1])
     return [
         _merge([(places, found[model.name]) for places, found in parts], left_out, count)

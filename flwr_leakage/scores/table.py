@@ -25,12 +25,12 @@ class Column:
 
     @property
     def title(self) -> str:
-        """Return the score's name, and the measurement's where it says more."""
+        """Return the score's name, and the measurement's name where it differs."""
         name = self.measurement.name
         return self.score if name == self.score or self.error else f"{self.score}: {name}"
 
     def entries(self) -> list[tuple[float | None, float | None, State | None, str]]:
-        """Return Value, half width of the error bar, state and note of each sample."""
+        """Return the value, half the error bar, the state and the note of each sample."""
         measured, count = self.measurement, len(self.measurement.values)
         errors = measured.errors or (None,) * count
         states = measured.states or (None,) * count

@@ -1,1 +1,1 @@
-"""From a Hydra config to a federated audit that runs."""
+"""Turn a Hydra config into a federated audit, and run it."""

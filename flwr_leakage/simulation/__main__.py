@@ -1,4 +1,4 @@
-"""``python -m flwr_leakage.simulation``, wherever the package is installed."""
+"""Run the command ``python -m flwr_leakage.simulation``."""
 
 from flwr_leakage.simulation.command import main
 

@@ -181,13 +181,14 @@ def evaluate_global_model(
     if server_round == last or (every is not None and server_round % every == 0):
         try:
             save_weights(Path(experiment.settings.run_dir), server_round, model.state_dict())
-        except OSError as error:  # a full disk must not be what ends a training
+        except OSError as error:  # a full disk must not end a training
             audit.warn(server_round, -1, f"the global model's weights were not saved: {error}")
     batches = experiment.data.test_batches(500, experiment.settings.server.test_samples)
     found = classifier_utility(model, batches, experiment.spec.padding)
     audit.utility(server_round, "test_accuracy", found.accuracy)
     audit.utility(server_round, "test_loss", found.loss, "nat")
-    if server_round and not audit.own_config_clients:  # whose defenses nobody else knows
+    # nobody else knows the defenses of such clients
+    if server_round and not audit.own_config_clients:
         for adjacency in ADJACENCIES:
             epsilon = experiment.epsilon(server_round, adjacency)
             if epsilon is not None and math.isfinite(epsilon):

@@ -1,7 +1,7 @@
-"""A check that a config section's keys and values are arguments of the function that reads it.
+"""Check that a config section's keys and values are arguments of the function that reads it.
 
-The signature of a target says which keys exist and what they hold, so that a key is declared in
-one place, and one that nobody reads is an error.
+The signature of a target declares the keys and their types. So each key is declared in one place,
+and a key that nobody reads is an error.
 """
 
 import difflib
@@ -117,7 +117,7 @@ def check_section(
         annotations = hints(target)
         try:
             parameters = inspect.signature(target).parameters
-        except ValueError:  # what is written in C may tell nothing
+        except ValueError:  # a function written in C may have no signature
             takes_any = True
             continue
         for name, parameter in parameters.items():
@@ -167,7 +167,7 @@ def unknown_key(section: str, name: object, known: Iterable[str]) -> str:
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """Return the known word that is nearest, as a question; empty where none is near."""
+    """Return the nearest known word as a question; empty if none is near."""
     close = difflib.get_close_matches(word, list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
@@ -188,8 +188,8 @@ def hints(target: Callable[..., Any]) -> dict[str, Any]:
 def _fits(value: object, expected: Any) -> bool:
     """Return whether a plain value may be an instance of an annotation.
 
-    It may where the annotation cannot be checked at run time. The entries of a list or a mapping
-    are checked one by one, by ``check_value``.
+    An annotation that cannot be checked at run time accepts every value. The entries of a list or a
+    mapping are checked one by one, by ``check_value``.
     """
     origin, arguments = typing.get_origin(expected), typing.get_args(expected)
     if origin in (typing.Union, types.UnionType):
@@ -214,7 +214,7 @@ def _fits(value: object, expected: Any) -> bool:
         return isinstance(value, str)
     try:
         return isinstance(value, kind)
-    except TypeError:  # a protocol that cannot be checked at run time
+    except TypeError:  # some protocols cannot be checked at run time
         return True
 
 

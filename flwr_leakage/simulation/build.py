@@ -53,7 +53,7 @@ def build(config: Config, remark: str | None = None) -> Experiment:
     Raises:
         ConfigError: naming the key that is wrong and why.
     """
-    # Within a section the order may tell something, such as which attack is tried first.
+    # Within a section the order of keys may matter, such as the order in which attacks are tried.
     return _build(json.dumps(dict(sorted(config.items()))), remark)
 
 

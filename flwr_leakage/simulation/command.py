@@ -1,4 +1,4 @@
-"""The command: ``python -m flwr_leakage.simulation [group=option] [key=value] …``."""
+"""Run the command ``python -m flwr_leakage.simulation [group=option] [key=value] …``."""
 
 import os
 import sys
@@ -13,7 +13,8 @@ from flwr_leakage.tracking.text import accept_any_text
 def output_problem(arguments: Sequence[str]) -> str:
     """Say why Hydra cannot make its folder, which holds the run folder by default; empty if it can.
 
-    Hydra itself ends with a traceback there. What shows a config or help makes no folder.
+    Hydra itself would end with a traceback. A command that only shows a config or help makes no
+    folder.
     """
     flags = {argument.partition("=")[0] for argument in arguments if argument.startswith("-")}
     if flags - {"-m", "--multirun"}:
@@ -24,7 +25,7 @@ def output_problem(arguments: Sequence[str]) -> str:
         given, _, value = argument.lstrip("+").partition("=")
         if given == key:
             name = value.strip("'\"")
-    plain = name.partition("${")[0]  # the rest is of the time
+    plain = name.partition("${")[0]  # the rest of the name is made of the time
     folder = Path(plain if plain == name else os.path.dirname(plain))  # noqa: PTH120
     try:
         folder.mkdir(parents=True, exist_ok=True)

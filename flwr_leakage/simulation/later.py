@@ -1,4 +1,4 @@
-"""Attack what a run kept, with the experiment that its ``run.json`` tells."""
+"""Attack a run's kept observations, with the experiment that its ``run.json`` describes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -28,7 +28,7 @@ _INLINE = {"_target_": "flwr_leakage.flower.run_inline", "_partial_": True}
 
 
 def has_config(folder: Path) -> bool:
-    """Return whether a run folder tells the config that it was run by."""
+    """Return whether a run folder holds the config of its run."""
     return isinstance(read_run(folder).metadata.get("config"), Mapping)
 
 
@@ -50,7 +50,7 @@ def received_config(folder: Path, allowed: Sequence[Path] = ()) -> Config:
     for name in (
         "membership",
         "large_clients",
-    ):  # done while the run went on; no keys of older runs
+    ):  # these were applied during the run, or are no keys of older runs
         config[name] = {}
     sections = [field.name for kind in (TopLevel, Sections) for field in fields(kind)]
     if missing := sorted({*sections, "choices"} - config.keys()):
@@ -80,13 +80,13 @@ def received_config(folder: Path, allowed: Sequence[Path] = ()) -> Config:
 def attack_kept_of_run(
     folder: Path, workers: int | RayTasks, max_seconds: float | None, allowed: Sequence[Path] = ()
 ) -> int:
-    """Attack what a simulation kept; see ``kept_run`` and ``attack_kept``."""
+    """Attack a simulation's kept observations; see ``kept_run`` and ``attack_kept``."""
     run = kept_run(folder, max_seconds, allowed)
     return attack_kept(folder, run.audit_of, workers, run.chunk, run.final_buffers)
 
 
 def kept_run(folder: Path, max_seconds: float | None, allowed: Sequence[Path] = ()) -> KeptRun:
-    """Return what a simulation kept, with its own attack.
+    """Return a simulation's kept observations, with its own attack.
 
     Args:
         folder: of the run.

@@ -11,7 +11,7 @@ _PROBE_BYTES = 4096
 
 
 def check_machine(experiment: Experiment) -> None:
-    """Make the run's folders, and load what only the end of a round would ask for.
+    """Make the run's folders, and load the files that otherwise only the end of a round would need.
 
     Raises:
         ConfigError: naming the key.

@@ -28,10 +28,10 @@ def spell_experiment(arguments: list[str]) -> list[str]:
 
 
 def check_overrides(arguments: list[str], folder: Path | None = None) -> str:
-    """Return what is wrong with the overrides among ``arguments``, or an empty text.
+    """Return the error of the overrides among ``arguments``, or an empty text.
 
-    Hydra names a mistyped key, but not the keys that exist. What is added by ``+`` or removed by
-    ``~`` is checked in the composed config, by what reads it.
+    Hydra names a mistyped key, but not the keys that exist. Keys added by ``+`` or removed by ``~``
+    are checked in the composed config, by their readers.
 
     Args:
         arguments: of the command line.

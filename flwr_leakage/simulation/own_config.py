@@ -54,7 +54,7 @@ _LOG = logging.getLogger(__name__)
 def on_virtual_node() -> bool:
     """Return whether this process is an actor of Flower's simulation runtime, and no SuperNode's.
 
-    It is read off the process, as nothing in a message or a run config could be believed.
+    The process itself tells it, as no message and no run config can be believed.
     """
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
@@ -91,7 +91,7 @@ def experiment_of_client(context: Context) -> Experiment:
             _run_dir(context),
         )
         return build(config, remark)
-    except Exception as error:  # whatever it is, its text may name what is private
+    except Exception as error:  # the text of any error may hold private data
         _LOG.exception("flwr_leakage: this node's own config cannot be used: %s", error)
         raise ConfigError("this node's config cannot be used; its own log says why.") from None
 
@@ -107,7 +107,7 @@ def _composed(overrides: tuple[str, ...], run_dir: str) -> Config:
 def _own_config(
     of_run: str, of_node: str, allowed: str, num_partitions: object, run_dir: str
 ) -> tuple[Config, str]:
-    """Return a client's own config, and what it tells the server of it."""
+    """Return a client's own config, and the remark on it for the server."""
     taken, left_out = split_overrides(shlex.split(of_run), tuple(allowed.split()))
     partitions = [] if num_partitions is None else [f"num_clients={num_partitions}"]
     # A node's scores stay on it, and are limited by seconds, as nobody has to repeat them.

@@ -1,4 +1,4 @@
-"""The price of a run: its work, time and memory, told before it starts. Nothing is written."""
+"""Estimate a run's work, time and memory before it starts; nothing is written."""
 
 import json
 import logging
@@ -110,7 +110,8 @@ def price_runs(overrides: Sequence[str], multirun: bool = False) -> list[tuple[W
     found: list[tuple[Work, Price]] = []
     known: dict[str, Measured] = {}
     for job in expand(overrides) if multirun else [list(overrides)]:
-        began = 0.0 if not found else time.process_time()  # imports are the first run's
+        # imports are counted in the first run only
+        began = 0.0 if not found else time.process_time()
         try:
             config = compose(job, "outputs/not-written")
         except (HydraException, OmegaConfBaseException) as error:
@@ -126,7 +127,7 @@ def price_runs(overrides: Sequence[str], multirun: bool = False) -> list[tuple[W
 
 
 def expand(overrides: Sequence[str]) -> list[list[str]]:
-    """Return the overrides of each run of a sweep, as Hydra's own sweeper tells them.
+    """Return the overrides of each run of a sweep, as Hydra's own sweeper lists them.
 
     Raises:
         ConfigError: another sweeper chooses the runs as it goes, or a pattern stands for options.
@@ -195,14 +196,15 @@ def score_one(experiment: Experiment) -> int:
 
 def _price(work: Work, measured: Measured, start: float) -> Price:
     training = work.steps * measured.step
-    ranking = work.ranked * measured.step / work.batch_size  # about one training pass
+    ranking = work.ranked * measured.step / work.batch_size  # it takes about one training pass
     scores = ranking + work.scored * measured.score
-    if work.score_share is not None:  # measured in seconds, not counted
+    # this part is measured in seconds, and its operations are not counted
+    if work.score_share is not None:
         scores = max(work.scored * measured.score, work.score_share * training)
     return Price(
         start=start,
         training=training,
-        replays=work.replay_steps * measured.step,  # about as much as the training itself
+        replays=work.replay_steps * measured.step,  # it takes about as long as the training itself
         scores=scores,
         tests=work.tested * measured.test,
         attacks=work.attack_seconds,
@@ -224,7 +226,7 @@ def _seconds(call: Callable[[], object], repeats: int = 10, limit: float = 1.0) 
 
 
 def _same_sample(config: Config) -> str:
-    """Return everything that the small sample depends on."""
+    """Return all settings on which the measured sample depends."""
     keys = ("model", "dataset", "partition", "client", "defense", "score", "num_clients")
     return json.dumps({key: config[key] for key in keys}, default=str) + str(
         torch.get_num_threads()

@@ -1,4 +1,4 @@
-"""One audit, as Hydra gives its config: see ``command``."""
+"""Run one audit by a config that Hydra composed; see ``command``."""
 
 import logging
 import sys
@@ -36,22 +36,22 @@ def run_by_hydra(cfg: DictConfig) -> Any:
         launch(config)
         return objective_of(config["run_dir"], config["objective"])
     except Exception as error:
-        # The other points of a sweep go on, whatever one of them died of.
+        # The other points of a sweep go on after any error of this one.
         if hydra_config.mode == RunMode.MULTIRUN:
             return fail(hydra_config.runtime.output_dir, error, cfg.objective)
         if isinstance(error, ConfigError | NoUpdateError | IncompleteRunError):
             sys.exit(f"error: {error}")
-        if isinstance(error, OSError):  # such as on a full disk
+        if isinstance(error, OSError):  # the disk may be full
             sys.exit(f"error: the run in {cfg.run_dir} cannot be written or read: {error}")
         raise
 
 
 class NoUpdateError(RuntimeError):
-    """A run in which no client returned a usable update."""
+    """Raised after a run in which no client returned a usable update."""
 
 
 class IncompleteRunError(RuntimeError):
-    """A run whose record or report could not be written in full."""
+    """Raised after a run whose record or report could not be written in full."""
 
 
 def launch(config: Config) -> None:
@@ -77,7 +77,7 @@ def launch(config: Config) -> None:
 
 
 def check_complete(data: RunData) -> None:
-    """Return whether a run's record is closed, whether it lacks nothing, and has its report.
+    """Return whether a run's record is closed and complete, and has its report.
 
     Raises:
         IncompleteRunError: naming what is missing, and what can be done.

@@ -150,7 +150,7 @@ class TopLevel:
 
 @dataclass(frozen=True)
 class Settings(TopLevel):
-    """All of these, and the local schedule of the ``client`` section."""
+    """The settings of all these sections, and the local schedule of the ``client`` section."""
 
     client: ClientSettings
     schedule: Schedule
@@ -189,14 +189,14 @@ class Sections:
 
 
 def read_settings(config: Config) -> Settings:
-    """Read what of a config belongs to no group; ranges are checked afterwards.
+    """Read the keys of a config that belong to no group; ranges are checked afterwards.
 
     Raises:
         ConfigError: naming a key that is unknown, missing, or of another type.
     """
-    # Only the names of sections here: each is checked by what reads it.
+    # Only the names of sections are checked here. Each section is checked by its reader.
     top = {name: {} if isinstance(value, Mapping) else value for name, value in config.items()}
-    del top["choices"]  # which option of each group was chosen, kept by ``to_config``
+    del top["choices"]  # the chosen option of each group, kept by ``to_config``
     check_section("", top, [TopLevel, Sections])
     client, server = config["client"], config["server"]
     model = {name: value for name, value in config["model"].items() if name != "network"}

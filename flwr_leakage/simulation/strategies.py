@@ -1,4 +1,4 @@
-"""Checks what must hold of a Flower strategy before a run, as most strategies do not check it."""
+"""Check the settings of a Flower strategy before a run, as most strategies do not check them."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ RANGES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "num_malicious_nodes": _NOT_NEGATIVE,
     "eta": _POSITIVE,
     "eta_l": _POSITIVE,
-    "tau": _POSITIVE,  # FedAdam and its kin divide by √v + τ
+    "tau": _POSITIVE,  # FedAdam and similar strategies divide by √v + τ
     "beta_1": _DECAY,
     "beta_2": _DECAY,
     "server_learning_rate": _POSITIVE,

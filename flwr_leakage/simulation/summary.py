@@ -1,4 +1,4 @@
-"""A run's own summary: its first line, ``run.json``, the report and the closing table."""
+"""Write a run's summary: its first line, ``run.json``, the report and the closing table."""
 
 import json
 import shlex
@@ -41,7 +41,7 @@ def headline(config: Config, experiment: Experiment, own_configs: bool = False) 
 
 
 def describe(config: Config, experiment: Experiment) -> None:
-    """Write ``run.json``: what the run's numbers belong to."""
+    """Write ``run.json``, the description of the run."""
     run_dir = Path(experiment.settings.run_dir)
     extra = {
         "run": run_dir.name,
@@ -66,7 +66,7 @@ def describe_own_configs(config: Config, clients: Set[int]) -> None:
 
 
 def close_broken_run(run_dir: Path, reason: str) -> None:
-    """Close the record of a run whose server could not, and write its report: see ``watch``."""
+    """Close the record of a run whose server was killed, and write its report; see ``watch``."""
     if not (run_dir / RECORDS_FILE).exists() or read_run(run_dir).closed:
         return
     try:
@@ -84,7 +84,7 @@ def finish(run_dir: Path, console: Console) -> None:
     """Write the report, print the table, say where the report is."""
     try:
         report = write_report(run_dir)
-    except OSError as error:  # a full disk, which must not hide what ended the run
+    except OSError as error:  # a full disk must not hide the error that ended the run
         console.print(
             f"The report could not be written ({error}). What was recorded is kept; later\n"
             f"    flwr-leakage report {run_dir.resolve()}", markup=False, soft_wrap=True
@@ -105,7 +105,7 @@ def finish(run_dir: Path, console: Console) -> None:
 
 
 def summary_table(run: RunData) -> Table:
-    """Return leakage, utility and cost, a line a round."""
+    """Return a table of leakage, utility and cost with one line for each round."""
     name, style = ("token_accuracy", "{:.0%}") if run.texts else ("psnr", "{:.1f}")
     table = Table(box=None, padding=(0, 1, 0, 0))
     grades_written = ("exact", "recogn.", "partly", "nothing")
@@ -116,7 +116,7 @@ def summary_table(run: RunData) -> Table:
     rounds = sorted({record.server_round for record in run.records if record.server_round > 0})
     for server_round in rounds:
         near = _values(run, server_round, name)
-        if run.texts:  # one that was not found is none of its tokens in place
+        if run.texts:  # a text that was not found has none of its tokens in place
             near = [record.value or 0.0 for record in _records(run, server_round, name)]
         here = [attempt for attempt in found if attempt.key[0] == server_round]
         grades = tally(here)
@@ -135,7 +135,7 @@ def summary_table(run: RunData) -> Table:
 
 
 def print_summary(run: RunData, console: Console) -> None:
-    """Print leakage, utility and cost, a line a round; then what it says, and what to do."""
+    """Print leakage, utility and cost by round, then the report's answer and its advice."""
     measure = "tokens in place" if run.texts else "PSNR in dB"
     console.print(f"\nLeakage by round ({measure}; {run.metadata.get('threat', '')})", markup=False)
     console.print(summary_table(run))

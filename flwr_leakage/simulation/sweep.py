@@ -1,4 +1,4 @@
-"""A sweep: a point that fails leaves the others alone, and all end in one comparison."""
+"""Run a sweep: a failed point leaves the others alone, and all end in one comparison."""
 
 import math
 import os
@@ -22,7 +22,7 @@ PAGE_FILE = "comparison.html"
 
 
 class CompareRuns(Callback):
-    """Hydra's callback that ends a sweep: a table, a page over all runs, and what failed."""
+    """End a sweep, as Hydra's callback: write a table, a page over all runs, and the failures."""
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Write the comparison; exit with 1 where a point failed."""
@@ -55,7 +55,7 @@ def fail(run_dir: str | Path, error: Exception, objective: str | Sequence[str] |
 
 
 def objective_of(run_dir: str | Path, objective: str | Sequence[str] | None) -> Any:
-    """Return what a sweeper optimises: the measures that ``objective`` names, or NaN.
+    """Return the objective of a sweeper: the measures that ``objective`` names, or NaN.
 
     Args:
         run_dir: of the run.

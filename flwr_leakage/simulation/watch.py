@@ -1,4 +1,4 @@
-"""A run's record is closed and reported on, whatever ends the process: SIGKILL, or Ray's abort."""
+"""Close a run's record and write its report even after SIGKILL or an abort of Ray."""
 
 import subprocess
 import sys
@@ -19,8 +19,8 @@ if not sys.stdin.buffer.read():  # until the other end closes, in order or not
 def closed_afterwards(run_dir: Path) -> Iterator[None]:
     """Have a second process close the run if this one dies inside the block.
 
-    It imports nothing until then, and outlives signals to this process's group. Where the block is
-    left in order, it ends at once.
+    The second process imports nothing until then, and outlives signals to this process's group. It
+    ends at once if the block is left in order.
     """
     command = [sys.executable, "-c", _WATCHER, str(run_dir.resolve())]
     # The pipe is not inherited by other children, so that it closes with this process.

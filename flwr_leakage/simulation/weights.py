@@ -66,7 +66,7 @@ def last_buffers(run_dir: Path, network: nn.Module) -> dict[str, Tensor] | None:
 
 
 def _read(file: Path, own: Mapping[str, Tensor], follow: bool = False) -> dict[str, Tensor]:
-    """Return the entries of a file, compared before with a state of the same shapes."""
+    """Return the entries of a file, after a check that they have a state's names and shapes."""
     try:
         with open_tensors(file, follow) as found:
             names = set(found.keys())

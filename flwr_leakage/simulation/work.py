@@ -60,7 +60,7 @@ class Work:
 
 
 def count_work(experiment: Experiment, products: int) -> Work:
-    """Count what a run does.
+    """Count the operations of a run.
 
     Args:
         experiment: of the run.
@@ -149,7 +149,8 @@ def _replays(experiment: Experiment) -> list[int]:
             experiment.settings.client.max_samples,
         )
         kept = math.ceil(most / schedule.batch_size) * schedule.batch_size  # whole mini-batches
-        if schedule.num_samples_used(size) > kept:  # what was not kept cannot be replayed
+        # a training that was not kept cannot be replayed
+        if schedule.num_samples_used(size) > kept:
             counts.append(0)
             continue
         attacked = [e for e in range(1, rounds + 1) if experiment.may_be_attacked(client, e)]

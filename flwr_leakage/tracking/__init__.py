@@ -1,4 +1,4 @@
-"""Where the numbers of a run go: one crash-safe folder, and optional live views.
+"""Store the numbers of a run in one crash-safe folder, and show them in optional live views.
 
 ``TensorBoardTracker``, ``WandbTracker`` and ``MlflowTracker`` live in their modules, as they need
 extras.

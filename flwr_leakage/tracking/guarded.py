@@ -1,4 +1,4 @@
-"""A tracker that never ends the training it is told of, not even on a full disk."""
+"""A tracker whose errors never end the training, not even on a full disk."""
 
 import logging
 from collections.abc import Callable
@@ -18,10 +18,10 @@ LOST = "entries were lost"
 
 @dataclass
 class GuardedTracker:
-    """Passes everything on; an error of the tracker is told and counted, and not raised.
+    """Pass everything on; an error of the tracker is logged and counted, and not raised.
 
-    What comes later is tried again, as a disk may have room then: the first entry that succeeds is
-    followed by an event that says how many were lost.
+    Later entries are tried again, as the disk may have room by then. The first entry that succeeds
+    is followed by an event with the number of lost ones.
 
     Attributes:
         tracker: the one that is guarded.
@@ -34,7 +34,7 @@ class GuardedTracker:
     _last: tuple[str, int] = field(default=("", 0), init=False)
 
     def log(self, record: LeakageRecord) -> None:
-        """Log one number; an error of the tracker is told and counted, and not raised."""
+        """Log one number; an error of the tracker is logged and counted, and not raised."""
         self._try(lambda: self.tracker.log(record), record)
 
     def event(self, event: RunEvent) -> None:

@@ -38,7 +38,7 @@ _encode = json.JSONEncoder(allow_nan=False).encode
 
 
 def image_path(folder: Path, server_round: int, client_id: int, sample: int, role: str) -> Path:
-    """Return where an image lies; the name is made of integers and a role only.
+    """Return the path of an image; its name is made of integers and a role only.
 
     Raises:
         ValueError: if the role is unknown.
@@ -53,7 +53,7 @@ def write_private(path: Path, content: bytes) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.unlink(
         missing_ok=True
-    )  # of a killed process, or a link that would be written through
+    )  # remove the file of a killed process, or a link that would redirect the write
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -72,10 +72,11 @@ def make_private_folder(folder: Path) -> None:
 
 
 class JsonlTracker:
-    """Appends every number, event and image of a run to its folder.
+    """Append every number, event and image of a run to its folder.
 
     The file is synchronised with the disk when the round changes, at most once in 5 s, in
-    ``flush`` and in ``close``. That is for a machine that fails; a killed process needs none.
+    ``flush`` and in ``close``. This protects against a failing machine; the lines of a killed
+    process survive without it.
 
     Args:
         folder: the run folder; created with mode 0700 where it does not exist.
@@ -187,7 +188,7 @@ class JsonlTracker:
         line = _encode({**row, "version": VERSION}).encode() + b"\n"
         if self._torn:
             line = b"\n" + line
-        self._torn = True  # until the whole line is known to be written
+        self._torn = True  # the flag stays set until the whole line is known to be written
         written = os.write(self._descriptor, line)
         if written != len(line):
             raise OSError(f"{RECORDS_FILE} took {written} of {len(line)} bytes: disk full?")
@@ -205,7 +206,7 @@ def _ends_without_newline(descriptor: int) -> bool:
 
 
 def _png(pixels: Tensor) -> bytes:
-    from PIL import Image  # a client that keeps scores only needs none
+    from PIL import Image  # a client that keeps scores only needs no such package
 
     levels = (pixels * 255).round().byte().permute(1, 2, 0).numpy()
     buffer = io.BytesIO()

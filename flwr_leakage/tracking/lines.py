@@ -65,7 +65,7 @@ class TextRecord:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """A run was begun, or taken up again, or ended in order.
+    """The line that says that a run was begun, resumed, or ended in order.
 
     Attributes:
         status: ``open`` or ``closed``; the last one of a run counts.
@@ -90,11 +90,11 @@ _Row = Mapping[str, Any]
 
 
 class NewerVersionError(ValueError):
-    """The run was written by a newer version of this package, and this one cannot read it."""
+    """Raised for a run that a newer version of this package wrote in a format unknown here."""
 
 
 def _to_2(row: _Row) -> _Row:
-    """Bring a line of version 1 to version 2, which names every field of a number."""
+    """Convert a line of version 1 to version 2, which names every field of a number."""
     if row.get("type") != "record":
         return row
     return {"unit": "", "direction": "", "note": "", "error": None, "state": "", **row}
@@ -121,7 +121,7 @@ def migrated(row: _Row) -> _Row:
 
 
 def check_version(version: int) -> None:
-    """Refuse a later version than this one.
+    """Refuse a format version later than this package's.
 
     Raises:
         NewerVersionError: it is one.
@@ -134,7 +134,7 @@ def check_version(version: int) -> None:
 
 
 def parsed(kind: type[_Line], row: _Row) -> _Line:
-    """Return a line as what it stands for; entries that are no field are left out.
+    """Return a line as an instance of its dataclass; unknown entries are left out.
 
     Raises:
         KeyError: a field is missing.
@@ -154,7 +154,7 @@ def parsed(kind: type[_Line], row: _Row) -> _Line:
 
 
 def _check(hint: Any) -> Callable[[object], bool]:
-    """Return what tells whether a JSON value fits an annotation."""
+    """Return a predicate that says whether a JSON value fits an annotation."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Literal:
         return lambda value: value in args
@@ -187,7 +187,7 @@ def _node(hint: Any) -> dict[str, Any]:
 
 
 def _told(hint: Any) -> str:
-    """Return in words what a field must be."""
+    """Return in words the type that a field must have."""
     node = _node(hint)
     if "enum" in node:
         return f"one of {node['enum']}"
@@ -205,7 +205,7 @@ _CHECKS: Mapping[type, tuple[tuple[str, Any, Callable[[object], bool]], ...]] = 
 
 
 def _descriptions(kind: type) -> dict[str, str]:
-    """Return what the docstring of a dataclass says of each attribute."""
+    """Return the description of each attribute in the docstring of a dataclass."""
     _, _, told = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")
     entries = re.findall(r"^    (\w+): (.*(?:\n        .*)*)", told, re.MULTILINE)
     return {name: " ".join(text.split()) for name, text in entries}

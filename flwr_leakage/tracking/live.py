@@ -1,4 +1,4 @@
-"""Share between the live views: a point a round, counts of events, checked images."""
+"""The common base of live views: one point a round, counts of events, checked images."""
 
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -12,7 +12,7 @@ from flwr_leakage.tracking.tracker import RoundMedians, checked_pixels
 
 
 class LiveTracker(ABC):
-    """Sends the medians of a round, and its events by level, when the next round begins.
+    """Send the medians of a round, and its events by level, when the next round begins.
 
     A subclass says how numbers and images are sent, and how the view is closed.
 
@@ -39,7 +39,7 @@ class LiveTracker(ABC):
     def image(
         self, server_round: int, client_id: int, sample: int, role: str, pixels: Tensor
     ) -> None:
-        """Send one image, where that is allowed."""
+        """Send one image, if images may be sent."""
         levels = (checked_pixels(pixels, role) * 255).round().byte().permute(1, 2, 0).numpy()
         if self._upload_images:
             self._send_image(server_round, f"{role}/client_{client_id}/sample_{sample}", levels)

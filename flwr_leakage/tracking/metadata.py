@@ -125,7 +125,7 @@ def _git(folder: Path, *arguments: str) -> str:
 
 
 def as_json(value: Any) -> Any:
-    """Return ``value`` in types that strict JSON has.
+    """Return ``value`` converted to types of strict JSON.
 
     NaN and infinities become text, and so does every other object.
     """

@@ -25,7 +25,7 @@ def open_client(tracking_uri: str) -> Any:
 
 
 class MlflowTracker(LiveTracker):
-    """Sends the medians of a round when the next one begins.
+    """Send the medians of a round when the next round begins.
 
     Args:
         folder: the run folder; its name is that of the run.

@@ -1,4 +1,4 @@
-"""A tracker for work that is taken up again: what a run holds already is not written twice."""
+"""A tracker for resumed work: entries that a run already holds are not written twice."""
 
 from dataclasses import dataclass, field
 
@@ -11,7 +11,7 @@ from flwr_leakage.tracking.tracker import Tracker
 
 @dataclass
 class OnceTracker:
-    """Passes on what is not there yet, by round, client, sample, kind and name.
+    """Pass on the entries that the run lacks, by round, client, sample, kind and name.
 
     It can be made before its tracker, whose opening is a line in the run's record.
 
@@ -28,7 +28,7 @@ class OnceTracker:
 
     @staticmethod
     def of(run: RunData) -> "OnceTracker":
-        """Return the guard of a tracker that continues a run, with what the run holds."""
+        """Return the guard of a tracker that continues a run, with the entries of the run."""
         return OnceTracker(
             None,
             {
@@ -39,19 +39,19 @@ class OnceTracker:
         )
 
     def log(self, record: LeakageRecord) -> None:
-        """Log a number that is not there."""
+        """Log a number that the run lacks."""
         if self._is_new(_number(record)):
             self._open().log(record)
 
     def event(self, event: RunEvent) -> None:
-        """Pass an event on that is not there."""
+        """Pass on an event that the run lacks."""
         if self._is_new(_event(event)):
             self._open().event(event)
 
     def image(
         self, server_round: int, client_id: int, sample: int, role: str, pixels: Tensor
     ) -> None:
-        """Pass an image on that is not there."""
+        """Pass on an image that the run lacks."""
         if self._is_new((server_round, client_id, sample, role)):
             self._open().image(server_round, client_id, sample, role, pixels)
 

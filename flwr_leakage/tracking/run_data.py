@@ -1,4 +1,4 @@
-"""Read a run folder back, also one that a crash left incomplete."""
+"""Read a run folder, even if a crash left it incomplete."""
 
 import os
 import warnings
@@ -111,7 +111,7 @@ def read_run(folder: str | Path) -> RunData:
         if not line.strip():
             continue
         if len(problems) > MAX_UNREADABLE:
-            break  # which is told below
+            break  # too many unreadable lines are reported below
         try:
             if len(line) > MAX_LINE_BYTES:
                 raise ValueError(f"a line must have at most {MAX_LINE_BYTES:,} bytes")

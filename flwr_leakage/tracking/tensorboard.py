@@ -26,7 +26,7 @@ def open_writer(folder: Path) -> Any:
 
 
 class TensorBoardTracker(LiveTracker):
-    """Writes the medians of a round when the next one begins, and every image and event.
+    """Write the medians of a round when the next round begins, and every image and event.
 
     Args:
         folder: where the event files go.
@@ -34,7 +34,7 @@ class TensorBoardTracker(LiveTracker):
     """
 
     def __init__(self, folder: str | Path, writer: Any | None = None) -> None:
-        super().__init__(upload_images=True)  # the files lie in a folder of this machine
+        super().__init__(upload_images=True)  # the files stay in a folder of this machine
         self._writer = open_writer(Path(folder)) if writer is None else writer
 
     def event(self, event: RunEvent) -> None:

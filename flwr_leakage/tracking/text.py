@@ -1,4 +1,4 @@
-"""Text from elsewhere, made safe to show: what a client writes reaches terminals and pages."""
+"""Make text of others safe to show, as a client's text reaches terminals and pages."""
 
 import io
 import re
@@ -17,7 +17,7 @@ _PLAIN = re.compile(r"[\x20-\x7e]*")
 
 
 def accept_any_text() -> None:
-    """Let standard output and error replace what their encoding lacks, in place of an error.
+    """Let standard output and error replace characters that their encoding lacks.
 
     For the entry points of processes that are the project's own.
     """
@@ -27,7 +27,7 @@ def accept_any_text() -> None:
 
 
 def plain_text(text: str, max_characters: int = MAX_CHARACTERS) -> str:
-    r"""Cut a text, and spell out what would be obeyed or hidden rather than shown.
+    r"""Cut a text, and spell out characters that would be obeyed or hidden rather than shown.
 
     Line breaks and tabs stay. Other control characters (terminal escapes), marks of writing
     direction, lone surrogates and characters of zero width become ``\u…`` escapes.

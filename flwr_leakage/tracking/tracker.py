@@ -25,7 +25,7 @@ _WHAT_IF = re.compile(r"what_if_[a-z0-9_]{1,40}")
 
 
 def check_role(role: str) -> None:
-    """Check what an image or text is said to be, as it becomes a part of a file's name.
+    """Check the role of an image or text, as it becomes a part of a file's name.
 
     Raises:
         ValueError: the role is unknown.
@@ -36,7 +36,7 @@ def check_role(role: str) -> None:
 
 @runtime_checkable
 class Tracker(Protocol):
-    """Receives what a run measures, in the order in which it happens."""
+    """Receive the measurements of a run, in the order in which they are made."""
 
     def log(self, record: LeakageRecord) -> None:
         """Keep one number."""
@@ -50,12 +50,12 @@ class Tracker(Protocol):
         """Keep one image; ``pixels`` is (C, H, W) in [0, 1] with C 1 or 3."""
 
     def close(self) -> None:
-        """Write what is still held back; nothing may be given to the tracker afterwards."""
+        """Write everything that is still buffered; the tracker must not be used afterwards."""
 
 
 @runtime_checkable
 class KeepsTexts(Protocol):
-    """A tracker that takes texts, too; live views take none."""
+    """A tracker that also takes texts; live views take none."""
 
     def text(self, text: TextRecord) -> None:
         """Keep one text."""
@@ -63,7 +63,7 @@ class KeepsTexts(Protocol):
 
 @dataclass(frozen=True)
 class CompositeTracker:
-    """Passes everything on to several trackers.
+    """Pass everything on to several trackers.
 
     If a tracker raises an error, the others are served all the same; the first error is raised
     after that.
@@ -123,7 +123,7 @@ def checked_pixels(pixels: Tensor, role: str) -> Tensor:
 
 
 class RoundMedians:
-    """Collects the numbers of a round and gives the median of each quantity.
+    """Collect the numbers of a round, and return the median of each quantity.
 
     Live views draw one point a round. All single values are in ``records.jsonl``. Quantities are
     named ``kind/name``, such as ``metric/psnr``.
@@ -133,7 +133,7 @@ class RoundMedians:
         self._values: dict[str, list[float]] = {}
 
     def add(self, record: LeakageRecord) -> None:
-        """Add one number; ``None`` and what is not finite are left out."""
+        """Add one number; ``None``, NaN and infinities are left out."""
         if record.value is not None and math.isfinite(record.value):
             self._values.setdefault(f"{record.kind}/{record.name}", []).append(record.value)
 

@@ -24,7 +24,7 @@ def _import_wandb() -> Any:
 
 
 class WandbTracker(LiveTracker):
-    """Sends the medians of a round when the next one begins.
+    """Send the medians of a round when the next round begins.
 
     Args:
         folder: where the client keeps its files.
