@@ -65,7 +65,7 @@ class TextRecord:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """The line that says that a run was begun, resumed, or ended in order.
+    """The beginning, the resumption or the orderly end of a run.
 
     Attributes:
         status: ``open`` or ``closed``; the last one of a run counts.
