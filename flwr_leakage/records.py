@@ -463,7 +463,7 @@ class ThreatModel:
             stay on the clients while they train (BN_proxy of Huang et al. 2021, section 3.3).
             ``none``: nothing besides the update. If that holds the client's buffers after one
             step, second-order attacks take the statistics from them; otherwise they are those of
-            the attacker's own candidate.
+            the attacker's own answer.
         view: ``single`` client's updates, or only the ``aggregate`` of several.
         rounds: the latest rounds of a client that are attacked jointly, ≥ 1; for clients that
             hold the same private samples in each of them.
@@ -556,15 +556,15 @@ class Part:
 
     Attributes:
         name: of the attack.
-        outcome: ``solved``: a candidate whose gradient meets the observed one, to a tolerance or
+        outcome: ``solved``: an answer whose gradient meets the observed one, to a tolerance or
             to the noise, or one that is proven, or the mean of what is likely given all that
-            pruning has kept, which it meets. ``found``: another candidate. ``stopped``: the
-            best candidate when the time was up. ``refused``: it does not apply. ``failed``: an
+            pruning has kept, which it meets. ``found``: another answer. ``stopped``: the
+            best answer when the time was up. ``refused``: it does not apply. ``failed``: an
             error that is not foreseen. ``not run``: the time was up, or the target was solved.
-        objective: relative squared distance of the candidate's gradient; NaN without a candidate.
-        energy: what candidates are judged by, −2 log posterior up to a constant; NaN likewise.
+        objective: relative squared distance of the answer's gradient; NaN without an answer.
+        energy: what answers are judged by, −2 log posterior up to a constant; NaN likewise.
         seconds: CPU seconds.
-        reason: why there is no candidate, or how far the attack came; may be empty.
+        reason: why there is no answer, or how far the attack came; may be empty.
     """
 
     name: str

@@ -73,13 +73,13 @@ def identification_ranks(
     reference: Reference,
     up_to_brightness: bool = False,
 ) -> tuple[Int[Tensor, " B"], Int[Tensor, " B"]]:
-    """Return the original's place when candidates are ordered by their likeness.
+    """Return the original's place when all images are ordered by their likeness.
 
     The likeness of two images is the cosine of what sets each apart from the blind guess m:
     ``⟨x̂ − m, x − m⟩ / (‖x̂ − m‖ ‖x − m‖)``. It ignores contrast, and what all images have in
     common tells nobody apart. After the identification precision of Yin et al. (2021, section
     4), which is the share of rank 1, in pixels instead of a network's features. An attack that
-    knows nothing reaches rank 1 once in as many times as there are candidates.
+    knows nothing reaches rank 1 once in as many times as there are images.
 
     Args:
         reconstructed: pixels in [0, 1].
@@ -91,7 +91,7 @@ def identification_ranks(
 
     Returns:
         The rank of each original, 1 for the likeliest, ties counted against the attack; and the
-        number of candidates, the original included.
+        number of images, the original included.
     """
     guess = reference.guess.to(truth).flatten()
 
@@ -107,7 +107,7 @@ def identification_ranks(
     own = (ours * originals).sum(1)
     same = _equal(truth, reference.pool)
     # The pool may hold the original itself; where it does not, one is left out all the same, so
-    # that all samples have equally many candidates.
+    # that all samples are looked for among equally many.
     same[~same.any(1), -1:] = True
     nearer = ((ours @ others.T) >= own[:, None]) & ~same
     return 1 + nearer.sum(1), 1 + (~same).sum(1)
@@ -119,7 +119,7 @@ def text_ranks(
     reference: Reference,
     padding: int | None = None,
 ) -> tuple[Int[Tensor, " B"], Int[Tensor, " B"]]:
-    """Return the original text's place when candidates are ordered by their likeness.
+    """Return the original text's place when all texts are ordered by their likeness.
 
     The likeness of two texts is the number of tokens that they share, each as often as it occurs
     in both, as a share of their mean length (ROUGE-1 of Lin 2004). It does not depend on the order

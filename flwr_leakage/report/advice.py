@@ -105,11 +105,13 @@ def advise(
         steps.insert(0, Step("Who is at risk", _at_risk(found, at_risk)))
         steps.append(_what_helps(index, asked, at_risk, metadata))
     steps += what_it_costs(index, asked, metadata, bool(at_risk))
-    if at_risk or nothing_seen.level == "unknown":
-        steps.append(_go_on_if(found, metadata, index.sample, bool(at_risk)))
+    if at_risk:
+        steps.append(_go_on_if(found, metadata, index.sample, with_changes=True))
     if not leaking:
         fold = "The command that tests more"
         steps.append(Step("Do", nothing_seen.do, commands=nothing_seen.commands, fold=fold))
+    if not at_risk and nothing_seen.level == "unknown":
+        steps.append(_go_on_if(found, metadata, index.sample, with_changes=False))
     lines = _in_short(index, metadata, found, fate, asked, unsure, nothing_seen)
     return Advice(headline, answer, lines, tuple(step for step in steps if step.text))
 

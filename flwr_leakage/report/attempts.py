@@ -468,10 +468,10 @@ def condition_told(found: Sequence[Attempt]) -> str:
 def identifying_told(found: Sequence[Attempt]) -> str:
     """Return what identifying means, in small print."""
     others = int(_pool_of(found) or 0) - 1
-    noun = found[0].sample.many if found else IMAGE.many
-    among = f"{others} other {noun}" if others > 0 else f"other {noun}"
+    noun = found[0].sample if found else IMAGE
+    among = f"any of {others} other {noun.many}" if others > 0 else f"any other {noun.one}"
     return (
-        f"An attempt identifies its original if its result is more like it than like any of "
+        f"An attempt identifies its original if its result is more like it than like "
         f"{among}. How many originals the identification misses is not known."
     )
 

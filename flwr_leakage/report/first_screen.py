@@ -191,7 +191,7 @@ STATES: dict[str, str] = {
     **dict(zip(GRADES[:-1], GRADES[:-1], strict=True)),
     "nothing": "nothing",
     "tried": "tried, without a grade",
-    "labels": "square inside: labels inferred",
+    "labels": "mark inside: labels inferred",
     "cut": "bar below: cut off by time",
 }
 """The outcomes of an attacked update in words, worst first; the last one marks others."""

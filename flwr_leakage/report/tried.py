@@ -97,7 +97,8 @@ def worth(
         told = " ".join(f"{doubt.told[0].upper()}{doubt.told[1:]}." for doubt in doubts)
         answer = f"This run cannot say: no update was attacked. {told} That is no sign of safety."
         more, commands = _all(doubts, metadata)
-        by_labels = [_by_labels(index.sample.many)] if index.names("labels") else []
+        inferred = values(index.series("labels", "expected_right"))
+        by_labels = [_by_labels(index.sample.many)] if inferred else []
         why = "updates were kept, and are not attacked yet" if kept else "no update was attacked"
         headline = f"This run cannot say: {why}."
         more = " ".join([*by_labels, more]).strip()

@@ -101,10 +101,10 @@ def test_engineers_are_told_what_was_measured_and_when_to_go_on():
     assert helps.startswith("Pruning (ratio 0.99) hides it in part at most")
     assert "The time limit ended the attack on 1 of 2 defended updates: with more" in helps
     asked = steps["In short"]
-    assert "A defense on each update, such as noise; here pruning left leaks." in asked
+    assert "A defense on each update, such as noise; here pruning let parts show." in asked
     assert (
         "(those seen had 1 image): how many are enough was not measured here, as client 4, with "
-        "more, were not attacked." in asked
+        "more, was not attacked." in asked
     )
     assert "so that the server sees sums only: not measured here." in asked
     assert "Its time limit ends no attack." in steps["Go on only if"]

@@ -40,25 +40,25 @@ class GradientInversion:
     start, with penalties, as ``initial_objective``, so that the loss drop can be computed.
 
     Attributes:
-        objective: distance of the candidate's pseudo-gradient from the observed one.
-        priors: penalties of the candidate's inputs, by name.
+        objective: distance of the answer's pseudo-gradient from the observed one.
+        priors: penalties of the answer's inputs, by name.
         labels: the inference of labels, or ``joint`` to optimise label logits with the inputs
             (DLG). It is not used if the threat model grants the labels.
-        initialisation: the first candidate.
+        initialisation: the answer to begin with.
         optimizer: the minimiser, with its schedule and stopping rules.
         order: the search for the order of the samples over several local steps; without it,
             samples are taken in the order of their labels. It is not used if the threat model
             grants the labels of every step.
-        normalize_by: the statistics by which BatchNorm normalises a candidate, for clients in
+        normalize_by: the statistics by which BatchNorm normalises an answer, for clients in
             train mode. ``candidate``: those of its own batch, or those that the threat model
             states, as the client does. ``granted``: the private statistics that the threat model
             grants, as constants (BN_exact of Huang et al. 2021, section 3). ``running``: the
             server's buffers (BN_proxy).
-        box: whether candidates stay within pixels [0, 1].
+        box: whether answers stay within pixels [0, 1].
         dtype: precision of the computation.
         batching: the evaluation of rows. ``vmap``: all in one pass. ``loop``: one by one. ``auto``:
             ``vmap`` unless the gradients of all rows would have more than ``max_entries`` entries.
-        max_rows: largest number of candidates that are solved together, ≥ 1, which limits memory.
+        max_rows: largest number of answers that are solved together, ≥ 1, which limits memory.
         max_entries: see ``batching``, ≥ 1. In float32, 1e8 entries take 0.4 GB.
     """
 
