@@ -69,6 +69,13 @@ class Span:
         """Return the part of each vector that lies outside of the span."""
         return vectors - vectors @ self.basis.T @ self.basis
 
+    def probes(self, most: int) -> Float[Tensor, "k n"]:
+        """Return at most ``most`` orthonormal directions outside of the span, drawn with seed 0."""
+        rank, width = self.basis.shape
+        generator = torch.Generator().manual_seed(0)
+        drawn = torch.randn(min(most, width - rank), width, generator=generator)
+        return torch.linalg.qr(self.outside(drawn.to(self.basis)).T).Q.T
+
     def distance(self, vectors: Float[Tensor, "... n"]) -> Float[Tensor, "..."]:
         """Return the share ``‖z − P z‖ / ‖z‖`` of each vector outside of the span."""
         return self.outside(vectors).norm(dim=-1) / vectors.norm(dim=-1).clamp_min(1e-30)

@@ -1,12 +1,11 @@
 """The texts behind an update of a transformer, read off its gradient."""
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from flwr_leakage.attacks.budget import Budget, stop_mark
 from flwr_leakage.attacks.network.linear import find_last_layer, traced
@@ -24,7 +23,7 @@ from flwr_leakage.attacks.text.tables import (
     rows_above,
     tied_rows,
 )
-from flwr_leakage.params import ravel
+from flwr_leakage.params import Params
 from flwr_leakage.records import Batch, Reconstruction
 
 CERTAIN = 1e-5
@@ -234,11 +233,11 @@ def _answer(
         head = None
     placed = sum(len(text) for text in found.texts)
     words = f"{named}, placed {placed} by {found.source}"
-    ids = _padded(found.texts, spec.shape[0], spec.padding)
+    ids, own = _padded(found.texts, spec.shape[0], spec.padding), None
     if spec.next_token:
         lengths = [len(text) for text in found.texts]
         hidden = torch.tensor(stats["tokens"]) if anatomy.is_tied else torch.tensor([]).long()
-        ids, ends = _with_last_tokens(problem, ids, lengths, head, hidden)
+        ids, ends, own = _with_last_tokens(problem, ids, lengths, head, hidden)
         source = "the last layer and replays" if anatomy.is_tied else "the last layer"
         words += f", {len(ends)} of {len(ids)} last tokens by {source}"
         stats["tokens"] = tuple(sorted({*stats["tokens"], *ends}))
@@ -248,7 +247,7 @@ def _answer(
         words += f", {sure}"
         batch = Batch(ids, targets)
     words += f": {len(ids)} of {count} {'texts' if count > 1 else 'text'}"
-    replay = _replay(problem, batch)
+    replay = _distance(problem, problem.replay(batch) if own is None else own)
     certified = len(ids) == count and replay <= CERTAIN
     if found.spans is None:
         certified &= found.is_exact
@@ -267,26 +266,34 @@ def _padded(texts: list[Tensor], length: int, padding: int | None) -> Tensor:
     return ids
 
 
-def _head_errors(
-    problem: Problem, ids: Tensor, head: LinearUse, at: Tensor, total: int
-) -> tuple[Tensor, Tensor]:
-    """Return softmax and errors ``p − y`` (N, K) of the last layer's outputs at some places.
+@dataclass(frozen=True)
+class _Head:
+    """The last layer at the places of a loss, whose gradient tells the errors there.
 
-    ``∂L/∂W = Dᵀ F / N`` for the features F (N, n) of all predictions, so that ``D = N ∂L/∂W F⁺`` if
-    the features are linearly independent.
+    ``∂L/∂W = Dᵀ F / N`` for the features F (N, n) of all predictions, so that the errors are
+    ``D = p − y = N (F⁺)ᵀ ∂L/∂Wᵀ``, if the features are linearly independent.
 
-    Args:
-        problem: the problem.
-        ids: (B, T) the texts.
-        head: the last layer.
-        at: the indices of the predictions among the layer's inputs, flattened.
-        total: N, the number of predictions in the loss.
+    Attributes:
+        weight: the name of W (K, n).
+        softmax: (N, K) the probabilities p of the model.
+        inverse: (n, N) F⁺.
     """
-    use = [each for each in traced(problem, ids).linear if each.weight == head.weight][-1]
-    features = use.inputs.reshape(-1, use.inputs.shape[-1])[at]
-    outputs = use.outputs.reshape(-1, use.outputs.shape[-1])[at]
-    gradient = problem.gradient[head.weight] / problem.gradient_weight
-    return outputs.softmax(-1), total * (gradient @ torch.linalg.pinv(features, rtol=1e-9)).T
+
+    weight: str
+    softmax: Tensor
+    inverse: Tensor
+
+    @classmethod
+    def of(cls, problem: Problem, ids: Tensor, weight: str, at: Tensor) -> "_Head":
+        """Return the layer at places ``at``, indices among its flattened inputs of texts (B, T)."""
+        use = [each for each in traced(problem, ids).linear if each.weight == weight][-1]
+        features = use.inputs.reshape(-1, use.inputs.shape[-1])[at]
+        outputs = use.outputs.reshape(-1, use.outputs.shape[-1])[at]
+        return cls(weight, outputs.softmax(-1), torch.linalg.pinv(features, rtol=1e-9))
+
+    def errors(self, problem: Problem, gradient: Tensor, total: int, rows: Tensor) -> Tensor:
+        """Return the errors (R, K) of some predictions, for N = ``total`` of them in the loss."""
+        return total / problem.gradient_weight * (gradient @ self.inverse[:, rows]).T
 
 
 def _labels(problem: Problem, ids: Tensor, head: LinearUse | None) -> tuple[Tensor, str]:
@@ -296,18 +303,21 @@ def _labels(problem: Problem, ids: Tensor, head: LinearUse | None) -> tuple[Tens
         return granted, "labels granted"
     if head is None:
         return torch.zeros(len(ids), dtype=torch.int64), "labels unknown (the last layer is frozen)"
-    softmax, errors = _head_errors(problem, ids, head, torch.arange(len(ids)), problem.num_samples)
-    return (softmax - errors).argmax(1), "labels by the last layer"
+    rows = torch.arange(len(ids))
+    last = _Head.of(problem, ids, head.weight, rows)
+    errors = last.errors(problem, problem.gradient[head.weight], problem.num_samples, rows)
+    return (last.softmax - errors).argmax(1), "labels by the last layer"
 
 
 def _with_last_tokens(
     problem: Problem, ids: Tensor, lengths: list[int], head: LinearUse | None, hidden: Tensor
-) -> tuple[Tensor, list[int]]:
+) -> tuple[Tensor, list[int], Params | None]:
     """Return the texts with the token behind each beginning, and those of them that are sure.
 
     The errors at the last predictions tell these tokens y. Rows of a tied table hold the inputs'
     gradients besides. These are taken off by a replay of a guess y′ with the gradient g′,
-    ``y = y′ − N (∂L/∂W − g′) F⁺``, which is repeated with what it finds.
+    ``y = y′ − N (∂L/∂W − g′) F⁺``, which is repeated with what it finds. The last result is the
+    texts' own gradient, if a replay confirmed all tokens.
 
     Args:
         problem: the problem.
@@ -319,39 +329,40 @@ def _with_last_tokens(
     length, spec = ids.shape[1], problem.spec
     rows = torch.tensor([row for row, n in enumerate(lengths) if n < length])
     if head is None or not len(rows):
-        return ids, []
+        return ids, [], None
     at = torch.cat([row * length + torch.arange(n) for row, n in enumerate(lengths)])
-    softmax, errors = _head_errors(problem, ids, head, at, len(at))
     place = torch.tensor(lengths)[rows]
     ends = torch.tensor(lengths).cumsum(0)[rows] - 1
-    likely = (softmax - errors)[ends]
+    last, gradient = _Head.of(problem, ids, head.weight, at), problem.gradient[head.weight]
+    likely = last.softmax[ends] - last.errors(problem, gradient, len(at), ends)
     likely[:, hidden] = 0.0
     if spec.padding is not None:
         likely[:, spec.padding] = 0.0
     found = likely.max(1)
     chosen, sure = found.indices, found.values > 0.5
-    ids = ids.clone()
+    ids, confirmed = ids.clone(), None
     for _ in range(REPLAYS if len(hidden) and not bool(sure.all()) else 0):
         ids[rows, place] = chosen
-        own = problem.replay(Batch(ids, ids))[head.weight]
-        left = {**problem.gradient, head.weight: problem.gradient[head.weight] - own}
-        errors = _head_errors(replace(problem, gradient=left), ids, head, at, len(at))[1][ends]
+        own = problem.replay(Batch(ids, ids))
+        left = (gradient - own[head.weight])[hidden]
+        errors = last.errors(problem, left, len(at), ends)
         # All other tokens are sure already.
-        best = (F.one_hot(chosen, errors.shape[1]) - errors)[:, hidden].max(1)
+        best = ((chosen[:, None] == hidden).to(errors) - errors).max(1)
         before, chosen = chosen, torch.where(sure, chosen, hidden[best.indices])
         if torch.equal(before, chosen):
             sure = sure | (best.values > 0.5)
+            confirmed = own if bool(sure.all()) else None
             break
     ids[rows, place] = torch.where(sure, chosen, spec.padding or 0)
-    return ids, chosen[sure].tolist()
+    return ids, chosen[sure].tolist(), confirmed
 
 
-def _replay(problem: Problem, batch: Batch) -> float:
-    """Return the relative distance of the batch's own gradient from the observed one."""
-    own = problem.replay(batch)
+def _distance(problem: Problem, own: Params) -> float:
+    """Return the relative distance of a batch's own gradient from the observed one."""
     names = [name for name in problem.gradient if name in problem.gradient_map.trained]
-    theirs = ravel({name: problem.gradient[name] for name in names})
-    return float((ravel({name: own[name] for name in names}) - theirs).norm() / theirs.norm())
+    pairs = [(own[name], problem.gradient[name]) for name in names]
+    gap = sum(float((ours - theirs).square().sum()) for ours, theirs in pairs)
+    return math.sqrt(gap / sum(float(theirs.square().sum()) for _, theirs in pairs))
 
 
 def _fits(problem: Problem, spans: Spans, ids: Tensor, lengths: list[int]) -> bool:

@@ -36,6 +36,11 @@ a model averages its states, the last layers have no sharp span, as all tokens o
 the same error there."""
 
 
+PROBES = 48
+"""Number of directions outside of a span that reject most vectors. What they reject lies outside,
+as a part of a vector is no longer than the whole. No table."""
+
+
 @dataclass(frozen=True)
 class Spans:
     """The spans behind the first attention that tell texts apart.
@@ -74,14 +79,19 @@ class Spans:
                 "the first attention is none of softmax(q kᵀ / √h) v, so that texts are not put "
                 "together."
             )
-        found = [(site, site.span(problem, most)) for site in anatomy.deep[: 2 * SITES]]
-        if not found or found[0][1].is_full:
-            ranks = [str(len(span.basis)) for _, span in found[:1]]
+        if anatomy.mixed is None:
+            raise ValueError("no trained layer behind the first attention has a gradient.")
+        mixed = anatomy.mixed.span(problem, most)
+        if mixed.is_full:
             raise ValueError(
-                f"the gradient behind the first attention has full rank ({', '.join(ranks)}), so "
+                f"the gradient behind the first attention has full rank ({len(mixed.basis)}), so "
                 "that every text fits: the texts have too many tokens for the width."
             )
-        sharp = [each for each in found if not each[1].is_full and each[1].error < ROUGH][:SITES]
+        sharp: list[tuple[Site, Span]] = []
+        for site in anatomy.deep[: 2 * SITES]:
+            span = mixed if site is anatomy.mixed else site.span(problem, most)
+            if len(sharp) < SITES and not span.is_full and span.error < ROUGH:
+                sharp.append((site, span))
         limit = sorted(span.error for _, span in sharp)[:2][-1:]
         kept = [each for each in sharp if each[1].error <= limit[0]]
         if not kept:
@@ -95,7 +105,7 @@ class Spans:
         if not bool(allowed.any()):
             raise ValueError("no token lies in the span of the first layer: it holds noise.")
         sites, spans = zip(*kept, strict=True)
-        return cls(problem, anatomy, found[0][1], sites, spans, inputs, tokens, allowed)
+        return cls(problem, anatomy, mixed, sites, spans, inputs, tokens, allowed)
 
     @property
     def attention(self) -> Attention:
@@ -130,47 +140,68 @@ def grow(spans: Spans, budget: Budget, most: int) -> list[Int[Tensor, " t"]]:
     """Return the texts of a decoder, token by token, as far as tokens have a loss behind them.
 
     A decoder's vectors depend on earlier tokens only, so that each prefix of a text lies in the
-    spans. A prefix ends if no token continues it.
+    spans. The mixed values choose its tokens. The deeper spans cost passes of the model, so that
+    they are asked only where there are more prefixes than texts, and of all texts in the end. A
+    text is the longest prefix that lies in all spans.
 
     Raises:
         ValueError: more prefixes remain than ``most``, or the budget is spent.
     """
-    length = spans.inputs.shape[1]
-    q, k, v = spans.attention.split(spans.inputs)
-    prefixes = torch.zeros(1, 0, dtype=torch.int64)
-    complete: list[Tensor] = []
+    length, kept = spans.inputs.shape[1], spans.problem.num_samples
+    # The texts' own distances are a thousandth of NEAR, so that single precision tells them apart.
+    parts = [part.float() for part in spans.attention.split(spans.inputs)]
+    mixed = Span(spans.mixed.basis.float())
+    probes, limit = mixed.probes(PROBES), max(NEAR, spans.mixed.error)
+    prefixes, ended = torch.zeros(1, 0, dtype=torch.int64), set[tuple[int, ...]]()
     for t in range(length):
         if budget.is_spent:
             raise ValueError("the time was up while texts were put together.")
-        survivors = []
-        for prefix in prefixes:
-            keys, values = (part[prefix, torch.arange(t)] for part in (k, v))
-            earlier = torch.einsum("uhc,jhc->uhj", q[:, t], keys)
-            own = (q[:, t] * k[:, t]).sum(-1, keepdim=True)
-            weights = torch.cat([earlier, own], -1).softmax(-1)
-            outputs = torch.einsum("uhj,jhc->uhc", weights[..., :t], values)
-            outputs = (outputs + weights[..., t:] * v[:, t]).flatten(1)
-            near = (spans.mixed.distance(outputs) < max(NEAR, spans.mixed.error)) & spans.allowed[
-                :, t
-            ]
-            chosen = near.nonzero()[:, 0]
-            survivors.append(torch.cat([prefix.expand(len(chosen), -1), chosen[:, None]], 1))
-        grown = torch.cat(survivors)
-        if len(grown):
-            ids = spans.tokens[grown]
-            whole = torch.cat([ids, ids[:, -1:].expand(-1, length - t - 1)], 1)
-            grown = grown[spans.distances(whole)[:, t] < NEAR]
-        for prefix in prefixes:
-            goes_on = len(grown) and bool((grown[:, :t] == prefix).all(1).any())
-            if t and not goes_on:
-                complete.append(spans.tokens[prefix])
+        found = []
+        for some in prefixes.split(8):
+            outputs = _continued(parts, some)
+            near = (outputs @ probes.T).norm(dim=-1) < limit * outputs.norm(dim=-1)
+            row, token = (near & spans.allowed[:, t]).nonzero().T
+            near = mixed.distance(outputs[row, token]) < limit
+            found.append(torch.cat([some[row[near]], token[near, None]], 1))
+        grown = torch.cat(found)
+        going = set(map(tuple, grown[:, :t].tolist()))
+        ended |= {prefix for each in prefixes.tolist() if (prefix := tuple(each)) not in going}
+        if len(grown) > kept:
+            inside = _inside(spans, grown)
+            ended |= {tuple(each[:n]) for each, n in zip(grown.tolist(), inside, strict=True)}
+            grown = grown[inside > t]
+            kept = max(kept, len(grown))
         if len(grown) > most:
             raise ValueError(f"{len(grown)} beginnings of texts fit: spans do not part them.")
         prefixes = grown
-        if not len(prefixes):
-            break
-    complete += [spans.tokens[prefix] for prefix in prefixes]
-    return complete
+    ended |= set(map(tuple, prefixes.tolist()))
+    texts = {each[: int(_inside(spans, torch.tensor([each])))] for each in _longest(ended)}
+    return [spans.tokens[list(text)] for text in sorted(_longest(texts))]
+
+
+def _longest(texts: set[tuple[int, ...]]) -> set[tuple[int, ...]]:
+    """Return the texts that are not the beginning of another."""
+    return texts - {text[:n] for text in texts for n in range(len(text))} - {()}
+
+
+def _continued(parts: list[Tensor], prefixes: Int[Tensor, "P t"]) -> Float[Tensor, "P U m"]:
+    """Return the mixed values of each token that may stand behind each prefix."""
+    t = prefixes.shape[1]
+    keys, values = (part[prefixes, torch.arange(t)] for part in parts[1:])
+    q, k, v = (part[:, t] for part in parts)
+    earlier = torch.einsum("uhc,pjhc->puhj", q, keys)
+    own = (q * k).sum(-1, keepdim=True).expand(len(prefixes), -1, -1, -1)
+    weights = torch.cat([earlier, own], -1).softmax(-1)
+    outputs = torch.einsum("puhj,pjhc->puhc", weights[..., :t], values)
+    return (outputs + weights[..., t:] * v).flatten(2)
+
+
+def _inside(spans: Spans, prefixes: Int[Tensor, "P t"]) -> Int[Tensor, " P"]:
+    """Return how many first tokens of each prefix lie in all spans."""
+    length = prefixes.shape[1]
+    last = prefixes[:, -1:].expand(-1, spans.inputs.shape[1] - length)
+    distances = spans.distances(spans.tokens[torch.cat([prefixes, last], 1)])[:, :length]
+    return (distances < NEAR).long().cumprod(1).sum(1)
 
 
 @dataclass(frozen=True)
