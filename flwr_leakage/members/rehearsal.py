@@ -223,8 +223,10 @@ def rehearse(
 ) -> Rehearsal:
     """Repeat the round on null records, and measure how far each statistic tells them apart.
 
-    A released update that has more zeros than the repeated one is taken for a pruned one, and the
-    repeated one is pruned to as many entries. One whose entries are mostly of one size is taken for
+    Where there is noise, the repeated update is scaled to the size of the released one, which the
+    client may have clipped before: how far noise hides a record depends on it. A released update
+    that has more zeros than the repeated one is taken for a pruned one, and the repeated one is
+    pruned to as many entries. One whose entries are mostly of one size is taken for
     a step of Adam, or for signs, and the repeated one is turned into signs.
 
     Args:
@@ -255,12 +257,16 @@ def rehearse(
     weighings: list[Callable[[Tensor, Tensor], Tensor]]
     weighings = [*(partial(discriminant, ridge=ridge) for ridge in RIDGES), best_alone]
     (usual,) = _compute_each([observed], pool, statistics)
+    size = _signal_size(client, flat, pool, noise_std) if noise_std else 1.0
     for wanted in MEMBERS:
         draws = min(DRAWS, math.ceil(wanted / count), STEPS // client.schedule.num_steps)
         seen = []
         for _ in range(draws - len(orders)):
             order = torch.randperm(len(pool), generator=generator)
-            shown = _repeated(client, flat, pool[order[:count]], noise_std, generator)
+            shown = _repeated(client, flat, pool[order[:count]])
+            gradient = {name: size * value for name, value in shown.gradient.items()}
+            gradient = _as_released(gradient, client.gradient, noise_std, generator)
+            shown = replace(shown, gradient=gradient)
             by_name = {span.name: span for span in find_spans(shown, noise_std or None, layers)[0]}
             orders.append(order)
             seen.append(Seen(shown, [by_name[name] for name in layers]))
@@ -284,10 +290,8 @@ def rehearse(
     return Rehearsal(weights, spread, len(members), caught, auc, is_clear)
 
 
-def _repeated(
-    client: Problem, flat: Problem, batch: Batch, noise_std: float, generator: torch.Generator
-) -> Problem:
-    """Return the update of a batch of null records, as the server would have seen it."""
+def _repeated(client: Problem, flat: Problem, batch: Batch) -> Problem:
+    """Return the update of a batch of null records, before a defense."""
     with torch.no_grad():
         gradient = client.replay(batch)
         buffers = flat.buffers
@@ -295,8 +299,29 @@ def _repeated(
             own = client.gradient_map.statistics(client.params, batch.inputs, client.buffers)
             buffers = {**buffers, **own}
     gradient = {name: gradient[name].detach() for name in client.gradient}
-    gradient = _as_released(gradient, client.gradient, noise_std, generator)
     return replace(flat, gradient=gradient, buffers=buffers)
+
+
+def _signal_size(client: Problem, flat: Problem, pool: Batch, noise_std: float) -> float:
+    """Return the size s of the released update G beyond its noise, in units of repeated ones Rₖ.
+
+    It is the larger of two estimates: ``s = mean_k ⟨G, Rₖ⟩ / mean_{k≠l} ⟨Rₖ, Rₗ⟩``, which tells
+    also of updates that are mostly noise, and ``s² = (‖G‖² − 2dσ²) / mean ‖Rₖ‖²``, which tells also
+    where the client's labels are other than the pool's. The energy dσ² of the noise on d entries
+    counts twice, as σ is an estimate. The Rₖ have no record in common.
+    """
+    given = ravel(client.gradient).double()
+    total, energies = torch.zeros_like(given), []
+    size = client.num_samples
+    for start in range(0, len(pool) - size + 1, size):
+        row = ravel(_repeated(client, flat, pool[start : start + size]).gradient).double()
+        total += row
+        energies.append(float(row.square().sum()))
+    count, energy = len(energies), sum(energies)
+    common = (float(total @ total) - energy) / max(count - 1, 1)  # K times the mean over k ≠ l
+    along = float(given @ total) / common if common > 0 else 0.0
+    beyond = float(given.square().sum()) - 2 * len(given) * noise_std**2
+    return max(along, math.sqrt(max(beyond, 0.0) * count / energy))
 
 
 def _compute_each(

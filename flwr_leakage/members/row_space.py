@@ -178,14 +178,21 @@ class RowSpace:
 def noise_of_spectrum(space: RowSpace, rows: int) -> float:
     """Return σ of independent noise on a matrix (m, n) whose own rank is at most ``rows``.
 
-    The singular values behind the first ``rows`` are the noise's alone: on average
-    sₖ² = (max(m, n) − rows) σ² (the trace of a Wishart matrix).
+    The singular values behind the first k are the noise's alone: on average
+    sₖ² = (max(m, n) − k) σ² (the trace of a Wishart matrix). First k is ``rows``, and then the
+    number that stand out of the noise so found, until none of these is below it: where the noise is
+    large, its own largest singular values are among the first.
 
     Raises:
         ValueError: there is no singular value behind them.
     """
-    beyond = space.singular_values[rows:]
-    if not len(beyond):
-        raise ValueError(f"rows must be below {len(space.singular_values)}, got {rows}.")
-    longer = space.directions.shape[1]
-    return float((beyond.square().mean() / max(longer - rows, 1)).sqrt())
+    values, longer = space.singular_values, max(len(space.left), space.directions.shape[1])
+    if rows >= len(values):
+        raise ValueError(f"rows must be below {len(values)}, got {rows}.")
+    standing = rows
+    while True:
+        std = float((values[standing:].square().mean() / max(longer - standing, 1)).sqrt())
+        rank = space.with_noise(std).rank
+        if rank >= standing:
+            return std
+        standing = rank
