@@ -63,11 +63,16 @@ class Contrast:
             scaled = _scaled(inputs, factors)
             return [problem.logits(scaled)]
 
+        first = next(name for name in problem.gradient if name in problem.gradient_map.trained)
+
+        def beginning(factors: Tensor) -> Sequence[Tensor]:
+            return [problem.gradient_of([first], Batch(_scaled(inputs, factors), targets))[first]]
+
         def gradient(factors: Tensor) -> Sequence[Tensor]:
             return simulate_rounds(problem, Batch(_scaled(inputs, factors), targets)).split(sizes)
 
         with torch.no_grad():
-            for seen in (logits, gradient):  # most networks show contrast in one cheap pass
+            for seen in (logits, beginning, gradient):  # most networks show contrast early
                 own = seen(torch.ones(len(inputs)))
                 if not _are_near(seen(common), own):
                     return cls(spec)

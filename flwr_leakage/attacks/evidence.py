@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from scipy.optimize import linear_sum_assignment
@@ -76,10 +77,11 @@ class Evidence:
     Attributes:
         problem: the problem, in double precision.
         likelihood: the likelihood of all rounds' residuals.
-        told: equations that replace the gradient, with their observed likelihood, or ``None``.
         groups: the groups of entries with similar errors.
         prior: the prior of each sample; ``None`` for texts, of which all are equally likely.
         tolerance: largest relative squared distance of a tensor's gradient that counts as met.
+        proven: the equations of features that an attack has proven, with their observed
+            likelihood, or ``None``.
     """
 
     problem: Problem
@@ -87,7 +89,7 @@ class Evidence:
     groups: Groups
     prior: ImagePrior | None
     tolerance: float
-    told: tuple[KnownErrors, Likelihood] | None = None
+    proven: tuple[KnownErrors, Likelihood] | None = None
 
     @classmethod
     def of(cls, problem: Problem, tolerance: float) -> "Evidence":
@@ -96,16 +98,24 @@ class Evidence:
         gradients = [posed.gradient for posed in problem.rounds]
         likelihood = Likelihood.of(gradients, estimate_noise(problem))
         groups = Groups([value.shape for each in gradients for value in each.values()])
-        is_text = problem.spec.is_text
-        prior = None if is_text else ImagePrior.of(problem.spec)
-        found = cls(problem, likelihood, groups, prior, tolerance)
-        if is_text or found.is_noised or problem.num_samples != 1 or not problem.is_single_gradient:
-            return found
+        prior = None if problem.spec.is_text else ImagePrior.of(problem.spec)
+        return cls(problem, likelihood, groups, prior, tolerance)
+
+    @cached_property
+    def told(self) -> tuple[KnownErrors, Likelihood] | None:
+        """The equations that replace the gradient, with their observed likelihood, or ``None``.
+
+        They are found when the first candidate is judged: for a large network that takes seconds.
+        """
+        problem = self.problem
+        if self.proven is not None or self.prior is None or self.is_noised:
+            return self.proven
+        if problem.num_samples != 1 or not problem.is_single_gradient:
+            return None
         try:
-            told = OneSample()(problem, likelihood, torch.Generator().manual_seed(0))
+            return OneSample()(problem, self.likelihood, torch.Generator().manual_seed(0))
         except ValueError:
-            return found  # the gradient determines no features: it is judged itself
-        return replace(found, told=told)
+            return None  # the gradient determines no features: it is judged itself
 
     @property
     def image_prior(self) -> ImagePrior:
@@ -127,7 +137,7 @@ class Evidence:
             return self
         generator = torch.Generator().manual_seed(0)
         equations = KnownErrors.of(self.problem, weight, samples, generator)
-        return replace(self, told=(equations, equations.likelihood(None)))
+        return replace(self, proven=(equations, equations.likelihood(None)))
 
     def gradient(self, batch: Batch) -> Tensor:
         """Return g(x̂) (P,), all rounds one after another, in double precision."""

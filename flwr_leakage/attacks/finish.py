@@ -12,7 +12,6 @@ from flwr_leakage.attacks.inversion.dense_gauss_newton import DenseGaussNewton
 from flwr_leakage.attacks.inversion.gradient_inversion import GradientInversion
 from flwr_leakage.attacks.inversion.least_absolute import LeastAbsolute
 from flwr_leakage.attacks.job import AttackJob
-from flwr_leakage.attacks.problem import pose
 from flwr_leakage.attacks.settings import require
 from flwr_leakage.attacks.solve.descent import Iterate, Posed, follow
 from flwr_leakage.attacks.solve.linearization import Linearization
@@ -44,8 +43,7 @@ class Finish:
         """
         if len(job.observations) != 1:
             raise ValueError(f"job must have one observation, got {len(job.observations)}.")
-        problem = pose(job.gradient_map, job.spec, job.observations[0], job.threat)
-        candidate = in_granted_order(candidate, problem.known_targets)
+        candidate = in_granted_order(candidate, job.problem(0).known_targets)
         attack = self.attack
         if isinstance(attack, DenseGaussNewton):
             attack = replace(attack, ahead=None)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from flwr_leakage.attacks.problem import Problem, pose
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.randomness import make_generator
 from flwr_leakage.records import InputSpec, Observation, ThreatModel
@@ -26,10 +27,12 @@ class AttackJob:
         restarts: the number 0, 1, … of each observation's restart; empty if all are 0.
         max_seconds: CPU seconds that an attack may take for each observation; ``None`` for no
             limit. At the limit the attack returns its best result, and sets ``stats["stopped"]``.
+        posed: the problems of all observations if these were posed before, as posing them again
+            costs seconds where a network is large; else empty.
 
     Raises:
-        ValueError: the seed is negative, there is not one restart number for each observation, or
-            ``max_seconds`` is not positive.
+        ValueError: the seed is negative, there is not one restart number or posed problem for each
+            observation, or ``max_seconds`` is not positive.
     """
 
     gradient_map: GradientMap
@@ -39,21 +42,33 @@ class AttackJob:
     seed: int = 0
     restarts: Sequence[int] = ()
     max_seconds: float | None = None
+    posed: Sequence[Problem] = ()
 
     def __post_init__(self) -> None:
         if self.max_seconds is not None and not self.max_seconds > 0:
             raise ValueError(f"max_seconds must be positive or None, got {self.max_seconds}.")
         if self.seed < 0:
             raise ValueError(f"seed must be ≥ 0, got {self.seed}.")
-        if self.restarts and len(self.restarts) != len(self.observations):
-            raise ValueError(
-                f"restarts must have one entry for each of {len(self.observations)} observations, "
-                f"got {len(self.restarts)}."
-            )
+        for name, entries in (("restarts", self.restarts), ("posed", self.posed)):
+            if entries and len(entries) != len(self.observations):
+                raise ValueError(
+                    f"{name} must have one entry for each of {len(self.observations)} "
+                    f"observations, got {len(entries)}."
+                )
 
     def restart(self, index: int) -> int:
         """Return the number of the restart that observation ``index`` stands for."""
         return self.restarts[index] if self.restarts else 0
+
+    def problem(self, index: int) -> Problem:
+        """Return the problem that observation ``index`` poses.
+
+        Raises:
+            ValueError: the observation poses none; see :func:`flwr_leakage.attacks.problem.pose`.
+        """
+        if self.posed:
+            return self.posed[index]
+        return pose(self.gradient_map, self.spec, self.observations[index], self.threat)
 
     def generator(self, index: int, purpose: str) -> torch.Generator:
         """Return the random stream of observation ``index`` for one purpose.
@@ -74,10 +89,11 @@ class AttackJob:
         )
 
     def take(self, indices: Iterable[int]) -> "AttackJob":
-        """Return the same job on some of its observations, with their restart numbers."""
+        """Return the same job on some of its observations, which may be repeated."""
         chosen = list(indices)
         return replace(
             self,
             observations=[self.observations[i] for i in chosen],
             restarts=[self.restarts[i] for i in chosen] if self.restarts else (),
+            posed=[self.posed[i] for i in chosen] if self.posed else (),
         )

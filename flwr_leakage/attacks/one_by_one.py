@@ -17,7 +17,7 @@ from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.attacks.labels.assumed import idlg_label
 from flwr_leakage.attacks.labels.counts import mean_feature
 from flwr_leakage.attacks.network.linear import find_last_layer, logits_behind
-from flwr_leakage.attacks.problem import Problem, pose
+from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.rounding import FLOAT32_RELATIVE_ERROR, NOISE_DEVIATIONS
 from flwr_leakage.conventions import read_normalization
 from flwr_leakage.records import Batch, InputSpec, Reconstruction
@@ -92,14 +92,13 @@ class OneByOne(ABC):
     ) -> list[Reconstruction]:
         """Attack all observations; see :class:`flwr_leakage.attacks.base.Attack`."""
         results = []
-        for index, observation in enumerate(job.observations):
+        for index in range(len(job.observations)):
             watch = Stopwatch()
             stream = job.generator(index, self.purpose)
             budget = Budget.of(job.max_seconds)
             try:
                 require_kind(self, job.spec)
-                problem = pose(job.gradient_map, job.spec, observation, job.threat)
-                problem = unscaled(problem).to(torch.float64)
+                problem = unscaled(job.problem(index)).to(torch.float64)
                 found = self.solve(problem, stream, job.restart(index), budget)
                 told: dict[str, Any] = {"scale": problem.scale} if problem.scale != 1 else {}
                 told |= {"dropout": problem.masks} if problem.masks else {}

@@ -142,6 +142,17 @@ class Problem:
             self.gradient_map, self.params, self.buffers, self.schedule, batch, self.members
         )
 
+    def gradient_of(self, names: Sequence[str], batch: Batch) -> Params:
+        """Return the pseudo-gradient of some parameters, and of others where these cost nothing.
+
+        Of one plain step, no pass goes back beyond these parameters.
+        """
+        if not self.is_single_gradient:
+            return self.replay(batch)
+        wanted = {name: self.params[name] for name in names}
+        batch = batch[: self.schedule.batch_size]
+        return self.gradient_map.gradient_of(wanted, self.params, batch, self.buffers)
+
     def logits(self, inputs: Tensor) -> Tensor:
         """Return the logits (B, K) of inputs (B, C, H, W) by the network that the client got."""
         return self.gradient_map.logits(self.params, inputs, self.buffers)

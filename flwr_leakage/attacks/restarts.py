@@ -41,8 +41,7 @@ class Restarts:
         """Attack all observations; see :class:`flwr_leakage.attacks.base.Attack`."""
         every = range(len(job.observations))
         repeated = replace(
-            job,
-            observations=[job.observations[i] for i in every for _ in range(self.count)],
+            job.take(i for i in every for _ in range(self.count)),
             # Restarts of restarts are numbered consecutively, so that no two share a stream.
             restarts=[job.restart(i) * self.count + n for i in every for n in range(self.count)],
             max_seconds=None if job.max_seconds is None else job.max_seconds / self.count,

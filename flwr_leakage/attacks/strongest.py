@@ -14,8 +14,8 @@ from flwr_leakage.attacks.exact.analytic import POSTERIOR
 from flwr_leakage.attacks.finish import Denoising, Finish
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.attacks.one_by_one import NORMALISATION, PROVEN_INPUTS, in_box, unscaled
-from flwr_leakage.attacks.problem import Problem, pose
-from flwr_leakage.records import Batch, Observation, Part, PartOutcome, Reconstruction
+from flwr_leakage.attacks.problem import Problem
+from flwr_leakage.records import Batch, Part, PartOutcome, Reconstruction
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,8 @@ class Strongest:
         """Attack all observations; see :class:`flwr_leakage.attacks.base.Attack`."""
         limits = [each for each in (self.max_seconds, job.max_seconds) if each is not None]
         limit = min(limits, default=math.inf)
-        targets = [_Target.of(job, observation, self.tolerance) for observation in job.observations]
+        count = len(job.observations)
+        targets = [_Target.of(job, index, self.tolerance, limit) for index in range(count)]
         visits = self._visits()
         for name, counts in visits:
             attack = self.attacks[name]
@@ -122,8 +123,7 @@ class Strongest:
                 if target.is_solved and not goes_on:
                     target.leave_out(name, f"{target.winner} had solved it")
                 elif target.left(limit) <= 0:
-                    reason = f"the budget of {limit:g} s was spent"
-                    target.leave_out(name, reason, stops=not target.is_solved)
+                    target.leave_out(name, target.spent(limit), stops=not target.is_solved)
                 elif name in self.last_resort and target.best.objective <= 0.5:
                     target.leave_out(name, f"{target.winner} explains most of the update")
                 elif name in self.without_features and target.features_of:
@@ -135,7 +135,8 @@ class Strongest:
                 continue
             if isinstance(attack, Finish):
                 for index in chosen:
-                    alone, target = job.take([index]), targets[index]
+                    target = targets[index]
+                    alone = target.alone(job, index)
                     self._end(alone, target, name, attack, limit)
                     if target.followed and not target.is_solved:
                         self._go_on(alone, target, target.followed, limit)
@@ -147,7 +148,8 @@ class Strongest:
                 attack = attack.with_share(share)
             else:
                 left *= share
-            part = replace(job.take(chosen), max_seconds=left if left < math.inf else None)
+            posed = [problem for i in chosen if (problem := targets[i].problem) is not None]
+            part = replace(job.take(chosen), max_seconds=_or_none(left), posed=posed)
             done = len(targets) - len(chosen)
             watch = Stopwatch()
             found = _attempt(attack, part, _within(progress, name, done, len(targets)))
@@ -159,11 +161,11 @@ class Strongest:
                 elif self._is_followed(name, targets[index].num_samples):
                     targets[index].followed = name
                 else:
-                    self._go_on(job.take([index]), targets[index], name, limit)
+                    self._go_on(targets[index].alone(job, index), targets[index], name, limit)
         for index, target in enumerate(targets):
             target.waiting.sort(key=lambda name: target.candidates[name].energy)
             for name in [] if target.is_solved else target.waiting[:MOST]:
-                self._go_on(job.take([index]), target, name, limit)
+                self._go_on(target.alone(job, index), target, name, limit)
         for target in targets:
             target.fuse()
         if progress is not None:
@@ -212,7 +214,7 @@ class Strongest:
                 return
             before = target.candidates[name]
             watch = Stopwatch()
-            part = replace(job, max_seconds=left if left < math.inf else None)
+            part = replace(job, max_seconds=_or_none(left))
             (found,) = _attempt(partial(attack, before.batch), part, None)
             seconds = watch.seconds
             denoised = suffix == DENOISED
@@ -237,7 +239,7 @@ class Strongest:
             if left <= 0:
                 return
             watch = Stopwatch()
-            part = replace(job, max_seconds=left if left < math.inf else None)
+            part = replace(job, max_seconds=_or_none(left))
             (found,) = _attempt(partial(_finish, attack, candidate.batch), part, None)
             target.take(f"{origin} + {name}", found, watch.seconds)
             if found.batch is None:
@@ -256,6 +258,7 @@ class _Target:
 
     evidence: Evidence | None
     best: Reconstruction
+    problem: Problem | None = None
     energy: float = math.inf
     plain: float = math.inf  # the least energy of the attacks' own answers
     seconds: float = 0.0
@@ -273,17 +276,33 @@ class _Target:
     answers: dict[str, Reconstruction] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, job: AttackJob, observation: Observation, tolerance: float) -> "_Target":
+    def of(cls, job: AttackJob, index: int, tolerance: float, limit: float) -> "_Target":
+        """Return the state of observation ``index``, posed once for all attacks.
+
+        It has no evidence, and is not attacked, if posing it alone exceeds the limit.
+        """
         watch = Stopwatch()
         try:
-            problem = unscaled(pose(job.gradient_map, job.spec, observation, job.threat))
+            problem = unscaled(job.problem(index))
+            if watch.seconds >= limit:
+                text = (
+                    f"posing the update took {watch.seconds:.2g} CPU s of a budget of {limit:g} s"
+                )
+                stopped = Reconstruction(None, math.nan, stop_mark(True), error=text)
+                return cls(None, stopped, seconds=watch.seconds, stopped=True)
+            problem = problem.to(torch.float64)
             evidence = Evidence.of(problem, tolerance)
             judging = Stopwatch()
-            evidence.judge(_grey(problem))
+            evidence.gradient(_grey(problem))
         except (ValueError, RuntimeError) as error:
             return cls(None, Reconstruction(None, math.nan, error=str(error)))
         none = Reconstruction(None, math.nan, error="not attacked")
-        return cls(evidence, none, seconds=watch.seconds, judging=judging.seconds)
+        return cls(evidence, none, problem, seconds=watch.seconds, judging=judging.seconds)
+
+    def alone(self, job: AttackJob, index: int) -> AttackJob:
+        """Return the job of this target only, observation ``index`` of a job."""
+        assert self.problem is not None
+        return replace(job.take([index]), posed=[self.problem])
 
     def left(self, limit: float) -> float:
         """Return the CPU seconds that an attack may take, 0 where no attack gets anywhere in them.
@@ -293,6 +312,13 @@ class _Target:
         """
         left = limit - self.seconds - self.judging
         return left if left > 3 * self.judging else 0.0
+
+    def spent(self, limit: float) -> str:
+        """Return that the budget is spent, and what an attack needs if none was run."""
+        if any(part.seconds for part in self.parts):
+            return f"the budget of {limit:g} s was spent"
+        needs = self.seconds + 4 * self.judging
+        return f"a budget of {limit:g} s was given, the first attack needs {needs:.2g} s"
 
     @property
     def num_samples(self) -> int:
@@ -363,7 +389,10 @@ class _Target:
                 self._judge_by(told)
                 self.features_of = name
         watch = Stopwatch()
+        _ = self.evidence.told  # found once, before the first candidate is judged
+        judging = Stopwatch()
         judged = self.evidence.judge(result.batch)
+        self.judging = max(self.judging, judging.seconds)
         self.seconds += watch.seconds
         is_mean = POSTERIOR in result.stats and not self.evidence.is_noised
         is_done = is_known or (judged.misfit <= 1 and (judged.is_met or is_mean))
@@ -484,6 +513,10 @@ def _one(count: int) -> bool:
 
 def _several(count: int) -> bool:
     return count != 1
+
+
+def _or_none(seconds: float) -> float | None:
+    return seconds if seconds < math.inf else None
 
 
 GoOn = Callable[..., list[Reconstruction]]

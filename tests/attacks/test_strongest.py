@@ -384,7 +384,7 @@ def test_a_finish_pairs_granted_labels_with_their_samples(granted, order):
 
 
 def test_a_candidate_gone_on_from_does_not_end_the_search_by_explaining_noise(job, monkeypatch):
-    target = _Target.of(job, job.observations[0], 1e-7)
+    target = _Target.of(job, 0, 1e-7, math.inf)
     candidate = Reconstruction(Batch(torch.zeros(1, *job.spec.shape), torch.tensor([0])), 0.0)
     answers = iter([Judgement(1.0, 0.1, 1.0, False, True), Judgement(2.0, 0.1, 1.0, False, True)])
     monkeypatch.setattr(Evidence, "judge", lambda self, batch: next(answers))
@@ -405,7 +405,7 @@ def test_candidates_are_compared_where_they_lead(job, smooth):
 
 
 def test_a_finish_of_one_candidate_does_not_bar_the_others_from_theirs(job, monkeypatch):
-    target = _Target.of(job, job.observations[0], 1e-7)
+    target = _Target.of(job, 0, 1e-7, math.inf)
     scale = target.evidence.equations
     candidate = Reconstruction(Batch(torch.zeros(1, *job.spec.shape), torch.tensor([0])), 0.0)
     energies = {"first": 0.0, "first + finish": -20.0, "better": -1.0, "worse": 6.0}
@@ -447,7 +447,7 @@ def test_noise_is_taken_out_by_the_spectrum_of_the_image_itself(job, smooth):
 
 
 def test_of_two_that_explain_the_noise_the_denoised_one_is_the_answer(job, monkeypatch):
-    posed = _Target.of(job, job.observations[0], 1e-7)
+    posed = _Target.of(job, 0, 1e-7, math.inf)
 
     def taken(*explained):
         target = _Target(posed.evidence, posed.best)

@@ -24,7 +24,7 @@ from flwr_leakage.attacks.labels.assumed import (
 from flwr_leakage.attacks.one_by_one import unscaled
 from flwr_leakage.attacks.optimizers.base import FirstValues, Minimum, Optimizer
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
-from flwr_leakage.attacks.problem import Problem, pose
+from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.settings import require
 from flwr_leakage.attacks.starts import Grey, Initialisation
 from flwr_leakage.records import Reconstruction
@@ -121,9 +121,8 @@ class GradientInversion:
 
     def _prepare(self, job: AttackJob, index: int) -> "_Target":
         """Return one target with its starts."""
-        observation = job.observations[index]
         require_kind(self, job.spec)
-        problem = unscaled(pose(job.gradient_map, job.spec, observation, job.threat))
+        problem = unscaled(job.problem(index))
         if self.normalize_by != "candidate" and job.gradient_map.uses_batch_statistics:
             problem = problem.normalized_by(self.normalize_by)
         problem = problem.to(getattr(torch, self.dtype))

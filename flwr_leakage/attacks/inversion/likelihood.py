@@ -278,17 +278,8 @@ def estimate_noise(problem: Problem) -> float | None:
     grey = problem.spec.blank(problem.num_samples, observed)
     targets = torch.zeros(problem.num_samples, dtype=torch.int64)
     targets = grey if problem.spec.next_token else targets
-    own = columns(_gradient_of(problem, names, Batch(grey, targets)))
+    own = columns(problem.gradient_of(names, Batch(grey, targets)))
     if float(own.sum(0).norm()) > 1e-3 * float(own.norm()):  # the equation does not hold
         return None
     sums = observed[:, zeros < len(observed)].sum(0)
     return float((sums.square().mean() / len(observed)).sqrt())
-
-
-def _gradient_of(problem: Problem, names: Sequence[str], batch: Batch) -> Params:
-    """Return the gradient of some parameters; in one plain step no pass goes back beyond them."""
-    if not problem.is_single_gradient:
-        return problem.replay(batch)
-    wanted = {name: problem.params[name] for name in names}
-    batch = batch[: problem.schedule.batch_size]
-    return problem.gradient_map.gradient_of(wanted, problem.params, batch, problem.buffers)
