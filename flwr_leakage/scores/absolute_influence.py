@@ -1,11 +1,9 @@
-"""I²F with the paper's absolute damping, and the paper's choice of the damping."""
+"""I²F with an absolute damping, as the paper has it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from flwr_leakage.per_sample import SampleProblem
 from flwr_leakage.randomness import Draws
@@ -19,7 +17,7 @@ class AbsoluteInfluence(SampleScore):
     """‖(JJᵀ + εI)⁻¹Jδ‖ with ε in units of λ (Zhang et al. 2023, section 4), J ∈ R^{N×P}.
 
     The paper's extension to a singular J. ε is a hyperparameter there, chosen so that attacks'
-    errors are linear in I²F (``fit_damping``): 1 to 10 on LeNet and MNIST. It means another thing
+    errors are linear in I²F: 1 to 10 on LeNet and MNIST. It means another thing
     on every model, as λ scales with the square of the loss: ``InversionInfluence`` takes ε/λmax.
 
     ``absolute_influence_rmse_…`` is the norm divided by √N, one for each ε.
@@ -75,41 +73,3 @@ class AbsoluteInfluence(SampleScore):
             bars = values * self.tolerance
             columns.append(Column(name, values, unit, "larger is safer", notes, bars, states))
         return columns
-
-
-@dataclass(frozen=True)
-class DampingFit:
-    """Return the damping that makes attacks' errors linear in I²F.
-
-    Attributes:
-        damping: the best one.
-        r_squared: of the straight line for each damping, in the order given.
-    """
-
-    damping: float
-    r_squared: tuple[float, ...]
-
-
-def fit_damping(
-    dampings: Sequence[float], influences: Float[Tensor, "E n"], errors: Float[Tensor, " n"]
-) -> DampingFit:
-    """Return the ε for which a line through (I²F, RMSE) fits best (Zhang et al. 2023, section 4).
-
-    The errors are those of attacks that were run: the choice is for one model and one attack.
-
-    Args:
-        dampings: E candidates.
-        influences: I²F of n samples for each.
-        errors: RMSE that an attack reached on the same samples.
-
-    Raises:
-        ValueError: fewer than three samples, or shapes that do not fit.
-    """
-    if influences.shape != (len(dampings), len(errors)) or len(errors) < 3:
-        raise ValueError(
-            f"influences must have one row for each of {len(dampings)} dampings and one column for "
-            f"each of at least 3 errors, got {tuple(influences.shape)} and {len(errors)} errors."
-        )
-    stacked = torch.cat([errors[None].double(), influences.double()])
-    fits = tuple((torch.corrcoef(stacked)[0, 1:] ** 2).tolist())
-    return DampingFit(dampings[fits.index(max(fits))], fits)

@@ -33,7 +33,7 @@ def compute_scores(
         exposure: the client's round.
         seed: of all random draws; those of a score depend on its name, too.
         budget: for all scores together, spent in order; ``None`` is no limit.
-        samples: indices of those to score, in ascending order, see ``select_samples``; the
+        samples: indices of those to score, in ascending order; the
             others get no number. ``None`` is all.
         warnings: why the numbers may be of another model than the one that trains; each stands
             beside every number.

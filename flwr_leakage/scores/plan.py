@@ -6,11 +6,10 @@ from typing import Literal, get_args
 
 import torch
 
-from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.operators import Budget
 from flwr_leakage.per_sample import ClientSamples
 from flwr_leakage.randomness import make_generator
-from flwr_leakage.records import Exposure, Measurement
+from flwr_leakage.records import Measurement
 from flwr_leakage.scores.compute import score_client
 from flwr_leakage.scores.gradient_norm import GradientNorm
 from flwr_leakage.scores.input_gradient_norm import InputGradientNorm
@@ -47,28 +46,6 @@ def rank_samples(
     # A score that fails gives a reason in place of numbers; the samples then keep their order.
     found = score_client({name: score}, client, seed)[name].measurements[0]
     return sorted(range(count), key=lambda place: -(found.values[place] or 0.0)), [found]
-
-
-def select_samples(
-    gradient_map: GradientMap,
-    exposure: Exposure,
-    max_samples: int,
-    how: str,
-    seed: int = 0,
-) -> list[int]:
-    """Return ascending indices of at most ``max_samples`` samples for ``compute_scores``.
-
-    Args:
-        gradient_map: of the client's model and loss.
-        exposure: the client's round.
-        max_samples: at least 1.
-        how: see ``rank_samples``.
-        seed: for ``random``.
-    """
-    if max_samples < 1:
-        raise ValueError(f"max_samples must be at least 1, got {max_samples}.")
-    order, _ = rank_samples(ClientSamples(gradient_map, exposure), how, seed)
-    return sorted(order[:max_samples])
 
 
 @dataclass(frozen=True)

@@ -33,9 +33,9 @@ from flwr_leakage.records import (
     ThreatModel,
     Update,
 )
-from flwr_leakage.scores.calibration import fit_calibration
 from flwr_leakage.spectral import largest_eigenvalue, solve_damped
 from simulations.benchmarks import lab
+from simulations.benchmarks.calibration import fit_calibration
 from simulations.benchmarks.scores_setup import (
     SETTINGS,
     Spectra,

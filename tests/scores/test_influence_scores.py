@@ -25,7 +25,6 @@ from flwr_leakage.scores import (
     SingularSpectrum,
     UndampedInfluence,
 )
-from flwr_leakage.scores.absolute_influence import fit_damping
 from flwr_leakage.scores.gradient_sensitivity import sensitivity_along
 
 NOISE = 1e-2
@@ -58,15 +57,6 @@ def test_absolute_influence_equals_a_dense_solve(gradient_map, batch):
     assert [m.name[-5:] for m in found] == ["1e+00", "1e-04"]
     for measured in measure(score, gradient_map, make_exposure(gradient_map, batch)):
         assert measured.values == (0.0,) * 4 and "δ = 0" in measured.notes[0]
-
-
-def test_the_damping_is_the_one_that_makes_errors_linear():
-    influences = torch.rand(3, 20, generator=torch.Generator().manual_seed(0))
-    errors = 2 * influences[1] + 0.3
-    fit = fit_damping((0.1, 1.0, 10.0), influences, errors)
-    assert fit.damping == 1.0 and fit.r_squared[1] == pytest.approx(1)
-    with pytest.raises(ValueError, match="at least 3"):
-        fit_damping((0.1,), influences[:1, :2], errors[:2])
 
 
 def test_undamped_influence_is_the_pseudo_inverse(gradient_map, batch):

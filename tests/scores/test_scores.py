@@ -14,6 +14,7 @@ from torch import nn
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.operators import Budget, BudgetExhausted, SampleJacobian
 from flwr_leakage.params import ravel, subtract
+from flwr_leakage.per_sample import ClientSamples
 from flwr_leakage.records import Batch, LocalSchedule
 from flwr_leakage.scores import (
     LAVP,
@@ -29,7 +30,7 @@ from flwr_leakage.scores import (
     SingularInfluence,
 )
 from flwr_leakage.scores.lipschitz import lipschitz_constants
-from flwr_leakage.scores.plan import select_samples
+from flwr_leakage.scores.plan import rank_samples
 
 FILES = sorted((Path(__file__).parents[2] / "conf" / "score").glob("*.yaml"))
 # own_records takes a data set, and what a list of defaults gathers is built from the other files.
@@ -416,7 +417,8 @@ def test_a_budget_stops_the_dear_scores_only(gradient_map, batch):
 def test_selected_samples_have_the_values_of_the_whole(gradient_map, batch):
     exposure = make_exposure(gradient_map, batch, noise_std=1e-2)
     (whole,) = measure_all([GradientNorm()], gradient_map, exposure)
-    chosen = select_samples(gradient_map, exposure, 2, "largest_gradient")
+    client = ClientSamples(gradient_map, exposure)
+    chosen = sorted(rank_samples(client, "largest_gradient")[0][:2])
     assert sorted(whole.values)[-2:] == sorted(whole.values[i] for i in chosen)
     (part,) = measure_all([GradientNorm()], gradient_map, exposure, samples=chosen)
     for index in range(4):
@@ -424,10 +426,10 @@ def test_selected_samples_have_the_values_of_the_whole(gradient_map, batch):
             assert part.values[index] == pytest.approx(whole.values[index])
         else:
             assert part.values[index] is None and "not selected" in part.notes[index]
-    assert select_samples(gradient_map, exposure, 9, "random") == [0, 1, 2, 3]
-    assert select_samples(gradient_map, exposure, 3, "first") == [0, 1, 2]
+    assert sorted(rank_samples(client, "random")[0]) == [0, 1, 2, 3]
+    assert rank_samples(client, "first")[0] == [0, 1, 2, 3]
     with pytest.raises(ValueError, match="how must be"):
-        select_samples(gradient_map, exposure, 3, "last")
+        rank_samples(client, "last")
 
 
 def test_scores_share_their_lanczos_run(gradient_map, batch):

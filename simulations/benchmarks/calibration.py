@@ -1,9 +1,8 @@
 """Predict the error of an attack from a score, by a line fitted to recorded attacks."""
 
-import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -30,8 +29,6 @@ class Calibration:
             other attacks. A score is of use if ``error`` is smaller.
         rank_correlation: Spearman's ρ of score and outcome; 0 if all outcomes are equal.
         num_pairs: recorded attacks used.
-        lowest: smallest score in the fit.
-        highest: largest score in the fit.
     """
 
     score: str
@@ -43,35 +40,6 @@ class Calibration:
     baseline_error: float
     rank_correlation: float
     num_pairs: int
-    lowest: float
-    highest: float
-
-    def predict(self, value: float) -> tuple[float, float, float]:
-        """Return the predicted RMSE or PSNR with the interval of one leave-one-out error around it.
-
-        Raises:
-            ValueError: the score is not positive or lies outside the range of the fit.
-        """
-        if not self.lowest <= value <= self.highest:
-            raise ValueError(
-                f"{self.score} must lie in [{self.lowest:.3g}, {self.highest:.3g}], where the "
-                f"calibration was fitted, got {value:.3g}."
-            )
-        center = self.intercept + self.slope * math.log10(value)
-        ends = (center, center - self.error, center + self.error)
-        if self.outcome == "psnr":
-            return ends
-        middle, lower, upper = (10**end for end in ends)
-        return middle, lower, upper
-
-    def to_json(self) -> str:
-        """Return all fields, as one JSON object."""
-        return json.dumps(asdict(self), indent=2)
-
-    @classmethod
-    def from_json(cls, text: str) -> "Calibration":
-        """Read what ``to_json`` wrote."""
-        return cls(**json.loads(text))
 
 
 def fit_calibration(
@@ -124,6 +92,4 @@ def fit_calibration(
         # Outcomes that are all equal have no ranks to follow.
         rank_correlation=spearman(x.tolist(), y.tolist()).coefficient or 0.0,
         num_pairs=len(pairs),
-        lowest=float(10 ** x.min()),
-        highest=float(10 ** x.max()),
     )
