@@ -97,7 +97,7 @@ class GradientInversion:
     ) -> list[Reconstruction]:
         """Attack all observations; see :class:`flwr_leakage.attacks.base.Attack`."""
         results: list[Reconstruction | None] = [None] * len(job.observations)
-        groups: dict[tuple[Any, ...], list[_Target]] = {}
+        groups: dict[tuple[Any, ...], list[_Rows]] = {}
         for index in range(len(job.observations)):
             try:
                 target = self._prepare(job, index)
@@ -107,7 +107,7 @@ class GradientInversion:
             groups.setdefault(target.kind, []).append(target)
         done = sum(result is not None for result in results)
         for group in groups.values():
-            size = max(1, self.max_rows // len(group[0].starts))
+            size = max(1, self.max_rows // len(group[0].points))
             for begin in range(0, len(group), size):
                 chunk = group[begin : begin + size]
                 report = Reporter(progress, done, len(results), self.optimizer.iterations)
@@ -115,12 +115,15 @@ class GradientInversion:
                 budget = Budget.of(None if seconds is None else seconds * len(chunk))
                 solved = self._solve_safely(chunk, report, budget)
                 for target, found in zip(chunk, solved, strict=True):
-                    results[target.index] = found
+                    results[target.indices[0]] = found
                 done += len(chunk)
         return [result for result in results if result is not None]
 
-    def _prepare(self, job: AttackJob, index: int) -> "_Target":
-        """Return one target with its starts."""
+    def _prepare(self, job: AttackJob, index: int) -> "_Rows":
+        """Return the starts of one target, each with its own targets and order of the samples.
+
+        There are several if the order is searched, else one.
+        """
         require_kind(self, job.spec)
         problem = unscaled(job.problem(index))
         if self.normalize_by != "candidate" and job.gradient_map.uses_batch_statistics:
@@ -143,12 +146,12 @@ class GradientInversion:
             drawn = torch.randperm(count, generator=stream) if search else torch.arange(count)
             orders.append(drawn)
         targets = assumed.values
-        return _Target(
-            index,
-            problem,
+        return _Rows(
+            [index],
+            [problem],
             assumed,
             steps,
-            stream,
+            [stream],
             torch.stack(starts),
             targets.expand(len(starts), *targets.shape).clone(),
             torch.stack(orders).to(like.device),
@@ -171,7 +174,7 @@ class GradientInversion:
         return self.order is not None and assumed.origin != "granted"
 
     def _solve_safely(
-        self, chunk: "list[_Target]", report: Reporter, budget: Budget
+        self, chunk: "list[_Rows]", report: Reporter, budget: Budget
     ) -> list[Reconstruction]:
         """Return the results; after an error solve in halves, so that one target harms no other."""
         try:
@@ -184,11 +187,11 @@ class GradientInversion:
         return first + self._solve_safely(chunk[half:], report, budget)
 
     def _solve(
-        self, chunk: "list[_Target]", report: Reporter, budget: Budget
+        self, chunk: "list[_Rows]", report: Reporter, budget: Budget
     ) -> list[Reconstruction]:
         """Return the results of targets of one kind."""
         watch = Stopwatch()
-        rows = _Rows.of(chunk)
+        rows = _Rows.joined(chunk)
         bounds = rows.project if self.box else None
         batching = self.batching
         if batching == "auto":  # one pass for as many rows as memory allows
@@ -234,51 +237,11 @@ class GradientInversion:
 
 
 @dataclass(frozen=True)
-class _Target:
-    """One observation of a job, with its starts.
-
-    Each of the R rows is one start, with its own targets and its own order of the samples in the
-    client's steps. There are several rows if the order is searched, else one.
-
-    Attributes:
-        index: the position of the observation in the job.
-        problem: the problem to be solved.
-        assumed: the assumed targets with their origin.
-        steps: (B,) the local step of each place of the client's sequence of samples.
-        stream: the random stream of the starts.
-        starts: (R, D) variables of the starts.
-        targets: (R, B) or (R, B, K) targets.
-        orders: (R, B) the sample at each place of that sequence.
-    """
-
-    index: int
-    problem: Problem
-    assumed: AssumedTargets
-    steps: Tensor
-    stream: torch.Generator
-    starts: Tensor
-    targets: Tensor
-    orders: Tensor
-
-    @property
-    def kind(self) -> tuple[Any, ...]:
-        """The properties that targets must share to be solved together."""
-        problem = self.problem
-        return (
-            tuple((p.schedule, p.members) for p in problem.rounds),
-            problem.num_samples,
-            self.assumed.origin,
-            self.targets.shape,
-            self.targets.dtype,
-            tuple(problem.statistics),
-        )
-
-
-@dataclass(frozen=True)
 class _Rows:
     """Candidates of several targets that are solved together, in R rows.
 
     Attributes:
+        indices: the positions of the targets' observations in the job.
         problems: the problems of the targets, of one kind.
         assumed: the assumed targets of the first problem; all have its origin.
         steps: (B,) the local step of each place of the clients' sequences, the same for all.
@@ -288,6 +251,7 @@ class _Rows:
         orders: (R, B) the sample at each place of these sequences.
     """
 
+    indices: list[int]
     problems: list[Problem]
     assumed: AssumedTargets
     steps: Tensor
@@ -297,17 +261,29 @@ class _Rows:
     orders: Tensor
 
     @classmethod
-    def of(cls, chunk: Sequence[_Target]) -> "_Rows":
-        """Return the rows of targets of one kind."""
-        first = chunk[0]
-        return cls(
-            [target.problem for target in chunk],
-            first.assumed,
-            first.steps,
-            [target.stream for target in chunk],
-            torch.cat([target.starts for target in chunk]),
-            torch.cat([target.targets for target in chunk]),
-            torch.cat([target.orders for target in chunk]),
+    def joined(cls, chunk: "Sequence[_Rows]") -> "_Rows":
+        """Return the rows of targets of one kind together."""
+        return replace(
+            chunk[0],
+            indices=[index for rows in chunk for index in rows.indices],
+            problems=[problem for rows in chunk for problem in rows.problems],
+            streams=[stream for rows in chunk for stream in rows.streams],
+            points=torch.cat([rows.points for rows in chunk]),
+            targets=torch.cat([rows.targets for rows in chunk]),
+            orders=torch.cat([rows.orders for rows in chunk]),
+        )
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """The properties that targets must share to be solved together."""
+        problem = self.problems[0]
+        return (
+            tuple((p.schedule, p.members) for p in problem.rounds),
+            problem.num_samples,
+            self.assumed.origin,
+            self.targets.shape,
+            self.targets.dtype,
+            tuple(problem.statistics),
         )
 
     @property

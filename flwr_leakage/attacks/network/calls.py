@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flwr_leakage.attacks.network.activations import READERS, Elementwise, require_dispatched
-from flwr_leakage.attacks.network.relus import relu_call
 
 Pair = tuple[int, int]
 
@@ -325,9 +324,7 @@ def read_call(
     if layer is not None:
         return layer(*args, **kwargs)
     activation = READERS.get(function)
-    if activation is not None:
-        return activation(args, kwargs)
-    return relu_call(function, args, kwargs)
+    return None if activation is None else activation(args, kwargs)
 
 
 @reads(F.linear)

@@ -102,8 +102,10 @@ def test_a_module_is_read_as_the_function_that_it_computes(module):
     assert step.op.in_place == getattr(module, "inplace", False)
 
 
-def test_every_function_of_the_registry_is_read():
-    for function in READERS:
+def test_every_function_of_an_entry_is_read():
+    entries = [each for each, read in READERS.items() if "_reader" in repr(read)]
+    assert len(entries) == 30  # the others are spellings of a ReLU; see test_relus.py
+    for function in entries:
         z = torch.randn(3)
         op = read_call(function, (z,), {})
         torch.testing.assert_close(op.activation.function(z.clone()), function(z.clone()))
