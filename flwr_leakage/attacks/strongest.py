@@ -118,7 +118,7 @@ class Strongest:
             chosen = []
             for index, target in enumerate(targets):
                 goes_on = isinstance(attack, Finish) and not target.is_done
-                if not counts(target.num_samples):
+                if target.evidence is None or not counts(target.num_samples):
                     continue
                 if target.is_solved and not goes_on:
                     target.leave_out(name, f"{target.winner} had solved it")
@@ -129,7 +129,7 @@ class Strongest:
                 elif name in self.without_features and target.features_of:
                     reason = f"{target.features_of} has the features of all samples, this has none"
                     target.leave_out(name, reason)
-                elif target.evidence is not None:
+                else:
                     chosen.append(index)
             if not chosen:
                 continue
@@ -235,9 +235,13 @@ class Strongest:
             if name in target.refused or (name, candidate.name) in target.ended:
                 continue
             target.ended |= {(name, candidate.name), (name, f"{origin} + {name}")}
-            left = target.left(limit) * self.share
+            left, inner = target.left(limit), attack.attack
             if left <= 0:
                 return
+            if isinstance(inner, DeclaresShare):
+                attack = replace(attack, attack=inner.with_share(self.share))
+            else:
+                left *= self.share
             watch = Stopwatch()
             part = replace(job, max_seconds=_or_none(left))
             (found,) = _attempt(partial(_finish, attack, candidate.batch), part, None)
