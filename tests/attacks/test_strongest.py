@@ -323,7 +323,7 @@ def test_attacks_end_with_their_best_once_the_budget_is_spent(name, network, spe
     (result,) = ITERATING[name](job)
     if name == "portfolio":  # it begins no attack whose answer it had no time to judge
         assert "posing the update took" in result.error
-        assert "the budget was 1e-09 s" in result.error
+        assert "a budget of 1e-09 s" in result.error
         assert result.stats["stopped"] == "budget"
         return
     assert result.error == ""
