@@ -78,6 +78,7 @@ def judge(
     unexplained = unexplained_told(index, fate, found, known.same, is_defended(metadata))
     caveats = (*unexplained, *_caveats(events))
     besides = (
+        *_determined(index, found),
         *replayed,
         *_unattacked(fate, index.sample),
         *_failures(fate),
@@ -272,6 +273,31 @@ def _troubles(fate: Fates, events: Sequence[RunEvent]) -> list[str]:
         f"In {count(len(troubled), 'case')} a client’s round had an error or a warning "
         f"other than a failed attack (see Events)."
     ]
+
+
+def _determined(index: Index, found: Sequence[Attempt]) -> list[str]:
+    """Return whether information or search is what failed, where ``unseen_directions`` tells."""
+    leaked = {attempt.key for attempt in found if attempt.grade in LEAKED}
+    unseen = [
+        record.value
+        for key, record in index.series("score", "unseen_directions").items()
+        if key not in leaked and record.value is not None
+    ]
+    if not unseen:
+        return []
+    noun, whole = index.sample, sum(value == 0 for value in unseen)
+    told = [f"Information or search: of {count(len(unseen), noun.one)} that did not come out, "]
+    told += [f"the update determines {whole:,} completely (to first order, before rounding)"]
+    if whole:
+        told += [
+            ", so that the search failed there, and a better attack may find what this one did not"
+        ]
+    if rest := [value for value in unseen if value]:
+        told += [
+            f"; of {len(rest):,} it leaves a median of {median(rest):,.0f} directions open, in "
+            f"which no attack on the update alone can tell {noun.many} apart"
+        ]
+    return ["".join([*told, "."])]
 
 
 def _caveats(events: Sequence[RunEvent]) -> tuple[str, ...]:

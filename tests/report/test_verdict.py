@@ -41,6 +41,30 @@ def test_verdict_counts_grades_and_names_who_is_most_at_risk():
     )
 
 
+def test_verdict_tells_a_failed_search_from_missing_information():
+    def details(*unseen):
+        scores = [score(1, 0, i, value, name="unseen_directions") for i, value in enumerate(unseen)]
+        metrics = [metric(1, 0, i, value) for i, value in enumerate((11.0, 11.0, 11.0, 60.0))]
+        told = judge(with_blind(*metrics, *scores), []).details
+        return [text for text in told if text.startswith("Information or search: ")]
+
+    assert details() == details(None, None, None) == []
+    assert details(None, None, None, 0.0) == []  # that image came out
+    (told,) = details(0.0, 0.0, 0.0, 0.0)
+    assert told.startswith("Information or search: of 3 images that did not come out, the update")
+    assert "determines 3 completely" in told
+    assert "the search failed there" in told
+    assert "open" not in told
+    (told,) = details(0.0, 100.0, 300.0, 0.0)
+    assert "determines 1 completely" in told
+    assert told.endswith(
+        "of 2 it leaves a median of 200 directions open, in which no attack on the update alone "
+        "can tell images apart."
+    )
+    (told,) = details(100.0)
+    assert "search failed" not in told
+
+
 def test_verdict_says_where_labels_were_wrong():
     def details(*right, threat="", classes=()):
         records = [metric(1, 0, i, value, "label_accuracy") for i, value in enumerate(right)]
