@@ -1,4 +1,4 @@
-"""The normalisations of images that are published, and which one the values of inputs show.
+"""List published normalisations of images, and recognise one by the values of inputs.
 
 A pixel of 8 bits is k/255 with k = 0 … 255. So the inputs of a network lie on the grid
 ``(k/255 − mean) / std``, one for each channel. The grid of a wrong normalisation meets many values
@@ -165,7 +165,7 @@ class Reading:
 
 
 def read_normalization(inputs: Tensor, told: InputSpec, error: float) -> Reading:
-    """Return what exact inputs of a network show of their normalisation.
+    """Return the normalisation that exact inputs of a network show.
 
     The normalisation that was told is confirmed if all values are levels of pixels under it, and
     under no other public normalisation. If they are none, the one public normalisation that fits is
@@ -236,7 +236,7 @@ def _grid(values: Tensor, spec: InputSpec, error: float) -> list[tuple[int, int]
 def _levels(
     values: Tensor, mean: float, std: float, error: float, depth: int
 ) -> Sequence[int] | None:
-    """Return the levels that occur; ``None`` if a value is none, or errors are too large to say."""
+    """Return the levels that occur; ``None`` if a value is no level, or if errors are too large."""
     slack = depth * (WRITTEN + std * error)
     if slack > LARGEST_DEVIATION:
         return None

@@ -1,4 +1,4 @@
-"""Dropout that a model applies by functions, where no module tells of it."""
+"""Find and replace dropout that a model applies by functions instead of modules."""
 
 import inspect
 from collections.abc import Callable, Sequence

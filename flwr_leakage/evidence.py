@@ -136,7 +136,7 @@ def _digest(content: bytes) -> str:
 
 
 def make_evidence(run: str | Path) -> Evidence:
-    """Return the evidence of a run folder; the same run gives the same.
+    """Return the evidence of a run folder; the same run gives the same evidence.
 
     Raises:
         FileNotFoundError: it is no run folder.
@@ -164,7 +164,7 @@ Chosen = Callable[[LeakageRecord], bool]
 
 
 def _of(*kinds: str, names: str = "") -> Chosen:
-    """Return what chooses the records of some kinds whose names match a pattern."""
+    """Return a function that chooses the records of some kinds whose names match a pattern."""
     return lambda record: record.kind in kinds and bool(re.search(names, record.name))
 
 

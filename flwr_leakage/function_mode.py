@@ -1,4 +1,4 @@
-"""A context in which every call of a torch function passes one method."""
+"""A context that hands every call of a torch function to one method."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -7,7 +7,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class FunctionMode(TorchFunctionMode):
-    """Within it ``on_call`` decides what each call of a torch function gives.
+    """Let ``on_call`` decide the result of each call of a torch function within the context.
 
     Functions are caught however a model spells them: modules, functional calls, methods, operators.
     """

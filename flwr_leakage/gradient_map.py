@@ -297,7 +297,7 @@ class GradientMap:
 
 
 def _switch_mode(model: nn.Module, mode: BatchNormMode) -> nn.Module:
-    switched = copy_of(model)  # hooks may have left tensors of the last pass
+    switched = copy_of(model)  # hooks may keep tensors of the last pass
     for module in switched.modules():
         if isinstance(module, StatelessBatchNorm):
             module.mode = mode

@@ -1,4 +1,4 @@
-"""A copy of a model that can be computed with other parameters, or why there is none."""
+"""Copy a model so that it can be computed with other parameters, or say why it cannot be."""
 
 import copy
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
 class Uncompiled(nn.Module):
-    """Stands for a ``torch.compile``d module: the module itself, under the name that it has there.
+    """Stand for a ``torch.compile``d module by the module itself, under its name there.
 
     Compiled code is made anew for each of the transforms that differentiate it, which is slow.
     """

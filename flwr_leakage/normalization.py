@@ -140,7 +140,7 @@ def held_loss(
     statistics: Mapping[str, Tensor],
     held: Mapping[str, tuple[Tensor, Tensor]],
 ) -> Tensor | float:
-    """Return what the loss lacks where a batch's own statistics are held as constants.
+    """Return the term that the loss lacks if a batch's own statistics are held as constants.
 
     BatchNorm in train mode computes ``y = γ x̂ + β`` with ``x̂ = (z − μ) / σ``, where μ and σ² are
     the mean and variance of the N inputs z of a channel. With ``d = ∂L/∂y`` and means over N,

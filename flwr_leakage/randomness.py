@@ -127,7 +127,7 @@ class Randomness(ABC):
 class Reproducible(Randomness):
     """Draws that can be repeated: for simulations only.
 
-    Whoever can make the same generator subtracts the noise from what was released.
+    Anyone who can make the same generator can subtract the noise from the released update.
 
     Attributes:
         generator: of all draws, which are made on its device.

@@ -1,4 +1,4 @@
-"""Files that others wrote, read within bounds.
+"""Read files that others wrote, within bounds.
 
 A folder that somebody sent is data. What is read of it lies inside of it, is a regular file, and is
 no larger than a bound that is checked before memory is taken. The bounds stand here, each once.
@@ -112,7 +112,7 @@ def open_file(path: Path, most: int, follow: bool = False) -> BinaryIO:
         if path.is_symlink():
             raise ValueError(f"{path} must be a regular file, got a symbolic link.")
         flags |= getattr(os, "O_NOFOLLOW", 0)
-    if path.exists() and not path.is_file():  # opening a device may already do something
+    if path.exists() and not path.is_file():  # opening a device may have side effects
         raise ValueError(f"{path} must be a regular file.")
     file = os.fdopen(os.open(path, flags), "rb")
     found = os.fstat(file.fileno())

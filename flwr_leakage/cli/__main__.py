@@ -1,4 +1,4 @@
-"""``python -m flwr_leakage.cli``, the same as ``flwr-leakage``."""
+"""Run ``flwr-leakage`` as ``python -m flwr_leakage.cli``."""
 
 from flwr_leakage.cli.app import main
 

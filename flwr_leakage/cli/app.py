@@ -1,4 +1,4 @@
-"""The commands; each imports what it needs when it is called, so that ``--help`` is quick."""
+"""The commands; each imports its packages when it is called, so that ``--help`` is quick."""
 
 import logging
 import sys
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class _Commands(TyperGroup):
-    """The commands, with the help of their arguments, which click 8.5 takes from typer 0.20."""
+    """The group of commands; it restores the arguments' help, which click 8.5 hides from typer."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command whose arguments have the help that their annotation gives them."""
@@ -150,7 +150,7 @@ def run(
     if not is_checked:
         _simulate([*flags, *given])
         return
-    _grade(fail_above)  # before the training, which takes long
+    _grade(fail_above)  # this is checked before the training, which takes long
     folder = _run_folder(given)
     _simulate([*given, f"run_dir={folder}"])
     _check(folder, fail_above, junit, sarif, summary)
@@ -497,7 +497,7 @@ def _attacking(max_memory: float | None) -> Iterator[None]:
     from flwr_leakage.untrusted import memory_limit
 
     try:
-        logging.getLogger("flwr").setLevel(logging.ERROR)  # no training takes place here
+        logging.getLogger("flwr").setLevel(logging.ERROR)  # no training takes place in this command
         with memory_limit(None if max_memory is None else int(max_memory * 1e9)):
             yield
     except (OSError, ValueError, ImportError) as error:
@@ -647,7 +647,7 @@ def main() -> None:
 def _simulate(arguments: Iterable[str]) -> None:
     """Run a simulation; Hydra reads the process's arguments, and ``run.json`` keeps them.
 
-    What the command asks for in vain ends the process with 2, as it does with ``--dry-run``.
+    An option that cannot be met ends the process with 2, also under ``--dry-run``.
     """
     from flwr_leakage.simulation.command import main as simulate
 

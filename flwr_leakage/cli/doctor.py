@@ -1,4 +1,4 @@
-"""Find out what is installed here, and what would be missing."""
+"""Find out which packages and files are installed here, and which are missing."""
 
 import importlib.util
 import os
@@ -14,7 +14,7 @@ State = Literal["ok", "missing", "broken"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked for.
+    """The finding on one package, file or program.
 
     Attributes:
         name: what.

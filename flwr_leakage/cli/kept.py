@@ -1,4 +1,4 @@
-"""Attack what a run kept, whether it was a simulation or an app of somebody's own."""
+"""Attack the kept updates of a run, be it a simulation or a user's own app."""
 
 import importlib
 import sys
@@ -79,7 +79,8 @@ def make_model(model: str) -> nn.Module:
         ValueError: it has no such name, or that makes no module of torch.
     """
     module, _, name = model.partition(":")
-    sys.path.append(str(Path.cwd()))  # last, so that a file here stands for no package
+    # the folder comes last, so that a file in it does not hide a package
+    sys.path.append(str(Path.cwd()))
     make = getattr(importlib.import_module(module), name or "Net", None)
     if not callable(make):
         raise ValueError(f"{module} must have {name or 'Net'!r}, which makes the model.")

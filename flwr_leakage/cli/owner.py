@@ -1,4 +1,4 @@
-"""Print what a client kept for its owner, by round, as a table in the terminal."""
+"""Print the record that a client kept for its owner as a table, by round."""
 
 from collections.abc import Iterable
 from fnmatch import fnmatch
@@ -31,7 +31,7 @@ def own_folders(folder: Path) -> list[Path]:
     found = sorted(
         path.parent
         for path in folder.glob(f"{OWN_FOLDER}/{RECORDS_FILE}")
-        if not path.parent.is_symlink()  # to somebody else's record
+        if not path.parent.is_symlink()  # a link may lead to somebody else's record
     )
     if not found:
         raise FileNotFoundError(
@@ -42,7 +42,7 @@ def own_folders(folder: Path) -> list[Path]:
 
 
 def print_own(folder: Path, console: Console) -> None:
-    """Print what one client scored, attacked and decided: a row a round and quantity.
+    """Print one client's scores, self-attacks and decisions: a row for each round and quantity.
 
     Of several samples the riskiest is shown.
     """

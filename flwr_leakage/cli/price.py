@@ -1,4 +1,4 @@
-"""Print a dry run: a table of what would be done, what it would take, and why that is so."""
+"""Print a dry run: a table of the work, its time, and the grounds of these figures."""
 
 from collections.abc import Iterable, Sequence
 from functools import reduce
@@ -30,7 +30,7 @@ def dry_run(overrides: list[str], multirun: bool, console: Console) -> None:
 
 
 def print_price(found: Sequence[tuple[Work, Price]], console: Console) -> None:
-    """Print the sum over all runs, with what every figure rests on."""
+    """Print the sum over all runs, with the grounds of every figure."""
     works, total = [work for work, _ in found], reduce(add, (price for _, price in found))
     table = Table(box=None)
     for heading in ("what", "how much", "CPU time"):
@@ -83,7 +83,7 @@ def rows(works: Sequence[Work], total: Price) -> list[Row]:
 
 
 def grounds(works: Sequence[Work], total: Price) -> list[str]:
-    """Return sentences on what the figures rest on."""
+    """Return sentences on the grounds of the figures."""
     limits = sorted({work.target_seconds for work in works if work.target_seconds is not None})
     told = [f"{limit:g} s" for limit in limits]
     attacks = (

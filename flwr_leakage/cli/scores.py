@@ -10,7 +10,7 @@ from flwr_leakage.tracking import read_run
 
 
 def print_scores(folder: Path, console: Console) -> None:
-    """Print every score of a run, a row a sample and quantity, with what a larger value means."""
+    """Print every score of a run by sample and quantity, with the meaning of a larger value."""
     table = Table(box=None)
     for heading in ("round", "client", "sample"):
         table.add_column(heading, justify="right")

@@ -123,7 +123,7 @@ def attack_file(
 def observe_file(
     given: UpdateFile, gradient_map: GradientMap
 ) -> tuple[GradientMap, Observation, list[str]]:
-    """Read what a server would have seen of the update.
+    """Read the update as a server would have observed it.
 
     Args:
         given: the file, and what is known of it.
@@ -178,7 +178,7 @@ def observe_file(
     elif holds == "gradient":
         sent = scale(sent, -schedule.learning_rate)
     delta = {k: sent[k] if k in sent else torch.zeros_like(v) for k, v in params.items()}
-    # A difference of running statistics is none that an attack reads.
+    # Attacks do not read differences of running statistics.
     after = {k: found[k] for k in buffers if k in found} if holds == "parameters" else {}
     update = Update(delta, after, schedule, given.num_examples)
     return gradient_map.with_trained(sent), Observation(1, 0, params, buffers, update), remarks
@@ -252,7 +252,7 @@ def _saved(path: Path) -> Any:
 
 
 def _unwrapped(path: Path, held: Any) -> tuple[Any, Holds | None]:
-    """Take the arrays out of what frameworks put around them."""
+    """Take the arrays out of the containers of frameworks."""
     kind: Holds | None = None
     for _ in range(3):
         if not isinstance(held, Mapping):

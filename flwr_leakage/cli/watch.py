@@ -1,4 +1,4 @@
-"""A run while it trains: its page on this machine, and its table in the terminal."""
+"""Show a run while it trains, as a page on this machine and a table in the terminal."""
 
 import getpass
 import os
@@ -95,7 +95,7 @@ def lines(run: RunData) -> dict[str, str]:
 
 
 def view(run: RunData) -> Group:
-    """Return what the terminal shows of a run: the verdict so far, and a line a round."""
+    """Return the terminal's view of a run: the verdict so far, and a line for each round."""
     headline, state = _verdict(run)
     return Group(Text(headline, style="bold"), Text(state, style="dim"), summary_table(run))
 

@@ -1,4 +1,4 @@
-"""Several runs beside each other: one table, its frontier, and a page that links to all reports."""
+"""Compare several runs in one table, a frontier, and a page that links to all reports."""
 
 from flwr_leakage.comparison.compare import Comparison, Group, compare
 from flwr_leakage.comparison.export import FORMATS, export

@@ -53,7 +53,7 @@ class Group:
         return ", ".join(f"{key}={value}" for key, value in self.settings.items()) or "all runs"
 
     def known(self, measure: str) -> list[float]:
-        """Return the number of each run that has it."""
+        """Return the numbers of the runs that have this measure."""
         values = (run.values[measure] for run in self.runs)
         return [value for value in values if value is not None]
 
@@ -198,7 +198,7 @@ def compare(folders: str | Path | RunData | Iterable[str | Path | RunData]) -> C
             problems.append(f"{run.place}: {run.status}; its numbers are in the means.")
     keys = differing(outcomes)
     if len(outcomes) > 1 and any(map(_is_untold, outcomes)):
-        keys.insert(0, RUN)  # nothing says that they are repetitions
+        keys.insert(0, RUN)  # nothing shows that these runs are repetitions of each other
     grouped: dict[tuple[str, ...], list[Outcome]] = {}
     for run in outcomes:
         grouped.setdefault(tuple(_setting(run, key) for key in keys), []).append(run)
@@ -269,7 +269,7 @@ def _natural(part: str) -> tuple[int, str]:
 
 
 def format_spread(numbers: Sequence[float], style: str) -> str:
-    """Write a mean with its spread: ± the standard deviation, or the range of few numbers and n.
+    """Return a mean with its spread: the standard deviation, or for few numbers the range and n.
 
     Example:
         >>> format_spread([20, 21, 22, 23, 24], ".1f"), format_spread([1, 0, 1], ".0%")

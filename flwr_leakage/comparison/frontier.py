@@ -1,4 +1,4 @@
-"""Accuracy against leakage: which settings give the most of one for the other."""
+"""Plot accuracy against leakage, with the settings that no other setting beats in both."""
 
 from statistics import fmean
 from typing import Any
@@ -19,7 +19,7 @@ def frontier(
     narrow: bool = False,
     numbered: bool = False,
 ) -> Figure:
-    """Return test accuracy over leakage, a point a group with the range of its runs.
+    """Return a figure of test accuracy over leakage, with a point and a range for each group.
 
     Groups that no other group beats in both are joined: the frontier.
 
@@ -75,7 +75,7 @@ def frontier(
 
 
 def _undominated(points: list[tuple[float, float, Group]]) -> list[tuple[float, float, Group]]:
-    """Return the points that no other beats in leakage without losing accuracy, or conversely."""
+    """Return the points that no other point beats in one quantity without losing in the other."""
     return [
         p
         for p in points

@@ -93,7 +93,7 @@ MEASURES = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """A run and what it came to.
+    """A run, with its settings and its measures.
 
     Attributes:
         folder: the run folder.
@@ -120,7 +120,7 @@ class Outcome:
 
 
 def outcome(run: RunData) -> Outcome:
-    """Sum a run up; of a number that was recorded twice the last one counts."""
+    """Summarise a run; if a number was recorded twice, the last one counts."""
     metadata = run.metadata
     config = metadata.get("config")
     config = config if isinstance(config, Mapping) else {}

@@ -100,7 +100,7 @@ def _drawn(comparison: Comparison, narrow: bool) -> Markup:
         figure = frontier(comparison, narrow=narrow, numbered=True)
         figure.patch.set_alpha(0)
         if not narrow:
-            figure.set_size_inches(*WIDE)  # so that its letters are no larger than the page's
+            figure.set_size_inches(*WIDE)  # this keeps its letters no larger than the page's
         (axes,) = figure.axes
         axes.patch.set_alpha(0)
         described = "Test accuracy over the PSNR of the worst leak, a point for each setting."

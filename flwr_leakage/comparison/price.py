@@ -1,4 +1,4 @@
-"""Say in sentences what each defense changed and what it cost."""
+"""Describe in sentences the effect and the cost of each defense."""
 
 from flwr_leakage.comparison.compare import Comparison, Group
 from flwr_leakage.comparison.outcome import FOUND, MEASURES
@@ -21,7 +21,7 @@ def prices(comparison: Comparison) -> list[str]:
 
 
 def _others(group: Group) -> tuple[tuple[str, str], ...]:
-    """Return the settings that are not of the defense."""
+    """Return the settings that do not belong to the defense."""
     return tuple((k, v) for k, v in group.settings.items() if k.partition(".")[0] != KEY)
 
 

@@ -1,4 +1,4 @@
-"""Make an ``ImageDataset`` of NumPy arrays with channels last, as files and libraries have them."""
+"""Make an ``ImageDataset`` of NumPy arrays with channels last, the layout of most files."""
 
 from collections.abc import Sequence
 

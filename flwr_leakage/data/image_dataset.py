@@ -49,7 +49,7 @@ class ImageDataset:
                 f"labels of {self.name} must lie in 0 … {len(self.class_names) - 1}, "
                 f"got {outside.unique().tolist()[:5]}."
             )
-        _ = self.spec  # checks mean and std against the channels
+        _ = self.spec  # this checks mean and std against the channels
 
     def __len__(self) -> int:
         return len(self.labels)

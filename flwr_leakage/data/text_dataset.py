@@ -57,7 +57,7 @@ class TextDataset:
                     f"{what} of {self.name} must lie in 0 … {len(known) - 1}, got "
                     f"{outside.unique().tolist()[:5]}."
                 )
-        _ = self.spec  # checks the number of words
+        _ = self.spec  # this checks the number of words
 
     def __len__(self) -> int:
         return len(self.labels)

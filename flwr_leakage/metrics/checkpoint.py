@@ -25,7 +25,7 @@ URLS = {
 
 
 class BackboneUnavailableError(RuntimeError):
-    """There are no trained weights for LPIPS; with random ones the number would not be LPIPS."""
+    """Raised if there are no trained weights for LPIPS, as random weights do not give LPIPS."""
 
 
 def hub_folder() -> Path:
@@ -74,7 +74,7 @@ def matches(path: Path) -> bool:
 
 
 def fetch(url: str, path: Path, seconds: float) -> None:
-    """Fetch a file; nothing is left of one that came in part.
+    """Fetch a file; a partial file is removed.
 
     The transfer has a thread of its own, as no time limit of a socket covers the look-up of a name.
 

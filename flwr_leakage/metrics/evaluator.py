@@ -48,7 +48,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Measures reconstructions: MSE, RMSE, PSNR, SSIM, LPIPS, found labels.
+    """Measure reconstructions by MSE, RMSE, PSNR, SSIM, LPIPS and found labels.
 
     ``affine_psnr`` is the PSNR after the best brightness and contrast of each image, which the
     truth decides; ``blind_affine_psnr`` grants the same to the blind guess and to a constant image.
@@ -144,7 +144,7 @@ class Evaluator:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Puts values of the matched samples among all, with a reason for those without."""
+    """Place the values of matched samples among all samples, with a reason for the others."""
 
     count: int
     rows: list[int]
@@ -226,7 +226,7 @@ def _pixels(inputs: Tensor, spec: InputSpec) -> Tensor:
 
 
 def _problem(reconstruction: Reconstruction, spec: InputSpec) -> str:
-    """Return why nothing can be compared, or an empty text."""
+    """Return why a reconstruction cannot be compared with the truth; empty if it can."""
     if reconstruction.batch is None:
         return reconstruction.error or "the attack gave no reconstruction"
     shape = tuple(reconstruction.batch.inputs.shape)

@@ -14,7 +14,7 @@ MEAN_COLOUR = "one flat image, in the mean colour that the inputs are normalised
 
 @dataclass(frozen=True)
 class Reference:
-    """The knowledge that an attacker has of the data without any update.
+    """The attacker's knowledge of the data before any update is seen.
 
     Attributes:
         guess: (C, H, W) pixels in [0, 1], or (T,) token ids: the blind guess.
@@ -162,7 +162,7 @@ def _directions(deviations: Tensor) -> Tensor:
 
 
 def _equal(truth: Tensor, pool: Tensor) -> Tensor:
-    """Return (B, N), which of the pool are the original itself or a copy of it."""
+    """Return booleans (B, N), true where an image of the pool equals the original."""
     flat, others = truth.flatten(1).float(), pool.flatten(1).float()
     rows = [(others - one).abs().amax(1) < 1e-4 for one in flat] if len(others) else []
     return torch.stack(rows) if rows else torch.zeros(len(flat), len(others), dtype=torch.bool)

@@ -85,7 +85,7 @@ class Lpips:
             return network(*pair, normalize=True).reshape(len(truth))
 
     def describe(self, shape: tuple[int, int, int]) -> str:
-        """Say what is done to images of ``shape`` (C, H, W) before they are compared."""
+        """Describe the preparation of images of ``shape`` (C, H, W) before they are compared."""
         channels, height, width = shape
         words = [f"LPIPS 0.1, {self.net}"]
         if min(height, width) < self.min_size:
@@ -123,7 +123,7 @@ def _enlarged(height: int, width: int, min_size: int) -> tuple[int, int]:
 def _try_load_network(
     net: Backbone, backbone: str | None, download: bool
 ) -> nn.Module | BackboneUnavailableError:
-    """Return the network or why there is none, so that a failed download is not tried again."""
+    """Return the network, or why it is missing, so that a failed download is not retried."""
     try:
         return _load_network(net, backbone, download)
     except BackboneUnavailableError as error:

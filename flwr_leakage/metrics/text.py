@@ -92,5 +92,5 @@ def text_grade(accuracy: float, blind: float) -> TextGrade:
 
 
 def _own(ids: Int[Tensor, "*shape"], padding: int | None) -> Bool[Tensor, "*shape"]:
-    """Return which tokens are no padding."""
+    """Return booleans, true for tokens that are not padding."""
     return torch.ones_like(ids, dtype=torch.bool) if padding is None else ids != padding

@@ -1,4 +1,4 @@
-"""Give every score of a client's round the same: the round, and what scores share."""
+"""Share one round, and the intermediate results on it, among all scores of a client."""
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
@@ -66,7 +66,7 @@ class ClientSamples:
         try:
             self.exposure = on_embeddings(gradient_map, exposure)
         except ValueError:
-            self.exposure = exposure  # each score tells of it, see ``_validate``
+            self.exposure = exposure  # each score reports it, see ``_validate``
         self.seed = seed
         self.meter = Meter() if meter is None else meter
         self._kept: dict[tuple[Point, Precision], tuple[SampleProblem, ...]] = {}
@@ -77,7 +77,7 @@ class ClientSamples:
 
     @property
     def gradient_map(self) -> GradientMap:
-        """Return the client's gradient map, differentiated in a way that takes its model."""
+        """Return the client's gradient map, differentiated by a method that supports its model."""
         if not self._routed:
             exposure = self.exposure
             params, buffers, batch = exposure.params, exposure.buffers, exposure.whole.defended
@@ -87,7 +87,7 @@ class ClientSamples:
 
     def select(self, places: Sequence[int]) -> "ClientSamples":
         """Return the samples at some places of this round, with its meter and statistics."""
-        part = copy.copy(self)  # the same model, and what is known of it
+        part = copy.copy(self)  # the copy shares the model, and the findings on its derivatives
         part.exposure, part._kept = self.exposure.select(places), {}
         return part
 
@@ -122,7 +122,7 @@ class ClientSamples:
             return
         made = self._windows(point, precision, size)
         if not self._routed:
-            self._routed = True  # unless the first gradients say otherwise
+            self._routed = True  # the first gradients may change this
             try:
                 first = next(made, None)
             except BudgetExhausted:
@@ -155,8 +155,8 @@ class ClientSamples:
                     self.derivable,
                     self.exposure.raw.schedule.num_steps == 1,
                 )
-                # More samples than fit mean that memory is short: each window is dropped before
-                # the next.
+                # If the samples do not fit together, memory is short, so that each window is
+                # dropped before the next one is made.
                 kept += [problem] if len(self) <= size else []
                 yield problem
         if kept:
@@ -228,7 +228,7 @@ class ClientSamples:
         return (f"the second derivative of the model was not checked: {second.unchecked}",)
 
     def derivable(self, problem: SampleProblem | None = None) -> str:
-        """Return why second derivatives are left to plain autograd, or nothing; found out once.
+        """Return why second derivatives are left to plain autograd, or an empty text; asked once.
 
         Args:
             problem: one that is about to be scored, on whose operator it is cheaper to see that
@@ -243,7 +243,7 @@ class ClientSamples:
             every = self._of_type("defended", torch.float64)
             places = every.inputs.isfinite().all(1).nonzero()[:_CHECKED, 0]
             if not len(places):
-                return ""  # no sample to look at, and none that gets a number
+                return ""  # there is no sample to check, and none will get a number
             finite = every[places]
             # The model is least sure of this one, so that rounding hides least of its gradient.
             best = finite.rounding()[0].argmin()[None]
@@ -255,7 +255,7 @@ class ClientSamples:
 
 @dataclass
 class _Model:
-    """Values that the samples of a round and its parts share.
+    """The findings on a model that all samples and parts of a round share.
 
     Attributes:
         separated: all samples of the round, by point and type.
@@ -280,7 +280,7 @@ def _seen_right(problem: SampleProblem) -> bool:
         return product_is_right(sample, rounding[best], start[best], product[best])
     except BudgetExhausted:
         raise
-    except Exception:  # torch.func refuses in many ways; the whole check says why
+    except Exception:  # torch.func may raise any error; the whole check will say why
         return False
 
 
@@ -323,7 +323,7 @@ def _problem(
 
 
 def _validate(gradient_map: GradientMap, exposure: Exposure, batch: Batch) -> None:
-    """Raise ``ValueError`` where the batch is none that the model can be scored on."""
+    """Raise ``ValueError`` if the model cannot be scored on this batch."""
     inputs, targets = batch.inputs, batch.targets
     if not inputs.is_floating_point():
         on_embeddings(gradient_map, exposure)  # raises the reason

@@ -31,7 +31,7 @@ def loss_weights(
         ValueError: see ``loss_factors``.
     """
     weights, loss = exposure.sample_weights(), gradient_map.loss
-    if loss is F.cross_entropy:  # the mean, which needs no logits
+    if loss is F.cross_entropy:  # the cross-entropy's mean needs no logits
         return weights
     update = exposure.raw
     windows = {(w.start, w.stop) for w in update.schedule.slices(update.num_examples)}

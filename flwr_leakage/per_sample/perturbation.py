@@ -1,4 +1,4 @@
-"""δ: what a defense changed in the update."""
+"""Compute δ, the change that a defense made to an update."""
 
 from typing import Literal
 
@@ -51,7 +51,7 @@ def update_perturbation(
 
 
 def scale_note(exposure: Exposure, weights: Float[Tensor, " B"]) -> str:
-    """Return a note on how a sample's own δ follows from the update's; empty where it has none.
+    """Return a note on how a sample's own δ follows from the update's; empty if there is no δ.
 
     Args:
         exposure: the client's round.

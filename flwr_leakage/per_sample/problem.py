@@ -1,4 +1,4 @@
-"""The problem of every sample on its own: its Jacobian, its gradient and its share of δ."""
+"""The Jacobian, the gradient and the share of δ of each sample by itself."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -72,11 +72,11 @@ class SampleProblem:
 
     @property
     def undefended(self) -> Bool[Tensor, " S"]:
-        """Return where δᵢ = 0, as nothing was done to the update."""
+        """Return for which samples δᵢ = 0, as the update was not changed."""
         return (self.deltas == 0).all(1)
 
     def oracle(self, inputs: Float[Tensor, "S N"]) -> Float[Tensor, "S P"]:
-        """Return the gradient of each sample at other inputs."""
+        """Return a function that gives each sample's gradient at other inputs."""
         return self.samples.with_inputs(inputs).gradients()
 
     @cached_property
@@ -115,7 +115,7 @@ class SampleProblem:
         return [make_generator(seed, purpose=f"sample {index}") for index in self.indices]
 
     def start(self, tolerance: float) -> Float[Tensor, "S N"]:
-        """Return a start for Krylov methods that look for the top to a relative tolerance.
+        """Return a start for Krylov methods that seek λmax to a relative tolerance.
 
         Jg where a rough value will do; the last layer's top eigenvector, which takes products
         of its own, where it must be known to ``WELL_KNOWN`` or better.
@@ -125,8 +125,8 @@ class SampleProblem:
     def largest(self, tolerance: float, max_steps: int) -> TopPairs:
         """Return λmax of JJᵀ and its eigenvector, by Lanczos from ``start``.
 
-        A later question goes on where an earlier one stopped, and is answered as if it were the
-        first, see ``LargestEigenvalue``.
+        A later call continues where an earlier one stopped, and returns the same as if it were the
+        first; see ``LargestEigenvalue``.
         """
         process = self._rough_process if tolerance > WELL_KNOWN else self._good_process
         return process(tolerance, max_steps)

@@ -1,4 +1,4 @@
-"""Check whether the training that is scored explains the update that was made."""
+"""Check whether the scored training explains the client's update."""
 
 from dataclasses import dataclass
 
@@ -26,7 +26,7 @@ class Explanation:
 
     @property
     def fails(self) -> bool:
-        """Return whether another training was scored than the one that made the update."""
+        """Return whether the scored training differs from the one that made the update."""
         return self.distance is not None and not self.distance <= TOLERANCE
 
 

@@ -25,7 +25,7 @@ def differentiable(
     ones = torch.ones(len(few), dtype=torch.float64)
     try:
         separate(gradient_map, params, buffers, few, ones).gradients()
-    except Exception as error:  # torch.func refuses in many ways
+    except Exception as error:  # torch.func may raise any error
         lines = str(error).strip().splitlines() or [""]
         reason = f"{type(error).__name__}: {lines[0][:200]}"
         plain = gradient_map.differentiated_by_autograd(reason)

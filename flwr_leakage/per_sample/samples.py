@@ -1,4 +1,4 @@
-"""A batch as samples on their own, with the statistics and the weights of the whole of it.
+"""Separate a batch into samples that keep the statistics and the weights of the whole batch.
 
 Convention. The released pseudo-gradient is, to first order in the learning rate,
 Σᵢ wᵢ gᵢ + δ with gᵢ the gradient of sample i alone at θ_t and wᵢ its weight in the schedule: 1/B
@@ -79,7 +79,7 @@ class Samples:
         )
 
     def rounding(self) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
-        """Return rounding's error of a product with J, relative to ‖J‖, and ‖∂L/∂z‖; in float64.
+        """Return the rounding error of a product with J, relative to ‖J‖, and ‖∂L/∂z‖, in float64.
 
         Logits z are off by some units in the last place of the largest. As this is the relative
         error of a small probability, J inherits it. A loss other than ``StableCrossEntropy``
@@ -94,7 +94,7 @@ class Samples:
 
         if isinstance(loss, StableCrossEntropy) and loss.weight is None:
             every = _slopes(replace(loss, reduction="sum"), logits, self.batch.targets)
-        elif self.gradient_map.one_by_one:  # a loss may be what torch.func cannot take
+        elif self.gradient_map.one_by_one:  # torch.func may not support the loss
             rows = zip(logits, self.batch.targets, strict=True)
             every = torch.stack([slope_by_autograd(alone, z, y) for z, y in rows])
         else:
@@ -104,7 +104,7 @@ class Samples:
         relative = LOGIT_UNITS * unit * (1 + logits.double().abs().flatten(1).amax(1))
         if not isinstance(loss, StableCrossEntropy):
             relative = relative * (1 + 1 / slopes.clamp_min(torch.finfo(torch.float64).tiny))
-        # Logits that are no numbers are told of elsewhere.
+        # Logits that are NaN are reported elsewhere.
         return relative.nan_to_num(0.0, posinf=torch.inf), slopes
 
 

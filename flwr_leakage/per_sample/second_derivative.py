@@ -98,10 +98,10 @@ def check_second_derivative(sample: Samples, seed: int = 0) -> SecondDerivative:
 
 
 def _fault(sample: Samples, seed: int) -> tuple[str, str]:
-    """Return what is wrong, or why nothing can be said."""
+    """Return the fault of the second derivative, or why none can be found."""
     try:
         return second_derivative_fault(sample, seed)
-    except Exception as error:  # a model may not take float64, or refuse in other ways
+    except Exception as error:  # a model may not support float64, or may raise any other error
         lines = str(error).strip().splitlines() or [""]
         return "", f"{type(error).__name__}: {lines[0][:200]}"
 
