@@ -1,1 +1,1 @@
-"""Attacks by algebra: the equations that a gradient holds, solved for the input."""
+"""Attacks by algebra, which solve the equations that a gradient states for the input."""

@@ -86,7 +86,7 @@ class Analytic(ExactAttack):
         kept = (weight != 0).to(weight)
         seen = kept.T @ errors.square() > 0
         taken, stage = mean_feature(weight, errors), "all pixels"
-        bound = 0.0  # largest magnitude of a pixel that is not seen
+        bound = 0.0  # the largest magnitude that an unseen pixel may have
         # Without pruning, a zero entry means that its pixel or its unit's error is zero.
         is_pruned = not bool(kept[errors != 0][:, seen].all()) or bool(weight[errors == 0].any())
         found: PrunedPass | None = None

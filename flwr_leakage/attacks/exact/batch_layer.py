@@ -244,7 +244,8 @@ class BatchLayer:
 
         share = len(labels) / problem.num_samples
         gradients = torch.func.grad(loss)(dict(problem.params))
-        own = (self.weight, self.bias)  # the loss does not depend on them: outputs are given
+        # the loss does not depend on these parameters, as the layer's outputs are given
+        own = (self.weight, self.bias)
         return {name: share * value for name, value in gradients.items() if name not in own}
 
     def check(self, dual: Tensor, label: int | None = None) -> BatchSample | None:
@@ -364,7 +365,8 @@ class BatchLayer:
         columns, misfits = self._columns(errors)
         scales = (columns @ dual - 1).abs().nan_to_num(10.0).clamp_max(10)
         best, aligned = int((misfits + scales).argmin()), int(misfits.argmin())
-        # In an update that was scaled no error has the right size, but the true one its direction.
+        # In a scaled update no error has the right size, but the true error has the right
+        # direction.
         is_scaled = float(misfits[aligned]) < 0.1 * float(misfits[best])
         return aligned if is_scaled else best, columns, misfits
 
@@ -473,7 +475,7 @@ def _obstacle(problem: Problem, use: LinearUse, uses: list[LinearUse]) -> str:
 def _entanglement(
     problem: Problem, use: LinearUse, probes: Tensor, order: InputOrder | None
 ) -> str:
-    """Return what beside a sample's own outputs affects its errors, or an empty string."""
+    """Return the reason why other samples affect a sample's errors; empty if none do."""
     logits = logits_behind(problem, use.weight, use.outputs, probes)
     if order is None:
         others = logits_behind(problem, use.weight, use.outputs, probes.flip(0))

@@ -101,7 +101,8 @@ def recover_batch(
     found = search.run(not scaled)
     scale = search.told_scale
     if scale is not None and not scaled:
-        for trial in (problem.divided(scale), problem):  # candidates may agree by chance
+        # wrong candidates may agree with each other by chance
+        for trial in (problem.divided(scale), problem):
             try:
                 return recover_batch(trial, settings, generator, images_only, True)
             except ValueError:
@@ -157,7 +158,7 @@ def _from_head(
     for before, behind in zip(chain[-2::-1], chain[:0:-1], strict=True):
         features = duals @ behind.factor.right
         noise = NOISE_DEVIATIONS * behind.factor.noise * duals.norm(dim=1, keepdim=True)
-        # Features are not negative: those that are show the errors of the others.
+        # True features are not negative, so that negative ones show the size of the errors.
         zero = noise.maximum(3 * (-features).amax(1, keepdim=True))
         errors = torch.where(features > zero, errors @ behind.matrix, 0.0)
         duals = torch.linalg.pinv(before.factor.left.T @ errors.T)
@@ -389,7 +390,8 @@ def _collect(
         agreement = (active == (outputs > 0)).double().mean(1)
         if float(agreement.min()) > LEAST_AGREEMENT:
             return found, duals
-        # A column of no sample spoils the samples that it mixes. The densest doubtful one goes.
+        # A column that belongs to no sample spoils the samples that it mixes. So the densest
+        # doubtful column is dropped.
         doubtful = torch.where(agreement > LEAST_AGREEMENT, -1, active.sum(1))
         columns.pop(int(doubtful.argmax()))
     raise ValueError(

@@ -138,14 +138,15 @@ class BatchSearch:
         self._following_duals: list[Tensor] = []
         self._following_columns: list[Tensor] = []
         self._misses = 0
-        self._scaled: list[BatchSample] = []  # candidates that tell a factor, see ``told_scale``
+        # candidates that show the client's scale factor, see ``told_scale``
+        self._scaled: list[BatchSample] = []
         # The next layer's gradient spans its inputs only if its errors have full rank.
         self._linked = following is not None and following.factor.rank == layer.factor.rank
         self._features = following.factor.right.T if following and self._linked else None
         self._masks = None if self._linked else MaskColumns.posed(layer, following)
         self._rest = self._remainder()
-        self._peeled = torch.zeros_like(layer.factor.left)  # units' duals at the last peeling
-        self._misfits = torch.full_like(layer.offset, torch.inf)  # misfits of these duals
+        self._peeled = torch.zeros_like(layer.factor.left)  # the duals of units at the last peeling
+        self._misfits = torch.full_like(layer.offset, torch.inf)  # the misfits of these duals
 
     def run(self, scaled: bool = True) -> list[BatchSample]:
         """Return the samples found when all are found or the budget is spent.
@@ -217,7 +218,8 @@ class BatchSearch:
         elif source == "features":
             assert rest.features is not None
             values = rest.features @ sparsest(rest.features, noise, nonnegative=True)
-            live = rest.features.abs().amax(1) > ZERO_SHARE  # some sample activates these units
+            # at least one sample activates these units
+            live = rest.features.abs().amax(1) > ZERO_SHARE
             zeros = zero_entries(values[live], rank)
             if zeros is not None:
                 mask = live.clone()
@@ -371,7 +373,8 @@ class BatchSearch:
         if not candidate.is_exact:
             candidate = self.layer.repaired(candidate, self.generator)
         is_exact = candidate.is_exact
-        if self._masks is not None:  # no mask confirms it: it must meet the masks' tighter limit
+        # no mask confirms the candidate, so that it must meet the tighter limit of masks
+        if self._masks is not None:
             is_exact = is_exact and candidate.misfit <= self._masks.limit(candidate.expected)
         return candidate if is_exact else None
 

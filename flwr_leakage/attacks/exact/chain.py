@@ -216,9 +216,9 @@ def _name(op: Op) -> str:
 
 def _is_relu(problem: Problem, probe: Tensor, number: int) -> bool:
     """Return whether the calls before step ``number`` compute a ReLU of the last step's outputs."""
-    for factor in (1, 1e4):  # ReLU6 agrees with a ReLU for small numbers only
+    for factor in (1, 1e4):  # ReLU6 equals a ReLU for small numbers only
         steps, _, _ = _walked(problem, factor * probe)
-        if number >= len(steps):  # a mask that keeps all is no ReLU
+        if number >= len(steps):  # a mask that keeps all entries does not show a ReLU
             return False
         if not same_values(steps[number].inputs, steps[number - 1].outputs.clamp_min(0)):
             return False

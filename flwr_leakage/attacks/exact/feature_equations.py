@@ -137,7 +137,8 @@ def solve_features(
     left_out = (~kept).nonzero()[:, 0].tolist()
     values = (equations.rows.T @ equations.values).T.reshape(1, channels, height, width)
     return Solved(
-        values.contiguous(),  # torch 2.13 differentiates BatchNorm wrongly behind other strides
+        # torch 2.13 returns wrong derivatives of BatchNorm for tensors of other strides
+        values.contiguous(),
         (sigma * spread).reshape(1, 1, height, width),
         equations,
         tuple(names[i] for i in left_out),

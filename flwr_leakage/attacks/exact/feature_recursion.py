@@ -69,7 +69,7 @@ DRAWS = 24
 
 @dataclass(frozen=True)
 class FeatureRecursion(ExactAttack):
-    """Read features from the last ReLU on as far as they are determined, and fit the input to them.
+    """Read features from the last ReLU on, as far as gradients determine them, and fit the input.
 
     The attack takes one sample and one plain gradient of a ReLU network. Its last layer must be
     linear with a bias. The inputs of that layer must be features that were averaged over few

@@ -122,7 +122,7 @@ class MaskEquations:
 
         value = joined(features, gaps, outputs, missed)
         stated = [each.values.T.flatten() for each in (self.gradient, self.own) if each is not None]
-        right = torch.cat(stated)  # the right-hand sides of gaps and missed are zero
+        right = torch.cat(stated)  # the right-hand sides of ``gaps`` and ``missed`` are zero
         value = value - F.pad(right, (0, value.shape[1] - len(right)))
         return Linearized(value, push, lambda dual: pulled()(dual)[0])
 

@@ -206,7 +206,8 @@ class Channel:
         def misfit(mask: Array) -> float:
             distance = patches @ (self.errors * mask) - self.weight_gradient
             changes = int((mask != first).sum())
-            size = max(float(np.linalg.norm(distance)), 1e-300)  # keeps the logarithm finite
+            # the least number keeps the logarithm finite
+            size = max(float(np.linalg.norm(distance)), 1e-300)
             return math.log(size) - changes * math.log(WORTH)
 
         return misfit
@@ -224,7 +225,7 @@ def sets_of_ranks() -> list[Array]:
 
 
 def settled(equations: Whitened, known: Known, found: Mapping[int, tuple[Array, Array]]) -> Known:
-    """Return the same facts, and those that proven masks of some channels give.
+    """Return the known facts, with those added that newly proven masks of channels give.
 
     Args:
         equations: the equations about a of the layer behind.
@@ -235,7 +236,7 @@ def settled(equations: Whitened, known: Known, found: Mapping[int, tuple[Array, 
     values, bounds = known.values.clone(), known.bounds.clone()
     on, off = known.mask.on.clone(), known.mask.off.clone()
     seen = (equations.rows * equations.singular[:, None]).norm(dim=0)
-    seen = seen > FLOAT32_NOISE * equations.singular[0]  # else it occurs in no equation
+    seen = seen > FLOAT32_NOISE * equations.singular[0]  # otherwise the entry occurs in no equation
     for channel, (mask, guess) in found.items():
         active, told = torch.from_numpy(mask), seen.clone()
         # Nothing is known about an inactive entry whose position occurs in no equation.

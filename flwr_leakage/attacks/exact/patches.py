@@ -153,7 +153,7 @@ def _find(problem: Problem, generator: torch.Generator) -> _Layout:
             f"no trained table of positions has a row of {width} for each of {count} patches."
         )
     targets = torch.zeros(1, dtype=torch.int64, device=like.device)
-    zero = [  # the trained matrices that are all zero
+    zero = [  # trained matrices whose entries are all zero
         name
         for name, value in problem.params.items()
         if name in trained and value.ndim > 1 and not bool(value.any())
@@ -233,7 +233,7 @@ def _patches(
 
 @dataclass(frozen=True)
 class _Fold:
-    """Puts the patches of a convolution back; where they overlap, their mean counts."""
+    """Put the patches of a convolution back into an image; overlapping patches are averaged."""
 
     shape: tuple[int, ...]
     settings: dict[str, Any]
@@ -247,7 +247,7 @@ class _Fold:
 
 @dataclass(frozen=True)
 class _Pick:
-    """Puts the patches of a linear layer back by the place of each pixel in them."""
+    """Put the patches of a linear layer back into an image, by the place of each pixel."""
 
     shape: tuple[int, ...]
     places: Int[Tensor, " N"]

@@ -97,7 +97,7 @@ class PrunedLayer:
             and float(pruned.abs().max())
             > threshold * (1 + FLOAT32_NOISE) + NOISE_DEVIATIONS * noise
         ):
-            threshold = math.inf  # pruning did not decide by magnitudes
+            threshold = math.inf  # the pruning was not by magnitude
         return cls(
             matrix,
             offset,
@@ -164,7 +164,7 @@ class PrunedPass:
             try:
                 layers.append(_read(problem, following))
             except ValueError:
-                break  # the layers before it hold without it
+                break  # the layers before this one are valid without it
         return cls(layers)
 
     @cached_property
@@ -353,7 +353,7 @@ def _bounds(
     ends = torch.stack([order.pixels(torch.full_like(base, x * first.bound)) for x in (-1.0, 1.0)])
     low = torch.maximum(ends.amin(0), dark)[unseen]
     high = torch.minimum(ends.amax(0), bright)[unseen]
-    high = torch.maximum(high, low + LEAST_SPREAD)  # rounding may put the bounds in wrong order
+    high = torch.maximum(high, low + LEAST_SPREAD)  # rounding may exchange the two bounds
     forms = torch.eye(len(low), dtype=base.dtype)
     if len(layers) > 1:
         rows = ~features[0].valued

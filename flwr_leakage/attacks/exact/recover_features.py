@@ -355,7 +355,8 @@ def _solve_normalised(
         for i, use, weight, layer in zip(own, uses, weights, layers, strict=True):
             outputs = weight.flatten(1) @ use.geometry.patches(inputs)[0]
             normal = layer.normal(outputs.reshape(use.outputs.shape))
-            # Otherwise the errors have a sum, which seems to tell the directions that none tells.
+            # Otherwise the sum of the errors is not zero, and seems to determine directions that
+            # are open.
             backward.normal[i] = normal - normal.mean((2, 3), keepdim=True)
         return solve(1).values.clamp_min(0)
 

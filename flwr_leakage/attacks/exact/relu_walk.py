@@ -133,13 +133,13 @@ class ReluWalk:
         self.normalised: dict[int, Normalised] = {}
         self._held = problem.gradient_map.held
         self._convolved: dict[int, int] = {}
-        self._kept: list[Tensor] = []  # a living tensor's id is not used again
+        self._kept: list[Tensor] = []  # the id of a tensor that is kept alive is not reused
         run = partial(problem.logits, inputs)
         trace = Trace.of(run, problem.params, self._answer, records=False)
         self.logits: Tensor | None = trace.outputs
 
     def compared(self, number: int) -> Tensor:
-        """Return the values to compare known outputs with: preactivations, or windows' maxima."""
+        """Return the values that known outputs must equal: preactivations, or maxima of windows."""
         return self.maxima[number] if number in self.maxima else self.preactivations[number]
 
     def _answer(self, op: Op, run: Run) -> Tensor:
@@ -195,7 +195,8 @@ class ReluWalk:
         self.maxima[number] = pool(self.preactivations[number])
         if number == self.last:
             raise ReachedError(self.maxima[number])
-        if number in self.masks and op.is_plain:  # one entry of a window is on: its sum
+        # only one entry of a window is on, so that the sum is its value
+        if number in self.masks and op.is_plain:
             outputs = F.avg_pool2d(op.inputs, window, divisor_override=1)
         else:
             outputs = pool(op.inputs)
