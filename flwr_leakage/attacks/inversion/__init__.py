@@ -1,1 +1,1 @@
-"""Attacks by optimisation: a candidate whose gradient comes near the observed one."""
+"""Attacks by optimisation, which search for a candidate whose gradient is near the observed one."""

@@ -206,11 +206,11 @@ class Annealed:
         if self._is_over(at):
             return None
         model, annealing = self.model, self.annealing
-        if at.steps:  # grey itself has no contrast
+        if at.steps:  # a grey image has no contrast to set
             at = replace(at, point=model.gauged(at.point))
         share = (self.weight / self.first) ** annealing.exponent if at.steps else 1.0
         blur = annealing.blur * share
-        self.blur = blur = blur if blur > 3e-3 else 0.0  # smaller blurs are left out
+        self.blur = blur = blur if blur > 3e-3 else 0.0  # blurs below this width are set to zero
         inputs = model.prior.inputs(at.point)
         self.here = here = model.linearize(inputs, blur)
         value = model.gradient(inputs, blur, precise=True) if self.precise else here.value

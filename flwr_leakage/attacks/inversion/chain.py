@@ -326,7 +326,7 @@ class Chain:
         before, found = images, list[str]()
         for step in trace.steps:
             if _same(trace.outputs, before):
-                break  # the pass has computed its outputs
+                break  # the pass ends here, once the outputs are computed
             if not _same(step.inputs, before):
                 return None
             posed = _posed(step)
@@ -358,7 +358,7 @@ def _posed(step: Step) -> MatrixLayer | Nonlinear | None:
         if not isinstance(op, Affine) or not op.is_named:
             return None
         geometry = op.geometry
-    except ValueError:  # several groups, uneven padding, or windows beyond the maps
+    except ValueError:  # such a call has several groups, uneven padding, or windows beyond the maps
         return None
     names = op.name, op.bias_name or ""
     if geometry is None:

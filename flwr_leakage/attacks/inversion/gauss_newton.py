@@ -140,8 +140,8 @@ class GaussNewton(OneByOne):
         found = solver._fit(equations, known, model, likelihood, budget.part(share), start)
         best, products, steps = found[0], products + found[1], steps + found[2]
         # The other equations failed if the relative squared distance of several steps is above 0.1.
-        # On 48 development draws it was at most 0.04 after success, and at least 0.5 in the other
-        # four. For one step, the distance would also contain the noise.
+        # On 48 development draws it was at most 0.04 after a success, and at least 0.5 in the four
+        # failures. For one step, the distance would also contain the noise.
         failed = solver is not self and model.passes > 1 and not best.distance <= 0.1
         if failed:
             fitted = f"{fitted}, which led nowhere"
@@ -299,7 +299,7 @@ class GaussNewton(OneByOne):
 
 
 class Rewriting(Protocol):
-    """Derives other equations of the images from an update.
+    """Derive other equations of the images from an update.
 
     Attributes:
         purpose: the name of the equations, in words.

@@ -111,7 +111,8 @@ class GradientInversion:
             for begin in range(0, len(group), size):
                 chunk = group[begin : begin + size]
                 report = Reporter(progress, done, len(results), self.optimizer.iterations)
-                seconds = job.max_seconds  # of each target, and those of a chunk share theirs
+                # each target has a budget, and the targets of a chunk share theirs
+                seconds = job.max_seconds
                 budget = Budget.of(None if seconds is None else seconds * len(chunk))
                 solved = self._solve_safely(chunk, report, budget)
                 for target, found in zip(chunk, solved, strict=True):
@@ -194,7 +195,7 @@ class GradientInversion:
         rows = _Rows.joined(chunk)
         bounds = rows.project if self.box else None
         batching = self.batching
-        if batching == "auto":  # one pass for as many rows as memory allows
+        if batching == "auto":  # as many rows share a pass as memory allows
             size = sum(value.numel() for value in rows.problems[0].params.values())
             batching = "vmap" if 1 < len(rows.points) <= self.max_entries / size else "loop"
         if self._searches_order(rows.assumed):

@@ -46,7 +46,7 @@ class Jacobian:
     max_entries: int = 200_000_000
 
     def require(self, entries: int) -> None:
-        """Raise if the Jacobian of so many entries of the update would be too large.
+        """Raise an error if the Jacobian of this number of entries would be too large.
 
         Raises:
             ValueError: it has more than ``max_entries`` entries.
@@ -163,14 +163,14 @@ def is_rough(problem: Problem) -> bool:
     jumps, such as ELU, count as smooth. Activations that change within a few hundredths of the way
     between two images count as rough, and so do networks that always compute in single precision.
     """
-    problem = problem.to(torch.float64)  # in single precision, rounding would look like kinks
+    problem = problem.to(torch.float64)  # in single precision, rounding would be taken for kinks
     prior = ImagePrior.of(problem.spec)
     stream = torch.Generator().manual_seed(0)
     draws = torch.randn(2, 3, *problem.spec.shape, generator=stream, dtype=torch.float64)
     images = problem.spec.clamp(prior.inputs(draws.flatten(0, 1)))
     starts, ends = images.reshape(draws.shape)
-    # In units of the distance of a line's ends. Steep activations are smooth on the short line
-    # only. If there are few ReLUs, they flip on the long line only.
+    # These lengths are in units of the distance between a line's ends. Steep activations are smooth
+    # on the short line only. If there are few ReLUs, they flip on the long line only.
     for length in (1 / 8, 1.0):
         steps = torch.linspace(0, length, 33, dtype=torch.float64).reshape(-1, 1, 1, 1)
         lines = [start + steps * (end - start) for start, end in zip(starts, ends, strict=True)]

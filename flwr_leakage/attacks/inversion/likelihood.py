@@ -115,7 +115,7 @@ class Likelihood:
 
         Args:
             gradients: pseudo-gradients in double precision.
-            noise_std: σ of all entries; ``None`` for no noise but float32's rounding.
+            noise_std: σ of all entries; ``None`` if there is only float32's rounding.
         """
         pieces = [value.reshape(-1) for gradient in gradients for value in gradient.values()]
         observed = torch.cat(pieces)

@@ -117,7 +117,7 @@ class OrderSearch:
         generator: torch.Generator,
         budget: Budget = UNLIMITED,
     ) -> tuple[Tensor, Tensor, float]:
-        """Return order, targets and objective after making the best move while there is one."""
+        """Return order, targets and objective after repeated best moves, until no move improves."""
         value = float(values(order[None], targets[None])[0])
         for _ in range(2 * len(order)):
             orders, labels = _moves(order, targets, steps, num_classes)

@@ -100,7 +100,7 @@ class Settling:
 
 
 class _Pace:
-    """Divides products and CPU seconds among the steps that are left."""
+    """Divide products and CPU seconds among the remaining steps."""
 
     def __init__(self, settling: Settling, passes: int, budget: Budget) -> None:
         self.steps, self.budget, self.products, self.is_short = settling.steps, budget, 0, False
@@ -131,7 +131,7 @@ class _Pace:
 
 @dataclass
 class Doubts:
-    """Poses equations whose units are blurred by their own posterior deviations.
+    """Pose equations whose units are blurred by their own posterior deviations.
 
     Before each step, images are drawn from the posterior of the last equations. The spread of
     every unit over the draws is its blur.
@@ -178,7 +178,8 @@ class Doubts:
             draws = [posterior.draw(tight, self._generator) for _ in range(self.draws)]
             images = [self.prior.inputs(at.point + draw) for draw in (0 * at.point, *draws)]
             found = spreads(self.model, images[0], images[1:])
-            widths = [(width * unit).clamp_min(1e-9) for unit in found]  # blurs divide by them
+            # the spreads must not be zero, as blurs divide by them
+            widths = [(width * unit).clamp_min(1e-9) for unit in found]
             self._blurred, self._blur = self.model.blurred_by(widths), 1.0
         if self.is_over(at, self._last[0] if self._last else None):
             return None

@@ -276,7 +276,7 @@ class KnownErrors:
             watched = capture_batch_norm_inputs(held.model) if held.held else nullcontext()
             with blurring(self.passed.deviations, blur), watched as seen:
                 outputs = run(params, inputs.to(dtype))
-            if seen is not None:  # what statistics that are held as constants add to the loss
+            if seen is not None:  # the part of the loss that statistics, held as constants, add
                 rest = held.held_loss(seen, run.problem.buffers)
             mask = self._mask(blur)
             width = self._width(blur, outputs)
@@ -343,7 +343,7 @@ class Passed:
         far = prior.grey + 3.0 * prior.push(draws)
         chain = Chain.of(partial(narrow, single.params), single.params, names, far)
         if problem.gradient_map.held:
-            chain = None  # whose functional is linear in the features alone
+            chain = None  # a chain's functional may depend on the features alone
         contrast = Contrast.of(problem)
         return cls(narrow, names, prior, deviations, spread, chain, contrast)
 

@@ -264,7 +264,7 @@ class OneSample:
                 try:
                     return _behind(problem, likelihood, layer, generator)
                 except ValueError:
-                    continue  # the features of a later layer may be found
+                    continue  # the features of a later layer may still be found
         if last.bias is None or not {last.weight, last.bias} <= problem.gradient.keys():
             raise ValueError("the last layer has no bias or is frozen.")
         if not problem.is_single_gradient:

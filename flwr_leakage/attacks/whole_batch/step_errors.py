@@ -172,7 +172,7 @@ def _attempt(
 ) -> "_Mixture | None":
     try:
         return _fit(replace(sums, reach=reach * sums.reach), layer, begin(), stages)
-    except torch.linalg.LinAlgError:  # the normal equations of a step are singular
+    except torch.linalg.LinAlgError:  # the normal equations of one step may be singular
         return None
 
 
@@ -273,7 +273,7 @@ def _begin(start: Start, sums: _Sums, layer: _LastLayer) -> Tensor:
 
 @dataclass(frozen=True)
 class _Mixture:
-    """One mixing at an assumed noise.
+    """One mixing matrix A of the steps, with the features that fit best at an assumed noise.
 
     Attributes:
         mixing: (r, T) the mixing A, with e_t = basis A.
@@ -294,7 +294,7 @@ class _Mixture:
     def of(
         cls, sums: _Sums, layer: _LastLayer, mixing: Tensor, sigma: float, on: Tensor | None = None
     ) -> "_Mixture":
-        """Return a mixing with its best features; ``on`` is a guess of which are not zero."""
+        """Return a mixing with its best features; ``on`` guesses the features that are not zero."""
         steps = mixing.shape[1]
         change = _changes(steps, mixing) / sums.reach
         normal = mixing.T @ mixing / sigma**2 + change.T @ change
@@ -385,7 +385,7 @@ def _settled(start: _Mixture, sums: _Sums, layer: _LastLayer) -> _Mixture | None
 
     def ends(at: Iterate, _: int) -> bool:
         nonlocal here
-        here = there if at.has_moved else here  # the last mixture that was tried
+        here = there if at.has_moved else here  # the mixture that was tried last
         # A stage ends once a step lowers its cost by less than 1e-3 of it.
         return at.fall < 1e-3 * (at.value + at.fall)
 
@@ -397,7 +397,7 @@ def _settled(start: _Mixture, sums: _Sums, layer: _LastLayer) -> _Mixture | None
         is_finite = bool(torch.isfinite(normal).all())
         if not is_finite:
             return None
-        # Directions that change nothing are damped, too.
+        # Directions in which nothing changes are damped, too.
         scale = normal.diagonal() + 1e-9 * normal.diagonal().max()
 
         def solve(damping: float) -> tuple[Tensor, int]:
