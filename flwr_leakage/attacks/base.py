@@ -39,7 +39,7 @@ ProgressCallback = Callable[[AttackProgress], None]
 
 @runtime_checkable
 class Attack(Protocol):
-    """Reconstructs private batches from the updates that a server observes."""
+    """Reconstruct private batches from the updates that a server observes."""
 
     def __call__(
         self, job: AttackJob, progress: ProgressCallback | None = None
@@ -95,7 +95,7 @@ def failure(error: Exception | str) -> Reconstruction:
 
 @dataclass
 class Reporter:
-    """Passes an optimizer's progress to a callback, at most a few times a second.
+    """Pass an optimizer's progress to a callback, at most a few times a second.
 
     Attributes:
         progress: the callback, or ``None`` for none.

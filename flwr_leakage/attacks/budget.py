@@ -24,7 +24,7 @@ class Budget:
 
     @classmethod
     def of(cls, seconds: float | None) -> "Budget":
-        """Return a budget of so many CPU seconds from now; ``None`` for no limit."""
+        """Return a budget that ends this number of CPU seconds from now; ``None`` for no limit."""
         return cls() if seconds is None else cls(time.process_time() + seconds)
 
     @property
@@ -37,18 +37,18 @@ class Budget:
         return Budget.of(share * self.left) if self.left < math.inf else self
 
     def affordable(self, count: int, seconds: float) -> int:
-        """Return how many of ``count`` tasks, each of so many seconds, fit into the budget."""
+        """Return how many of ``count`` tasks fit into the budget, each of ``seconds``."""
         return int(min(count, self.left / max(seconds, 1e-9)))
 
     @property
     def is_spent(self) -> bool:
-        """Return whether the end has come."""
+        """Return whether the budget is spent."""
         return time.process_time() >= self.ends
 
 
 @dataclass(frozen=True)
 class Stopwatch:
-    """Measures the CPU seconds since it was made.
+    """Measure the CPU seconds since the stopwatch was made.
 
     Attributes:
         began: the moment of its making in seconds of ``time.process_time()``.

@@ -1,6 +1,6 @@
-"""An attack on inputs of an unknown normalisation: the inputs show it, or else the fit decides.
+"""Attack inputs of an unknown normalisation, which the inputs show, or else the fit decides.
 
-Where a normalisation is known, nothing is tried.
+If the normalisation is known, no other one is tried.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Entries that a filter clipped to one magnitude, as an update shows them."""
+"""Find entries of an update that a filter clipped to one magnitude."""
 
 from collections.abc import Mapping
 
@@ -53,7 +53,7 @@ def _largest(value: Tensor) -> float:
 
 
 def without_clipped(gradient: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Return the gradient with zeros for what was clipped, as if it were pruned at random."""
+    """Return the gradient with clipped entries set to zero, as if pruned at random."""
     found = clipped_entries(gradient)
     if not any(bool(at.any()) for at in found.values()):
         return gradient

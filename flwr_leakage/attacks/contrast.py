@@ -81,7 +81,7 @@ class Contrast:
 
     @property
     def note(self) -> str:
-        """Return the words that the summary of an answer says of its contrast."""
+        """Return the remark on the contrast for the summary of an answer."""
         return "" if self.unknown == "none" else ", contrast assumed"
 
     def stretched(self, inputs: Tensor) -> Tensor:

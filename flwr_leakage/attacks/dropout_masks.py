@@ -1,4 +1,4 @@
-"""The masks of dropout that the update of one sample tells.
+"""Read masks of dropout off the update of one sample.
 
 Dropout in front of a linear layer ``z = W h + b`` makes some of its features h zero. For one sample
 ``∂L/∂W = e hᵀ``, so that the columns of zeros show them. A feature is also zero if the ReLU before
@@ -107,7 +107,7 @@ class _Marked(Masked):
             return None
         routed = torch.where(is_on, errors @ op.weight, 0.0)
         routed = routed.new_zeros(count).index_add_(0, units, routed) / (1 - rate)
-        are_natural = bool((natural == 0).any())  # ReLUs make zeros, GELUs none
+        are_natural = bool((natural == 0).any())  # ReLUs make outputs zero, GELUs do not
         if not self._follows_a_layer(routed if are_natural else None, gradient):
             return None
         kept = torch.zeros(count)

@@ -115,7 +115,7 @@ class Evidence:
         try:
             return OneSample()(problem, self.likelihood, torch.Generator().manual_seed(0))
         except ValueError:
-            return None  # the gradient determines no features: it is judged itself
+            return None  # the gradient determines no features, so that it is judged itself
 
     @property
     def image_prior(self) -> ImagePrior:
@@ -175,7 +175,7 @@ class Evidence:
             return Judgement(math.inf, math.inf, math.inf)
         misfit = self.likelihood.misfit(residual)
         explained = self.is_noised and misfit <= 1.05 and plausible
-        if explained:  # any image explains an update that is noise alone
+        if explained:  # any image would explain an update that is only noise
             nothing = self.likelihood.misfit(-self.likelihood.observed)
             explained = (nothing - misfit) * len(residual) >= self.unknowns
         met = distance <= self.tolerance and self._meets(batch, residual)

@@ -1,4 +1,4 @@
-"""The number of samples of each class in a batch, from the last layer's gradient."""
+"""Count the samples of each class in a batch by the last layer's gradient."""
 
 import math
 from dataclasses import dataclass, field
@@ -124,8 +124,8 @@ def possible_classes(
     everything = torch.ones(count, dtype=torch.bool)
     span, sizes, _ = torch.linalg.svd(gradient, full_matrices=False)
     if num_samples >= min(count - 1, len(sizes)):
-        return everything  # errors sum to 0, so that K − 1 dimensions hold all of them
-    # What is left behind B directions is rounding, or noise.
+        return everything  # errors sum to 0, so that all of them lie in K − 1 dimensions
+    # The gradient outside of B directions is rounding or noise.
     share = float(sizes[num_samples].maximum(1e-7 * sizes[0]) / sizes[num_samples - 1])
     if not share <= HIDDEN:
         return everything

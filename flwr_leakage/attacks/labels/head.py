@@ -151,7 +151,7 @@ def split_head(problem: Problem, generator: torch.Generator) -> HeadSamples:
             misses += 1
         elif not found.is_whole:
             rest, lift = factor.remainder(found.duals, found.columns.T)
-    # What is left of a gradient without other samples holds the errors of these. So the duals are
+    # A gradient from which other samples were removed contains their errors. So the duals are
     # solved once more by the equations of the whole gradient.
     equations, own = _Equations.of(matrix, offset, factor, targets), targets[found.labels]
     points = (found.duals - equations.origin) @ equations.directions.T
@@ -261,7 +261,7 @@ class _Equations:
         """
         labels = torch.arange(len(self.targets)).repeat_interleave(STARTS)
         _, sizes, axes = torch.linalg.svd(self.slopes, full_matrices=False)
-        if not len(sizes):  # one sample is left, whose dual is known
+        if not len(sizes):  # a single sample is left, whose dual is known
             labels = torch.arange(len(self.targets))
         draws = torch.randn(len(labels), len(sizes), generator=generator, dtype=torch.float64)
         # A start moves the logits by SPREAD along each axis, however small its features are.

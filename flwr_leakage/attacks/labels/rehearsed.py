@@ -1,4 +1,4 @@
-"""The number of samples of each class behind any update, calibrated by rehearsals on dummies."""
+"""Count the samples of each class behind an update, calibrated by rehearsals on dummies."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -216,7 +216,7 @@ class Rehearsals:
                 schedule = replace(self.problem.schedule, num_steps=self.schedule_steps)
                 posed = replace(self.problem, gradient=gradient, schedule=schedule)
                 shares.append(share_right(_replay(posed), each.truth))
-        except ValueError:  # no linear layer, another optimizer, or too many steps
+        except ValueError:  # there is no linear layer, another optimizer, or too many steps
             return []
         return shares
 
@@ -298,7 +298,7 @@ def _replay(problem: Problem) -> Tensor:
 
 
 def _best_rate(method: Callable[[Shift, float], Tensor], made: Sequence[_Rehearsed]) -> float:
-    """Return the rate with most labels right in all rehearsals together."""
+    """Return the rate with the most right labels over all rehearsals together."""
 
     def right(rate: float) -> float:
         return sum(share_right(method(each.shift, rate), each.truth) for each in made)

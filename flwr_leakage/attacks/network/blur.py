@@ -75,7 +75,8 @@ def blurred_largest(values: Sequence[Tensor], widths: Sequence[Tensor]) -> Tenso
 
 def blurred_pool(pool: Pool, width: Tensor) -> Tensor:
     """Return the blurred maximum of every window of a max pooling; see :func:`blurred_largest`."""
-    maps = pool.maps(pool.inputs, -1e4)  # padding with −∞ would have differences NaN
+    # differences of entries that are padded with −∞ would be NaN
+    maps = pool.maps(pool.inputs, -1e4)
     widths = [width] * len(maps)
     if width.ndim == pool.inputs.ndim and width.shape[-2:].numel() > 1:
         widths = pool.maps(width.expand_as(pool.inputs), 0.0)

@@ -299,7 +299,7 @@ def find_last_bias(problem: Problem, scaled: bool = False) -> str | None:
         bias = find_last_layer(problem).bias
         return bias if bias in problem.gradient_map.trained else None
     except ValueError:
-        pass  # no linear layer gives the logits
+        pass  # the logits are not the outputs of a linear layer
     classes, like = problem.spec.num_classes, problem.like
     stream = torch.Generator().manual_seed(0)
     probes = torch.randn(2, *problem.spec.shape, generator=stream).to(like)

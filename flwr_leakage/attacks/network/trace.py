@@ -153,7 +153,7 @@ class Trace(FunctionMode):
         self._transposed: dict[int, Tensor] = {}
         self._products: dict[int, Affine] = {}
         self._padded: dict[int, tuple[Tensor, Pair]] = {}
-        self._kept: list[Tensor] = []  # a living tensor's id is not used again
+        self._kept: list[Tensor] = []  # the id of a tensor that is kept alive is not reused
 
     @classmethod
     def of(

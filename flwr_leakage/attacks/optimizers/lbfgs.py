@@ -172,8 +172,8 @@ class _State:
     high_t: Tensor
     high_f: Tensor
     high_slope: Tensor
-    pairs: Tensor  # number of valid pairs of each row
-    next_pair: Tensor  # index at which the next pair is written
+    pairs: Tensor  # the number of valid pairs of each row
+    next_pair: Tensor  # the index at which the next pair is written
     s: Tensor  # (A, m, D)
     y: Tensor  # (A, m, D)
     sy: Tensor  # (A, m, m), ⟨s_i, y_j⟩

@@ -1,1 +1,1 @@
-"""The attack on models of token ids: which tokens, in which order, in which texts."""
+"""The attack on models of token ids, which finds the tokens and places them in texts."""

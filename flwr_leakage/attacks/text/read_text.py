@@ -1,4 +1,4 @@
-"""The texts behind an update of a transformer, read off its gradient."""
+"""Read the texts behind an update of a transformer off its gradient."""
 
 import math
 from dataclasses import dataclass, field
@@ -120,7 +120,7 @@ class ReadText(OneByOne):
 
 @dataclass(frozen=True)
 class _Found:
-    """Texts without the last token of each, if that has no loss behind it.
+    """The texts, without the last token of each where no loss depends on it.
 
     Attributes:
         texts: the ids of each.
@@ -136,14 +136,14 @@ class _Found:
 
 
 def _most(problem: Problem) -> int:
-    """Return the largest number of vectors that the layers took, over all steps."""
+    """Return the largest number of vectors that a layer may have taken, over all steps."""
     length = problem.spec.shape[0] - problem.spec.next_token
     steps = problem.schedule.num_steps
     return min(steps * problem.schedule.batch_size, steps * problem.num_samples) * length
 
 
 def _named(problem: Problem, anatomy: Anatomy, generator: torch.Generator) -> tuple[Tensor, str]:
-    """Return the tokens that occur, and what names them in words."""
+    """Return the tokens that occur, and in words the source of this knowledge."""
     spec = problem.spec
     if anatomy.words in problem.gradient_map.trained:
         table = problem.gradient[anatomy.words]

@@ -256,7 +256,7 @@ class Relaxation:
         logits = torch.cat([-2.0 * used, torch.zeros(1, used.shape[1])]).T.contiguous()
         open_[place] = False
         open_[place, token] = True
-        # A position that no token of the list may take holds padding.
+        # A position that no listed token fits holds padding.
         open_[:, -1] |= ~open_.any(1)
         logits.requires_grad_()
         optimizer = torch.optim.Adam([logits], lr=self.rate)

@@ -229,7 +229,7 @@ def atoms(
 def pursue(
     rows: Float[Tensor, "m d"], words: Float[Tensor, "V d"], others: Float[Tensor, "n d"], most: int
 ) -> Int[Tensor, " U"]:
-    """Return the words that explain the rows; a fall of what one explains tells their number.
+    """Return the words that explain the rows; their number is where the explained part falls.
 
     Raises:
         ValueError: no few words explain the rows.
@@ -265,7 +265,7 @@ def pursue(
     if not falls or max(falls) < FALL:
         raise ValueError(f"{len(chosen)} tokens do not explain the first layer's gradient.")
     count = 2 + falls.index(max(falls))
-    # What dropping a word adds to the squared residual; words chosen in error add nothing.
+    # This is the rise of the squared residual without a word; words chosen in error add nothing.
     inverse = torch.linalg.pinv(words[chosen[:count]])
     adds = (whole @ inverse).square().sum(0) / inverse.square().sum(0)
     kept = adds > 2 * max(*gains[count:], least)
