@@ -30,8 +30,8 @@ class Masked(FunctionMode):
     Calls of :data:`ACTIVE` with p > 0 count. None of them drops anything by itself.
 
     Args:
-        masks: what the calls multiply their inputs by, in the order of a pass. ``None`` stands for
-            1, and so do masks that are missing at the end.
+        masks: the factors of the calls' inputs, in the order of a pass. ``None`` stands for 1, and
+            so do masks that are missing at the end.
 
     Attributes:
         calls: (function, p, shape of the inputs) of each call so far.
@@ -68,7 +68,7 @@ class Dropouts(FunctionMode):
         skip: compute the pass as if nothing were dropped.
 
     Attributes:
-        found: what dropped, in words, each once.
+        found: the functions that dropped units, in words, each once.
     """
 
     def __init__(self, skip: bool) -> None:

@@ -201,7 +201,7 @@ def gradient_by_autograd(
     Args:
         function: of tensors by name.
         point: where, and with respect to what.
-        others: what the function depends on besides.
+        others: the other arguments of the function.
     """
     again = torch.is_grad_enabled() and any(t.requires_grad for t in [*point.values(), *others])
     with torch.enable_grad():

@@ -455,15 +455,15 @@ class ThreatModel:
 
     Attributes:
         labels: ``known`` (given), or ``inferred`` from the update by the attack.
-        batch_norm: what the attacker knows of the statistics that a client in train mode
-            normalised with. ``exact``: those of the private batch, given, as a prior.
-            ``derived``: those that follow from the running buffers that the client sent, as a
-            prior. ``running``: the attacker normalises with the buffers that the server sent.
-            ``final``: with those of the finished model, all that is released where statistics
-            stay on the clients while they train (BN_proxy of Huang et al. 2021, section 3.3).
-            ``none``: nothing besides the update. If that holds the client's buffers after one
-            step, second-order attacks take the statistics from them; otherwise they are those of
-            the attacker's own answer.
+        batch_norm: the attacker's knowledge of the statistics that a client in train mode
+            normalised with. ``exact``: those of the private batch, given, as a prior. ``derived``:
+            those that follow from the running buffers that the client sent, as a prior.
+            ``running``: the attacker normalises with the buffers that the server sent. ``final``:
+            with those of the finished model, all that is released where statistics stay on the
+            clients while they train (BN_proxy of Huang et al. 2021, section 3.3). ``none``: nothing
+            besides the update. If that holds the client's buffers after one step, second-order
+            attacks take the statistics from them; otherwise they are those of the attacker's own
+            answer.
         view: ``single`` client's updates, or only the ``aggregate`` of several.
         rounds: the latest rounds of a client that are attacked jointly, ≥ 1; for clients that
             hold the same private samples in each of them.
@@ -530,11 +530,11 @@ class Observation(_Shapes):
         client_id: the partition id; −1 for several clients.
         params: θ_t, the parameters that the server sent.
         buffers: the buffers that the server sent.
-        update: what came back.
-        disclosed: what the threat model grants in addition.
+        update: the update as the server received it.
+        disclosed: the facts that the threat model grants in addition.
         members: the number of examples of each client where ``update`` is the mean of several
             clients' updates, weighted by these numbers; empty for one client's update.
-        earlier: what was seen in other rounds of the same samples, to be explained jointly.
+        earlier: observations of the same samples in other rounds, to be explained jointly.
     """
 
     server_round: int
@@ -562,7 +562,7 @@ class Part:
             best answer when the time was up. ``refused``: it does not apply. ``failed``: an
             error that is not foreseen. ``not run``: the time was up, or the target was solved.
         objective: relative squared distance of the answer's gradient; NaN without an answer.
-        energy: what answers are judged by, −2 log posterior up to a constant; NaN likewise.
+        energy: −2 log posterior up to a constant, by which answers are judged; NaN likewise.
         seconds: CPU seconds.
         reason: why there is no answer, or how far the attack came; may be empty.
     """
@@ -602,7 +602,7 @@ class Reconstruction:
         objective: the attacker's own final objective; NaN where it failed.
         stats: iterations, gradient evaluations, CPU seconds, the objective's history, …
         error: why there is no batch, or empty.
-        parts: what came of each attack, where several were tried.
+        parts: the outcome of each attack, where several were tried.
         spec: the normalisation under which the inputs are pixels, if it was read off the answer and
             is another one than the attack was told; else ``None``.
     """

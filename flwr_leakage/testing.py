@@ -85,7 +85,7 @@ class Check:
         message: the outcome in a sentence or two.
         updates: each update of each client.
         tiles: the numbers of the first screen of its report.
-        lines: what to do.
+        lines: the advice on the next steps.
     """
 
     run: str

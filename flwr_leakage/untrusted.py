@@ -263,7 +263,8 @@ def open_tensors(path: Path, follow: bool = False) -> Iterator[Any]:
         FileNotFoundError: there is none.
         NotTensorsError: it is no regular file, too large, or no safetensors file.
     """
-    from safetensors import SafetensorError, safe_open  # of the extra ``server``
+    # this package belongs to the extra ``server``
+    from safetensors import SafetensorError, safe_open
 
     try:
         with open_file(path, MAX_TENSORS_BYTES, follow) as file:
@@ -303,7 +304,7 @@ def check_archive(path: Path) -> None:
 
 
 def read_npz(path: Path, names: Sequence[str]) -> list[NDArray]:
-    """Read arrays of an ``npz`` file without pickle; what is packed is measured before.
+    """Read arrays of an ``npz`` file without pickle; the unpacked size is checked first.
 
     Args:
         path: of the file, named by its reader.

@@ -48,8 +48,8 @@ def by_fit(
     input's channel. Targets whose values show nothing are decided together, by the sum of these.
 
     The normalisation is ``spec`` of each answer, and ``stats["normalisation"]`` is ``read off`` or
-    ``by fit``. ``job.max_seconds`` is for all of them together: each may take an equal share of
-    what is left of a half. If the time ended the best one, the attack is run once more under its
+    ``by fit``. ``job.max_seconds`` is for all of them together: each may take an equal share of the
+    rest of half the time. If the time ended the best one, the attack is run once more under its
     normalisation, for the rest.
 
     Args:

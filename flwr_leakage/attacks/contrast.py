@@ -43,7 +43,7 @@ class Contrast:
 
     @classmethod
     def of(cls, problem: Problem) -> "Contrast":
-        """Return what the network leaves open, by its gradients at a draw of the prior.
+        """Return the contrast that a network leaves open, by gradients at a draw of the prior.
 
         Inputs without a box have no contrast to be assumed.
         """

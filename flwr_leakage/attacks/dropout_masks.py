@@ -59,7 +59,7 @@ class _Marked(Masked):
 
     Args:
         params: the parameters of the pass.
-        number: which call; −1 for none.
+        number: the number of the call; −1 for none.
         shape: of the call's mask.
     """
 

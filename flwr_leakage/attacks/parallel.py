@@ -60,7 +60,7 @@ def digest(attack: Attack, job: AttackJob) -> str:
 
 
 def _pickled(value: object, modules: set[str]) -> bytes:
-    """Return what pickling writes of an object, the same in every process.
+    """Return the bytes to which an object is pickled, the same in every process.
 
     It adds the modules that the object names to ``modules``.
 
@@ -81,7 +81,7 @@ def _pickled(value: object, modules: set[str]) -> bytes:
 
     written = io.BytesIO()
     writer = Writer(written)
-    writer.fast = True  # no references to what was written before, as copies share nothing
+    writer.fast = True  # no references to earlier objects, as copies share nothing
     writer.dump(value)
     return written.getvalue()
 
@@ -104,7 +104,8 @@ def _version(module: str) -> str:
         return root
     package = sys.modules.get(root)
     places = Path(getattr(package, "__file__", None) or "").parts
-    installed = {"site-packages", "dist-packages"} & {*places}  # else its code may be edited
+    # otherwise its code may have been edited
+    installed = {"site-packages", "dist-packages"} & {*places}
     return f"{root} {vars(package).get('__version__')}" if package and installed else ""
 
 
@@ -322,7 +323,7 @@ def _save(results: Results, file: Path | None) -> None:
     """
     if file is None:
         return
-    from safetensors.torch import save  # of the extra ``server``
+    from safetensors.torch import save  # this package belongs to the extra ``server``
 
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     tensors: dict[str, Tensor] = {}

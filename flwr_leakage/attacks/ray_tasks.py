@@ -70,7 +70,7 @@ class RayTasks:
             max_retries=0,  # retries are counted and told here
             scheduling_strategy="SPREAD",
         )(work)
-        room = self._room(ray) * (2 if asked else 1)  # what asks for no CPU starts at once
+        room = self._room(ray) * (2 if asked else 1)  # tasks that ask for no CPU start at once
         waiting: deque[tuple[int, list[str]]] = deque((i, []) for i in range(len(arguments)))
         running: dict[Any, tuple[int, list[str]]] = {}
         try:
@@ -117,7 +117,7 @@ class RayTasks:
         """Return the CPUs to ask for: none where the program itself holds those of its cluster."""
         if ray.get_runtime_context().namespace == _OWN:
             return self.num_cpus  # others hold them, and a task waits for its turn
-        for _ in range(4):  # what is told lags behind
+        for _ in range(4):  # the cluster's figures lag behind
             free = ray.available_resources()
             if free.get("CPU", 0.0) >= self.num_cpus and free.get("GPU", 0.0) >= self.num_gpus:
                 return self.num_cpus

@@ -47,7 +47,7 @@ class Restarts:
             max_seconds=None if job.max_seconds is None else job.max_seconds / self.count,
         )
 
-        def tell(p: AttackProgress) -> None:  # in targets, not in restarts
+        def tell(p: AttackProgress) -> None:  # progress is counted in targets, not in restarts
             assert progress is not None
             progress(replace(p, done=p.done // self.count, total=p.total // self.count))
 

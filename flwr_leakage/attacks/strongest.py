@@ -595,7 +595,7 @@ def _is_proven(result: Reconstruction) -> bool:
 
 
 def _proof(result: Reconstruction) -> str:
-    """Return that every sample is proven, and what the proof of the pixels rests on."""
+    """Return the sentence that every sample is proven, and on what the proof of pixels rests."""
     claim = result.stats.get(NORMALISATION)
     if claim == "read off":
         return f"proven. {result.stats['stage']}"

@@ -36,7 +36,7 @@ class Text:
             that are known to occur in some text of the batch.
         role: ``original``, ``reconstruction`` or ``named``.
         ids: without padding at the end; −1 where no token was found.
-        words: what the ids stand for; empty where nobody told.
+        words: the words of the ids; empty if unknown.
     """
 
     sample: int

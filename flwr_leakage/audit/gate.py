@@ -1,4 +1,4 @@
-"""A client's own rule for what it sends: refuse, or defend more strongly, above its limits."""
+"""A client's own rule for its updates: refuse, or defend more strongly, above its limits."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,8 @@ class Judgement:
 
     Attributes:
         passes: whether it may be sent.
-        reasons: which limits it exceeds, or what could not be measured. For the owner only.
+        reasons: the limits that it exceeds, and the quantities that could not be measured. For the
+            owner only.
     """
 
     passes: bool
@@ -38,10 +39,10 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Gate:
-    """Limits of what a client sends, as its owner sets them. The server has no say in them.
+    """Limits on a client's updates, which its owner sets. The server has no say in them.
 
     An update passes where no sample exceeds a limit. Otherwise each defense of ``stronger`` is
-    applied to the raw update in turn, and what it releases is measured again; the first that
+    applied to the raw update in turn, and the released update is measured again; the first that
     passes is sent. If none does, the client answers with an error that names no reason.
 
     A limit holds for the risky end of a score's direction, and for the value with its error bar:

@@ -15,7 +15,7 @@ class Case:
 
     Attributes:
         observation: all that the attack is given.
-        truth: what its answer is measured against, or ``None`` outside of simulations.
+        truth: the samples with which the answer is compared, or ``None`` outside of simulations.
     """
 
     observation: Observation

@@ -50,10 +50,10 @@ class Kept:
     """One observation, and the further assumptions of an attack on it.
 
     Attributes:
-        observation: of one client in one round, without what a threat model grants.
+        observation: of one client in one round, without facts that a threat model grants.
         spec: the public facts about its inputs.
         batch_norm: the mode that the client trains in.
-        truth: what it trained on, which a simulation knows; a file of its own.
+        truth: the samples that it trained on, which a simulation knows; a file of its own.
     """
 
     observation: Observation
@@ -69,7 +69,7 @@ class KeptObservations:
     Attributes:
         folder: of mode 0700 where it is made.
         max_bytes: most that all of them take, > 0.
-        policy: what gives way beyond it. ``oldest`` drops the oldest rounds; ``attacked`` the
+        policy: what is dropped beyond it. ``oldest`` drops the oldest rounds; ``attacked`` the
             oldest of those that were attacked and recorded, and then the oldest of all; ``newest``
             drops nothing, and does not keep a round that has no room.
     """
@@ -173,7 +173,7 @@ class KeptObservations:
                 f"round {number} ({sizes.pop(number):,} bytes) was dropped {fate}, as at most "
                 f"{self.max_bytes:,} bytes of observations are kept"
             )
-            # It goes at once for whoever attacks it, and is deleted then.
+            # The folder disappears at once for other processes, and is deleted afterwards.
             dropped = self.folder / f".dropped{number:06d}"
             shutil.rmtree(dropped, ignore_errors=True)
             self._round(number).rename(dropped)
@@ -286,7 +286,7 @@ def truth_to_bytes(truth: Truth) -> bytes:
 
 
 def read_truth(path: Path) -> Truth:
-    """Read what ``truth_to_bytes`` gave.
+    """Read the content that ``truth_to_bytes`` returned.
 
     Raises:
         ValueError: it is another file.

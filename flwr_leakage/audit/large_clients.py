@@ -147,7 +147,7 @@ def probes(
     Args:
         gradient_map: of the client.
         seen: its update, whose parameters, round and learning rate are taken.
-        truth: what the client trained on.
+        truth: the samples that the client trained on.
         sizes: numbers of images; those above the client's own are left out.
     """
     rate = seen.update.schedule.learning_rate

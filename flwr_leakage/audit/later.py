@@ -42,9 +42,9 @@ class KeptRun:
         audit_of: makes an audit as that of the run, with its attack, that records to a tracker
             once it attacks, not before. Inputs, schedules, BatchNorm modes and truths are those
             that were kept.
-        chunk: targets attacked together: what a kill loses at most.
+        chunk: number of targets that are attacked together; a kill loses at most these.
         final_buffers: of the finished model, for ``ThreatModel.batch_norm`` ``final``.
-        ray: what a task asks of a Ray cluster, if the attacks run there.
+        ray: the resources of a task on a Ray cluster, if the attacks run there.
     """
 
     folder: Path
@@ -98,7 +98,7 @@ def walk(
         run: whose rounds.
         audit: of ``KeptRun.audit``, which should record nowhere.
         disclosed: likewise.
-        stand_in: what is called in the place of the attack.
+        stand_in: an attack that is called in the place of the run's own.
 
     Yields:
         The number of each round, once ``stand_in`` has seen its targets.
@@ -151,7 +151,7 @@ def attack_kept(
     Args:
         folder: see ``KeptRun``.
         audit_of: likewise.
-        workers: processes that attack, or what their tasks ask of a Ray cluster.
+        workers: the number of attacking processes, or the resources of a task on a Ray cluster.
         chunk: see ``KeptRun``.
         final_buffers: likewise.
 

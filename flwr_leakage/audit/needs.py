@@ -73,7 +73,7 @@ class Trials:
     """Pass inputs without values through a model, and keep the latest results.
 
     Attributes:
-        max_bytes: what an attack on one target may need; ``None`` for no limit.
+        max_bytes: limit on the bytes of an attack on one target; ``None`` for no limit.
         max_seconds: CPU seconds that it may take; ``None`` for no limit.
     """
 

@@ -92,7 +92,7 @@ class ClientNote:
         score_cpu_seconds: CPU seconds of the scores; the same.
         reproducible: whether the defense's draws came from a seed, as in a simulation. Whoever
             knows the seed can then subtract the noise.
-        remark: what the client says of its settings, in words.
+        remark: the client's words on its settings.
         own_config: whether it runs by a config of its own, so that the server knows neither its
             samples nor its draws.
         training: how it trained, where that was captured.
@@ -174,8 +174,8 @@ class ClientNote:
     def from_text(text: object) -> "ClientNote":
         """Read a client's note, which need not be a text at all.
 
-        Names and units are cut at 100 characters, notes and the remark at 500; what a terminal
-        would obey, or a page hide, is spelled out.
+        Names and units are cut at 100 characters, notes and the remark at 500; characters that a
+        terminal would obey, or a page hide, are spelled out.
 
         Raises:
             ValueError: it is no note that ``to_text`` writes.

@@ -46,7 +46,7 @@ class Recorder:
     Attributes:
         tracker: where it goes.
         run: the run's name.
-        sample: what a sample is; see ``InputSpec.sample``.
+        sample: the name of a sample; see ``InputSpec.sample``.
     """
 
     tracker: Tracker

@@ -52,7 +52,7 @@ class SelfAttacked:
         attempt: the attack's answer, and what it took.
         outcome: metrics and images; ``None`` where nothing was attacked.
         problem: why there is nothing to go by, or empty.
-        probes: what one step on a few of the samples had shown, where the update itself is not
+        probes: the attacks on one step over a few of the samples, where the update itself is not
             attacked. They are for the client's owner: nothing of them is shared.
     """
 
@@ -97,12 +97,12 @@ class SelfAttacked:
 class SelfAttack:
     """The settings of a client's attack on its own update, after its defense.
 
-    The attack is given what a server sees and what ``threat`` grants; the client's samples are
-    used afterwards only, to measure its answer. A failure is no evidence of safety.
+    The attack is given the server's observation and the facts that ``threat`` grants; the client's
+    samples are used afterwards only, to measure its answer. A failure is no evidence of safety.
 
     Attributes:
         attack: the attack.
-        threat: what the server is taken to know besides.
+        threat: the further knowledge that the server is assumed to have.
         evaluator: the metrics; PSNR, SSIM and labels by default.
         reference: the blind guess; the mean colour by default.
         every: rounds from one self-attack to the next, ≥ 1; the first round is attacked.
@@ -183,7 +183,7 @@ class SelfAttack:
     ) -> tuple[Probed, ...]:
         """Attack the update of one step on a few samples, and measure the answers.
 
-        The attack is given what the threat model grants of labels, and no batch statistics.
+        The attack is given the labels if the threat model grants them, and no batch statistics.
 
         Args:
             gradient_map: of the client.

@@ -57,7 +57,7 @@ class ServerAudit:
         tracker: where numbers, events and images go.
         run: the run's name.
         attack: the attack, or ``None`` to record scores and failures only.
-        threat: what the attacker knows.
+        threat: the attacker's knowledge.
         selection: whom to attack and when.
         evaluator: compares reconstructions with the truth, where there is one.
         truth: where the truth comes from; ``None`` outside of simulations, where labels and
@@ -65,10 +65,10 @@ class ServerAudit:
             say they run by a config of their own.
         reference: the blind guess and the pool that reconstructions are measured against; by
             default the mean colour, and no pool.
-        what_ifs: by name, what each update would have been under a defense. It is attacked in the
+        what_ifs: by name, the defenses under which each update is made anew. It is attacked in the
             same round and recorded under names of its own; training never sees it.
         seed: of the attack's random draws.
-        progress: what a person sees.
+        progress: the display for a person.
         num_rounds: for the progress only.
         max_seconds: CPU seconds that the attack may take for each target; ``None`` for no limit
             but the attack's own.
@@ -227,7 +227,7 @@ class ServerAudit:
         Args:
             server_round: counted from 1.
             observations: of the updates that ``wants`` names.
-            notes: what the clients told.
+            notes: the clients' notes.
             unknown: clients whose samples nobody can know, beside those that say so themselves.
             num_updates: received in the round; the number of observations by default.
             inputs: by client, what is assumed where it is not ``spec`` and the model's mode.
@@ -637,7 +637,7 @@ class ServerAudit:
         """Return the attack's input and its truth; ``None`` if the grant is refused.
 
         Args:
-            target: what is attacked.
+            target: the target of the attack.
             unknown: the clients whose samples nobody else can know.
         """
         seen = target.observation

@@ -84,7 +84,7 @@ def attack_shard(
 
     Args:
         run: with the folder ``kept``, which is only read.
-        shard: which share.
+        shard: the share of this machine.
         folder: for its finished targets; ``kept/shards/i-of-n`` of the run by default.
         workers: see ``attack_kept``.
 
@@ -110,7 +110,7 @@ def attack_shard(
 def merge_shards(run: KeptRun, shards: Sequence[Path] = ()) -> int:
     """Record the shards' results as ``attack_kept`` would have; nothing is attacked.
 
-    It may be called again: what is recorded is not recorded twice.
+    It may be called again: nothing is recorded twice.
 
     Args:
         run: whose rounds are to be recorded.
@@ -211,7 +211,7 @@ class _Share:
         shard: whose chunks are attacked; without a folder its division alone counts.
         workers: see ``Parallel``.
         folder: of the finished targets; ``None`` attacks nothing.
-        chunks: what came so far, of the shard or of all.
+        chunks: the chunks met so far, of the shard or of all shards.
     """
 
     chunk: int

@@ -22,8 +22,8 @@ class Sharing:
         numbers: all metrics of the self-attack.
         replay: residual, factor, cause and layers of the replay. Under noise they tell how far the
             update lies from the training without noise, which undoes differential privacy.
-        training: steps, batch sizes, shapes and a public normalisation also where what is sent is
-            not what the training made, or where the app reports no number of samples.
+        training: steps, batch sizes, shapes and a public normalisation also where the sent update
+            is not the trained one, or where the app reports no number of samples.
         times: CPU seconds. They tell how many defenses a gate tried.
         reasons: why something failed, in words that may hold paths, labels and numbers.
     """
@@ -63,7 +63,7 @@ class Sharing:
         Args:
             note: all that the client knows; its measurements are those that may travel.
             released_as_trained: whether the update is sent as it was trained, without a defense.
-            remark: what travels in the place of the note's remark, which may hold reasons.
+            remark: the text that travels in the place of the note's remark, which may hold reasons.
         """
         told = note
         replay, training = note.replay, note.training

@@ -62,7 +62,7 @@ def structure(
     max_products: int = 4000,
     seed: int = 0,
 ) -> Structure:
-    """Return which exact attacks an update is open to, and what it leaves open, without data.
+    """Return the exact attacks to which an update is open, and the directions it leaves open.
 
     A synthetic batch is drawn: images of noise with a power spectrum of 1/f² (``ImagePrior``) and
     random labels. Its update by the schedule, with the model's present weights, is handed to the

@@ -20,7 +20,7 @@ class Target:
     """One thing to attack: a client's update, or the aggregate of several.
 
     Attributes:
-        observation: what the attack is given.
+        observation: the input of the attack.
         members: (client id, number of samples) of each client in it.
     """
 
@@ -45,7 +45,7 @@ class Target:
 
 
 def aggregate(observations: Sequence[Observation], batch_statistics: bool = False) -> Target:
-    """Return what secure aggregation reveals: the mean update, weighted by the numbers of samples.
+    """Return the view under secure aggregation: the mean update, weighted by numbers of samples.
 
     Where every client takes one step on all of its samples, the weighted mean is the update of
     one client that holds all of the samples. Otherwise it is explained by a replay of every
@@ -130,7 +130,8 @@ class History:
         joint = replace(target.observation, earlier=tuple(kept))
         self.seen[clients] = counts, [*kept, target.observation][-(self.rounds - 1) :]
         while len(self.seen) > MAX_HISTORY:
-            del self.seen[next(iter(self.seen))]  # whoever was not seen for longest
+            # the target that was not seen for the longest time is forgotten
+            del self.seen[next(iter(self.seen))]
         return replace(target, observation=joint)
 
 
@@ -142,7 +143,8 @@ def find_targets(
     Args:
         chosen: the updates to attack, of one round.
         threat: says which view the attacker has.
-        gradient_map: of the clients, whose BatchNorm mode decides what an aggregate is.
+        gradient_map: of the clients; its BatchNorm mode decides whether a mean is one client's
+            update.
         history: the rounds before; this one is added.
 
     Raises:

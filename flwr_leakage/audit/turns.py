@@ -23,7 +23,7 @@ def in_turns(
     Args:
         targets: of a round, in their order.
         budget: of all of them; a part is yielded as long as it is not spent.
-        seconds: CPU seconds that each may take; ``None`` for what is left.
+        seconds: CPU seconds that each may take; ``None`` for the rest of the budget.
         seed: of the order.
 
     Example:

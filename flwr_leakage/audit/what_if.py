@@ -15,7 +15,7 @@ class WhatIf:
     """One update as a defense would have released it. No training ever sees it.
 
     Attributes:
-        update: what the client would have sent.
+        update: the update that the client would have sent.
         truth: the private samples, and how this defense would have encoded them.
         relative_change: ``‖released − raw‖₂ / ‖raw‖₂`` of the update: what the training loses.
     """

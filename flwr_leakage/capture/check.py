@@ -28,9 +28,9 @@ class ReplayCheck:
         by_entry: the same for each parameter, by its own norm.
         steps: how many were replayed.
         num_steps: how many the training took.
-        causes: what explains a residual, in words.
-        sends: what is sent: ``PARAMETERS``, or a name of a multiple of the update.
-        remarks: what else is known of an update that is explained, in words.
+        causes: the causes of a residual, in words.
+        sends: the quantity that is sent: ``PARAMETERS``, or the name of a multiple of the update.
+        remarks: further findings on an explained update, in words.
         problem: why there is no residual, in words.
         personal: names of parameters that were trained, and sent back as they were received.
     """
@@ -80,10 +80,10 @@ def check_replay(
     sent: Mapping[str, Tensor],
     variates: Mapping[str, Tensor] | None = None,
 ) -> ReplayCheck:
-    """Replay a training from the received parameters, and compare with what is sent.
+    """Replay a training from the received parameters, and compare it with the sent ones.
 
     Args:
-        training: what was captured.
+        training: the captured training.
         received: the arrays that the server sent.
         sent: the arrays that the client sends.
         variates: the client's control variates c_i, by the names of ``variate_names``; zero by
@@ -163,7 +163,7 @@ def _personal(
 def _gap(
     sent: Mapping[str, Tensor], end: Mapping[str, Tensor], received: Mapping[str, Tensor]
 ) -> bool:
-    """Return whether what is sent differs from what was trained by more than a replay explains."""
+    """Return whether sent and trained tensors differ by more than a replay explains."""
     trained = {name: _double(end[name]) - _double(received[name]) for name in sent}
     gap = {name: _double(sent[name]) - _double(end[name]) for name in sent}
     return _ratio(_norm(gap.values()), _norm(trained.values())) > TOLERANCE
@@ -205,7 +205,7 @@ def _remarks(
 def is_rounded(
     trained: Mapping[str, Tensor], received: Mapping[str, Tensor], sent: Mapping[str, Tensor]
 ) -> bool:
-    """Return whether what is sent differs from what was trained by no more than a replay explains.
+    """Return whether sent and trained tensors differ by no more than a replay explains.
 
     A mod that clips nothing adds the update to the parameters anew, and rounds.
     """

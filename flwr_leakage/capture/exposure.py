@@ -52,9 +52,9 @@ def read_round(
     """Read a round off a captured training.
 
     Args:
-        training: what was captured.
+        training: the captured training.
         received: the arrays that the server sent.
-        num_examples: what the client says it used.
+        num_examples: the number of samples that the client reports.
         spec: of the inputs; ``None`` infers it.
         schedule: in the place of the captured steps, where none says how they were made.
 

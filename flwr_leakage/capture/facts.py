@@ -111,8 +111,8 @@ class TrainingFacts:
     def travelling(self, as_trained: bool) -> "TrainingFacts":
         """Return the facts that a server may be told; see docs/threat-model.md, "What travels".
 
-        The optimizer's settings and what the owner gives always travel. Facts that were read off
-        the samples travel only where the server receives the trained model unchanged.
+        The optimizer's settings and the owner's own settings always travel. Facts that were read
+        off the samples travel only where the server receives the trained model unchanged.
 
         Args:
             as_trained: whether the update is sent as the training made it.
@@ -181,7 +181,7 @@ class TrainingFacts:
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> "TrainingFacts":
-        """Read what a client sent; it is free to write anything.
+        """Read the facts that a client sent; it is free to write anything.
 
         Raises:
             ValueError: it is not what ``to_dict`` returns, or no training is like that.
@@ -222,8 +222,8 @@ def facts_of(
     """Return how a client trained, from its captured training.
 
     Args:
-        training: what was captured.
-        num_examples: what the client says it used.
+        training: the captured training.
+        num_examples: the number of samples that the client reports.
         reported: the number of samples that the app itself reports to the server; 0 where it
             reports none.
         spec: of the inputs, where the owner gives it.

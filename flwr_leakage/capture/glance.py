@@ -27,7 +27,7 @@ class Glance:
 
     Args:
         names: of the optimizer's parameters, in its order; empty for one that is not received.
-        not_received: which tensors have other values than the arrays that the server sent.
+        not_received: the tensors whose values differ from the arrays that the server sent.
     """
 
     def __init__(self, names: Sequence[str], not_received: Differing) -> None:
@@ -106,7 +106,7 @@ class Glance:
         through ``.data`` do not. The model's calls and the loss are not looked at.
 
         Args:
-            not_sent: which tensors have other values than what the client sends.
+            not_sent: the tensors whose values differ from the arrays that the client sends.
         """
         seen = self._counting
         if self._problem or seen is None:

@@ -54,9 +54,10 @@ def name_tensors(received: Mapping[str, Tensor], roots: tuple[Root, ...]) -> dic
 def as_received(
     sent: Mapping[str, Tensor], received: Mapping[str, Tensor], roots: tuple[Root, ...]
 ) -> dict[str, Tensor]:
-    """Return what a client sends under the names by which it received the same tensors.
+    """Return a client's arrays under the names by which it received the same tensors.
 
-    Without names a client may send a part of what it received, or what it did not receive.
+    Without names, a client may send a part of the received arrays, or arrays that it did not
+    receive.
     """
     if not sent or not all(name.isdigit() for name in sent):
         return dict(sent)

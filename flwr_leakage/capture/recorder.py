@@ -71,7 +71,7 @@ def capture(limits: Limits | None = None) -> Iterator["Recorder"]:
     """Watch what this thread trains until the block ends; then ask ``training()``.
 
     Args:
-        limits: what is kept.
+        limits: the limits on what is kept.
     """
     recorder = Recorder(limits or Limits())
     recorder.look()

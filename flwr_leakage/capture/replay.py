@@ -23,7 +23,7 @@ def replay(
     scaled to the norm that they had then. The live modules are not touched.
 
     Args:
-        training: what was captured.
+        training: the captured training.
         names: the entries, as ``name_tensors`` finds them.
         start: values to begin with; those of the copies where a name is missing.
 

@@ -41,7 +41,7 @@ def multiple_sent(
     """Return which multiple of its update a client sends; 0 where it sends its parameters.
 
     Args:
-        sent: what it sends of the parameters.
+        sent: the parameters that it sends.
         received: the same before training.
         end: the same after training.
     """

@@ -1,4 +1,4 @@
-"""A tape of what leads to ``backward`` since the last step, that can be played again.
+"""Record the operations that lead to ``backward`` since the last step, to play them again.
 
 Entries are calls of modules and of torch functions whose results depend on trained parameters, also
 those before the model is called, such as FedProx's term in the parameters. Everything else (the
@@ -39,7 +39,7 @@ class Constant:
     version: int
 
     def get(self) -> Tensor:
-        """Return the tensor, if it is still what was used.
+        """Return the tensor, if it has not changed since it was used.
 
         Raises:
             ChangedConstantError: it was changed in place.
@@ -119,7 +119,7 @@ class Backward:
 
     Attributes:
         entries: in the order of calling; those only that the loss depends on.
-        loss: what ``backward`` was called on.
+        loss: the tensor on which ``backward`` was called.
         gradient: the argument of ``backward``, mostly ``None``.
         frozen: ids of the live parameters that required no gradient then.
     """

@@ -30,7 +30,7 @@ class Step:
     """One step of the optimizer.
 
     Attributes:
-        backwards: what was accumulated for it; several with gradient accumulation.
+        backwards: the backward passes whose gradients it uses; several with gradient accumulation.
         options: of each parameter group: learning rate, momentum, …
         rescaled_to: the norm of the gradient at the step, where something changed the gradient
             between ``backward`` and the step (clipping, unscaling, noise); ``None`` otherwise.

@@ -13,7 +13,7 @@ class Entry:
 
     Attributes:
         name: as in ``attack=NAME``.
-        line: what it is, from the comment that its file begins with.
+        line: its description, from the comment at the beginning of its file.
     """
 
     name: str

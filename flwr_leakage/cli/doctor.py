@@ -17,10 +17,10 @@ class Finding:
     """The finding on one package, file or program.
 
     Attributes:
-        name: what.
+        name: the package, file or program.
         state: ``ok``; ``missing`` where an optional thing is not there; ``broken`` where a needed
             one is not.
-        text: the version or place, or what is lost without it and how to get it.
+        text: the version or place; if it is missing, the features that are lost, and how to get it.
     """
 
     name: str

@@ -72,7 +72,7 @@ def workers_of(told: str, run: KeptRun) -> int | RayTasks:
 
 
 def make_model(model: str) -> nn.Module:
-    """Return what ``module:name`` makes without arguments; the name is ``Net`` by default.
+    """Return the model that ``module:name`` makes without arguments; by default the name is Net.
 
     Raises:
         ImportError: there is no such module.

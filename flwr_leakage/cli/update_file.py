@@ -49,7 +49,7 @@ class UpdateFile:
 
     Attributes:
         path: of the file.
-        model: ``module:name`` of what makes the model without arguments.
+        model: ``module:name`` of a function or class that makes the model without arguments.
         shape: (C, H, W) of an input.
         before: the file of θ_t; ``None`` takes the parameters that the model is made with.
         holds: see ``Holds``; ``None`` for parameters where ``before`` is given, else a difference.
@@ -88,7 +88,7 @@ def attack_file(
         max_seconds: CPU seconds of the attack.
 
     Returns:
-        The verdict in words, and what was assumed.
+        The verdict and the assumptions in words.
 
     Raises:
         ValueError: a file or a setting is none that was expected, in words.
@@ -130,7 +130,7 @@ def observe_file(
         gradient_map: of the model.
 
     Returns:
-        The gradient map of what the file holds, the observation, and what was assumed, in words.
+        The gradient map, the observation, and the assumptions in words.
 
     Raises:
         ValueError: the arrays are none of the model's, the file is none of those that are read, or

@@ -25,7 +25,7 @@ def write_comparison(comparison: Comparison, path: str | Path, link_reports: boo
     It holds no image.
 
     Args:
-        comparison: what is shown.
+        comparison: the runs to show.
         path: the file to write.
         link_reports: whether the page links to the runs' reports, relative to its folder. A report
             that came with a folder may be any page, so this is for reports that were written here.

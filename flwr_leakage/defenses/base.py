@@ -90,7 +90,7 @@ class Defense:
     def replaces_update(self) -> bool:
         """Return whether ``on_update`` recomputes the update from the data.
 
-        It then drops what earlier defenses of a chain did to the update.
+        It then discards the changes that earlier defenses of a chain made to the update.
         """
         return False
 

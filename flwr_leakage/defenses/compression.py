@@ -37,7 +37,7 @@ class RandomSubset(Compression):
     """Send each entry with the chance ``share``, and zero otherwise, drawn anew every round.
 
     Shokri and Shmatikov (2015, section 5) share a random tenth of the entries; Konečný et al.
-    (2016, section 3) divide what is sent by the chance, so that its mean is the update.
+    (2016, section 3) divide the sent entries by the chance, so that their mean is the update.
 
     Attributes:
         share: chance of each entry, in (0, 1].

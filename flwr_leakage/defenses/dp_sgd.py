@@ -78,8 +78,8 @@ class DPSGD(Defense):
 
     Every step uses ``ḡ + (noise_multiplier · max_norm / B) · z`` with z ~ N(0, I) (Abadi et al.
     2016, algorithm 1). The update is computed anew from the encoded samples, so that in a chain
-    it must come before what changes the update. MixUp or InstaHide before it would let a sample
-    enter several gradients: the guarantee then no longer holds for single samples.
+    it must come before defenses that change the update. MixUp or InstaHide before it would let a
+    sample enter several gradients: the guarantee then no longer holds for single samples.
 
     ``in_order`` cuts the samples into batches as the schedule does, and B is the batch's size.
     ``poisson`` takes each sample into a step with the chance q = min(1, batch_size / n), on its own

@@ -31,7 +31,7 @@ PRUNE_RATIOS = (0.0, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
 
 @dataclass(frozen=True)
 class RiskPlan:
-    """The strength that was chosen, and what it is predicted to do.
+    """The strength that was chosen, and its predicted effect.
 
     Attributes:
         strength: noise standard deviation in units of the pseudo-gradient (of the isotropic
@@ -62,7 +62,7 @@ def inversion_influence(
     lower and upper bound agree to 5 %, or after 60 steps.
 
     Args:
-        local_round: what the client holds.
+        local_round: the client's private data of the round.
         schedule: its local training.
         perturbation: δ, in units of the pseudo-gradient.
         relative_damping: ε / λmax(A_iᵀA_i), > 0.

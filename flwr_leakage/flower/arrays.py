@@ -212,7 +212,7 @@ def write_arrays(like: Mapping[str, Array], params: Params, buffers: Params) -> 
     """Build an ``ArrayRecord`` with the names and the order of ``like``.
 
     Entries of ``like`` that are in neither ``params`` nor ``buffers`` are kept: a defense that
-    withholds buffers sends back what the server sent.
+    withholds buffers sends back the server's own.
     """
     state = {**params, **buffers}
     return ArrayRecord(

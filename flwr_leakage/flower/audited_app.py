@@ -71,10 +71,10 @@ def audit(
         truth: in a simulation, a folder in which the captured samples are left for the
             evaluator; an absolute one where clients are processes of their own. Without one,
             they never leave this process.
-        attack: what the client attacks its own update with; see ``ClientAudit`` for this one and
-            the next three. A gate withholds what cannot be captured, too.
-        share: what else the server is told; nothing by default.
-        gate: what is too risky to be sent.
+        attack: the client's attack on its own update; see ``ClientAudit`` for this one and the next
+            three. A gate also withholds updates whose training cannot be captured.
+        share: the further facts that the server is told; none by default.
+        gate: the limits beyond which an update is not sent.
         folder: where the owner's own record is kept.
 
     Returns:

@@ -134,7 +134,7 @@ class _Round(SeenRound):
 def train_and_report(
     plan: CapturePlan, app: Callable[[Message, Context], Message], message: Message, ctx: Context
 ) -> Message:
-    """Call the app, and put the record of what was captured beside its update.
+    """Call the app, and put a record of the captured training beside its update.
 
     An error is handed on as it is. So is the reply to a message without an ``ArrayRecord`` (a stage
     of secure aggregation) or with several. A defense or a gate lets no reply pass that holds arrays
@@ -219,7 +219,7 @@ class _Todo:
     Attributes:
         limits: of the capture, which a replay, scores and defenses need; ``None`` for none.
         replays: whether it is replayed; there is a glance at it otherwise.
-        kept: what the client's latest replay found; ``None`` before the first.
+        kept: the finding of the client's latest replay; ``None`` before the first.
         server_round: or why it cannot be read.
     """
 

@@ -47,7 +47,7 @@ BAD_ROUND = "server-round must be an integer ≥ 0"
 
 
 class LeakageMod:
-    """A Flower mod that scores and defends what a client is about to send.
+    """A Flower mod that scores and defends an update before a client sends it.
 
     Put it on the train function, ``@app.train(mods=[LeakageMod(audit)])``, or on the whole app,
     innermost if there are others, so that Flower's own differential-privacy mods act on the

@@ -38,13 +38,13 @@ class ClientAudit:
         defense: encodes batches and defends the update; the identity by default.
         scores: risk scores by name; none by default.
         seed: ``None``: the defense draws from the operating system's entropy, and nobody can
-            repeat what it draws. A number: for simulations only; draws are a function of (seed,
-            round, client), and whoever knows the seed subtracts the noise from the update. What
-            is sent beside the update says which of the two it was.
+            repeat its draws. A number: for simulations only; draws are a function of (seed, round,
+            client), and whoever knows the seed subtracts the noise from the update. What is sent
+            beside the update says which of the two it was.
         score_plan: when to score, which samples, at what cost, and what to keep and send.
         max_samples: samples kept for the scores and the defense, ≥ 1: whole mini-batches, from
             the first one on, until there are so many. DP-SGD needs all that a round uses.
-        remark: what the client tells of its settings, beside each update; nothing by default.
+        remark: the client's words on its settings, sent beside each update; empty by default.
         own_config: whether the client's samples and draws are its own, so that no server can
             re-derive them from a seed; it tells the server so.
         check_update: whether the scored model is held against the update that was made, by
@@ -55,13 +55,13 @@ class ClientAudit:
         check_rounds: the rounds, by number, that are checked as by ``always``, whatever
             ``check_update`` says of the others; ``None`` for none.
         num_threads: torch threads while training, scoring and defending; ``None`` leaves them.
-        attack: what the client attacks its own update with, after its defense: a ``SelfAttack``,
-            or an attack with that one's defaults; ``None`` for none. It needs the extra ``server``.
-        share: what travels beside the update: ``nothing`` but fixed categories, ``everything``, or
-            any of ``numbers`` (all metrics of the self-attack), names of single metrics,
-            ``replay``, ``training``, ``times`` and ``reasons``. See ``Sharing`` for what each of
-            them costs.
-        gate: what is too risky to be sent; ``None`` sends everything.
+        attack: the client's attack on its own update, after its defense: a ``SelfAttack``, or an
+            attack with that one's defaults; ``None`` for none. It needs the extra ``server``.
+        share: the facts that travel beside the update: ``nothing`` but fixed categories,
+            ``everything``, or any of ``numbers`` (all metrics of the self-attack), names of single
+            metrics, ``replay``, ``training``, ``times`` and ``reasons``. See ``Sharing`` for what
+            each of them costs.
+        gate: the limits beyond which an update is not sent; ``None`` sends everything.
         folder: where the owner's own record is kept, a folder a run and client within it: scores,
             self-attacks with their images, the gate's decisions. ``None``: in the client's state
             only, without images. An absolute path where clients are processes of their own. See
@@ -179,7 +179,7 @@ def check_limits(gate: Gate | None, scores: Mapping[str, Score]) -> None:
     checked.
 
     Raises:
-        ValueError: there is one, and all scores say what they measure.
+        ValueError: there is such a limit, and all scores declare their quantities.
     """
     if gate is None or not gate.scores:
         return

@@ -36,7 +36,7 @@ def withhold(message: Message, reason: object, sharing: Sharing) -> Message:
     """Return a constant error, and write the reason into the client's own log.
 
     Args:
-        message: what is answered.
+        message: the message to answer.
         reason: why nothing is sent; it may hold paths, labels and numbers of samples.
         sharing: whether the server may read it.
     """
@@ -49,9 +49,9 @@ def sent_note(session: Session, done: Release, note: ClientNote, remark: str) ->
 
     Args:
         session: of the round.
-        done: what was released.
+        done: the results of the round.
         note: all that the client knows.
-        remark: what travels in the place of the note's remark.
+        remark: the text that travels in the place of the note's remark.
     """
     audit = session.audit
     scores = done.measurements if audit.score_plan.send else ()

@@ -40,7 +40,7 @@ class Explained:
     """The client's finding whether the scored model explains the update.
 
     Attributes:
-        sentence: what was found, and in which round.
+        sentence: the finding in words, with its round.
         fails: whether it was found not to; ``False`` also where nothing was checked, which the
             sentence then says.
         replay: the replay of this very round; ``None`` where there was none.
@@ -83,13 +83,13 @@ class Release:
     """The defended update of a round, with scores and judgement, before anything is sent.
 
     Attributes:
-        update: what may be sent, or would have been.
+        update: the update to send, or that would have been sent without the gate.
         measurements: its scores.
         attacked: the self-attack on it, or ``None``.
         explained: whether the scored model explains the update.
-        tries: what the gate said of each defense; empty without a gate.
+        tries: the gate's judgement of each defense; empty without a gate.
         exposure: of the round; ``None`` where no mini-batches were seen.
-        left: what the defense carries on to the client's next round; ``None`` where it does not.
+        left: the remainder that the defense carries to the next round; ``None`` if it carries none.
         seconds: CPU seconds of scores and self-attacks, without the replay.
     """
 
@@ -153,7 +153,8 @@ def defend(
     randomness, answer = session.randomness(purpose), trained.answer
     local_round = None
     if session.private:
-        # Later epochs repeat the samples of the first, and what no step uses leaves no trace.
+        # Later epochs repeat the samples of the first, and samples that no step uses leave no
+        # trace.
         used = answer.schedule.num_samples_used(answer.num_examples)
         private = Batch.concatenate(session.private)[:used]
         defended = Batch.concatenate(session.defended)[:used]

@@ -67,7 +67,7 @@ class Replayed:
         names: of the optimizer's parameters as they are received, in its order; see ``Glance``.
         untrained: of the received parameters that the optimizer did not hold.
         writes: to the gradients before the first step, see ``writes_of``.
-        num_examples: what the client said it used.
+        num_examples: the number of samples that the client reported.
         num_arrays: that were received, where as many parameters were sent, so that a glance can
             compare them; 0 otherwise.
     """
@@ -222,7 +222,7 @@ def replay_now(
     """Replay a training, and keep the result; ``state`` reads the received and sent arrays.
 
     Returns:
-        The result, and the facts with what the client was found to send.
+        The result, and the facts, completed by the quantity that the client sends.
     """
     names: tuple[str, ...] = ()
     untrained: tuple[str, ...] = ()

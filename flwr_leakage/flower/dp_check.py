@@ -34,7 +34,7 @@ class Finding:
         level: ``guarantee``: it holds as stated here; ``condition``: it holds where the message's
             condition does; ``weaker``: less than the app says; ``none``: nothing.
         about: the mod or strategy.
-        message: what follows, in words and numbers.
+        message: the consequence in words and numbers.
         stated_epsilon: the ε that the app shows for a round, where it shows one.
         epsilon: ε over all rounds at ``delta``; infinite where there is no guarantee.
         adjacency: what ``epsilon`` compares: ``replace-one``, the client with another update, or

@@ -21,8 +21,8 @@ class Heard:
     grid, through which the messages pass: they are looked at there, and handed on as they are.
 
     Args:
-        audit: is told what goes wrong.
-        names: who is who.
+        audit: the audit that records errors.
+        names: the clients' names by node.
     """
 
     def __init__(self, audit: ServerAudit, names: ClientNames) -> None:

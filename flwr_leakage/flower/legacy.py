@@ -50,7 +50,7 @@ class LegacyHonestButCurious(Strategy):
 
     Args:
         strategy: the strategy that trains.
-        audit: what is done with the observations.
+        audit: the audit that is given the observations.
         client_id_key: the fit metric in which clients tell their partition id; those that do not,
             and those whose claim is disputed (:class:`ClientNames`), are known by their node id.
             It decides under which name numbers are recorded, and against whose samples they are
@@ -309,11 +309,11 @@ def observe_legacy(
         strategy: of any class.
         model: the model that is trained, with the mean cross-entropy; or its gradient map.
         folder: of the run, with the records and the report.
-        spec: of the inputs; by default what the clients' captures tell.
-        schedule: of local training; by default what each client's capture tells.
+        spec: of the inputs; by default as the clients' captures tell them.
+        schedule: of local training; by default as each client's capture tells it.
         attack: an attack, the name of a preset, or ``None``. The default tries every attack that
             applies, within a budget of CPU seconds for each target.
-        threat: what the attacker knows; by default the clients' mean update only, which is what
+        threat: the attacker's knowledge; by default the clients' mean update only, which is what
             secure aggregation shows.
         max_samples: most samples that a client's steps use, all steps together, for it to be
             attacked; the others are recorded. ``None`` attacks all, which may take hours.

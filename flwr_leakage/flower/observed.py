@@ -71,8 +71,8 @@ def observe(
         folder: of the run, with the records and the report.
         attack: an attack, the name of a preset, or ``None``. The default tries every attack that
             applies, within a budget of CPU seconds for each target.
-        spec: of the inputs; by default what the clients' captures tell.
-        schedule: of local training; by default what each client's capture tells.
+        spec: of the inputs; by default as the clients' captures tell them.
+        schedule: of local training; by default as each client's capture tells it.
         max_samples: most samples that a client's steps use, all steps together, for it to be
             attacked; the others are recorded. ``None`` attacks all, which may take hours.
         max_seconds: CPU seconds that an attack may take for each target.

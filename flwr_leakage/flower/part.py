@@ -124,7 +124,7 @@ class Variates:
 
     A client takes steps along g + c − c_i and sends the change of c_i ← c_i − c + (x − y)/(K η)
     (Karimireddy et al., 2020, option II of equation 4). After one step of a client that was heard
-    in all of its rounds, what it began with and the sum are g itself.
+    in all of its rounds, its first variates and the sum tell g itself.
     """
 
     def __init__(self) -> None:
@@ -143,7 +143,7 @@ class Variates:
 
         Args:
             client: that was heard in this round.
-            facts: what it told.
+            facts: the facts that it told.
             delta: the change of its parameters.
             server: the server's variates c that it was sent; empty for none.
         """
@@ -169,10 +169,10 @@ def change_made(facts: TrainingFacts | None, local: Params, params: Params) -> P
     error here.
 
     Args:
-        facts: what the client told; one that sends a multiple of its update says which. Where the
-            multiple follows from steps that it did not tell, it is taken to be 1.
-        local: what it sent.
-        params: what it was sent, of at least those parameters.
+        facts: the facts that the client told, with the multiple of the update that it sends. Where
+            the multiple follows from steps that it did not tell, it is taken to be 1.
+        local: the parameters that it sent.
+        params: the values that it was sent, of at least those parameters.
     """
     if facts is None or facts.sends == PARAMETERS:
         return subtract(local, {name: params[name] for name in local})

@@ -53,11 +53,11 @@ class RoundView:
     """One phase of a round.
 
     Attributes:
-        audit: is told what is wrong.
-        names: who is who; learns from the notes.
+        audit: the audit that records errors.
+        names: the clients' names by node; it learns from the notes.
         server_round: counted from 1.
-        sent: what was sent to whom.
-        needs: what the strategy needs of every reply's metrics.
+        sent: the messages that were sent, by node.
+        needs: the metrics that the strategy needs in every reply.
         drop: whether bad replies will be left out, for the wording.
         usual: the layout of most replies: of earlier rounds, then of this one.
         expected: the arrays that a reply has to hold.

@@ -37,7 +37,7 @@ class HonestButCurious(Strategy):
 
     Args:
         strategy: the strategy that trains.
-        audit: what is done with the observations.
+        audit: the audit that is given the observations.
         weighted_by_key: the metric that holds the number of samples; the wrapped strategy's, where
             it has one, and else ``num-examples``.
         bad_replies: ``pass``: every reply is handed on to the strategy, as without the audit, and

@@ -62,7 +62,7 @@ class ToldAudit(ServerAudit):
     otherwise, or nothing, are named in a warning.
 
     Attributes:
-        given: what is not taken from the clients.
+        given: the operator's settings, which replace those of the clients.
     """
 
     given: Given = field(default_factory=Given)

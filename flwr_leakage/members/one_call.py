@@ -54,7 +54,7 @@ def membership(
         null_origin: where the null comes from, in words, for the result.
         schedule: of local training; one step of all samples by default. Parameters before and
             after need it.
-        statistics: which may be used: ``row_space``, and with labels ``outer_product``,
+        statistics: those that may be used: ``row_space``, and with labels ``outer_product``,
             ``gradient_cosine``, ``gradient_difference`` and ``loss``.
         correction: for the number of records: ``holm`` or ``benjamini_hochberg``.
         noise_std: σ of a defense's noise on the entries of the gradient, where it is known.

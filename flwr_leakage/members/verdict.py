@@ -56,7 +56,7 @@ class Membership:
     Attributes:
         evidence: how strong the test is on this update; see :data:`Evidence`.
         reason: why, in words.
-        statistic: what answered, such as ``row_space (fc1)``.
+        statistic: the statistic that answered, such as ``row_space (fc1)``.
         p_values: (C,) of each record: by rank in the null, and by the null's tail beyond it.
         rank_p_values: (C,) by rank alone, at least 1 / (1 + null records), whatever the tail.
         corrected: (C,) the p-values corrected for the number of records.
@@ -79,7 +79,7 @@ class Membership:
         residuals: (C, S) ‖h − P h‖ / ‖h‖ of each record in each layer of ``layers``.
         layers: the layers' names and spans.
         left_out: why other layers were not used.
-        rehearsal: what the server found when it repeated the round on null records, if it did.
+        rehearsal: the findings of a repetition of the round on null records, if there was one.
         cpu_seconds: of the test.
     """
 
@@ -225,7 +225,7 @@ def examine(
         labelled: whether all labels are known. Without them the row space is the only statistic,
             and a rehearsal takes the null's as they are.
         null_origin: where the null comes from, in words.
-        statistics: which may be used.
+        statistics: the names of those that may be used.
         correction: for the number of candidates.
         noise_std: σ of a defense's noise on the entries of the pseudo-gradient; ``None`` lets the
             spectrum tell, where one step's samples are fewer than units.

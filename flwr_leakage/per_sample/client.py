@@ -111,7 +111,7 @@ class ClientSamples:
                 encoding of the batch hides.
             precision: of all computations; see above for samples that ``float32`` cannot do.
             memory_bytes: for the graphs of the samples treated together.
-            extra_bytes: of them, what a sample needs beside its graphs.
+            extra_bytes: of them, the bytes that a sample needs beside its graphs.
         """
         _check_choices(point, precision)
         entries = sum(value.numel() for value in self.exposure.params.values())
@@ -259,7 +259,7 @@ class _Model:
 
     Attributes:
         separated: all samples of the round, by point and type.
-        second: what is known of the model's second derivatives, once it was looked at.
+        second: the finding on the model's second derivatives, once they were checked.
     """
 
     separated: dict[tuple[Point, torch.dtype], Samples] = field(default_factory=dict)

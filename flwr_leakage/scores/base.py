@@ -47,7 +47,7 @@ class Column:
         name: the field's name of the quantity.
         values: (S,); NaN or infinity where there is no number.
         unit: ``1``, ``model input``, …
-        direction: what a larger value means.
+        direction: the meaning of a larger value.
         notes: one for each sample, or none at all: why there is no number, or how to read it.
         errors: (S,) half the width of the error bar, in ``unit``; NaN where it is unknown, ``None``
             where nothing is said.
@@ -66,7 +66,7 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class SampleScore(ABC):
-    """A score that looks at every sample on its own: a subclass says what ``measure`` gives.
+    """A score that looks at every sample on its own: a subclass defines ``measure``.
 
     As many samples are treated at a time as fit into memory. A sample without a finite gradient, or
     that training never used, gets no number but the reason; so does a value that is not finite.
@@ -244,7 +244,7 @@ def numbers_of(estimate: Estimate, bound: str, quantity: str = "") -> Numbers:
         estimate: one for each of S samples.
         bound: how to read a value that did not converge: ``at least``, ``at most``, or nothing
             where it is no bound.
-        quantity: what the estimate is of, where the measurement is of something else.
+        quantity: the estimated quantity, where the measurement is of another one.
     """
     subject = f"{quantity} {bound}".strip()
     missed: dict[str, State] = {"at least": "lower bound", "at most": "upper bound"}

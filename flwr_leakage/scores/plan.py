@@ -31,7 +31,7 @@ def rank_samples(
         seed: for ``random``.
 
     Returns:
-        The places, and what they were ranked by.
+        The places, and the quantity that ranked them.
     """
     if how not in get_args(Selection):
         raise ValueError(f"how must be one of {get_args(Selection)}, got {how!r}.")
@@ -54,10 +54,10 @@ class ScorePlan:
 
     Attributes:
         every: rounds from one scoring to the next, ≥ 1; the first round is scored.
-        relative_cost: what scores may cost over a client's rounds, as a share of its training,
-            > 0. ``None`` is no limit, and scores all samples.
-        min_samples: samples that each scored round gets whatever they cost, ≥ 0.
-        which: which samples are scored first, see ``rank_samples``.
+        relative_cost: limit on the cost of scores over a client's rounds, as a share of its
+            training, > 0. ``None`` is no limit, and scores all samples.
+        min_samples: number of samples that each scored round scores at any cost, ≥ 0.
+        which: the rule that chooses the samples to score first, see ``rank_samples``.
         product_price: ``None`` measures CPU seconds, of the training and of the scores: a true
             limit, but how many samples a round scores then depends on the machine. A number > 0
             counts instead, so that a simulation can be repeated: a Jacobian product of one sample

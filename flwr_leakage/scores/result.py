@@ -93,7 +93,8 @@ class Scores(Mapping[str, ScoreResult]):
 
     Attributes:
         results: by name.
-        notes: what holds of all of them: in which mode the model was scored, what a sample's δ is.
+        notes: remarks on all of them: the mode in which the model was scored, the meaning of a
+            sample's δ.
     """
 
     results: Mapping[str, ScoreResult]

@@ -45,8 +45,8 @@ class Account:
 
     Attributes:
         balance: negative while the first sample's scores are not paid back.
-        ranking: what ranking the samples last cost.
-        sample: what the scores of one sample last cost; 0 before the first.
+        ranking: the latest cost of ranking the samples.
+        sample: the latest cost of the scores of one sample; 0 before the first.
     """
 
     balance: float = 0.0
@@ -84,7 +84,7 @@ def score_round(
         scores: by name.
         gradient_map: of the client's model and loss.
         exposure: the client's round.
-        plan: what may be spent.
+        plan: the limits of spending.
         account: as the client's last round left it.
         server_round: counted from 1.
         train_seconds: CPU seconds of the round's training.

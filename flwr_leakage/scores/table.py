@@ -53,7 +53,7 @@ def to_text(columns: Sequence[Column], notes: Sequence[str], most_rows: int) -> 
 
     Args:
         columns: all of the same samples.
-        notes: what holds of all of them.
+        notes: remarks on all of them.
         most_rows: samples that are shown.
     """
     grid = _grid(columns, most_rows)

@@ -102,7 +102,7 @@ def make_server_app(config_of: ConfigOf, console: Console, own_configs: bool = F
 
     Args:
         config_of: where it finds its config.
-        console: what a person sees.
+        console: the display for a person.
         own_configs: whether clients may run by configs of their own, so that the words say so.
     """
     app = ServerApp()

@@ -30,7 +30,7 @@ def check_node(
         key: where the section stands in the config.
         node: the section.
         given: arguments that the caller adds.
-        kind: what the section stands for. What a function returns is known only when it is built.
+        kind: the class of the object. The result of a function is known only when it is built.
 
     Raises:
         ConfigError: naming the key that is unknown, missing, or holds another type.
@@ -103,7 +103,7 @@ def check_section(
     Args:
         key: where the section stands in the config; empty at the top.
         section: its keys and values.
-        targets: what reads it, with annotated signatures.
+        targets: its readers, with annotated signatures.
         given: arguments that the caller adds, which the section cannot hold.
         complete: arguments without a default must be there.
 

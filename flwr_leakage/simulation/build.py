@@ -48,7 +48,7 @@ def build(config: Config, remark: str | None = None) -> Experiment:
 
     Args:
         config: the whole config.
-        remark: what a client on a real node tells of its own config; ``None`` in a simulation.
+        remark: the words of a client on a real node on its own config; ``None`` in a simulation.
 
     Raises:
         ConfigError: naming the key that is wrong and why.
@@ -164,7 +164,7 @@ def _attack(config: Config, server: ServerSettings) -> Attack | None:
 
 
 def attack_workers(server: ServerSettings) -> int | RayTasks:
-    """Return where attacks run: the number of processes, or what a task asks of a Ray cluster.
+    """Return where attacks run: the number of processes, or a task's resources on a Ray cluster.
 
     Raises:
         ValueError: it is another word than ``ray``, or what is asked for is negative.

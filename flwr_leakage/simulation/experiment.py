@@ -51,11 +51,11 @@ class Experiment:
     """Everything that both apps share; a pure function of the config and the remark.
 
     Attributes:
-        large_clients: what is told of updates of many images, or ``None``.
+        large_clients: the settings for updates of many images, or ``None``.
         what_ifs: by name, defenses that updates are attacked under besides.
         self_attack: of each client on its own update, or ``None``.
         gate: of each client, or ``None``.
-        membership: which records the server tests for membership, or ``None``.
+        membership: the choice of records that the server tests for membership, or ``None``.
         remark: ``None`` in a simulation, whose every draw comes from the seed. On a real node,
             what the client tells the server of its own config: its draws then come from the
             operating system's entropy.
@@ -198,7 +198,7 @@ class Experiment:
         return KeptObservations(folder, server.kept_bytes, server.kept_policy)
 
     def truth(self, server_round: int, client_id: int, num_examples: int) -> Truth:
-        """Re-derive from the seed what a client trained on, and how its defense encoded it.
+        """Re-derive from the seed a client's samples, and their encoding by its defense.
 
         It holds for the clients of a simulation: one on a real node has samples and draws of its
         own, and says so beside its update (``ClientNote.own_config``). If there are several

@@ -1,4 +1,4 @@
-"""Checks what a config that others wrote may name, before anything of it is imported or built.
+"""Check the names in a config that others wrote before anything of it is imported or built.
 
 Two kinds of config come from others: the run config of Flower, which whoever submits a run writes
 (``own_config``), and the config in ``run.json`` of a run folder that somebody sent (``later``).

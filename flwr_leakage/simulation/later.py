@@ -33,7 +33,7 @@ def has_config(folder: Path) -> bool:
 
 
 def received_config(folder: Path, allowed: Sequence[Path] = ()) -> Config:
-    """Return the config of an untrusted run folder, reduced to what attacks need.
+    """Return the config of an untrusted run folder, reduced to the parts that attacks need.
 
     Trackers and engines are left out, and so are files that a run starts from or writes elsewhere;
     nothing is downloaded.

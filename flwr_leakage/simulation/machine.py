@@ -1,4 +1,4 @@
-"""Checks that the machine has what a run needs: folders to write to, files to read."""
+"""Check that the machine has the folders and files that a run needs."""
 
 from pathlib import Path
 

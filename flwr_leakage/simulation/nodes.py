@@ -15,12 +15,12 @@ T = TypeVar("T")
 
 
 def instantiate(config: Mapping[str, Any], key: str, kind: type = object, **given: Any) -> Any:
-    """Build what a section describes.
+    """Build the object that a section describes.
 
     Args:
         config: the whole config.
         key: of the section, by a path such as ``model.network``.
-        kind: what it must be an instance of.
+        kind: the class of which it must be an instance.
         given: arguments of the target that the section does not hold.
 
     Raises:

@@ -30,7 +30,7 @@ from flwr_leakage.tracking.jsonl import METADATA_FILE, RECORDS_FILE, write_priva
 
 
 def headline(config: Config, experiment: Experiment, own_configs: bool = False) -> str:
-    """Return a line that names what is run, and whether clients may have their own config."""
+    """Return a line that names the run, and says whether clients may have their own config."""
     settings, choices = experiment.settings, config["choices"]
     groups = ("dataset", "model", "strategy", "defense", "attack", "engine")
     parts = [f"{settings.num_clients} clients", f"{settings.num_rounds} rounds"]

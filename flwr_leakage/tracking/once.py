@@ -20,7 +20,7 @@ class OnceTracker:
 
     Attributes:
         tracker: where it goes; ``None`` until it is open, when nothing can be passed on.
-        seen: what is there.
+        seen: the entries that the run holds.
     """
 
     tracker: Tracker | None

@@ -60,7 +60,7 @@ class RunData:
         texts: every text; where one was written twice, the last.
         closed: whether the run ended in order. If not, it was killed or still goes on.
         last_write: the time of the last change of ``records.jsonl``, ISO 8601, or empty.
-        problems: what could not be read, in words.
+        problems: the files and lines that could not be read, in words.
     """
 
     folder: Path

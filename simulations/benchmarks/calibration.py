@@ -55,7 +55,7 @@ def fit_calibration(
         score: the score's name.
         values: of the score, positive; pairs with ``None`` or 0 are left out.
         outcomes: the RMSE or PSNR that an attack reached on the same samples.
-        outcome: which of the two.
+        outcome: ``rmse`` or ``psnr``.
         conditions: the attack, model, data and threat model of the recorded attacks, in words.
 
     Raises:

@@ -191,7 +191,7 @@ def trace_chain(problem: Problem) -> list[Link]:
 
 
 def _walked(problem: Problem, probe: Tensor) -> tuple[list[Step], list[list[str]], Tensor]:
-    """Return the calls of a pass that a chain may hold, what comes between them, and the logits.
+    """Return the calls of a pass that a chain may hold, the other calls between them, and logits.
 
     Returns:
         The calls; for each of them, and at the end, the descriptions of the calls before it that

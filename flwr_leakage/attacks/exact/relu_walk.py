@@ -76,7 +76,7 @@ class Normalised:
         return (inputs - _wide(self.op.mean)) / _wide(self.deviation)
 
     def pull(self, normal: Tensor | None) -> Tensor:
-        """Return what the statistics add to δ, for x̂ (1, C, H, W); ``None`` for x̂ = 0."""
+        """Return the statistics' part of δ, for x̂ (1, C, H, W); ``None`` stands for x̂ = 0."""
         first, second = _wide(self.first), _wide(self.second)
         own = first if normal is None else first + second * normal
         return (-own / _wide(self.deviation)).expand_as(self.op.inputs)

@@ -113,7 +113,8 @@ class DenseGaussNewton(OneByOne):
         model = Jacobian(problem, targets, self.max_entries)
         equations = _Equations.of(problem, model, self.model_error)
         likelihood, prior = equations.likelihood, equations.prior
-        model.require(int((likelihood.bounds == 0).sum()))  # before passes of a large network
+        # the size is checked before passes of a large network
+        model.require(int((likelihood.bounds == 0).sum()))
         if is_rough(problem):
             raise ValueError("the network must be smooth, and its derivative jumps between images.")
         own = budget.part(self.share)

@@ -246,7 +246,7 @@ class GaussNewton(OneByOne):
         if bias is None:
             return model, 0, 0, 0
         short = replace(self, steps=self.trial_steps)
-        # The energy compares short runs only if what they have not fitted yet counts as error.
+        # The energy compares short runs only if residuals that are not fitted yet count as errors.
         annealing = replace(self.annealings[0], model_error=1.0)
         best = short.run(model, likelihood, annealing, budget, start)
         products, steps, moved, trials = best.products, best.steps, 0, 0

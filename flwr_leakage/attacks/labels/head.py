@@ -175,7 +175,7 @@ def told_labels(problem: Problem) -> Int[Tensor, " k"]:
 
 
 def _is_told(factor: LayerFactor, dual: Tensor, error: Tensor, num_samples: int) -> bool:
-    """Return whether rounding and noise alone explain what a sample misses of its equations.
+    """Return whether rounding and noise alone explain a sample's residual in its equations.
 
     The client's float32 softmax has errors of about 2⁻²⁴, however small the sample's own error is.
     Noise of deviation σ in the gradient G moves the error out of the span by ``σ ‖G⁺ s‖`` in each

@@ -111,7 +111,7 @@ class LabelEstimate:
         expected_right: share of labels that the method had right in rehearsals on dummies of a kind
             that it was not calibrated on, repetitions counted.
         least_right: the smallest such share among the rehearsals.
-        uniform_right: what equal counts for all classes had right in the same rehearsals.
+        uniform_right: the share that equal counts for all classes had right in the same rehearsals.
         method: the name of the method that had most right.
         rehearsals: their number.
     """
@@ -233,7 +233,7 @@ def rehearse(
     Dummies are draws of a Gaussian prior of images, moved along the gradient of their class's
     probability. So the network answers to them about as it does to samples of their class, and no
     image is needed. Each rehearsal draws class frequencies, trains from the client's start with its
-    optimizer and number of steps, and keeps what that changed.
+    optimizer and number of steps, and keeps the change.
 
     Args:
         problem: of an update of the client. Its training is repeated, the update itself is unused.

@@ -131,7 +131,7 @@ class Trace(FunctionMode):
     Attributes:
         steps: the recognised calls, in their order. Calls that work in place do not change the
             tensors of a step.
-        outputs: what the pass returned; ``None`` if the answer ended it.
+        outputs: the result of the pass; ``None`` if the answer ended it.
         reached: the values at which the answer ended the pass, or ``None``.
     """
 

@@ -124,7 +124,7 @@ class _Found:
 
     Attributes:
         texts: the ids of each.
-        source: what placed them, in words.
+        source: the evidence that placed them, in words.
         spans: the spans that placed them, if they did.
         is_exact: whether all coefficients of the tables are 1.
     """

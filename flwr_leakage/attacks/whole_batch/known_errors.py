@@ -305,7 +305,7 @@ class Passed:
         deviations: standard deviations of the inputs of ReLUs and pooling before the layer.
         spread: standard deviation of the layer's inputs, without the ReLU that is left out.
         chain: the pass as a chain of matrices, or ``None`` if it is no such chain.
-        contrast: what the network leaves open of the contrast of the samples.
+        contrast: the part of the samples' contrast that the network leaves open.
     """
 
     narrow: FeaturePass
