@@ -87,7 +87,7 @@ def _pickled(value: object, modules: set[str]) -> bytes:
 
 
 def _gradient_at_random(job: AttackJob) -> dict[str, Tensor]:
-    """The gradient of the loss at two random inputs and labels."""
+    """Return the gradient of the loss at two random inputs and labels."""
     seen = job.observations[0]
     device = next(iter(seen.params.values())).device
     with torch.random.fork_rng(devices=[]):

@@ -258,7 +258,7 @@ class RoundView:
             self.audit.inform_once(self.server_round, -1, f"{self._part.sentence()}.")
 
     def _state_sent_to(self, node: int) -> tuple[Params, Params, tuple[str, ...]]:
-        """Return what the node was sent, and the names of arrays less precise than the model's.
+        """Return the tensors sent to a node, and the names of those less precise than the model's.
 
         Most strategies send one record to all, which is read once. Tensors that are not sent have
         the values of the model that the server was given.
