@@ -293,7 +293,7 @@ def check_archive(path: Path) -> None:
     """
     with open_file(path, MAX_TENSORS_BYTES, follow=True) as file:
         if not zipfile.is_zipfile(file):
-            return  # torch's older format, in which every number stands as it is
+            return  # torch's older format holds every number uncompressed
         with zipfile.ZipFile(file) as held:
             entries = held.infolist()
             size = os.fstat(file.fileno()).st_size

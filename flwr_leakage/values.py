@@ -28,5 +28,5 @@ def brief(value: object) -> str:
     """Return the first 100 characters of a value's ``repr``, whoever wrote the value."""
     try:
         return f"{value!r}"[:100]
-    except ValueError:  # an integer of over 4,300 digits
+    except ValueError:  # Python refuses to print an integer of over 4,300 digits
         return f"a {type(value).__name__} too long to print"

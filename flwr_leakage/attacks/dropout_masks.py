@@ -32,7 +32,7 @@ rounding of parameters on the wire has lost."""
 def read_masks(
     forward: Callable[[], object], params: Params, gradient: Params
 ) -> list[Tensor | None]:
-    """Return the mask of each call of dropout in a pass, ``None`` where the update tells none.
+    """Return the mask of each call of dropout in a pass, ``None`` where the update shows none.
 
     A mask is 0 or 1 / (1 − p), and has the shape of one sample, with 1 along axes that are dropped
     together. It is ``None`` if dropout was not active, or if no linear layer takes its outputs, or

@@ -26,7 +26,7 @@ Verdict = Literal["proven", "plausible", "not"]
 
 
 def unscaled(problem: Problem) -> Problem:
-    """Return the problem with the factor of a scaled update divided out, if it can be told.
+    """Return the problem without the factor of a scaled update, if the factor can be inferred.
 
     A client that clips sends c g in place of its gradient g. For one sample, a linear last layer
     has the gradient ``c e [h, 1]ᵀ``, with h its input and ``e(h) = ∂L/∂(W h + b)``. The quotient
@@ -37,7 +37,7 @@ def unscaled(problem: Problem) -> Problem:
     if problem.num_samples != 1 or not problem.is_single_gradient or problem.earlier:
         return problem
     if problem.spec.next_token:
-        return problem  # one text has an error at each position
+        return problem  # a text has an error at each position, so that it counts as several samples
     try:
         layer = find_last_layer(problem)
     except ValueError:

@@ -204,7 +204,8 @@ def attack(
     if workers > 1 or folder is not None:
         chosen = Parallel(chosen, workers, folder=folder)
     job = AttackJob(gradient_map, spec, observations, threat, seed, max_seconds=max_seconds)
-    with torch.random.fork_rng(devices=[]):  # a model may draw from the global generator
+    # a model may draw from the global generator, whose state is kept
+    with torch.random.fork_rng(devices=[]):
         results = by_fit(chosen, job, progress)
     return results if isinstance(update, list) else results[0]
 
@@ -315,7 +316,7 @@ def _by_name(gradient_map: GradientMap, given: Gradients) -> Params:
 
 
 def _warn_of_dropout(model: nn.Module, spec: InputSpec, mode: BatchNormMode) -> None:
-    """Warn if the model has dropout, as not every update tells the client's masks."""
+    """Warn if the model has dropout, as not every update shows the client's masks."""
     active = [
         f"{name or type(layer).__name__} (p={layer.p:g})"
         for name, layer in model.named_modules()

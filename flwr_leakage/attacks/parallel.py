@@ -330,7 +330,7 @@ def _save(results: Results, file: Path | None) -> None:
 
     def place(value: Any) -> Any:
         if not isinstance(value, Tensor):
-            return value.item()  # a number of NumPy
+            return value.item()  # the value is a scalar of NumPy
         tensors[str(len(tensors))] = value.detach().cpu().contiguous().clone()
         return {_TENSOR: str(len(tensors) - 1)}
 

@@ -422,7 +422,7 @@ def _with_masks(
     observation: Observation,
     buffers: Params,
 ) -> tuple[GradientMap, str]:
-    """Return the map with the masks of dropout that one sample's update tells, and their number."""
+    """Return the map with the masks of dropout that one sample's update shows, and their number."""
     params = known_map.turned(observation.params)
     gradient = known_map.turned(observation.update.pseudo_gradient())
     like = next(iter(params.values()))
@@ -476,7 +476,7 @@ def _own_statistics(
         return {}
     try:
         found = _derived(gradient_map, spec, observation, num_samples)
-    except (ValueError, RuntimeError):  # missing buffers, or such of another shape
+    except (ValueError, RuntimeError):  # buffers are missing, or have another shape
         return {}
     moved = all(bool((after[name] != before[name]).any()) for name in found)
     known = all(bool(value.isfinite().all()) for value in found.values())

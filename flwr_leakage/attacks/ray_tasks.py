@@ -67,7 +67,7 @@ class RayTasks:
         task = ray.remote(
             num_cpus=asked,
             num_gpus=self.num_gpus,
-            max_retries=0,  # retries are counted and told here
+            max_retries=0,  # retries are counted and reported here
             scheduling_strategy="SPREAD",
         )(work)
         room = self._room(ray) * (2 if asked else 1)  # tasks that ask for no CPU start at once
@@ -83,9 +83,10 @@ class RayTasks:
                 index, causes = running.pop(ended)
                 try:
                     yield index, ray.get(ended), causes
-                except ray.exceptions.RayTaskError as error:  # raised by the task itself
+                except ray.exceptions.RayTaskError as error:  # the task itself raised an error
                     yield index, f"{type(error.cause).__name__}: {error.cause}", causes
-                except ray.exceptions.RayError as error:  # its worker, its node or its result died
+                # the task's worker, node or result was lost
+                except ray.exceptions.RayError as error:
                     causes = [*causes, _in_a_line(error)]
                     if len(causes) <= self.retries:
                         waiting.append((index, causes))
@@ -99,7 +100,7 @@ class RayTasks:
     def _connected(self) -> Any:
         """Return the module ``ray``, connected to a cluster."""
         try:
-            import ray  # of the extra ``all``
+            import ray  # this package belongs to the extra ``all``
         except ImportError as error:
             raise ValueError("attacks on Ray need Ray; flwr[simulation] brings it.") from error
         if ray.is_initialized():
@@ -116,7 +117,7 @@ class RayTasks:
     def _asked(self, ray: Any) -> float:
         """Return the CPUs to ask for: none where the program itself holds those of its cluster."""
         if ray.get_runtime_context().namespace == _OWN:
-            return self.num_cpus  # others hold them, and a task waits for its turn
+            return self.num_cpus  # other programs hold the CPUs, and a task waits for its turn
         for _ in range(4):  # the cluster's figures lag behind
             free = ray.available_resources()
             if free.get("CPU", 0.0) >= self.num_cpus and free.get("GPU", 0.0) >= self.num_gpus:

@@ -190,7 +190,7 @@ class Strongest:
         return visits
 
     def _is_followed(self, name: str, count: int) -> bool:
-        """Return whether ends of their own come right behind an attack on so many samples."""
+        """Return whether an attack on ``count`` samples is followed at once by its own finish."""
         return bool(self.behind_batches) and name in self.batches_first and _several(count)
 
     def _go_on(
@@ -203,7 +203,7 @@ class Strongest:
         """
         assert target.evidence is not None
         if job.spec.is_text:
-            return  # token ids do not move
+            return  # no attack continues from token ids
         attack: GoOn | None = None if self.finish is None else partial(_finish, self.finish)
         suffix = FINISHED
         if target.evidence.is_noised and self.denoising is not None:
@@ -247,7 +247,8 @@ class Strongest:
             (found,) = _attempt(partial(_finish, attack, candidate.batch), part, None)
             target.take(f"{origin} + {name}", found, watch.seconds)
             if found.batch is None:
-                target.refused.add(name)  # an attack that refuses a target refuses it from anywhere
+                # an attack that refuses a target refuses it from every start
+                target.refused.add(name)
             if found.batch is None or target.is_solved:
                 return
 
@@ -343,7 +344,7 @@ class _Target:
         return str(self.best.stats.get("attack", ""))
 
     def leave_out(self, name: str, reason: str, stops: bool = False) -> None:
-        """Record that an attack was not run, unless an earlier visit of it is told."""
+        """Record that an attack was not run, unless an earlier outcome of it is recorded."""
         told = (part.name == name or part.name.endswith(f" + {name}") for part in self.parts)
         if not any(told):
             self.parts.append(Part(name, "not run", reason=reason))
@@ -384,7 +385,7 @@ class _Target:
         proven = _is_proven(result)
         is_known = proven or _is_known(result)
         scale = float(result.stats.get("scale", 1.0))
-        if is_known and scale != self.evidence.problem.scale:  # told by the samples themselves
+        if is_known and scale != self.evidence.problem.scale:  # the samples themselves show it
             problem = self.evidence.problem.divided(scale / self.evidence.problem.scale)
             self.evidence = Evidence.of(problem, self.evidence.tolerance)
         if "features" in result.stats and "weight" in result.stats:

@@ -158,7 +158,7 @@ class KeptObservations:
         return True
 
     def room(self, server_round: int) -> int:
-        """Return how many rounds have room together, if each is as large as one that is kept."""
+        """Return how many rounds fit into the room, if each is as large as a kept one."""
         return max(1, self.max_bytes // max(1, _size(self._round(server_round))))
 
     def _drop(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Estimate what an attack on a client would take, before anything of the told size is allocated."""
+"""Estimate an attack's memory and time before memory of a size that a client told is allocated."""
 
 import math
 from collections import OrderedDict

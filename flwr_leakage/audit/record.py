@@ -120,7 +120,7 @@ class Recorder:
             self._number(*where, "client", "not_attacked", count, self.sample, note=kept_out)
 
     def not_attacked(self, seen: Observation, reason: str) -> None:
-        """Record why an update was not attacked, if its client's record could not tell."""
+        """Record why an update was not attacked, if its client's record does not say so."""
         where, count = (seen.server_round, seen.client_id, -1), float(seen.update.num_examples)
         self._number(*where, "client", "not_attacked", count, self.sample, note=reason)
 

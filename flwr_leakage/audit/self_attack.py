@@ -211,7 +211,7 @@ class SelfAttack:
         """Return why the answer is no evidence of the update's safety; empty if it may be one."""
         if answer.batch is None:
             return answer.error or "no reconstruction"
-        near = ("psnr", "token_accuracy")  # of images and of texts
+        near = ("psnr", "token_accuracy")  # there are grades of images and grades of texts
         reached = next((m.values for m in outcome.measurements if m.name in near), ())
         measured = sum(value is not None for value in reached)
         if measured < count:

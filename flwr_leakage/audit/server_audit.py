@@ -371,7 +371,7 @@ class ServerAudit:
             return
         truth = None
         if self.truth is not None and seen.client_id not in unknown:
-            with suppress(ValueError):  # an attack tells of a missing truth, where there is one
+            with suppress(ValueError):  # the record of an attack reports a missing truth already
                 truth = self.truth(seen.server_round, seen.client_id, count)
         if infers:
             self._labels = self._labels or LabelRound(large, self.seed)
@@ -563,7 +563,7 @@ class ServerAudit:
         for case in cases:
             seen = case.observation
             if case.truth is None:
-                continue  # nobody knows the samples
+                continue  # nobody knows the samples of such a client
             if seen.client_id < 0 or seen.earlier:
                 message = f"what if {name} was not asked: that is for one client and one round"
                 self.warn_once(server_round, seen.client_id, message)

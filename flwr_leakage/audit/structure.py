@@ -146,7 +146,7 @@ def _structure(
         one = together = count(alone.jacobian(), draw)
         if len(batch) > 1:
             together = count(_jacobian(by_any_means, doubled, precise, schedule, buffers), draw)
-    except RuntimeError as error:  # torch.func and autograd refuse in many ways
+    except RuntimeError as error:  # torch.func and autograd may raise any error
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
     unknowns, equations = batch.inputs.numel(), sum(value.numel() for value in params.values())
     title = (

@@ -35,7 +35,7 @@ class Target:
     def join(self, truths: Sequence[Truth]) -> Truth:
         """Return the members' samples that left a trace in the update, in the members' order."""
         if len(truths) == 1 and truths[0].mixing is not None:
-            return truths[0]  # a simulation's truth holds the samples used, which were mixed
+            return truths[0]  # a simulation's truth holds the samples after mixing
         schedule = self.observation.update.schedule
         used = [schedule.num_samples_used(len(truth.private)) for truth in truths]
         return Truth(
@@ -125,7 +125,8 @@ class History:
             )
         clients, counts = (tuple(part) for part in zip(*target.members, strict=True))
         before, kept = self.seen.pop(clients, (counts, []))
-        if before != counts:  # other samples, and no room of its own for each number of them
+        # the rounds have other samples, and only one number of samples is kept
+        if before != counts:
             kept = []
         joint = replace(target.observation, earlier=tuple(kept))
         self.seen[clients] = counts, [*kept, target.observation][-(self.rounds - 1) :]

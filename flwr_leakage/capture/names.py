@@ -31,7 +31,7 @@ class NamedTensor:
 
     @property
     def is_parameter(self) -> bool:
-        """Return whether a name is that of a parameter, and of no buffer."""
+        """Return whether a name belongs to a parameter, not to a buffer."""
         return isinstance(self.live, nn.Parameter)
 
 

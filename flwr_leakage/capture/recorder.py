@@ -175,7 +175,7 @@ class Recorder:
         self._versions: dict[int, int] = {}
         self._changed_outside = False
         self._outside = Outside()
-        self._ignored: set[int] = set()  # models that are trained apart, after the first step
+        self._ignored: set[int] = set()  # models that are trained separately, after the first step
         self._problem = ""
         self._stepped = False
 

@@ -51,7 +51,8 @@ def replay(
         if isinstance(thing, Tensor) and id(thing) not in translated:
             if id(thing) in training.held:
                 raise ValueError("the loss has a parameter that is in no module that was called")
-            return thing.detach()  # such as a copy of the server's parameters in a proximal term
+            # for example a copy of the server's parameters in a proximal term
+            return thing.detach()
         return translated.get(id(thing), thing)
 
     states = [module.state_dict(keep_vars=True) for module in modules]

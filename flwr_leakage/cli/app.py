@@ -724,7 +724,7 @@ def _floats(text: str | None, option: str) -> tuple[float, ...]:
 
 
 def _one_round(fixed: list[str], given: list[str]) -> list[str]:
-    """Return the settings of one client in one round, but for those that are given."""
+    """Return the overrides for a run of one client and one round; given ones take precedence."""
     keys = {override.partition("=")[0] for override in given}
     return [*fixed, *(o for o in ONE_ROUND if o.partition("=")[0] not in keys), *given]
 

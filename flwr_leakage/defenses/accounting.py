@@ -43,7 +43,7 @@ _LONGEST_GRID = 1 << 19
 
 
 def check_adjacency(adjacency: str) -> None:
-    """Raise ``ValueError`` unless the name is that of an adjacency."""
+    """Raise ``ValueError`` unless the text names an adjacency."""
     if adjacency not in ADJACENCIES:
         raise ValueError(f"adjacency must be one of {', '.join(ADJACENCIES)}, got {adjacency!r}.")
 

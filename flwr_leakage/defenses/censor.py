@@ -56,7 +56,7 @@ class Censor(Defense):
             raise ValueError(f"step must be positive, got {self.step}.")
 
     def in_words(self) -> str:
-        """Return the sentence that the report says of the defense."""
+        """Return a clause that describes the effect of the defense."""
         return (
             "random numbers orthogonal to each layer’s update are sent in its place, or the update "
             f"itself if none of {self.trials} draws lowers the loss"

@@ -42,7 +42,7 @@ class Clipping(Defense):
         check_unit(self.relative_to, ClipUnit)
 
     def in_words(self) -> str:
-        """Return the sentence that the report says of the defense."""
+        """Return a clause that describes the effect of the defense."""
         return "an update above a set length is shortened to it"
 
     def on_update(

@@ -51,7 +51,7 @@ class RandomSubset(Compression):
         _check_share("share", self.share)
 
     def in_words(self) -> str:
-        """Return the sentence that the report says of the defense."""
+        """Return a clause that describes the effect of the defense."""
         return f"a random {100 * self.share:g} % of the update’s numbers are sent"
 
     def compress(self, delta: Mapping[str, Tensor], randomness: Randomness) -> Params:
@@ -88,7 +88,7 @@ class QSGD(Compression):
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
 
     def in_words(self) -> str:
-        """Return the sentence that the report says of the defense."""
+        """Return a clause that describes the effect of the defense."""
         return f"each of the update’s numbers is rounded at random to one of {self.levels} sizes"
 
     def compress(self, delta: Mapping[str, Tensor], randomness: Randomness) -> Params:
@@ -120,7 +120,7 @@ class SignSGD(Compression):
             raise ValueError(f"step must be positive or None, got {self.step}.")
 
     def in_words(self) -> str:
-        """Return the sentence that the report says of the defense."""
+        """Return a clause that describes the effect of the defense."""
         sizes = "one size for each layer" if self.step is None else "one size for all"
         return f"only the signs of the update’s numbers are sent, with {sizes}"
 
@@ -151,7 +151,7 @@ class TruncatedSVD(Compression):
         _check_share("energy", self.energy)
 
     def in_words(self) -> str:
-        """Return the sentence that the report says of the defense."""
+        """Return a clause that describes the effect of the defense."""
         return (
             f"each layer’s update is replaced by one of low rank with {100 * self.energy:g} % of "
             "its energy"

@@ -119,7 +119,7 @@ class DPSGD(Defense):
             )
 
     def in_words(self) -> str:
-        """Return the sentence that the report says of the defense."""
+        """Return a clause that describes the effect of the defense."""
         return "in each training step the share of each image is limited, and random noise is added"
 
     @property

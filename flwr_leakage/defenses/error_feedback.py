@@ -46,7 +46,7 @@ class ErrorFeedback(Chain):
         num_rounds: int,
         adjacency: Adjacency = "replace-one",
     ) -> None:
-        """Return ``None``: noise that is left out comes back with the other sign."""
+        """Return ``None``: noise in the remainder comes back with the opposite sign."""
         return
 
 

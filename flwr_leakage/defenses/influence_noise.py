@@ -87,7 +87,7 @@ class InfluenceNoise(Defense):
         check_spectrum_settings(self.prior_std, self.max_samples, self.num_steps)
 
     def in_words(self) -> str:
-        """Return the sentence that the report says of the defense."""
+        """Return a clause that describes the effect of the defense."""
         return "random noise is added to the update where it hides the images most"
 
     def on_update(

@@ -145,7 +145,7 @@ class InstaHide(Defense):
                 )
 
     def in_words(self) -> str:
-        """Return the sentence that the report says of the defense."""
+        """Return a clause that describes the effect of the defense."""
         return "the client trains on mixtures of several images with random signs of pixels"
 
     @property

@@ -48,7 +48,7 @@ class MixUp(Defense):
         check_mixing(self.k, self.max_coefficient)
 
     def in_words(self) -> str:
-        """Return the sentence that the report says of the defense."""
+        """Return a clause that describes the effect of the defense."""
         return "the client trains on mixtures of several images"
 
     def validate(self, gradient_map: GradientMap, spec: InputSpec, num_examples: int) -> None:

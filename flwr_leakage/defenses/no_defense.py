@@ -10,5 +10,5 @@ class NoDefense(Defense):
     """Release the update as it is."""
 
     def in_words(self) -> str:
-        """Return the sentence that the report says of the defense."""
+        """Return a clause that describes the effect of the defense."""
         return "the update is sent as it is"

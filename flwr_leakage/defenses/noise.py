@@ -56,7 +56,7 @@ class _Noise(Defense):
         check_unit(self.relative_to, NoiseUnit)
 
     def in_words(self) -> str:
-        """Return the sentence that the report says of the defense."""
+        """Return a clause that describes the effect of the defense."""
         return "random noise is added to every number of the update"
 
     def on_update(

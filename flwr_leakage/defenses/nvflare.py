@@ -19,7 +19,7 @@ from flwr_leakage.records import Update
 
 
 def _per_step(update: Update, change: Callable[[Tensor], Tensor]) -> Update:
-    """Return the update with ``T · change(Δ / T)``, all entries as one vector, but for scalars."""
+    """Return ``T · change(Δ / T)``, of all entries as one vector; scalars stay as they are."""
     check_update(update)
     steps = update.schedule.num_steps
     vector = ravel(update.delta)
@@ -50,7 +50,7 @@ class PercentilePrivacy(Defense):
         _check_positive("gamma", self.gamma)
 
     def in_words(self) -> str:
-        """Return the sentence that the report says of the defense."""
+        """Return a clause that describes the effect of the defense."""
         return (
             f"the smallest {self.percentile:g} % of the update’s numbers are left out, and the "
             f"others are clipped to {self.gamma:g} a step"
@@ -102,7 +102,7 @@ class SVTPrivacy(Defense):
             _check_positive(name, getattr(self, name))
 
     def in_words(self) -> str:
-        """Return the sentence that the report says of the defense."""
+        """Return a clause that describes the effect of the defense."""
         return (
             f"a random {100 * self.fraction:g} % of the update’s numbers are sent, clipped to "
             f"{self.gamma:g} a step and under noise of {2 / self.noise_var:g} times that"

@@ -84,7 +84,7 @@ class GradientPruning(Defense):
         _check_ratio(self.prune_ratio)
 
     def in_words(self) -> str:
-        """Return the sentence that the report says of the defense."""
+        """Return a clause that describes the effect of the defense."""
         of = "of each layer’s numbers" if self.per_layer else "of the update’s numbers"
         return f"only the largest {100 * (1 - self.prune_ratio):g} % {of} are sent"
 

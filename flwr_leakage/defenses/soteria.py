@@ -110,7 +110,7 @@ class Soteria(Defense):
             raise ValueError(f"max_samples must be at least 1, got {self.max_samples}.")
 
     def in_words(self) -> str:
-        """Return the sentence that the report says of the defense."""
+        """Return a clause that describes the effect of the defense."""
         return "in one layer the numbers of the update that tell most of the images are not sent"
 
     def validate(self, gradient_map: GradientMap, spec: InputSpec, num_examples: int) -> None:

@@ -148,7 +148,7 @@ class SampleSpectra:
 
     def error_of_energy(self, energy: float, highest: float) -> float:
         """Return the error predicted for all samples at a total energy, at most ``highest`` ≤ τ."""
-        from scipy.optimize import brentq  # takes most of a second to import
+        from scipy.optimize import brentq  # the import takes most of a second
 
         def excess(rmse: float) -> float:
             return self.energy_at(rmse) - energy

@@ -121,7 +121,7 @@ class TargetRisk(Defense):
         check_spectrum_settings(self.prior_std, self.max_samples, self.num_steps)
 
     def in_words(self) -> str:
-        """Return the sentence that the report says of the defense."""
+        """Return a clause that describes the effect of the defense."""
         return "noise or pruning is made as strong as a target of the predicted error asks"
 
     def plan(self, update: Update, randomness: Randomness, local_round: LocalRound) -> RiskPlan:
@@ -162,7 +162,7 @@ class TargetRisk(Defense):
     def _plan_gaussian(
         self, update: Update, randomness: Randomness, spectra: SampleSpectra
     ) -> RiskPlan:
-        from scipy.optimize import brentq  # takes most of a second to import
+        from scipy.optimize import brentq  # the import takes most of a second
 
         def worst(noise_std: float) -> float:
             return float(spectra.error_under_isotropic_noise(noise_std).min())
@@ -176,7 +176,7 @@ class TargetRisk(Defense):
                 math.log(std),
                 xtol=1e-12,
             )
-            std = min(std, math.exp(level + 1e-11))  # on the side where the target is met
+            std = min(std, math.exp(level + 1e-11))  # this end of the bracket meets the target
         elif met:
             std = weakest
         delta = add_gaussian_noise(update.delta, std * update.schedule.learning_rate, randomness)

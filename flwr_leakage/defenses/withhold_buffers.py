@@ -16,7 +16,7 @@ class WithholdBuffers(Defense):
     """
 
     def in_words(self) -> str:
-        """Return the sentence that the report says of the defense."""
+        """Return a clause that describes the effect of the defense."""
         return "the running statistics of batch normalisation are not sent"
 
     def on_update(

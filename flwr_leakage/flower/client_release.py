@@ -189,7 +189,7 @@ def carry_on(done: Release, context: Context) -> None:
 
 
 def explain_by_replay(session: Session, context: Context, exposure: Exposure) -> Explained:
-    """Compare the update with that of the scored model, or repeat an earlier round's finding."""
+    """Compare the update with the scored model's own, or repeat an earlier round's finding."""
     audit, states = session.audit, context.state.config_records
     if not audit.always_checks(session.server_round):
         if audit.check_update == "never" or not _looks(audit, session.server_round):

@@ -97,7 +97,7 @@ class Session:
         return defended.inputs.to(inputs.device), defended.targets.to(targets.device)
 
     def _unfit(self, expected: str, came: str) -> ValueError:
-        """Return the error of a mini-batch. Flower sends its text, so what came stays in a log."""
+        """Return the error of a mini-batch; its details stay in a log, as Flower sends errors."""
         if self.audit.sharing.reasons:
             return ValueError(f"{expected}, {came}.")
         _LOG.error("flwr_leakage: %s, %s.", expected, came)

@@ -359,7 +359,7 @@ class ObservedLegacy(LegacyHonestButCurious):
         self._evaluated: set[int] = set()
 
     def aggregate_evaluate(self, server_round: int, results: Any, failures: Any) -> Any:
-        """Delegate, and record the accuracy that the clients' evaluation told."""
+        """Delegate, and record the accuracy in the clients' evaluation."""
         told = super().aggregate_evaluate(server_round, results, failures)
         if server_round not in self._evaluated:
             source = "the clients’ evaluation"
@@ -367,7 +367,7 @@ class ObservedLegacy(LegacyHonestButCurious):
         return told
 
     def evaluate(self, server_round: int, parameters: Parameters) -> Any:
-        """Delegate, and record the accuracy that the server's own evaluation told."""
+        """Delegate, and record the accuracy in the server's own evaluation."""
         told = super().evaluate(server_round, parameters)
         if told is not None:
             self._evaluated.add(server_round)

@@ -182,7 +182,7 @@ class Observed(HonestButCurious):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Delegate, and record the accuracy that the clients' evaluation told."""
+        """Delegate, and record the accuracy in the clients' evaluation."""
         result = super().aggregate_evaluate(server_round, replies)
         if result is not None:
             told = tell_accuracy, self.audit, server_round, result, "the clients’ evaluation"

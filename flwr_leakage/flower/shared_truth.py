@@ -23,7 +23,7 @@ class TruthFolder:
 
     def write(self, server_round: int, client_id: int, truth: Truth) -> None:
         """Keep what a client trained on, for its owner's eyes only."""
-        from flwr_leakage.audit.kept import truth_to_bytes  # needs the extra ``server``
+        from flwr_leakage.audit.kept import truth_to_bytes  # this import needs the extra ``server``
 
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         for old in self.path.glob(f"round-*-client-{client_id}.truth"):

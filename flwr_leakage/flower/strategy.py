@@ -182,7 +182,7 @@ class HonestButCurious(Strategy):
         )  # fmt: skip
 
     def _handed_on(self, received: list[Message], faults: dict[int, str]) -> list[Message]:
-        """Return the replies that the strategy gets, in order of arrival unless told otherwise."""
+        """Return the replies for the strategy: in order of arrival, or of nodes if reproducible."""
         kept = received
         if self.bad_replies == "drop":
             kept = [reply for place, reply in enumerate(received) if place not in faults]

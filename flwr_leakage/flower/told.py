@@ -70,10 +70,10 @@ class ToldAudit(ServerAudit):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._spared: dict[tuple[int, int], int] = {}
-        self._specs: dict[int, InputSpec] = {}  # of the clients that told a normalisation
+        self._specs: dict[int, InputSpec] = {}  # the inputs of clients that told a normalisation
 
     def spare(self, server_round: int, client_id: int, num_examples: int) -> None:
-        """Remember a client that is not attacked; ``inspect`` records what it tells."""
+        """Remember a client that is not attacked; ``inspect`` records its note."""
         self._spared[server_round, client_id] = num_examples
 
     def inspect(

@@ -1,4 +1,4 @@
-"""The layers of a network whose update tells of members, and records' own inputs of them."""
+"""Find the layers whose update shows members, and the inputs that records have there."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -101,7 +101,7 @@ def rounding_std(problem: Problem, name: str) -> float:
 def find_spans(
     problem: Problem, noise_std: float | None = None, only: Sequence[str] | None = None
 ) -> tuple[list[LayerSpan], list[str]]:
-    """Return the row space of every layer that may tell, and why others do not.
+    """Return the row space of every layer that may show members, and why other layers do not.
 
     A convolution is a linear layer of its patches. It is left out where the patches of the update's
     samples outnumber what its row space holds, as nothing is then outside of it.
@@ -136,7 +136,7 @@ def find_spans(
             left_out.append(f"{layer} {reason}")
             continue
         rows = problem.num_samples * positions[name]
-        heard = int(matrix.any(1).sum())  # units that are dead get no derivative
+        heard = int(matrix.any(1).sum())  # dead units get no derivative
         if step is affine[-1][0] and len(matrix) == problem.spec.num_classes:
             heard = min(heard, problem.spec.num_classes - 1)  # softmax errors sum to zero
         capacity = min(heard, matrix.shape[1] - SPARE)

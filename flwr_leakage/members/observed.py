@@ -35,7 +35,8 @@ def examine_observation(
 ) -> Membership:
     """Test records for membership in what a server observed; see :func:`membership`."""
     threat = ThreatModel(view="aggregate" if observation.members else "single")
-    with torch.random.fork_rng(devices=[]):  # a model may draw from the global generator
+    # a model may draw from the global generator, whose state is kept
+    with torch.random.fork_rng(devices=[]):
         problem = pose(gradient_map, spec, observation, threat)
         labelled = isinstance(records, Batch) and isinstance(null, Batch)
         generator = torch.Generator().manual_seed(seed)

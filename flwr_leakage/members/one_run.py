@@ -72,7 +72,7 @@ def one_run_epsilon(
 
 
 def _refuted(count: int, guesses: int, right: int, delta: float, level: float) -> float:
-    """Return the largest ε that so many right guesses refute at a level; 0 if they refute none."""
+    """Return the largest ε that this number of right guesses refutes at a level; 0 for none."""
     low, high = 0.0, 1.0
     if _chance(count, guesses, right, 0.0, delta) > level:
         return 0.0
@@ -86,7 +86,7 @@ def _refuted(count: int, guesses: int, right: int, delta: float, level: float) -
 
 
 def _chance(count: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """Return the most that the chance of so many right guesses can be under (ε, δ)."""
+    """Return an upper bound on the chance of this number of right guesses under (ε, δ)."""
     law = stats.binom(guesses, 1 / (1 + math.exp(-epsilon)))
     near = torch.from_numpy(law.pmf(range(right - 1, -1, -1))).cumsum(0)
     spread = float((near / torch.arange(1, right + 1)).max()) if right else 0.0

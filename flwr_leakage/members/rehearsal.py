@@ -88,7 +88,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """The weights that a rehearsal found, and how well they tell members.
+    """The weights that a rehearsal found, and how well they separate members from others.
 
     Attributes:
         weights: w (F,) of the statistics in units of their spread; x with small Σ w x is a member.

@@ -415,6 +415,6 @@ def _first_choice(names: Sequence[str], spans: Sequence[LayerSpan]) -> tuple[int
 
 
 def _told_noise(spans: Sequence[LayerSpan]) -> float:
-    """Return the noise that the layers' spectra tell of, and 0 if they tell of none."""
+    """Return the noise that the layers' spectra show, and 0 if they show none."""
     told = sorted(span.noise_std for span in spans if span.noise_std is not None)
     return told[len(told) // 2] if told else 0.0

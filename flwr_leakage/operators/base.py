@@ -119,7 +119,7 @@ class LinearOperator(ABC):
 
 
 class _Rows(LinearOperator):
-    """Some rows of an operator, computed with zeros in the place of the others."""
+    """Some rows of an operator; products are computed with zeros for all other rows."""
 
     def __init__(self, operator: LinearOperator, rows: Int[Tensor, " R"]) -> None:
         like = torch.empty(0, dtype=operator.dtype, device=operator.device)

@@ -10,7 +10,7 @@ class BudgetExhausted(RuntimeError):  # noqa: N818 - an outcome, not a mistake
 
 @dataclass(frozen=True)
 class Budget:
-    """The limits of what may be spent; ``None`` stands for no limit.
+    """The limits of a computation; ``None`` stands for no limit.
 
     Attributes:
         products: Jacobian products of one sample.

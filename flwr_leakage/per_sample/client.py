@@ -127,7 +127,7 @@ class ClientSamples:
                 first = next(made, None)
             except BudgetExhausted:
                 raise
-            except Exception:  # torch.func refuses in many ways
+            except Exception:  # torch.func may raise any error
                 self._routed = False
                 if not self.gradient_map.one_by_one:
                     raise

@@ -14,7 +14,7 @@ from flwr_leakage.records import Exposure
 
 @dataclass(frozen=True)
 class Explanation:
-    """The distance of the update that was made from the one that is scored.
+    """The distance between the client's update and the update of the scored training.
 
     Attributes:
         distance: ‖replayed − made‖/‖made‖; ``None`` where nothing was replayed.

@@ -107,7 +107,7 @@ def _fault(sample: Samples, seed: int) -> tuple[str, str]:
 
 
 def second_derivative_fault(sample: Samples, seed: int = 0) -> tuple[str, str]:
-    """Return why J is no derivative of the gradient, or why none can tell; empty where it is.
+    """Return why J is not the gradient's derivative, or why this is open; empty if it is.
 
     The product Jᵀv is compared with (g(x + hv) − g(x − hv))/2h, in a random direction v. Custom
     autograd functions may have a backward that is right and cannot be differentiated itself

@@ -1,4 +1,4 @@
-"""The interface of scores, and the base of those that look at one sample at a time."""
+"""The interface of scores, and the base of scores that treat each sample separately."""
 
 import math
 from abc import ABC, abstractmethod

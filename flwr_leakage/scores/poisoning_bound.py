@@ -53,7 +53,7 @@ class PoisoningBound(SampleScore):
             raise ValueError(f"learning_rate must be positive, got {self.learning_rate}.")
 
     def __call__(self, client: ClientSamples, seed: int) -> list[Measurement]:
-        """Score every sample, with the client's other samples as those that are harmed."""
+        """Score every sample by the harm to the loss on the client's other samples."""
         whole = client.exposure.whole
         rate = self.learning_rate or whole.raw.schedule.learning_rate
         return _Poisoning(

@@ -52,10 +52,10 @@ def check_node(
 
 
 def check_kind(key: str, found: type, kind: type) -> None:
-    """Check that the instances of a class are of a kind.
+    """Check that the instances of a class implement an interface.
 
-    One that is defined by its call, such as ``Attack``, is called with the same arguments: any
-    two such protocols look alike to ``isinstance``.
+    For an interface with ``__call__`` alone, such as ``Attack``, the arguments of the call are
+    compared, as ``isinstance`` cannot tell two such protocols apart.
 
     Raises:
         ConfigError: naming the key, the kind and the class.
@@ -70,7 +70,7 @@ def check_kind(key: str, found: type, kind: type) -> None:
 
 
 def _required(function: Callable[..., Any]) -> list[str]:
-    """Return names of a method's parameters without a default, but for ``self``."""
+    """Return the names of a method's parameters without a default, except ``self``."""
     parameters = list(inspect.signature(function).parameters.values())[1:]
     by_name = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     return [p.name for p in by_name if p.default is p.empty]

@@ -93,7 +93,7 @@ def check_texts(experiment: Experiment) -> None:
 
 
 def check_clients(experiment: Experiment) -> None:
-    """Raise unless every client has its samples, and those that are attacked exist."""
+    """Raise an error unless every client has its samples, and the attacked clients exist."""
     given = experiment.settings.client.num_examples
     sizes = [len(part) for part in experiment.data.partitions]
     smallest = min(sizes)

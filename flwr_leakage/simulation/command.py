@@ -55,7 +55,7 @@ def check_command(folder: Path) -> None:
 def main() -> None:
     """Check the overrides, then run."""
     check_command(conf_dir())
-    # Imported here only: it takes seconds, which nobody should wait for to be told of a typo.
+    # The import takes seconds, so it comes after the check for misspelt keys.
     from flwr_leakage.simulation.run import run_by_hydra
 
     run_by_hydra()

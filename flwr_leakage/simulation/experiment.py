@@ -217,7 +217,7 @@ class Experiment:
         if self.threat.mixing == "unknown":
             return Truth(private, encoded)
         matrix = self.defense.mixing_matrix(len(private), draws())
-        assert matrix is not None  # ``check_threat`` refused it before
+        assert matrix is not None  # ``check_threat`` has refused this case before
         return Truth(private, encoded, Mixed(matrix, self.defense.flips_signs))
 
     def reference(self) -> Reference:
@@ -304,7 +304,7 @@ class Experiment:
         return found
 
     def epsilon(self, num_rounds: int, adjacency: Adjacency) -> float | None:
-        """Return the largest ε of a client's sample after so many rounds; ``None`` if unknown.
+        """Return the largest ε of a client's sample after some rounds; ``None`` if unknown.
 
         None is known with a gate, whose choice of a defense depends on the samples.
         """

@@ -24,7 +24,8 @@ def cholesky(matrix: Tensor, jitter: float) -> tuple[Tensor, float]:
                 [0.0000, 0.7071]]), 1.0)
     """
     added = 0.0
-    for _ in range(13):  # twelve orders of magnitude, more than rounding spans
+    # the jitter grows by up to twelve orders of magnitude, more than rounding spans
+    for _ in range(13):
         matrix.diagonal().add_(jitter - added)
         factor, failed = torch.linalg.cholesky_ex(matrix)
         if not failed:

@@ -142,7 +142,8 @@ class ImagePrior:
     def coordinates(self, inputs: Tensor) -> Tensor:
         """Return the coordinates s (B, C, H, W) of inputs (B, C, H, W)."""
         found = []
-        for each in (inputs - self.grey) / self.scale:  # each by itself, so that no bit hangs on B
+        # each image is transformed by itself, so that its bits do not depend on B
+        for each in (inputs - self.grey) / self.scale:
             images = torch.einsum("oc,chw->ohw", self.colours, each)
             found.append(self.rows @ images @ self.columns.T / self.deviations)
         return torch.stack(found)

@@ -66,7 +66,7 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def make_private_folder(folder: Path) -> None:
-    """Create ``folder`` with mode 0700; one that exists keeps its mode."""
+    """Create ``folder`` with mode 0700; an existing folder keeps its mode."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
 

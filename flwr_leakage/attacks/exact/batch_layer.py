@@ -312,7 +312,7 @@ class BatchLayer:
         best = candidate
         sizes = self.factor.singular[: self.factor.rank]
         typical = (candidate.dual * sizes).norm() / len(sizes) ** 0.5
-        for radius in (1e-4, 1e-3):  # relative to the size of the dual
+        for radius in (1e-4, 1e-3):  # this step is relative to the size of the dual
             steps = torch.randn(NEARBY, len(sizes), generator=generator, dtype=torch.float64)
             duals = candidate.dual + radius * typical * steps.to(sizes) / sizes
             inputs = duals @ self.factor.right

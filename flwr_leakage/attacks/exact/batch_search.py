@@ -379,7 +379,7 @@ class BatchSearch:
         return candidate if is_exact else None
 
     def _is_scaled(self, candidate: BatchSample) -> bool:
-        """Return whether a candidate is a sample but for the size of its errors."""
+        """Return whether a candidate is a true sample except for the size of its errors."""
         is_sample = self.layer.surplus >= SPARE_EQUATIONS and candidate.is_aligned
         return is_sample and not candidate.is_exact
 

@@ -312,7 +312,7 @@ class Level:
         return self.link.pull_back(self.errors)
 
     def forward_residual(self, inputs: Tensor) -> Tensor:
-        """Return the distance of each entry of ``z(a)`` from the told outputs, in the units of a.
+        """Return the distance of each entry of ``z(a)`` from the known outputs, in the units of a.
 
         If an output gives only a bound on z, as a ReLU's zero does, only the excess of ``z(a)``
         over the bound counts.

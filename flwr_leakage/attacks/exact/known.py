@@ -1,4 +1,4 @@
-"""The facts that an update tells about the inputs of a layer, and the mask of the ReLU behind them.
+"""The known values of a layer's inputs, and the known states of the ReLU that computes them.
 
 Every attack that reads features from a gradient states them in these terms, whatever its algebra:
 a value with a bound of its error, and for the outputs of a ReLU whether each unit is on.
@@ -55,7 +55,7 @@ class Mask:
 
 @dataclass(frozen=True)
 class Known:
-    """The inputs h of a layer as an update tells them, with the states of the units they come from.
+    """The known values of a layer's inputs h, with the states of the ReLU's units behind them.
 
     Attributes:
         values: h, zero where nothing is told.
@@ -70,12 +70,12 @@ class Known:
 
     @classmethod
     def exactly(cls, values: Tensor) -> "Known":
-        """Return entries whose values are all told; a unit is on if its value is positive."""
+        """Return entries whose values are all known; a unit is on if its value is positive."""
         return cls(values, torch.zeros_like(values), Mask.of(values > 0))
 
     @classmethod
     def nothing(cls, like: Tensor) -> "Known":
-        """Return the entries of the shape of ``like``, with nothing told about them."""
+        """Return entries of the shape of ``like`` about which nothing is known."""
         nowhere = torch.zeros_like(like, dtype=torch.bool)
         bounds = torch.full_like(like, torch.inf)
         return cls(torch.zeros_like(like), bounds, Mask(nowhere, nowhere))
@@ -86,12 +86,12 @@ class Known:
 
     @property
     def told(self) -> Tensor:
-        """Booleans, true for entries whose value is told."""
+        """Booleans, true for entries whose value is known."""
         return self.bounds == 0
 
     @property
     def valued(self) -> Tensor:
-        """Booleans, true for units that are on and whose value is told."""
+        """Booleans, true for units that are on and whose value is known."""
         return self.mask.on & self.told
 
 

@@ -1,4 +1,4 @@
-"""Features behind BatchNorm in train mode, whose statistics the sent buffers tell.
+"""Read features behind BatchNorm in train mode, with statistics from the buffers that were sent.
 
 With the statistics μ and σ known, BatchNorm in train mode propagates the error d of its outputs as
 

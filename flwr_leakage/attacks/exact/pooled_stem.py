@@ -339,7 +339,7 @@ class _Search:
 
 
 def fit_stem(problem: Problem, features: Features, budget: Budget) -> Fit | None:
-    """Return the input that the pooled outputs of a stem and its gradient tell, or None.
+    """Return the input that a stem's pooled outputs and its gradient determine, or None.
 
     It returns None if the outputs are not those of one convolution of the input, if no error of
     them is known, or if BatchNorm holds the batch's own statistics.

@@ -447,7 +447,8 @@ class ChainLinearization(Linearized):
     def push(self, direction: Tensor) -> Tensor:
         """Return J v (P,), for v of the point's shape."""
         self.products += 1
-        moved: list[Tensor] = []  # columns of a layer, inputs of a bend
+        # the columns of a layer, or the inputs of an activation or pooling
+        moved: list[Tensor] = []
         values = below(direction)
         for step in self._at:
             if isinstance(step, _Reached):
@@ -474,7 +475,7 @@ class ChainLinearization(Linearized):
         """Return Jᵀ u, of the point's shape, for u (P,)."""
         self.products += 1
         duals, told = self._parted(dual)
-        inner: list[Tensor] = []  # inputs of a bend
+        inner: list[Tensor] = []  # the inputs of an activation or pooling
         values: Tensor | None = None
         parts = iter(duals)
         for step in self._at:

@@ -59,7 +59,7 @@ class Span:
 
     @property
     def is_full(self) -> bool:
-        """Return whether almost every vector lies in the span, so that it tells nothing.
+        """Return whether almost every vector lies in the span, so that the span excludes no token.
 
         Normalised vectors have mean zero, so that a span of any vectors may lack a few directions.
         """
@@ -332,7 +332,7 @@ class Anatomy:
     def vectors(
         self, problem: Problem, ids: Int[Tensor, "B T"], sites: Sequence[Site]
     ) -> list[Float[Tensor, "B T n"]]:
-        """Return the inputs of some sites in a pass of texts, which ends behind the last."""
+        """Return the inputs of some layers in a pass of texts, which ends behind the last layer."""
         trace = _pass(problem, ids, problem.params, sites[-1].weights[0])
         found = _vectors(trace, ids)
         return [found[site.weights[0]] for site in sites]

@@ -188,7 +188,7 @@ def _by_first_span(problem: Problem, anatomy: Anatomy, first: Site) -> Tensor:
 
 
 def _position_rows(problem: Problem, anatomy: Anatomy) -> Tensor | None:
-    """Return the gradient (T, d) of the positions' rows, or None if a table does not tell it."""
+    """Return the gradient (T, d) of the positions' rows, or None if no table shows it."""
     name, trained = anatomy.positions, problem.gradient_map.trained
     if name is None or anatomy.is_tied or not {name, anatomy.words} <= trained:
         return None
