@@ -10,8 +10,14 @@ from flwr_leakage.models.initialization import initialize
 from flwr_leakage.models.lenet import LeNet
 from flwr_leakage.models.linear import Linear
 from flwr_leakage.models.mlp import MLP
-from flwr_leakage.models.resnet import ResNet8, ResNet18
-from flwr_leakage.models.resnet_deep import ResNet34, ResNet50, ResNet101, ResNet152
+from flwr_leakage.models.resnet import (
+    ResNet8,
+    ResNet18,
+    ResNet34,
+    ResNet50,
+    ResNet101,
+    ResNet152,
+)
 from flwr_leakage.models.shufflenet import ShuffleNet
 from flwr_leakage.models.shufflenet_v2 import ShuffleNetV2
 from flwr_leakage.models.text_transformer import TextTransformer

@@ -1,7 +1,9 @@
-"""Residual networks of basic blocks for 32×32 inputs, with or without their skip connections."""
+"""Residual networks (He et al. 2016) for 32×32 and 224×224 inputs, with or without their skip
+connections.
+"""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
@@ -177,10 +179,8 @@ class ResNet8(ResNet):
         )
 
 
-class ResNet18(ResNet):
-    """ResNet-18 (He et al. 2016) for 32×32 inputs: 2, 2, 2, 2 blocks of 64 … 512 channels.
-
-    11,173,962 parameters on CIFAR-10 with the default width.
+class _FourStages(ResNet):
+    """Four stages of blocks, whose numbers and kind a subclass says.
 
     Args:
         input_shape: (C, H, W).
@@ -189,7 +189,11 @@ class ResNet18(ResNet):
         width_factor: multiplies the channels of all stages (1, 2, 4 in the papers).
         skip_connections: whether blocks add their input.
         activation: see ``make_activation``.
+        stem: ``small`` for 32×32, ``large`` for 224×224.
     """
+
+    stage_sizes: ClassVar[tuple[int, ...]]
+    block_kind: ClassVar[type[BasicBlock] | type[Bottleneck]] = Bottleneck
 
     def __init__(
         self,
@@ -199,13 +203,63 @@ class ResNet18(ResNet):
         width_factor: int = 1,
         skip_connections: bool = True,
         activation: str = "relu",
+        stem: Stem = "small",
     ) -> None:
         super().__init__(
             input_shape,
             num_classes,
-            (2, 2, 2, 2),
+            self.stage_sizes,
             width,
             width_factor,
             skip_connections,
             activation,
+            self.block_kind,
+            stem,
         )
+
+
+class ResNet18(_FourStages):
+    """ResNet-18 (He et al. 2016): 2, 2, 2, 2 blocks of 64 … 512 channels.
+
+    11,173,962 parameters on CIFAR-10 with the default width.
+    """
+
+    stage_sizes = (2, 2, 2, 2)
+    block_kind = BasicBlock
+
+
+class ResNet34(_FourStages):
+    """ResNet-34 (He et al. 2016): 3, 4, 6, 3 basic blocks, 512 channels at the end.
+
+    21,797,672 parameters with 1,000 classes, 224×224 inputs and the default width.
+    """
+
+    stage_sizes = (3, 4, 6, 3)
+    block_kind = BasicBlock
+
+
+class ResNet50(_FourStages):
+    """ResNet-50 (He et al. 2016): 3, 4, 6, 3 bottlenecks, 2,048 channels at the end.
+
+    25,557,032 parameters with 1,000 classes, 224×224 inputs and the default width.
+    """
+
+    stage_sizes = (3, 4, 6, 3)
+
+
+class ResNet101(_FourStages):
+    """ResNet-101 (He et al. 2016): 3, 4, 23, 3 bottlenecks, 2,048 channels at the end.
+
+    44,549,160 parameters with 1,000 classes, 224×224 inputs and the default width.
+    """
+
+    stage_sizes = (3, 4, 23, 3)
+
+
+class ResNet152(_FourStages):
+    """ResNet-152 (He et al. 2016): 3, 8, 36, 3 bottlenecks, 2,048 channels at the end.
+
+    60,192,808 parameters with 1,000 classes, 224×224 inputs and the default width.
+    """
+
+    stage_sizes = (3, 8, 36, 3)
