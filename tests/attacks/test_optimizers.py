@@ -148,5 +148,5 @@ def test_settings_are_checked(unchecked):
         Adam(learning_rate=0.0)
     with pytest.raises(ValueError, match="iterations"):
         Adam(iterations=0)
-    with pytest.raises(ValueError, match="armijo"):
-        LBFGS(armijo=0.95)
+    with pytest.raises(ValueError, match="history"):
+        LBFGS(history=0)

@@ -1,7 +1,8 @@
 """Exact recovery of one image through the patches of a vision transformer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -216,7 +217,7 @@ def _patches(
                 "stride": stride,
             }  # fmt: skip
             patches = F.unfold(dummy, **settings)[0].T
-            return op.name, patches, _Fold(tuple(dummy.shape), settings)
+            return op.name, patches, partial(_folded, dummy.shape, settings)
         if op.inputs.numel() != dummy.numel() or op.inputs.shape[-1] == dummy.numel():
             break
         patches = op.inputs.reshape(-1, op.inputs.shape[-1])
@@ -227,30 +228,21 @@ def _patches(
         # Entry order[i] of the image is entry places[i] of the patches.
         back = torch.empty_like(order)
         back[order] = places
-        return op.name, patches, _Pick(tuple(dummy.shape), back)
+        return op.name, patches, partial(_picked, dummy.shape, back)
     raise ValueError("no trained layer takes the image in patches of its pixels.")
 
 
-@dataclass(frozen=True)
-class _Fold:
-    """Put the patches of a convolution back into an image; overlapping patches are averaged."""
-
-    shape: tuple[int, ...]
-    settings: dict[str, Any]
-
-    def __call__(self, patches: Float[Tensor, "T n"]) -> Float[Tensor, "1 C H W"]:
-        size = self.shape[2:]
-        columns = patches.T[None]
-        covered = F.fold(torch.ones_like(columns), size, **self.settings)
-        return F.fold(columns, size, **self.settings) / covered.clamp_min(1)
+def _folded(
+    shape: Sequence[int], settings: dict[str, Any], patches: Float[Tensor, "T n"]
+) -> Float[Tensor, "1 C H W"]:
+    """Return the image of a convolution's patches; where they overlap, their mean counts."""
+    columns = patches.T[None]
+    covered = F.fold(torch.ones_like(columns), shape[2:], **settings)
+    return F.fold(columns, shape[2:], **settings) / covered.clamp_min(1)
 
 
-@dataclass(frozen=True)
-class _Pick:
-    """Put the patches of a linear layer back into an image, by the place of each pixel."""
-
-    shape: tuple[int, ...]
-    places: Int[Tensor, " N"]
-
-    def __call__(self, patches: Float[Tensor, "T n"]) -> Float[Tensor, "1 C H W"]:
-        return patches.flatten()[self.places].reshape(self.shape)
+def _picked(
+    shape: Sequence[int], places: Int[Tensor, " N"], patches: Float[Tensor, "T n"]
+) -> Float[Tensor, "1 C H W"]:
+    """Return the image of a linear layer's patches by the place of each pixel in them."""
+    return patches.flatten()[places].reshape(*shape)

@@ -161,8 +161,7 @@ class Annealed:
         unit: the update's own weighted size. Weights are in its units, so that float32 does not
             overflow.
         iterations: largest number of iterations of a step's linear system.
-        products: number of products with the Jacobian so far; ``passes`` is the number of
-            gradients that they count for.
+        products: number of products with the Jacobian so far.
         precise: whether gradients are evaluated in double precision.
         here: the equations at the last step; ``distance`` is their relative squared distance.
     """
@@ -179,7 +178,6 @@ class Annealed:
     first: float = 0.0
     unit: float = 0.0
     products: int = 0
-    passes: int = 0
     precise: bool = False
     stopped: bool = False
     stage: str = "ended by its steps"
@@ -251,12 +249,11 @@ class Annealed:
         if self.here is None:
             return False
         self.products += self.here.products
-        self.passes += self.here.products * self.model.passes
         # Gradients are evaluated in double precision once their relative residual is below 1e-3.
         self.precise = self.distance < 1e-3**2
         if self.weight * self.unit <= 1 and self.blur == 0 and not at.has_moved:
             self.stage = "converged"
-        elif self.passes >= self.most_products:
+        elif self.products * self.model.passes >= self.most_products:
             self.stage = "ended by its products"
         elif self.budget.is_spent:
             self.stage, self.stopped = "ended by its budget", True

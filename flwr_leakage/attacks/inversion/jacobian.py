@@ -43,7 +43,7 @@ class Jacobian:
 
     problem: Problem
     targets: Tensor
-    max_entries: int = 200_000_000
+    max_entries: int
 
     def require(self, entries: int) -> None:
         """Raise an error if the Jacobian of this number of entries would be too large.

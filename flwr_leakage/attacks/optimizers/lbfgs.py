@@ -17,6 +17,10 @@ from flwr_leakage.attacks.budget import UNLIMITED, Budget
 from flwr_leakage.attacks.optimizers.base import Evaluate, Minimum, Report
 from flwr_leakage.attacks.settings import require
 
+ARMIJO, CURVATURE = 1e-4, 0.9
+"""c₁ of the sufficient decrease and c₂ of the strong curvature condition, as Nocedal and Wright
+advise for quasi-Newton methods (2006, section 3.1)."""
+
 
 @dataclass(frozen=True)
 class LBFGS:
@@ -30,23 +34,15 @@ class LBFGS:
         tolerance: objective at which a row is finished.
         relative_tolerance: fraction of the objective. A row is finished once 10 steps in a row
             lowered its objective by less than this each.
-        armijo: c₁ of the sufficient decrease condition.
-        curvature: c₂ of the strong curvature condition.
     """
 
     iterations: int = 1000
     history: int = 30
     tolerance: float = 0.0
     relative_tolerance: float = 0.0
-    armijo: float = 1e-4
-    curvature: float = 0.9
 
     def __post_init__(self) -> None:
         require(self, "be at least 1", "iterations", "history")
-        if not 0 < self.armijo < self.curvature < 1:
-            raise ValueError(
-                f"0 < armijo < curvature < 1 must hold, got {self.armijo} and {self.curvature}."
-            )
 
     def __call__(
         self,
@@ -105,10 +101,10 @@ class LBFGS:
         slope = torch.where(usable, slope, 0.0)
         s.searched += 1
 
-        too_high = f > s.f + self.armijo * s.t * s.slope
+        too_high = f > s.f + ARMIJO * s.t * s.slope
         worse = f >= s.low_f
         fails = ~usable | too_high | torch.where(s.zooming | (s.searched > 1), worse, False)
-        wolfe = ~fails & (slope.abs() <= -self.curvature * s.slope)
+        wolfe = ~fails & (slope.abs() <= -CURVATURE * s.slope)
         accept = wolfe.clone()
 
         # During bracketing (algorithm 3.5), `low` is the previous trial.

@@ -56,7 +56,7 @@ def error(found, batch):
 def test_columns_are_derivatives_of_the_whole_update(spec, images, schedule, model):
     job, batch = case(spec, images[:3], model, schedule)
     problem = pose(job.gradient_map, spec, job.observations[0], job.threat).to(torch.float64)
-    jacobian = Jacobian(problem, batch.targets)
+    jacobian = Jacobian(problem, batch.targets, 10**8)
     inputs = batch.inputs.double()
     found = jacobian.transposed(inputs)
     direction = torch.randn(inputs.shape, generator=torch.Generator().manual_seed(2)).double()
