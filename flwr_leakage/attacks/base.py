@@ -111,7 +111,7 @@ class Reporter:
     iterations: int
     last: float = 0.0
 
-    def __call__(self, iteration: int, finished: int, values: Tensor) -> None:
+    def __call__(self, iteration: int, values: Tensor) -> None:
         """Call the callback if the last call was at least 0.25 seconds ago."""
         now = time.monotonic()
         if self.progress is None or now - self.last < 0.25:

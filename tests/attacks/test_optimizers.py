@@ -65,7 +65,7 @@ def test_lbfgs_accepts_only_steps_that_descend():
     LBFGS(iterations=60)(
         evaluate,
         torch.tensor([[-1.2, 1.0]], dtype=torch.float64).repeat(3, 1),
-        report=lambda iteration, finished, values: best.append(values.clone()),
+        report=lambda iteration, values: best.append(values.clone()),
     )
     assert bool((torch.stack(best).diff(dim=0) <= 0).all())
 

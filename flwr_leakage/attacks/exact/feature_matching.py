@@ -150,10 +150,11 @@ class FeatureMatching(ExactAttack):
 
 
 def _chain(problem: Problem) -> list[Link]:
-    """Return the layers of the model."""
+    """Return the layers of the model, of which the last one has a bias."""
     require_single_gradient(problem, "feature matching")
     chain = trace_chain(problem)
-    require_last_bias(chain)
+    if chain[-1].bias_gradient is None:
+        raise ValueError("feature matching needs the last layer's bias, the model has none.")
     return chain
 
 
@@ -212,15 +213,11 @@ def walk_back(chain: Sequence[Link], proof: float, layer_iterations: int) -> Wal
     """Return the walk from the logits of a chain as far towards its input as its gradients lead.
 
     Args:
-        chain: the layers.
+        chain: the layers, of which the last one has a bias.
         proof: tolerance of a mask's proof; see :data:`~flwr_leakage.attacks.exact.masks.PROOF`.
         layer_iterations: largest number of iterations for a layer behind an invertible activation.
-
-    Raises:
-        ValueError: the last layer has no bias.
     """
     last = chain[-1]
-    require_last_bias(chain)
     assert last.bias_gradient is not None
     known = Known.exactly(mean_feature(last.weight_gradient, last.bias_gradient))
     errors = last.pull_back(last.bias_gradient[None])
@@ -254,9 +251,3 @@ def walk_back(chain: Sequence[Link], proof: float, layer_iterations: int) -> Wal
             break
         known = Known.exactly(inputs.clamp(low, high))
     return Walk(last.bias_gradient / last.scale, levels, residuals, hidden)
-
-
-def require_last_bias(chain: Sequence[Link]) -> None:
-    """Raise ``ValueError`` if the last layer has no bias gradient."""
-    if chain[-1].bias_gradient is None:
-        raise ValueError("feature matching needs the last layer's bias, the model has none.")

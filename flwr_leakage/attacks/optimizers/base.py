@@ -15,8 +15,8 @@ from flwr_leakage.attacks.settings import require
 Evaluate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """(points (A, D), rows (A,)) ↦ values (A,) and gradients (A, D) of those rows' objectives."""
 
-Report = Callable[[int, int, Tensor], None]
-"""(iteration, finished rows, best values (R,)) ↦ None."""
+Report = Callable[[int, Tensor], None]
+"""(iteration, best values (R,)) ↦ None."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class Adam:
             better = finite & (values < kept_values[rows])
             kept[rows[better]], kept_values[rows[better]] = points[better], values[better]
             if report is not None:
-                report(step, num_rows - len(rows), kept_values)
+                report(step, kept_values)
             alive = finite & (values > self.tolerance)
             if step == self.iterations or not bool(alive.any()):
                 break

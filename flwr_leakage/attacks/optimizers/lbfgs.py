@@ -74,12 +74,8 @@ class LBFGS:
             if bool(finished.any()):
                 state = state.select(~finished)
             if report is not None:
-                done = num_rows - len(state.rows)
-                report(
-                    int(state.steps.max()) if len(state.rows) else self.iterations,
-                    done,
-                    best_values,
-                )
+                step = int(state.steps.max()) if len(state.rows) else self.iterations
+                report(step, best_values)
             stopped = budget.is_spent and len(state.rows) > 0
         if project is not None:
             best = project(best)
