@@ -383,6 +383,8 @@ def _besides(remedy: Remedy, at_risk: set[int]) -> str:
         f"{sum(a.grade in LEAKED for a in before)})",
         f"{sum(a.grade == 'partly' for a in under)} in part",
     ]
+    if not tally(under):
+        told = ["no result that can be graded"]
     if first := sum(a.rank == 1 for a in both[1]):
         whole = count(sum(a.rank is not None for a in both[1]), "attempt")
         told.append(f"{first} of {whole} still {'tells' if first == 1 else 'tell'} the original")

@@ -118,6 +118,14 @@ def test_engineers_are_told_what_was_measured_and_when_to_go_on():
     assert "nothing was seen here, but time cut the attack off." in steps["In short"]
 
 
+def test_a_defense_without_results_counts_none_that_is_seen_or_not():
+    none = record("what_if", "pruning/label_accuracy", 1.0)
+    _, steps = advice(*image(60.0), none)
+    assert "was tried without a result that can be graded" in steps["What helps"]
+    assert "Under pruning: no result that can be graded" in steps["What helps"]
+    assert "are seen (without it" not in steps["What helps"]
+
+
 def test_the_answer_counts_images_and_names_everybody_of_whom_something_is_seen():
     numbers = [record("client", "image", 1.0, where) for where in ((1, 0, 0), (2, 0, 0), (1, 1, 0))]
     answer, steps = advice(
