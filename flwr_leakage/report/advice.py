@@ -144,10 +144,13 @@ def _in_short(
         if nothing_seen.level == "unknown":
             lines.insert(0, "Pause the training until a new run can say: to go on is a risk that "
                             "nobody knows.")  # fmt: skip
-            last = [Line(_go_on("Go on", "a new run", index.sample)), _protection(metadata)]
+            last = [
+                Line(_go_on("Go on", "a new run", index.sample)),
+                _protection("If no run says enough"),
+            ]
         if nothing_seen.level == "partly":
             lines.insert(0, "Decide whether the server may know what was found.")
-            last = [_protection(metadata)]
+            last = [_protection("If not")]
         return (*map(Line, lines[: MAX_LINES - len(last)]), *last)
     stop, condition = "Decide whether such parts may be seen; if not:", "Then go on"
     if with_grade(found, LEAKED):
@@ -194,14 +197,12 @@ def _time_then(index: Index, metadata: Mapping[str, Any], is_what_if: bool) -> s
     return f"{told.removesuffix('.')} ({' '.join(settings)})." if settings else told
 
 
-def _protection(metadata: Mapping[str, Any]) -> Line:
+def _protection(otherwise: str) -> Line:
     """Return what protects updates without the word of an attack."""
-    own = defense_of(metadata)
-    beside = f" Under {own} alone nothing is proven here." if own else ""
     return Line(
-        "If no run says enough, go on only under one of these, which rest on no attack:",
+        f"{otherwise}, go on only under one of these, which rest on no attack:",
         (
-            f"Differential privacy, as by dp_sgd: its ε bounds what any attack tells.{beside}",
+            "Differential privacy, as by dp_sgd: its ε bounds what any attack tells.",
             "Secure aggregation, so that the server sees sums only: what sums tell is not measured "
             "here.",
         ),

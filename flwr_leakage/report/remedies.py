@@ -149,7 +149,8 @@ def what_it_costs(
     known = ""
     if accuracy:
         last = max(accuracy)
-        reached = f"{100 * (median(accuracy[last]) or 0.0):.1f} % after round {last}"
+        when = f"after round {last}" if last else "before training"
+        reached = f"{100 * (median(accuracy[last]) or 0.0):.1f} % {when}"
         known = f"Test accuracy was {reached} {f'under {own}' if own else 'without a defense'}. "
     words = words_of(metadata)
     if any(word.startswith("defense=") and "," in word for word in words):

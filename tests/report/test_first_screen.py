@@ -174,8 +174,11 @@ def test_a_page_that_cannot_say_tells_when_training_may_go_on_and_what_protects(
     advice = advise(Index(KINDS[kind]), {"defense": "gaussian"}, [])
     *_, condition, protect = advice.lines
     assert condition.text.startswith("Go on only if a new run sees no image, not even in part")
-    assert "Differential privacy" in protect.items[0] and "gaussian alone" in protect.items[0]
+    assert protect.text.startswith("If no run says enough, go on only under")
+    assert "Differential privacy" in protect.items[0]
     assert "Secure aggregation" in protect.items[1]
+    identified = advise(Index(KINDS["identified"]), {}, []).lines[-1]
+    assert identified.text.startswith("If not, go on only under")
     [step] = [step for step in advice.steps if step.term == "Go on only if"]
     assert "changes above" not in step.text and "ends no attack" in step.items[1]
 
