@@ -193,8 +193,8 @@ def _draw(panel: Panel, axes: Axes) -> None:
     for style, marker, (name, by_round) in zip(_DASHES, "svP", panel.under.items(), strict=False):
         draw_medians(axes, _capped(by_round), color=ACCENT, lw=1.4, ls=style)
         for over in (False, True):
-            cut_off = panel.ended.get(name, frozenset())
-            marked = {r: held for r, held in by_round.items() if (r in cut_off) == over}
+            cut = panel.ended.get(name, frozenset())
+            marked = {r: held for r, held in by_round.items() if (r in cut) == over}
             draw_medians(axes, _capped(marked), color=ACCENT, lw=0, marker=marker, ms=4,
                          mfc="none" if over else ACCENT)  # fmt: skip
     own = {r: [dot.psnr for dot in dots] for r, dots in panel.dots.items()}
