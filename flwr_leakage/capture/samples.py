@@ -39,12 +39,35 @@ class TapedLoss:
 
 
 @dataclass(frozen=True)
+class ShiftedLoss:
+    """A captured loss of the token behind each, on the texts themselves.
+
+    Attributes:
+        loss: (logits, targets) ↦ scalar, of targets as the app made them.
+        is_flat: whether these are one row (B (T − 1),), in the place of (B, T − 1).
+        replaced: the id that has another value among the targets, which the loss leaves out, and
+            that value; ``None`` if there is none.
+    """
+
+    loss: Loss
+    is_flat: bool
+    replaced: tuple[int, int] | None = None
+
+    def __call__(self, logits: Tensor, ids: Tensor) -> Tensor:
+        """Return the loss of logits (B, T, V) and texts (B, T), a scalar."""
+        targets = ids[:, 1:]
+        if self.replaced is not None:
+            targets = targets.masked_fill(targets == self.replaced[0], self.replaced[1])
+        return self.loss(logits, targets.flatten() if self.is_flat else targets)
+
+
+@dataclass(frozen=True)
 class LossCall:
     """One call of the model and of a loss of its output.
 
     Attributes:
         root: index of the module that was called.
-        batch: its input and the targets.
+        batch: its input and the targets; texts are their own targets if the loss shifts them.
         num_outputs: K, where the model returns (B, K); 0 otherwise.
         loss: (logits, targets) ↦ scalar.
     """
@@ -80,6 +103,11 @@ def read_loss_call(training: CapturedTraining, backward: Backward) -> LossCall:
     outputs = {leaf for leaf in leaves if isinstance(leaf, Value) and leaf.entry == 0}
     if len(outputs) != 1:
         raise ValueError("the loss uses several outputs of the model")
+    shifted = _shifted(inputs, leaves)
+    if shifted is not None:
+        taped = _taped(tail, outputs.pop(), shifted[0], backward.loss)
+        loss = ShiftedLoss(taped, shifted[0].tensor.ndim == 1, shifted[1])
+        return LossCall(roots[id(call.function)], Batch(inputs, inputs).to(CPU), 0, loss)
     found = {
         id(leaf.tensor): leaf
         for leaf in leaves
@@ -91,8 +119,33 @@ def read_loss_call(training: CapturedTraining, backward: Backward) -> LossCall:
     batch = Batch(inputs, targets.get()).to(CPU)
     shape = call.shapes.get(next(iter(outputs)).leaf, ())
     num_outputs = shape[1] if len(shape) == 2 else 0
-    loss = _plain(tail) or _taped(tail, outputs.pop(), targets, backward.loss)
-    return LossCall(roots[id(call.function)], batch, num_outputs, loss)
+    own = _plain(tail) or _taped(tail, outputs.pop(), targets, backward.loss)
+    return LossCall(roots[id(call.function)], batch, num_outputs, own)
+
+
+def _shifted(
+    inputs: Tensor, leaves: Iterable[object]
+) -> tuple[Constant, tuple[int, int] | None] | None:
+    """Return the targets that are the inputs' tokens from the second on, or None.
+
+    The second result is the id that the targets replace by another value, with that value.
+    """
+    if inputs.ndim != 2 or inputs.is_floating_point() or inputs.shape[1] < 3:
+        return None
+    behind = inputs[:, 1:]
+    for leaf in leaves:
+        if not isinstance(leaf, Constant) or leaf.tensor.is_floating_point():
+            continue
+        if leaf.tensor.shape not in (behind.shape, (behind.numel(),)):
+            continue
+        told = leaf.get().reshape(behind.shape).to(behind.device)
+        differs = told != behind
+        if not bool(differs.any()):
+            return leaf, None
+        ids, values = behind[differs].unique(), told[differs].unique()
+        if len(ids) == len(values) == 1 and torch.equal(behind == ids, differs):
+            return leaf, (int(ids), int(values))
+    return None
 
 
 def _one_call(found: Iterable[tuple[int, Entry]]) -> tuple[int, Entry, Tensor]:

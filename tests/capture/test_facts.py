@@ -14,6 +14,8 @@ from flwr_leakage.capture.facts import UNCOUNTED, UNTOLD
 from flwr_leakage.capture.inputs import infer_spec
 from flwr_leakage.conventions import PUBLIC, public_normalization, public_statistics
 from flwr_leakage.gradient_map import local_update
+from flwr_leakage.losses import NextToken
+from flwr_leakage.models import TextTransformer
 from flwr_leakage.randomness import make_generator
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule
 
@@ -212,6 +214,47 @@ def test_a_loss_of_the_apps_own_is_replayed_from_its_tape():
     delta = local_update(read.gradient_map, read.params, read.private, read.schedule)
     for name, value in read.raw.delta.items():
         torch.testing.assert_close(delta[name], value, rtol=1e-4, atol=1e-6)
+
+
+def _flat(logits, ids):
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+
+
+def _masked(logits, ids):
+    labels = ids[:, 1:].masked_fill(ids[:, 1:] == 0, -100)
+    return F.cross_entropy(logits[:, :-1].transpose(1, 2), labels)
+
+
+@pytest.mark.parametrize("loss", [_flat, _masked, NextToken(0)])
+def test_a_loss_that_shifts_the_tokens_is_replayed_with_the_texts_as_targets(loss):
+    torch.manual_seed(0)
+    model = TextTransformer((6,), 20, 20, causal=True, width=16)
+    received = {name: value.clone() for name, value in model.state_dict().items()}
+    ids = torch.randint(20, (3, 6))
+    ids[0, 4:] = 0
+    with capture() as recorder:
+        optimizer = sgd(model.parameters())
+        loss(model(ids), ids).backward()
+        optimizer.step()
+    read = read_round(recorder.training(), received, 3, InputSpec.text(20, 6, padding=0))
+    assert torch.equal(read.private.inputs, ids) and torch.equal(read.private.targets, ids)
+    delta = local_update(read.gradient_map, read.params, read.private, read.schedule)
+    for name, value in read.raw.delta.items():
+        torch.testing.assert_close(delta[name], value, rtol=1e-4, atol=1e-6)
+    other = torch.randint(20, (2, 6))
+    logits = model(other)
+    torch.testing.assert_close(read.gradient_map.loss(logits, other), loss(logits, other))
+
+
+def test_a_loss_of_other_tokens_is_no_shift_of_the_inputs():
+    model = TextTransformer((6,), 20, 20, causal=True, width=16)
+    received, ids = dict(model.state_dict()), torch.arange(18).reshape(3, 6)
+    with capture() as recorder:
+        optimizer = sgd(model.parameters())
+        _flat(model(ids), ids + 1).backward()
+        optimizer.step()
+    with pytest.raises(ValueError, match="uses 0 tensors of the batch's size as targets"):
+        read_round(recorder.training(), received, 3, InputSpec.text(20, 6, padding=0))
 
 
 def test_a_loss_with_class_weights_is_no_second_call_of_the_model():
