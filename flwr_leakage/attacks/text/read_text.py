@@ -231,13 +231,15 @@ def _answer(
         head = None
     if head is not None and head.weight not in problem.gradient_map.trained:
         head = None
+    # A client computes in single precision, in half the time. Differences of its parameters do not.
+    like = problem.to(torch.float32) if problem.is_single_gradient else problem
     placed = sum(len(text) for text in found.texts)
     words = f"{named}, placed {placed} by {found.source}"
     ids, own = _padded(found.texts, spec.shape[0], spec.padding), None
     if spec.next_token:
         lengths = [len(text) for text in found.texts]
         hidden = torch.tensor(stats["tokens"]) if anatomy.is_tied else torch.tensor([]).long()
-        ids, ends, own = _with_last_tokens(problem, ids, lengths, head, hidden)
+        ids, ends, own = _with_last_tokens(problem, ids, lengths, head, hidden, like)
         source = "the last layer and replays" if anatomy.is_tied else "the last layer"
         words += f", {len(ends)} of {len(ids)} last tokens by {source}"
         stats["tokens"] = tuple(sorted({*stats["tokens"], *ends}))
@@ -247,7 +249,7 @@ def _answer(
         words += f", {sure}"
         batch = Batch(ids, targets)
     words += f": {len(ids)} of {count} {'texts' if count > 1 else 'text'}"
-    replay = _distance(problem, problem.replay(batch) if own is None else own)
+    replay = _distance(problem, like.replay(batch) if own is None else own)
     certified = len(ids) == count and replay <= CERTAIN
     if found.spans is None:
         certified &= found.is_exact
@@ -310,7 +312,12 @@ def _labels(problem: Problem, ids: Tensor, head: LinearUse | None) -> tuple[Tens
 
 
 def _with_last_tokens(
-    problem: Problem, ids: Tensor, lengths: list[int], head: LinearUse | None, hidden: Tensor
+    problem: Problem,
+    ids: Tensor,
+    lengths: list[int],
+    head: LinearUse | None,
+    hidden: Tensor,
+    like: Problem,
 ) -> tuple[Tensor, list[int], Params | None]:
     """Return the texts with the token behind each beginning, and those of them that are sure.
 
@@ -325,6 +332,7 @@ def _with_last_tokens(
         lengths: the number of tokens of each.
         head: the last layer, or ``None`` if it is frozen.
         hidden: tokens whose rows of the last layer's gradient hold more than its errors.
+        like: the problem in the precision of the replays.
     """
     length, spec = ids.shape[1], problem.spec
     rows = torch.tensor([row for row, n in enumerate(lengths) if n < length])
@@ -343,7 +351,7 @@ def _with_last_tokens(
     ids, confirmed = ids.clone(), None
     for _ in range(REPLAYS if len(hidden) and not bool(sure.all()) else 0):
         ids[rows, place] = chosen
-        own = problem.replay(Batch(ids, ids))
+        own = like.replay(Batch(ids, ids))
         left = (gradient - own[head.weight])[hidden]
         errors = last.errors(problem, left, len(at), ends)
         # All other tokens are sure already.
