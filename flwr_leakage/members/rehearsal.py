@@ -308,7 +308,8 @@ def _signal_size(client: Problem, flat: Problem, pool: Batch, noise_std: float) 
     It is the larger of two estimates: ``s = mean_k ⟨G, Rₖ⟩ / mean_{k≠l} ⟨Rₖ, Rₗ⟩``, which tells
     also of updates that are mostly noise, and ``s² = (‖G‖² − 2dσ²) / mean ‖Rₖ‖²``, which tells also
     where the client's labels are other than the pool's. The energy dσ² of the noise on d entries
-    counts twice, as σ is an estimate. The Rₖ have no record in common.
+    counts twice, as σ is an estimate. The Rₖ have no record in common. It is at most 1: a defense
+    clips, and the first estimate is large by chance where there is hardly more than noise.
     """
     given = ravel(client.gradient).double()
     total, energies = torch.zeros_like(given), []
@@ -321,7 +322,7 @@ def _signal_size(client: Problem, flat: Problem, pool: Batch, noise_std: float) 
     common = (float(total @ total) - energy) / max(count - 1, 1)  # K times the mean over k ≠ l
     along = float(given @ total) / common if common > 0 else 0.0
     beyond = float(given.square().sum()) - 2 * len(given) * noise_std**2
-    return max(along, math.sqrt(max(beyond, 0.0) * count / energy))
+    return min(1.0, max(along, math.sqrt(max(beyond, 0.0) * count / energy)))
 
 
 def _compute_each(

@@ -44,6 +44,11 @@ UNLABELLED = (
 )
 """Why evidence of records without labels holds for records that nobody made only."""
 
+MIXED = (
+    "the client says that it trained on mixtures of its records, which hold a single record in part"
+)
+"""Why no record is exactly in an update of mixtures."""
+
 FIT_DAMPING = 1e-5
 """Damping of ``Membership.fits``: chosen on sums of ten clients' 320 samples, where 0 to 1e-4
 differ by less than a percent of clients named rightly."""
@@ -256,7 +261,6 @@ def examine(
         span
         for span in spans
         if one_step
-        and not mixed
         and fuller is None
         and span.is_complete
         and not (train_mode and span.behind_batch_norm)
@@ -271,30 +275,35 @@ def examine(
     evidence: Evidence
     if complete:
         of_null = _log_residuals(flat, complete, null)
-        values, null_values, changed = logs.mean(1), of_null.mean(1), ""
-        is_exact = are_members(logs, of_null)
-        if labelled:
-            is_single, is_composite = tell_single(flat, complete, candidates, logs, of_null)
-            is_exact = is_exact & is_single
+        values, null_values, names = logs.mean(1), of_null.mean(1), "row_space"
         if {"outer_product", "gradient_cosine"} <= set(used):
-            values, null_values, is_foreign, changed = rank_by_own_gradient(
-                flat, complete, candidates, null, logs, of_null, [span.name for span in spans]
+            values, null_values, is_foreign, names = rank_by_own_gradient(
+                flat, complete, candidates, null, logs, of_null
             )
-            is_composite = is_composite | (is_foreign & ~is_exact)
-            is_silent = are_silent(flat, complete, candidates)
-        evidence = "exact"
-        names = "row_space"
-        if {"outer_product", "gradient_cosine"} <= set(used):
-            names = "outer_product and gradient_cosine" if changed else "outer_product, row_space"
         statistic = f"{names} ({', '.join(str(span) for span in complete)})"
-        reason = (
-            "the inputs of all samples of one step lie in the update's row space, and there are "
-            "fewer of them than the layer holds apart; a record whose gradient vanishes leaves no "
-            "trace, one that the client augmented or mixed before is another record, and a copy "
-            "that is the same to the layer up to a factor is taken for it"
-        )
-        if changed:
-            reason += f"; {changed}"
+        if mixed:
+            evidence = "statistical"
+            reason = MIXED
+        else:
+            evidence = "exact"
+            reason = (
+                "the inputs of all samples of one step lie in the update's row space, and there "
+                "are fewer of them than the layer holds apart; a record whose gradient vanishes "
+                "leaves no trace, one that the client augmented or mixed before is another record, "
+                "and a copy that is the same to the layer up to a factor is taken for it"
+            )
+            is_exact = are_members(logs, of_null)
+            if labelled:
+                is_single, is_composite = tell_single(flat, complete, candidates, logs, of_null)
+                is_exact = is_exact & is_single
+            if {"outer_product", "gradient_cosine"} <= set(used):
+                is_composite = is_composite | (is_foreign & ~is_exact)
+                is_silent = are_silent(flat, complete, candidates)
+        if "row_space" not in names:
+            reason += (
+                f"; no record lies in it, and {names} alone ranks the records, in case that the "
+                f"client changed its records before it used them"
+            )
         if not labelled:
             reason += f"; {UNLABELLED}"
     else:
@@ -374,10 +383,7 @@ def _weigh(
         return torch.zeros(len(candidates)).double(), empty, None, "none", "no statistic", why
     why = ""
     if mixed:
-        why = (
-            "the client says that it trained on mixtures of its records, which hold a single "
-            "record in part"
-        )
+        why = MIXED
     elif size < problem.num_samples + STRANGERS:
         why = (
             f"{problem.num_samples} samples take {2 * (problem.num_samples + STRANGERS)} null "
@@ -387,7 +393,7 @@ def _weigh(
         why = f"{problem.schedule.num_steps} local steps are more than the {STEPS} of a rehearsal"
     if why:
         why += ", so that nobody knows how well the test finds members here"
-        column, name = _first_choice(usual.names, observed.spans)
+        column, name = _first_choice(usual.names, observed)
         (others,) = compute_features([observed], null, statistics)
         return usual.values[:, column], others.values[:, column], None, "statistical", name, why
     std = noise_std if noise_std is not None else _told_noise(spans)
@@ -408,9 +414,16 @@ def _weigh(
     return values, null_values, rehearsal, "statistical", name, why
 
 
-def _first_choice(names: Sequence[str], spans: Sequence[LayerSpan]) -> tuple[int, str]:
-    """Return the statistic for want of a rehearsal: of the layer that its samples fill least."""
-    name = f"{spans[0].name.removesuffix('.weight')} at 1e-06" if spans else names[0]
+def _first_choice(names: Sequence[str], observed: Seen) -> tuple[int, str]:
+    """Return the statistic for want of a rehearsal: of the layer that its samples fill least.
+
+    It is the fit of the outer product where labels are known, which tells also where units are
+    fewer than samples: of 115 samples behind 108 to 114 units it found all on six development
+    draws, and the residual 97 %.
+    """
+    layers = [span.name.removesuffix(".weight") for span in observed.spans[:1]]
+    tried = [f"{layer}{end} at 1e-06" for layer in layers for end in ("'s product", "")]
+    name = next((name for name in tried if name in names), names[0])
     return names.index(name), name
 
 

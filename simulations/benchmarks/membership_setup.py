@@ -109,6 +109,7 @@ ROWS = (
     Case(count=8, clients=10),
     Case(count=32, clients=10),
     Case(count=100),
+    Case(count=115),
     Case(count=32, trained=True),
     Case(count=64, batch_size=32, epochs=2, rate=0.01, null=400),
     Case(count=100, batch_size=32, epochs=2, null=600),
