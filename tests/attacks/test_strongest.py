@@ -26,6 +26,7 @@ from flwr_leakage.attacks import (
     Strongest,
     pose,
 )
+from flwr_leakage.attacks import job as jobs
 from flwr_leakage.attacks.budget import Budget
 from flwr_leakage.attacks.evidence import Evidence, Judgement, ring_energy
 from flwr_leakage.attacks.finish import Denoising, Finish, in_granted_order
@@ -606,3 +607,22 @@ def test_a_solved_target_is_not_stopped_by_the_budget(job, smooth):
     (result,) = Strongest(steps, tolerance=1e-3, max_seconds=4.0)(job)
     assert [part.outcome for part in result.parts] == ["solved", "not run"]
     assert "budget" in result.parts[1].reason and "stopped" not in result.stats
+
+
+def test_an_update_is_posed_once_for_all_attacks(job, monkeypatch):
+    posed = []
+    monkeypatch.setattr(jobs, "pose", lambda *args: posed.append(args) or pose(*args))
+    fits = {name: GradientInversion(Euclidean(), optimizer=LBFGS(2)) for name in ("one", "two")}
+    finish = Finish(GradientInversion(Euclidean(), optimizer=LBFGS(2)))
+    (result,) = Strongest(fits, finish=finish)(job)
+    assert {part.name for part in result.parts} >= {"one", "two", "one + finish"}
+    assert len(posed) == 1
+
+
+def test_a_budget_below_that_of_the_first_attack_is_told_what_that_needs(job):
+    target = _Target.of(job, 0, 1e-7, math.inf)
+    target.seconds, target.judging = 5.0, 0.5
+    assert target.left(6.9) == 0 < target.left(7.1)
+    assert "the first attack needs 7 s" in target.spent(6.9)
+    target.take("first", Reconstruction(None, math.nan, error="refused"), 1.0)
+    assert target.spent(6.9) == "the budget of 6.9 s was spent"
