@@ -1,6 +1,6 @@
 """Exact recovery of one image through the patches of a vision transformer."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -233,7 +233,7 @@ def _patches(
 
 
 def _folded(
-    shape: Sequence[int], settings: dict[str, Any], patches: Float[Tensor, "T n"]
+    shape: tuple[int, ...], settings: dict[str, Any], patches: Float[Tensor, "T n"]
 ) -> Float[Tensor, "1 C H W"]:
     """Return the image of a convolution's patches; where they overlap, their mean counts."""
     columns = patches.T[None]
@@ -242,7 +242,7 @@ def _folded(
 
 
 def _picked(
-    shape: Sequence[int], places: Int[Tensor, " N"], patches: Float[Tensor, "T n"]
+    shape: tuple[int, ...], places: Int[Tensor, " N"], patches: Float[Tensor, "T n"]
 ) -> Float[Tensor, "1 C H W"]:
     """Return the image of a linear layer's patches by the place of each pixel in them."""
-    return patches.flatten()[places].reshape(*shape)
+    return patches.flatten()[places].reshape(shape)
