@@ -1,4 +1,4 @@
-"""The audit of a server's observations: grant, attack, evaluate, record. It knows no Flower."""
+"""Audit a server's observations: grant, attack, evaluate, record. It knows no Flower."""
 
 from typing import TYPE_CHECKING
 

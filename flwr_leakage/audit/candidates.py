@@ -1,4 +1,4 @@
-"""The records that a server tests for membership in each update, and the settings of the test."""
+"""Test records for membership in each update, by a server that has them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

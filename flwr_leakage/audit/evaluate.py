@@ -1,4 +1,4 @@
-"""The evaluation of an attack's answer against the truth, in numbers and images."""
+"""Evaluate an attack's answer against the truth, in numbers and images."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A client's own rule for its updates: refuse, or defend more strongly, above its limits."""
+"""Judge a client's updates by its own limits: refuse, or defend more strongly, above them."""
 
 import math
 from collections.abc import Mapping, Sequence

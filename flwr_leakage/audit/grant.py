@@ -1,4 +1,4 @@
-"""The facts that a threat model grants an attacker; everything else of the truth stays hidden."""
+"""Grant an attacker the facts of a threat model; the rest of the truth stays hidden."""
 
 from dataclasses import dataclass, replace
 

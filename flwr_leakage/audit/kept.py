@@ -1,4 +1,4 @@
-"""Observations on disk, to be attacked later or elsewhere.
+"""Keep observations on disk, to be attacked later or elsewhere.
 
 Each round has a folder, which appears whole or not at all, and in it each client has a file. Files
 are safetensors, which hold numbers and text and run no code; all are readable by their owner only.

@@ -1,4 +1,4 @@
-"""The class counts and the what-if probe of clients that are too large for image attacks."""
+"""Infer class counts of clients that are too large for image attacks, and probe a few images."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The note that a client sends beside its update, as text.
+"""Write and read the note that a client sends beside its update, as text.
 
 A client is free to write anything into its note, so the note is checked, and never executed.
 """

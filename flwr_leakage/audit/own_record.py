@@ -1,4 +1,4 @@
-"""The record that a client keeps for its owner: a run folder like the server's, of one client."""
+"""Write the record that a client keeps for its owner, a run folder of one client."""
 
 from collections.abc import Iterable
 from pathlib import Path

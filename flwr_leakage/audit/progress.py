@@ -1,4 +1,4 @@
-"""Progress of an audit for a person: the round, the attack, how far it is and how long it took."""
+"""Show a person the progress of an audit: the round, the attack, its state and its time."""
 
 import time
 from typing import Protocol, runtime_checkable

@@ -1,4 +1,4 @@
-"""The choice of the updates that are attacked in a round."""
+"""Choose the updates that are attacked in a round."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

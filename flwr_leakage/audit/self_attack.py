@@ -1,4 +1,4 @@
-"""A client's attack on its own update, which it can measure against its own samples."""
+"""Attack a client's own update on the client, which can measure the answer by its samples."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""The findings of ``structure``, as records that print well."""
+"""Hold the findings of ``structure`` in records that print well."""
 
 import textwrap
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Targets of an attack: one client's update or the aggregate of several, of one or more rounds."""
+"""Find the targets of attacks: clients' updates or their aggregate, of one or more rounds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

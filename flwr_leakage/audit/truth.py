@@ -1,4 +1,4 @@
-"""The truth that a simulation knows, for the evaluation and for granted facts."""
+"""Hold the truth that a simulation knows, for the evaluation and for granted facts."""
 
 import hashlib
 import json

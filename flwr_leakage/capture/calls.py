@@ -1,4 +1,4 @@
-"""Hooks on the outermost calls of modules in one thread, which leave the inner calls alone."""
+"""Hook the outermost calls of modules in one thread, and leave the inner calls alone."""
 
 import threading
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A counter of the steps after those that are kept; it costs the training next to nothing."""
+"""Count the steps after those that are kept, at next to no cost for the training."""
 
 import threading
 from collections.abc import Callable, Sequence

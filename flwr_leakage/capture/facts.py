@@ -1,4 +1,4 @@
-"""Facts about a client's training that say nothing of its samples."""
+"""Describe a client's training by facts that say nothing of its samples."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""A glance at a training that is not replayed, by hooks of the optimizer alone."""
+"""Glance at a training that is not replayed, by hooks of the optimizer alone."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence

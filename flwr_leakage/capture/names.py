@@ -1,4 +1,4 @@
-"""The match of the captured modules' tensors to the arrays that a server sends."""
+"""Match the captured modules' tensors to the arrays that a server sends."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass

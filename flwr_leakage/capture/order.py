@@ -1,4 +1,4 @@
-"""The match of arrays without names to a model's tensors, by order, shapes and values."""
+"""Match arrays without names to a model's tensors, by order, shapes and values."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 

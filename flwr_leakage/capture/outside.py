@@ -1,4 +1,4 @@
-"""Changes of parameters between an optimizer's steps, such as SCAFFOLD's control variates."""
+"""Find changes of parameters between an optimizer's steps, such as SCAFFOLD's control variates."""
 
 from collections.abc import Sequence
 

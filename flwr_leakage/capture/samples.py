@@ -1,4 +1,4 @@
-"""The samples, the loss and the schedule of a captured training, for scores and attacks."""
+"""Read samples, loss and schedule off a captured training, for scores and attacks."""
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""One pair of optimizer hooks for all captures of the process.
+"""Share one pair of optimizer hooks among all captures of the process.
 
 Torch runs its global hooks from a dictionary that no thread may change while another one steps: the
 step would end in an error. So the pair stays, and captures come and go in a tuple of their own.

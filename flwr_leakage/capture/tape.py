@@ -16,11 +16,11 @@ from torch.utils import _pytree as pytree
 
 
 class UnseenError(ValueError):
-    """A tensor that trained parameters enter comes from a call that is not on the tape."""
+    """Raised if a tensor that depends on trained parameters comes from a call not on the tape."""
 
 
 class ChangedConstantError(ValueError):
-    """A tensor that the tape refers to was changed in place after it was used."""
+    """Raised if a tensor on the tape was changed in place after it was used."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ _LEAVES = {Value, Constant, int, float, bool, str, type(None)}
 
 @dataclass(frozen=True)
 class Entry:
-    """One call.
+    """One recorded call of a module or function.
 
     Attributes:
         function: a module or a torch function.

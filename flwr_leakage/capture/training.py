@@ -1,4 +1,4 @@
-"""A captured training: its steps, its model and its optimizer."""
+"""Hold a captured training: its steps, its model and its optimizer."""
 
 import copy
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The audit's place in Flower: client mod, server strategy, engines."""
+"""Put the audit into Flower: a client mod, a server strategy, engines."""
 
 from typing import TYPE_CHECKING
 

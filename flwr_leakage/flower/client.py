@@ -1,4 +1,4 @@
-"""The client's side: a mod that scores and defends the update, and one line for the batches.
+"""Score and defend updates on a client, by a mod and one line in the training loop.
 
 A mod sees messages only. What a defense of the inputs (MixUp, InstaHide) and the scores need,
 the mini-batches, comes through ``encode``, one line in the training loop::

@@ -1,4 +1,4 @@
-"""The settings of a client: how it scores, defends, attacks and withholds its own update.
+"""Set how a client scores, defends, attacks and withholds its own update.
 
 The client's owner chooses all of them, and the server none.
 """

@@ -1,4 +1,4 @@
-"""The record that a client keeps for its owner, and the part of it that travels."""
+"""Keep a client's record for its owner, and choose the part of it that travels."""
 
 import logging
 from dataclasses import replace

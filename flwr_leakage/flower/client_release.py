@@ -1,4 +1,4 @@
-"""Defend one update, score it, attack it, and hold it against the client's own limits."""
+"""Defend one update, score it, attack it, and compare it with the client's own limits."""
 
 import time
 from collections import OrderedDict

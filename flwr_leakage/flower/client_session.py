@@ -1,4 +1,4 @@
-"""One round of one client: the mini-batches that pass through ``encode``, and its draws."""
+"""Hold one round of one client: the mini-batches that pass through ``encode``, and its draws."""
 
 import logging
 import math

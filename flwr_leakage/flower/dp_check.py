@@ -1,4 +1,4 @@
-"""The guarantee of a Flower app's differential privacy, read off its settings.
+"""Derive the guarantee of a Flower app's differential privacy from its settings.
 
 Flower's mods and strategies take a clip, a sensitivity, a noise multiplier and an ε as separate
 numbers, and compute with them as they are. This check reads them, says what follows, for whom,

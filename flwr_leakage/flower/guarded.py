@@ -1,4 +1,4 @@
-"""A guard around the audit, so that none of its errors ends or changes a training."""
+"""Guard the audit, so that none of its errors ends or changes a training."""
 
 import logging
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Flower in one process: a ``Grid`` that calls the ``ClientApp`` directly, without Ray.
+"""Run Flower in one process, by a ``Grid`` that calls the ``ClientApp`` directly, without Ray.
 
 Messages take the way through Flower's wire format, and every node keeps a ``Context`` of its
 own, so that an app behaves as it does on Flower's runtimes. ``TaskIdentity`` is internal to

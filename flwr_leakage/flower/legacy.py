@@ -1,4 +1,4 @@
-"""The observer for strategies of ``flwr.server``, with and without secure aggregation.
+"""Observe strategies of ``flwr.server``, with and without secure aggregation.
 
 SecAgg+ exists in Flower 1.41 for these strategies only. Its workflow unmasks the clients' sum, and
 shows the strategy that sum in the place of each client's model.

@@ -1,4 +1,4 @@
-"""The lines that an observed run writes to Flower's log, after each round and at its end."""
+"""Write the lines of an observed run to Flower's log: one after each round, three at its end."""
 
 import logging
 import shlex

@@ -1,4 +1,4 @@
-"""Faults of a round's replies that would harm an aggregation.
+"""Find faults of a round's replies that would harm an aggregation.
 
 Nothing here changes a reply. Whether a bad one is handed on is the caller's choice.
 """

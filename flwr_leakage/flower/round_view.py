@@ -1,4 +1,4 @@
-"""The server's view of one phase of a round: who was asked, who answered, and what."""
+"""View one phase of a round as the server sees it: the clients asked, and their answers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""A folder by which the captured samples of a simulation reach the evaluator.
+"""Share the captured samples of a simulation with the evaluator by a folder.
 
 Clients and server of a simulation share a file system. The samples travel in no message: a
 client on a real node that names a folder writes to its own disk, and nobody else reads it.

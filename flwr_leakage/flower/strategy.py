@@ -1,4 +1,4 @@
-"""The server's side: an honest-but-curious observer around any Flower strategy.
+"""Put an honest-but-curious observer around any Flower strategy on the server.
 
 The wrapped strategy runs its own ``start`` and its own rounds. By default nothing about them
 changes: whom it samples, what it is handed and in which order, the process-wide random states,

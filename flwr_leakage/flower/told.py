@@ -1,4 +1,4 @@
-"""A server's audit that takes unspecified settings from the clients' notes."""
+"""Audit on a server with unspecified settings taken from the clients' notes."""
 
 from collections import Counter
 from collections.abc import Mapping, Set

@@ -1,4 +1,4 @@
-"""Guards for the process-wide state that an observer must not change: random states and SIGTERM."""
+"""Guard the process-wide state that an observer must not change: random states and SIGTERM."""
 
 import random
 import signal

@@ -1,4 +1,4 @@
-"""The record that a client's mod adds to its reply, and its reading on the server.
+"""Pack the record that a client's mod adds to its reply, and read it on the server.
 
 It is a ``ConfigRecord``, which strategies and differential-privacy mods ignore.
 """
