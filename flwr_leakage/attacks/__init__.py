@@ -1,4 +1,4 @@
-"""Gradient inversion attacks made of parts."""
+"""Invert gradients by attacks that are made of parts."""
 
 from flwr_leakage.attacks.base import Attack, AttackProgress
 from flwr_leakage.attacks.exact.analytic import Analytic

@@ -1,4 +1,4 @@
-"""The interface of every attack."""
+"""Define the interface of every attack."""
 
 import math
 import time

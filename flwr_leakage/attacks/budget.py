@@ -1,4 +1,4 @@
-"""Limits of an attack in CPU seconds, as wall time would depend on the load of the machine."""
+"""Limit an attack in CPU seconds, as wall time would depend on the load of the machine."""
 
 import math
 import time

@@ -1,4 +1,4 @@
-"""The contrast of images whose gradient does not depend on it.
+"""Choose the contrast of images whose gradient does not depend on it.
 
 A network that normalises by statistics of its own input, behind a first convolution whose bias the
 normalisation removes, computes the same from x and from s x, up to its ε. So does its gradient: no

@@ -1,4 +1,4 @@
-"""The decoding of MixUp and InstaHide encodings, which is the attacker's second step.
+"""Decode MixUp and InstaHide encodings, which is the attacker's second step.
 
 A gradient inversion recovers encodings. Over T epochs of fresh draws the server collects T
 encodings of every image, and then solves for the images. The attacker is given the mapping and the

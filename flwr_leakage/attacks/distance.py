@@ -1,4 +1,4 @@
-"""Distances of gradients, by which attacks judge candidates of any objective."""
+"""Measure distances of gradients, by which attacks judge candidates of any objective."""
 
 import torch
 from torch import Tensor

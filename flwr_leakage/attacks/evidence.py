@@ -1,4 +1,4 @@
-"""The measure for candidates of all attacks, by misfit and prior, and the mean of several."""
+"""Judge candidates of all attacks by misfit and prior, and average several of them."""
 
 import math
 from collections.abc import Sequence

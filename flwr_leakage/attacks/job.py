@@ -1,4 +1,4 @@
-"""The one argument of every attack, as a frozen object."""
+"""Define the one argument of every attack, a frozen object."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace

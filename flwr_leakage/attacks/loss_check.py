@@ -1,4 +1,4 @@
-"""The checks of a loss, a map from (logits, targets) to a scalar, before and in attacks."""
+"""Check a loss, a map from (logits, targets) to a scalar, before and in attacks."""
 
 import math
 import warnings

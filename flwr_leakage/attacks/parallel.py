@@ -1,4 +1,4 @@
-"""Any attack over worker processes or a Ray cluster, with finished targets kept by their digest."""
+"""Run any attack in worker processes or on a Ray cluster, and keep finished targets by digest."""
 
 import hashlib
 import io

@@ -1,4 +1,4 @@
-"""The problem that an observation poses, checked and limited to the attacker's knowledge."""
+"""Pose an observation as a problem, checked and limited to the attacker's knowledge."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

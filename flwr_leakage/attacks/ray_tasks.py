@@ -1,4 +1,4 @@
-"""Tasks on a Ray cluster, tried again where the worker or the node that ran them died."""
+"""Run tasks on a Ray cluster, and repeat those whose worker or node died."""
 
 import math
 import time

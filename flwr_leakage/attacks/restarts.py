@@ -1,4 +1,4 @@
-"""Restarts: any attack runs from several starts, and the result of least objective is kept."""
+"""Restart any attack from several starts, and keep the result of least objective."""
 
 import math
 from collections.abc import Sequence

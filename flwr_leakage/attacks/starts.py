@@ -1,4 +1,4 @@
-"""The starts of reconstructions: an attack's first candidates."""
+"""Draw the first candidates of an attack."""
 
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable

@@ -1,4 +1,4 @@
-"""A portfolio of attacks, cheap ones first, which keeps the most likely candidate."""
+"""Run a portfolio of attacks, cheap ones first, and keep the most likely candidate."""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence

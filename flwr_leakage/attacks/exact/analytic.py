@@ -1,4 +1,4 @@
-"""Exact recovery of one sample through a first linear layer."""
+"""Recover one sample exactly through a first linear layer."""
 
 import math
 from dataclasses import dataclass, replace

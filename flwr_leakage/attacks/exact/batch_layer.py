@@ -1,4 +1,4 @@
-"""One linear layer of a network, with a batch's gradient, and the check of a candidate sample.
+"""Pose one linear layer with a batch's gradient, and check candidates for its samples.
 
 The network behind the layer judges a candidate for one sample's input h. Its pass from the layer
 onwards gives the errors ``s = ∂L/∂z`` for each label, m numbers. If h was in the batch, s is a

@@ -1,4 +1,4 @@
-"""Exact inversion of whole batches through linear layers, of one step or of several.
+"""Invert whole batches exactly through linear layers, for one step or several.
 
 In several local steps, images do not change from step to step. So the pseudo-gradient of the first
 layer is ``(Σ_t S⁽ᵗ⁾) X``, of rank B, and a sample's column is zero where the unit stays inactive in

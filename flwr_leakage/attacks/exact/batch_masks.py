@@ -1,4 +1,4 @@
-"""Samples of a batch from the ReLU masks of the layer before the logits' layer.
+"""Find samples of a batch by the ReLU masks of the layer before the logits' layer.
 
 Where a mask determines a sample's errors (:func:`settle_masks`), these errors are exact before the
 sample's input is. A second sample with a small error changes a unit's gradient, and with it the

@@ -1,4 +1,4 @@
-"""The proof, without the truth, that recovered samples of a batch are right.
+"""Prove, without the truth, that recovered samples of a batch are right.
 
 If all b samples of a layer's gradient are found, the network behind predicts their errors S from
 their inputs H. Then ``[∂L/∂W, ∂L/∂c] = S [H, 1]`` must hold to the gradient's noise: m (n + 1)

@@ -1,4 +1,4 @@
-"""The search for the samples behind a linear layer's gradient, one after another.
+"""Search for the samples behind a linear layer's gradient, one after another.
 
 Every sample found is removed from the equations, so that the others become easier to find. The
 sources of proposals are

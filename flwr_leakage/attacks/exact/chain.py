@@ -1,4 +1,4 @@
-"""A network as a chain of layers, for attacks that walk it backwards, however it is written.
+"""Read a network as a chain of layers, which attacks walk backwards, however it is written.
 
 Layers are recognised by the functions that compute them, not by modules: ``F.relu`` and
 ``nn.ReLU``, ``view`` and ``nn.Flatten``, a module called twice or a function written by hand give

@@ -1,4 +1,4 @@
-"""The features that convolutions take in, solved from the convolutions' weight gradients.
+"""Solve for the features that convolutions take in, by the convolutions' weight gradients.
 
 Their weight gradients state ``M(δ) a = T`` about the features a
 (:mod:`flwr_leakage.attacks.exact.weight_equations`). Let V be the eigenvectors and λ the

@@ -1,4 +1,4 @@
-"""The fit of an input to known features of a ReLU network, with a preference for smooth images.
+"""Fit an input to known features of a ReLU network, with a preference for smooth images.
 
 Signs of preactivations that lie nearer to zero than the input's own error are repaired at the end.
 An input that is right to 1e-6 still has one preactivation of millions within 1e-6 of zero. If its

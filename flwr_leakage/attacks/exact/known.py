@@ -1,4 +1,4 @@
-"""The known values of a layer's inputs, and the known states of the ReLU that computes them.
+"""Hold the known values of a layer's inputs, and the known states of the ReLU behind them.
 
 Every attack that reads features from a gradient states them in these terms, whatever its algebra:
 a value with a bound of its error, and for the outputs of a ReLU whether each unit is on.

@@ -1,4 +1,4 @@
-"""The mask of a network's last ReLU, where features are pooled before the last layer.
+"""Find the mask of a network's last ReLU, where features are pooled before the last layer.
 
 The last convolution must have a 3×3 kernel, padding 1 and stride 1. Its weight gradient is a
 product ``B A``. Each column of B is the mask of one position, times known errors. The same row of A

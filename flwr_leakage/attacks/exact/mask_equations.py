@@ -1,4 +1,4 @@
-"""The piecewise linear equations that proven masks of a ReLU layer give about the input.
+"""State the piecewise linear equations that proven masks of a ReLU layer give for the input.
 
 Let z(x) be the preactivations of a ReLU layer, h(x) the input of that layer, and a its outputs.
 Let the mask m be known but for open units. Then these equations hold to rounding:

@@ -1,4 +1,4 @@
-"""The search for the masks of a layer of ReLUs, with a proof for each channel that has one.
+"""Search for the masks of a layer of ReLUs, with a proof for each channel that has one.
 
 The weight gradient of a layer gives linear equations for its input a, which leave a open in some
 directions. If a comes from ReLUs it is nonnegative and partly zero. It is then mostly a vertex of

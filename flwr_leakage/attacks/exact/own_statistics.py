@@ -1,4 +1,4 @@
-"""Read features behind BatchNorm in train mode, with statistics from the buffers that were sent.
+"""Read features behind BatchNorm in train mode, by the statistics in the sent buffers.
 
 With the statistics μ and σ known, BatchNorm in train mode propagates the error d of its outputs as
 

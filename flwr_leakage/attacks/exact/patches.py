@@ -1,4 +1,4 @@
-"""Exact recovery of one image through the patches of a vision transformer."""
+"""Recover one image exactly through the patches of a vision transformer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The input of a stem, a convolution and max pooling over windows that may overlap.
+"""Fit the input of a stem: a convolution and max pooling over windows that may overlap.
 
 In the stem of a ResNet, 3×3 windows of stride 2 keep few more numbers than the image has pixels,
 16,384 for the 12,288 of a 64×64 image. With a given choice of each window's maximum, the values

@@ -1,4 +1,4 @@
-"""One sample's pass through linear layers with ReLUs, as far as pruned gradients determine it.
+"""Reconstruct one sample's pass through linear layers with ReLUs from pruned gradients.
 
 The gradient of a linear layer ``u = W h + c`` is ``e [h, 1]ᵀ`` for one sample, with e the error of
 its outputs. Pruned gradients give these facts:

@@ -1,4 +1,4 @@
-"""The features of a ReLU network, read from its gradients from the last ReLU towards the input.
+"""Read features of a ReLU network from its gradients, from the last ReLU towards the input.
 
 Let a be the output of a ReLU that a convolution takes in, and δ the error of the convolution's
 output. The convolution's weight gradient is linear in a

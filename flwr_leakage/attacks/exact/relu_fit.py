@@ -1,4 +1,4 @@
-"""The fit of an input through ReLUs: successive candidates, each of which may prove masks.
+"""Fit an input through ReLUs by successive candidates, each of which may prove masks.
 
 The walk through the layers ends at a weight gradient with too few equations, or at a mask that is
 not proven. From there on the fit seeks an input that meets the equations found so far

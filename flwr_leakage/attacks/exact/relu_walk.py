@@ -1,4 +1,4 @@
-"""A forward pass through a ReLU network that numbers the ReLUs and applies known masks.
+"""Run a forward pass through a ReLU network that numbers the ReLUs and applies known masks.
 
 - A unit of a ReLU whose state is known passes its input on, or nothing.
 - Max pooling right after a ReLU counts as a part of the ReLU: only each window's maximum is then

@@ -1,4 +1,4 @@
-"""The linear equations that a layer's weight gradient states about the layer's input.
+"""State the linear equations that a layer's weight gradient gives for the layer's input.
 
 For one sample, let a be a layer's input and δ the errors ∂L/∂(W ∗ a) of its outputs. Then
 

@@ -1,4 +1,4 @@
-"""One run of Gauss–Newton from grey, with a blur and a prior that fade.
+"""Run Gauss–Newton once from grey, with a blur and a prior that fade.
 
 See :mod:`flwr_leakage.attacks.inversion.gauss_newton` for the objective.
 """

@@ -1,4 +1,4 @@
-"""Products with the Jacobian of a plain chain's gradients, as products of matrices.
+"""Multiply by the Jacobian of a plain chain's gradients, in products of matrices.
 
 A network is a chain up to some point if its images pass convolutions, linear layers, activations
 and pooling one after another. Let F be a functional of its outputs c, with a known slope δ. A

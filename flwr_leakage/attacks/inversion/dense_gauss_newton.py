@@ -1,4 +1,4 @@
-"""Gauss–Newton with the dense Jacobian, a prior of images, and variances read from the residual."""
+"""Run Gauss–Newton with the dense Jacobian, a prior of images, and variances by the residual."""
 
 import math
 from collections.abc import Iterator

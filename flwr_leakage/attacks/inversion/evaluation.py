@@ -1,4 +1,4 @@
-"""Objectives and gradients of many candidates at once."""
+"""Evaluate objectives and gradients of many candidates at once."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

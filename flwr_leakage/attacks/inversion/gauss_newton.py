@@ -1,4 +1,4 @@
-"""Iteratively regularised Gauss–Newton on the gradient itself, through blurred networks.
+"""Run iteratively regularised Gauss–Newton on the gradient itself, through blurred networks.
 
 The update is g* = g(x) + noise, with g the replay of local training. With a Gaussian prior of
 images, x = μ + L s and s ~ N(0, I), each step minimises to first order

@@ -1,4 +1,4 @@
-"""Gradient inversion from parts, which finds samples whose update equals the observed one."""
+"""Invert gradients by parts: search for samples whose update equals the observed one."""
 
 import math
 from collections.abc import Mapping, Sequence

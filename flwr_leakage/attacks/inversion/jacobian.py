@@ -1,4 +1,4 @@
-"""The dense Jacobian of an update by the samples, and tests of whether a derivative jumps."""
+"""Compute the dense Jacobian of an update by the samples, and test if a derivative jumps."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Gauss–Newton for the least absolute residual, which ignores equations that wrong masks spoil."""
+"""Minimise the absolute residual by Gauss–Newton, which ignores equations with wrong masks."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar

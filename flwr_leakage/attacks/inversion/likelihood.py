@@ -1,4 +1,4 @@
-"""The likelihood of an update that was noised, pruned, or neither, given a candidate's gradient.
+"""Compute the likelihood of a noised, pruned or plain update, given a candidate's gradient.
 
 The attacker's residual is ``r = g(x) − g*``, entry by entry. An entry that is not zero has the
 noise's variance σ². An entry that is zero may have been pruned. It only states that ``|g| ≤ τ``,

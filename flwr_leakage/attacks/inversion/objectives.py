@@ -1,4 +1,4 @@
-"""Distances of a candidate's gradient from the observed one, and penalties of candidate images."""
+"""Define distances of a candidate's gradient from the observed one, and penalties of images."""
 
 from dataclasses import dataclass
 from itertools import combinations

@@ -1,4 +1,4 @@
-"""The search for the sample of each local step, by the attacker's own objective.
+"""Search for the sample of each local step, by the attacker's own objective.
 
 The order of a client's samples shows in an update only to second order in the learning rate:
 exchanging two samples of neighbouring steps changes the sum of their gradients by η times a

@@ -1,4 +1,4 @@
-"""The end of a run: each unit is blurred by its own posterior deviation, weights follow residuals.
+"""End a run: blur each unit by its own posterior deviation, and let weights follow residuals.
 
 At the end of a run, the masks of units near zero are guesses, and a wrong mask moves the gradient
 as much as a right one. The equations, solved to first order, leave a normal posterior of the

@@ -1,1 +1,1 @@
-"""Label attacks, which infer the labels of a batch from an update."""
+"""Infer the labels of a batch from an update."""

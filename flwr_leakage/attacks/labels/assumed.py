@@ -1,4 +1,4 @@
-"""The labels that an attack assumes for its samples, by the one rule of all attacks.
+"""Choose the labels that an attack assumes for its samples, by the one rule of all attacks.
 
 They are granted, or inferred by the parts of :class:`AutomaticLabels`.
 """

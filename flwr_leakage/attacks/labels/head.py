@@ -1,4 +1,4 @@
-"""The samples of a small batch, told apart by the gradient of the last layer alone.
+"""Separate the samples of a small batch by the gradient of the last layer alone.
 
 The last layer has the logits ``z = W h + c``, and the cross-entropy's error of a sample with the
 label y is ``e = softmax(z) − τ_y``, with ``τ_y`` its one-hot or smoothed target. Let U (K, b) span

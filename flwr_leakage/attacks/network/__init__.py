@@ -1,1 +1,1 @@
-"""The reader of networks for attacks: activations, the calls of a pass, and recorded passes."""
+"""Read networks for attacks: activations, the calls of a pass, and recorded passes."""

@@ -1,4 +1,4 @@
-"""The activations that attacks know, with one entry for each, whatever name a model uses.
+"""Register the activations that attacks know, one entry each, under all names of torch.
 
 To add an activation, write a function that returns its :class:`Activation`, and decorate it with
 :func:`entry` and the torch functions that compute it. Every attack then knows it. Attacks that walk

@@ -1,4 +1,4 @@
-"""Activations and max pooling averaged over noise, so that they have no kinks.
+"""Average activations and max pooling over noise, so that they have no kinks.
 
 A network's gradient jumps if a ReLU flips or a window's maximum moves to another position, and its
 Jacobian is zero for units that are off. Averaged over Gaussian noise n of standard deviation σ

@@ -1,4 +1,4 @@
-"""The reader of single calls of torch functions: layers, poolings and BatchNorms.
+"""Read single calls of torch functions: layers, poolings and BatchNorms.
 
 :func:`read_call` is the one place that knows how torch spells a layer. To add a pooling, write a
 function of the call's arguments that returns its :class:`Pool`, or ``None``, and decorate it with

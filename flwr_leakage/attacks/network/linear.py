@@ -1,4 +1,4 @@
-"""The linear layers of a network, found in a pass, and passes with other outputs for one layer.
+"""Find the linear layers of a network in a pass, and pass other outputs on for one layer.
 
 The last one gives the logits. The first one may take the network's input in another order than the
 image's (``x.permute(0, 2, 3, 1).flatten(1)``), or scaled; it still determines the image.

@@ -1,4 +1,4 @@
-"""The reader of a pass through a network, call by call, however the network is written.
+"""Read a pass through a network, call by call, however the network is written.
 
 A :class:`Trace` recognises each call that computes an affine map, an activation, a pooling, a
 normalisation or a look-up. It records these calls, and asks an :data:`Answer` whether other outputs

@@ -1,1 +1,1 @@
-"""Minimisers of many independent problems at once."""
+"""Minimise many independent problems at once."""

@@ -1,4 +1,4 @@
-"""The interface of optimizers of many rows, and Adam."""
+"""Define the interface of optimizers of many rows, and Adam."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""L-BFGS with a strong Wolfe line search, over many rows in lockstep.
+"""Run L-BFGS with a strong Wolfe line search over many rows in lockstep.
 
 Each iteration evaluates one trial point of every unfinished row. Each row then decides by itself
 to continue the bracketing, to zoom, or to accept the point and turn to a new direction. So the rows

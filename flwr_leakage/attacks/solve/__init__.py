@@ -1,1 +1,1 @@
-"""The Gauss–Newton step and the loop that all second-order attacks share."""
+"""Solve by the Gauss–Newton step and the loop that all second-order attacks share."""

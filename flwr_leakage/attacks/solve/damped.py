@@ -1,4 +1,4 @@
-"""Damped Gauss–Newton for least squares with a Jacobian that is given by its products."""
+"""Solve least squares by damped Gauss–Newton, with a Jacobian that is given by its products."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""One loop of Gauss–Newton steps, for every second-order attack.
+"""Descend by one loop of Gauss–Newton steps, which every second-order attack uses.
 
 An attack *poses* each step: it gives the objective of the step to first order, or ends the descent.
 The blur, the weight of the prior and the weights of the equations may differ from step to step. A

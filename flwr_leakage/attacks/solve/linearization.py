@@ -1,4 +1,4 @@
-"""A function at one point, with many products with its Jacobian."""
+"""Linearise a function at one point, for many products with its Jacobian."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""The objective of a Gauss–Newton step with a prior of images, and draws of its posterior."""
+"""Pose a Gauss–Newton step with a prior of images, and draw from its posterior."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

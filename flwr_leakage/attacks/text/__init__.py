@@ -1,1 +1,1 @@
-"""The attack on models of token ids, which finds the tokens and places them in texts."""
+"""Attack models of token ids: find the tokens, and place them in texts."""

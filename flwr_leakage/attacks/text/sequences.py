@@ -1,4 +1,4 @@
-"""Whole texts from the spans of a transformer's gradients, and a list of tokens.
+"""Find whole texts by the spans of a transformer's gradients and a list of tokens.
 
 Each vector that a linear layer took from a private text lies in the span of the layer's gradient.
 The mixed values behind the first attention depend on the whole text, so that only the right texts

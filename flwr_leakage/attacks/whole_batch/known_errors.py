@@ -1,4 +1,4 @@
-"""The equations of a batch's images, once every sample's features and error are known.
+"""State the equations of a batch's images, once every sample's features and error are known.
 
 A linear layer's gradient determines the features h_i of each sample, and the network behind them
 determines their errors ``δ_i = ∂L/∂h_i``. The rest of the update are the gradients of the

@@ -1,4 +1,4 @@
-"""The equations of one image whose features and error follow from a linear layer's gradient.
+"""State the equations of one image whose features and error a linear layer's gradient gives.
 
 A linear layer's gradient of one sample is the outer product ``e [h, 1]ᵀ`` of its error and its
 features, each entry with noise, or known to lie below a threshold of pruning. The fit of e and h

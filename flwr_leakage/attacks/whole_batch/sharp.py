@@ -1,4 +1,4 @@
-"""The ends of a batch's solution, for equations that determine the images and for others.
+"""End a batch's solution, where the equations determine the images and where they do not.
 
 *Sharpening.* If the equations determine the images, only masks are in doubt.
 

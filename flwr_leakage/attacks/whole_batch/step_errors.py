@@ -1,4 +1,4 @@
-"""Errors and features of every local step on one sample, from the last layer's update.
+"""Find errors and features of every local step on one sample by the last layer's update.
 
 A linear last layer that takes T plain steps on one sample moves by the sum of T outer products,
 
