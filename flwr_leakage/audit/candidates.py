@@ -25,8 +25,9 @@ class Candidates:
         records: the records in question, as the model takes them: a batch with labels, or inputs
             (N, C, H, W) where the labels are not known.
         null: records that no client has, drawn like the records in question, such as the server's
-            own test data. p-values are calibrated as far as that holds. At least 20; some hundreds
-            let the test reach small p-values, and choose its statistic where algebra is not enough.
+            own test data. p-values are calibrated only if they are drawn alike. At least 20 are
+            needed. Some hundreds allow small p-values, and let the test choose its statistic where
+            algebra is not enough.
         null_origin: where the null comes from, in words, for the report.
     """
 

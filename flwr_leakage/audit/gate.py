@@ -45,20 +45,20 @@ class Gate:
     applied to the raw update in turn, and the released update is measured again; the first that
     passes is sent. If none does, the client answers with an error that names no reason.
 
-    A limit holds for the risky end of a score's direction, and for the value with its error bar:
-    ``value + error ≤ limit`` where larger leaks more, ``value − error ≥ limit`` where larger is
-    safer. What was not measured (a score without a number, an attack without an answer or ended by
-    its time budget, samples that were not kept, a model that does not explain the update) is no
-    evidence of safety: ``unmeasured`` says what then.
+    A limit holds for the value with its error bar, on the risky side: ``value + error ≤ limit``
+    where a larger value leaks more, ``value − error ≥ limit`` where a larger value is safer. A
+    quantity that was not measured is no evidence of safety: a score without a number, an attack
+    without an answer or ended by its time budget, samples that were not kept, or a model that does
+    not explain the update. ``unmeasured`` decides what happens then.
 
     A gate protects against a server that is honest but curious, and not against one that chooses
     weights: everything here is measured under the weights that the server sent. Such a server
     passed a limit of the gradient's norm in 60 of 60 rounds, and read 188 of their 240 digits
     at 30 dB or more (``simulations/benchmarks/gate_crafted.py``).
 
-    What a server learns: a refusal tells that the limits were exceeded under the parameters that
-    it chose, and a stronger defense shows in the update. Which of several defenses is used depends
-    on the samples, so that no ε of a single one holds for the whole.
+    A server learns from a refusal that the limits were exceeded under the parameters that it chose,
+    and it sees a stronger defense in the update. The choice between several defenses depends on the
+    samples, so that the ε of a single defense does not hold for the whole.
 
     Attributes:
         scores: by the name of a measurement of ``ClientAudit.scores``, its limit.

@@ -67,8 +67,8 @@ class KeptObservations:
     """The observations of a run that wait for their attack.
 
     Attributes:
-        folder: of mode 0700 where it is made.
-        max_bytes: most that all of them take, > 0.
+        folder: the folder, which gets mode 0700 if it is made here.
+        max_bytes: limit on the bytes of all of them, > 0.
         policy: what is dropped beyond it. ``oldest`` drops the oldest rounds; ``attacked`` the
             oldest of those that were attacked and recorded, and then the oldest of all; ``newest``
             drops nothing, and does not keep a round that has no room.

@@ -40,12 +40,12 @@ class LargeClients:
     the probe, and training never sees it.
 
     Attributes:
-        min_examples: samples from which on the class counts of a client are inferred, ≥ 1. An
-            attack on the images of a smaller client infers its labels.
+        min_examples: the least number of samples of a client whose class counts are inferred, ≥ 1.
+            An attack on the images of a smaller client infers its labels.
         every: rounds from one inference to the next, ≥ 1; the first round is one.
         label_seconds: CPU seconds that the inference may take in a round.
-        probe_sizes: numbers of images, ascending; empty for no probe. At most so many samples of
-            the first client of a run are probed that is not attacked as it is.
+        probe_sizes: numbers of images, ascending; empty for no probe. A run probes one client, the
+            first one that is too large to be attacked.
         probe_seconds: CPU seconds that the attack on each probe may take.
     """
 

@@ -141,12 +141,11 @@ def attack_kept(
 ) -> int:
     """Attack the kept observations of a run folder, round by round.
 
-    It may be killed at any moment and called again: finished targets are read back, and what was
-    recorded of an unfinished round is completed. Rounds that were attacked before are left alone,
-    but for what later rounds make use of: images keep their numbers, and where rounds are attacked
-    or decoded together, the earlier ones are read back. A round with a file that cannot be read
-    stays to be attacked. The training may go on meanwhile; call again for the rounds that are kept
-    later.
+    It may be killed at any moment and called again: finished targets are read back, and the record
+    of an unfinished round is completed. Rounds that were attacked before are not attacked again.
+    Their images keep their numbers, and their answers are read back if rounds are attacked or
+    decoded together. A round with an unreadable file remains to be attacked. The training may go on
+    meanwhile; call again for the rounds that are kept later.
 
     Args:
         folder: see ``KeptRun``.

@@ -97,10 +97,10 @@ class ClientNote:
             samples nor its draws.
         training: how it trained, where that was captured.
         replay: whether the captured training explains the update.
-        explained: whether the model that is scored explains the update, in words; empty where
-            nobody looked.
-        replay_cpu_seconds: CPU seconds of training again to check the update; where the training
-            was captured, they are among those of the scores. ``None`` as above.
+        explained: whether the scored model explains the update, in words; empty if this was not
+            checked.
+        replay_cpu_seconds: CPU seconds of the replay that checks the update. If the training was
+            captured, those of the scores include them. ``None`` as above.
     """
 
     client_id: int

@@ -14,9 +14,9 @@ class Selection:
         every: rounds from one attack to the next, ≥ 1.
         first: the first round to attack, ≥ 1.
         clients: the partition ids to attack, or ``None`` for all.
-        max_clients: at most so many in a round, the lowest ids first; ``None`` for no limit.
-        max_examples: updates of more samples are not attacked; ``None`` for no limit. The number
-            is the client's own word.
+        max_clients: the most clients in a round, the lowest ids first; ``None`` for no limit.
+        max_examples: the most samples of an attacked update, by the client's own word; ``None`` for
+            no limit.
     """
 
     every: int = 1

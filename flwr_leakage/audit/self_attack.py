@@ -109,8 +109,8 @@ class SelfAttack:
         max_samples: most samples that the steps of an attacked round use; ``None`` for no limit.
         max_seconds: CPU seconds that a self-attack may take, or ``None``.
         seed: of the attack's draws, ≥ 0.
-        probe_sizes: where an update is too large to be attacked, the numbers of samples of which
-            one step is attacked in its place, as a what-if; empty for none.
+        probe_sizes: numbers of samples. If an update is too large to be attacked, one step on each
+            of these numbers is attacked instead, as a what-if; empty for none.
         probe_seconds: CPU seconds that each of these attacks may take.
     """
 

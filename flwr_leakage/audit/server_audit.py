@@ -75,19 +75,21 @@ class ServerAudit:
         what_if_max_seconds: the same for each target under a what-if, if that is less; ``None`` for
             ``max_seconds``.
         max_round_seconds: CPU seconds that attacks may take in a round, for all targets together.
-            Where they are spent, the other targets are recorded as not attacked; which ones is
-            drawn anew in each round.
+            Once they are spent, the other targets are recorded as not attacked; the order of
+            targets is drawn anew in each round.
         max_bytes: bytes that the attack on a target may need by an estimate from the model, the
             shape of an input and the number of samples, beside what the attack's own settings
             limit; a target beyond it is recorded as not attacked.
         keep: where observations are kept to be attacked later, see ``attack_kept``; ``None``
             attacks within the round.
-        candidates: records that each update is tested for, also updates that are too large to be
-            attacked; the tests of a round may take ``max_round_seconds`` beside the attacks.
-        large_clients: what is told of updates of many images beside an attack on them; ``None``
-            for nothing.
-        own_config_clients: those that said they run by a config of their own, so far.
-        images: the numbers of the images so far; set it to go on with those of an earlier audit.
+        candidates: the records that are tested for membership in each update, even in updates that
+            are too large to be attacked. The tests of a round may take ``max_round_seconds``
+            besides.
+        large_clients: the settings for labels and probes of updates of many images; ``None`` for
+            none.
+        own_config_clients: the clients that have said that they run by a config of their own.
+        images: the numbers of the images so far; set it to continue the numbers of an earlier
+            audit.
     """
 
     gradient_map: GradientMap

@@ -67,8 +67,8 @@ def structure(
     A synthetic batch is drawn: images of noise with a power spectrum of 1/f² (``ImagePrior``) and
     random labels. Its update by the schedule, with the model's present weights, is handed to the
     checks with which the attacks refuse, and its Jacobian's numerical rank is computed in float64
-    (``numerical_rank``). Nothing of it holds for other weights without a new call: units die and
-    networks grow confident while they train.
+    (``numerical_rank``). The result holds for these weights alone: units die and networks grow
+    confident while they train.
 
     Args:
         model: with the weights that the first round starts from.
@@ -80,12 +80,13 @@ def structure(
         attacks: by name; ``exact_attacks()`` by default.
         attempt: run the attacks that apply on the synthetic batch: seconds to minutes.
         tolerance: singular values below this share of the largest count as zero.
-        max_products: most products for a rank; where more are needed, it is bounded from below.
+        max_products: limit on the products for a rank; if more are needed, the rank is bounded from
+            below.
         seed: of the synthetic batch.
 
-    Dropout is left out, also where the model applies it in eval mode. What ``torch.func`` cannot
-    differentiate is differentiated by plain autograd. Where that fails, too, the rank is not
-    computed, and the result says why.
+    Dropout is left out, even if the model applies it in eval mode. If ``torch.func`` cannot
+    differentiate the model, plain autograd does. If that fails as well, the rank is not computed,
+    and the result says why.
 
     Raises:
         ValueError: the spec is none, or the model does not fit it; the loss cannot be computed; the

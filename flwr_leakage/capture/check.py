@@ -26,8 +26,8 @@ class ReplayCheck:
         residual: ‖sent − replayed‖ / ‖sent − received‖ over the parameters; ``None`` where there
             was nothing to replay.
         by_entry: the same for each parameter, by its own norm.
-        steps: how many were replayed.
-        num_steps: how many the training took.
+        steps: number of replayed steps.
+        num_steps: number of steps of the training.
         causes: the causes of a residual, in words.
         sends: the quantity that is sent: ``PARAMETERS``, or the name of a multiple of the update.
         remarks: further findings on an explained update, in words.

@@ -41,31 +41,31 @@ def audit(
 ) -> ClientApp:
     """Look on whenever a ``ClientApp`` trains; it may be empty still, or have its functions.
 
-    The first training of a client, each tenth round's and the next one after a change are captured
-    by hooks, replayed from the parameters that were received, and compared with what is sent, after
-    all mods. At the others there is a glance: start, optimizer, settings, steps and end. A record
-    travels beside the update. It holds the optimizer's settings and the category of the replay.
-    Where the update is sent as it was trained, it also holds the steps, the batch size, the shape
-    of the inputs and the name of their normalisation. Without a defense and a gate, nothing that
-    fails here changes a reply. With one, no reply to any message passes that holds arrays which
-    were neither defended nor judged.
+    Hooks capture the first training of a client, that of each tenth round, and the next one after a
+    change. These trainings are replayed from the received parameters, and compared with the sent
+    ones, after all mods. The other trainings are glanced at: start, optimizer, settings, steps and
+    end. A record travels beside the update. It holds the optimizer's settings and the category of
+    the replay. Where the update is sent as it was trained, it also holds the steps, the batch size,
+    the shape of the inputs and the name of their normalisation. Without a defense and a gate, an
+    error of the audit never changes a reply. With a defense or a gate, no reply passes with arrays
+    that were neither defended nor judged.
 
     Args:
         app: the app, with its mods.
         scores: risk scores by name; none by default. They need ``loss(model(images), labels)``.
         defense: of the update; the identity by default. A name of ``flwr-leakage list defense``,
-            such as ``"pruning"``, is that defense with the settings of its file. What a defense of
-            the inputs needs is ``encode``, see ``LeakageMod``. Where it cannot be applied the
+            such as ``"pruning"``, is that defense with the settings of its file. A defense of the
+            inputs needs ``encode``, see ``LeakageMod``. If the defense cannot be applied, the
             client sends an error.
-        score_plan: when to score, which samples, at what cost, and what to keep and send.
+        score_plan: the rounds and samples to score, the cost, and the scores to keep and send.
         replay_every: rounds from one replay to the next; 1 replays each, ``None`` a client's first
             training alone. A replay costs as much CPU time as training on the samples that are
             kept. A glance without one passes over the parameters twice, which costs less than a
             millisecond for small networks, and its record says that the training was not replayed.
-        replay_samples: a replay after a client's first is of the steps that take the first so many
-            samples, unless something changed; ``None`` for all steps that are kept.
-        limits: how many samples and bytes are kept; the rest is counted.
-        spec: shapes and normalisation of the inputs, which the server is told then. By default the
+        replay_samples: number of samples. A later replay repeats only the steps that take the first
+            of them, unless something changed; ``None`` for all steps that are kept.
+        limits: the most samples and bytes that are kept; the rest is counted.
+        spec: shapes and normalisation of the inputs; the server is told a given one. By default the
             client reads them off its samples, and the server is told a public normalisation alone.
         seed: of the defense's draws and the scores, for simulations only; see ``ClientAudit``.
         truth: in a simulation, a folder in which the captured samples are left for the

@@ -39,19 +39,19 @@ class ClientAudit:
         scores: risk scores by name; none by default.
         seed: ``None``: the defense draws from the operating system's entropy, and nobody can
             repeat its draws. A number: for simulations only; draws are a function of (seed, round,
-            client), and whoever knows the seed subtracts the noise from the update. What is sent
-            beside the update says which of the two it was.
-        score_plan: when to score, which samples, at what cost, and what to keep and send.
-        max_samples: samples kept for the scores and the defense, ≥ 1: whole mini-batches, from
-            the first one on, until there are so many. DP-SGD needs all that a round uses.
+            client), and whoever knows the seed subtracts the noise from the update. The note beside
+            the update says which of the two it was.
+        score_plan: the rounds and samples to score, the cost, and the scores to keep and send.
+        max_samples: number of samples that are kept for the scores and the defense, ≥ 1: whole
+            mini-batches, from the first one on, until it is reached. DP-SGD needs all that a round
+            uses.
         remark: the client's words on its settings, sent beside each update; empty by default.
         own_config: whether the client's samples and draws are its own, so that no server can
             re-derive them from a seed; it tells the server so.
-        check_update: whether the scored model is held against the update that was made, by
-            replaying the local training, which costs as much again. ``once``: in the first scored
-            round that the client's state knows of; later rounds repeat what it found. ``always``:
-            in every round, scored or not. Where the model does not explain the update, every
-            score says so.
+        check_update: whether the update is compared with a replay of the local training by the
+            scored model, which costs as much as the training. ``once``: in the first scored round
+            that the client's state knows of; later rounds repeat its finding. ``always``: in every
+            round, scored or not. If the model does not explain the update, every score says so.
         check_rounds: the rounds, by number, that are checked as by ``always``, whatever
             ``check_update`` says of the others; ``None`` for none.
         num_threads: torch threads while training, scoring and defending; ``None`` leaves them.

@@ -67,13 +67,13 @@ def check_privacy(
     delta: float = 1e-5,
     num_pixels: int = 3072,
 ) -> list[Finding]:
-    """Say what an app's differential privacy guarantees over its rounds.
+    """Return the guarantees of an app's differential privacy over its rounds.
 
-    ε is that of one client's whole contribution, exact for Gaussian noise (``defenses/accounting``)
-    and composed over the rounds in which the client takes part: all of them. ``LocalDpMod``'s is
-    for replace-one, as local privacy compares any two updates; that of a strategy is for
-    add-or-remove of a client, and its message states replace-one, too. Sampling of clients
-    is not credited: the server knows whom it asked, and Flower draws a fixed number.
+    ε protects one client's whole contribution. It is exact for Gaussian noise
+    (``defenses/accounting``), and composed over all rounds, as if the client took part in each. The
+    ε of ``LocalDpMod`` is for replace-one, as local privacy compares any two updates. The ε of a
+    strategy is for add-or-remove of a client; its message states replace-one as well. Sampling of
+    clients is not credited: the server knows whom it asked, and Flower draws a fixed number.
 
     Args:
         strategy: the server's, with its wrappers; ``None`` where it is not known.
@@ -81,7 +81,7 @@ def check_privacy(
         num_clients: nodes in the federation.
         num_rounds: rounds of training, ≥ 1.
         delta: of the ε of strategies, which state none; ``LocalDpMod`` has its own.
-        num_pixels: of an input, for the image that an attacker is left with.
+        num_pixels: of an input, for the error of the image that an attacker can still read.
 
     Returns:
         Findings, those of the mods first. Printed, each is a sentence.

@@ -49,7 +49,8 @@ class RayEngine:
 
     Attributes:
         num_cpus: CPUs that Ray may use; ``None`` for all of the machine's.
-        client_cpus: CPUs of one client, ≥ 1; with more than there are Flower would wait forever.
+        client_cpus: CPUs of one client, ≥ 1; Flower would wait forever for more CPUs than there
+            are.
         client_gpus: share of a GPU of one client, ≥ 0, and no more than there are.
     """
 

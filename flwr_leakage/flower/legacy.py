@@ -301,9 +301,9 @@ def observe_legacy(
 ) -> "ObservedLegacy":
     """Let a strategy of ``flwr.server`` be honest but curious.
 
-    When the strategy is given up, at the end of the server's function, the records are closed and
-    ``report.html`` is written; ``with observe_legacy(…) as strategy:`` does so where the block
-    ends, and ``close`` at once.
+    When the strategy is garbage-collected, at the end of the server's function, the records are
+    closed and ``report.html`` is written. ``with observe_legacy(…) as strategy:`` does so at the
+    end of the block, and ``close`` does so at once.
 
     Args:
         strategy: of any class.
@@ -325,7 +325,7 @@ def observe_legacy(
         settings: of :class:`ServerAudit`.
 
     Raises:
-        TypeError: the model is none of torch.
+        TypeError: the model is no module of torch.
         FileExistsError: the folder holds a run.
     """
     audit = told_audit(

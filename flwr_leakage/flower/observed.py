@@ -61,8 +61,8 @@ def observe(
     """Let a strategy be honest but curious; it runs its own ``start``, and has its attributes.
 
     Flower's log gets a line after each round. When ``start`` ends, the records are closed,
-    ``report.html`` is written, and the log tells where it lies. An accuracy that the app's own
-    evaluation tells is recorded as the test accuracy.
+    ``report.html`` is written, and the log tells where it lies. An accuracy of the app's own
+    evaluation is recorded as the test accuracy.
 
     Args:
         strategy: of any class, with server-side differential privacy too: use it on the outermost.
@@ -76,14 +76,14 @@ def observe(
         max_samples: most samples that a client's steps use, all steps together, for it to be
             attacked; the others are recorded. ``None`` attacks all, which may take hours.
         max_seconds: CPU seconds that an attack may take for each target.
-        max_round_seconds: CPU seconds that all attacks of a round may take. Where they are not
-            enough, who is attacked is drawn anew in each round, and the others are recorded.
+        max_round_seconds: CPU seconds that all attacks of a round may take. If they are not enough,
+            the attacked clients are drawn anew in each round, and the others are recorded.
         max_bytes: bytes that an attack on a target may need by an estimate, made before anything
             is allocated; a client beyond it is recorded with the reason. ``None`` sets no limit;
             so it does for the two above.
         truth: in a simulation, the folder that the clients' ``audit`` was given.
-        candidates: records that every update is tested for: was this record in it? With the truth
-            of a simulation the report tells whether the test was right.
+        candidates: the records that are tested for membership in every update. With the truth of a
+            simulation the report tells whether the test was right.
         weighted_by_key: see :class:`HonestButCurious`; so are the next two.
         bad_replies: ``pass`` or ``drop``.
         reproducible: for simulations.
@@ -91,7 +91,7 @@ def observe(
             ``large_clients``, …
 
     Raises:
-        TypeError: the strategy is one of ``flwr.server``, or the model none of torch.
+        TypeError: the strategy is one of ``flwr.server``, or the model is no module of torch.
         FileExistsError: the folder holds a run.
     """
     if not hasattr(strategy, "configure_train"):

@@ -32,8 +32,8 @@ class HonestButCurious(Strategy):
     """Wrap any Flower strategy; observe each client's update, then hand it to an audit.
 
     Use it outermost, around server-side differential privacy too: those strategies clip the
-    replies in place, and a curious server reads them before. Attributes that are not its own are
-    those of the wrapped strategy.
+    replies in place, and a curious server reads them before. Its other attributes are those of the
+    wrapped strategy.
 
     Args:
         strategy: the strategy that trains.
@@ -41,14 +41,13 @@ class HonestButCurious(Strategy):
         weighted_by_key: the metric that holds the number of samples; the wrapped strategy's, where
             it has one, and else ``num-examples``.
         bad_replies: ``pass``: every reply is handed on to the strategy, as without the audit, and
-            what is wrong with it is recorded. ``drop``: replies that would break or poison an
-            aggregation are recorded and left out, however many they are, so that no bad client
-            ends a run: not one record of the arrays that were sent, of other shapes, not finite or
-            less precise; no or absurd numbers of samples; not one record of metrics, or none that
-            the strategy reads; second answers. Of those that are right by themselves, the ones
-            whose metrics have other names than most clients' are left out, too, as no strategy
-            averages both. A strategy to which nothing is left is handed nothing, and the run goes
-            on with the model that it has.
+            its faults are recorded. ``drop``: replies that would break or poison an aggregation are
+            recorded and left out, however many they are, so that no bad client ends a run: not one
+            record of the arrays that were sent, of other shapes, not finite or less precise; no or
+            absurd numbers of samples; not one record of metrics, or none that the strategy reads;
+            second answers. Of those that are right by themselves, the ones whose metrics have other
+            names than most clients' are left out, too, as no strategy averages both. If no reply is
+            left, the strategy is handed nothing, and the run goes on with the present model.
         reproducible: for simulations: clients are sampled by the audit's seed and the round, and
             replies are handed on in the order of the clients, so that the same seed gives the same
             floating-point sums. The process-wide random states stay as they are all the same.

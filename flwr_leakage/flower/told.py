@@ -51,15 +51,17 @@ class ToldAudit(ServerAudit):
     """Complete each observation by its client's own account of its training.
 
     Clients may differ in their schedules, their inputs and their BatchNorm mode: each is attacked
-    by its own word, so that no word of one client harms the audit of another. Inputs that the
-    model does not take, or that would take too much, are refused before anything is allocated.
+    by its own word, so that no word of one client harms the audit of another. Inputs that the model
+    does not accept, or that would need too much memory or time, are refused before anything is
+    allocated.
 
     A client whose inputs fit no public normalisation, as after interpolation, is attacked under the
-    one that all others told, in this round or before. If they told several or none, all public ones
-    are tried, and the fit decides (:func:`flwr_leakage.attacks.by_fit.by_fit`).
+    normalisation that all other clients told, in this round or before. If they told several or
+    none, all public normalisations are tried, and the fit decides
+    (:func:`flwr_leakage.attacks.by_fit.by_fit`).
 
-    A mean update is attacked as if all clients in it had trained like most of them. Those that say
-    otherwise, or nothing, are named in a warning.
+    A mean update is attacked as if all clients in it had trained like most of them. A warning names
+    the clients that say otherwise, or nothing.
 
     Attributes:
         given: the operator's settings, which replace those of the clients.
