@@ -51,7 +51,7 @@ def logits_of(output: object) -> Tensor:
     A sequence or a mapping that holds one tensor and nothing else stands for that tensor.
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: the value is none of these.
     """
     if isinstance(output, Tensor):
         return output
@@ -200,7 +200,7 @@ def gradient_by_autograd(
 
     Args:
         function: of tensors by name.
-        point: where, and with respect to what.
+        point: the point and variables of the derivative.
         others: the other arguments of the function.
     """
     again = torch.is_grad_enabled() and any(t.requires_grad for t in [*point.values(), *others])

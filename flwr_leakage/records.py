@@ -363,7 +363,7 @@ class Update(_Shapes):
     Attributes:
         delta: θ_local − θ_t, keyed as the model's parameters.
         buffers: the local buffers after training (BatchNorm statistics), or empty.
-        schedule: how it was trained.
+        schedule: the local training that made it.
         num_examples: the number of samples that the client says it used.
         mixed: whether the client says that it trained on mixtures of its samples, as MixUp does.
     """

@@ -28,7 +28,7 @@ class Candidates:
             own test data. p-values are calibrated only if they are drawn alike. At least 20 are
             needed. Some hundreds allow small p-values, and let the test choose its statistic where
             algebra is not enough.
-        null_origin: where the null comes from, in words, for the report.
+        null_origin: the source of the null records, in words, for the report.
     """
 
     records: Records

@@ -53,7 +53,7 @@ class Outcome:
         measurements: one a metric; none without a truth.
         pictures: originals with the reconstructions matched to them; without a truth the
             reconstructions alone.
-        texts: the same of texts, and the tokens that were named.
+        texts: private and recovered texts, and the tokens that were named.
     """
 
     measurements: tuple[Measurement, ...]

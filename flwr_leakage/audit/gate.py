@@ -109,7 +109,7 @@ class Gate:
         Args:
             scores: of the update.
             attacked: the self-attack on it.
-            doubts: why both may be of something else than what is sent.
+            doubts: reasons why scores and self-attack may not describe the sent update.
         """
         exceeded: list[str] = []
         unknown = list(doubts)

@@ -97,7 +97,7 @@ def walk(
     Args:
         run: whose rounds.
         audit: of ``KeptRun.audit``, which should record nowhere.
-        disclosed: likewise.
+        disclosed: the facts that are disclosed to the audit.
         stand_in: an attack that is called in the place of the run's own.
 
     Yields:
@@ -149,10 +149,10 @@ def attack_kept(
 
     Args:
         folder: see ``KeptRun``.
-        audit_of: likewise.
+        audit_of: see ``KeptRun``.
         workers: the number of attacking processes, or the resources of a task on a Ray cluster.
         chunk: see ``KeptRun``.
-        final_buffers: likewise.
+        final_buffers: see ``KeptRun``.
 
     Returns:
         How many rounds were attacked, with all that was kept of them.

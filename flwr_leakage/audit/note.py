@@ -95,7 +95,7 @@ class ClientNote:
         remark: the client's words on its settings.
         own_config: whether it runs by a config of its own, so that the server knows neither its
             samples nor its draws.
-        training: how it trained, where that was captured.
+        training: the facts about its training, where it was captured.
         replay: whether the captured training explains the update.
         explained: whether the scored model explains the update, in words; empty if this was not
             checked.

@@ -44,7 +44,7 @@ class Recorder:
     """Give a tracker the findings of an audit, by run, round, client and sample.
 
     Attributes:
-        tracker: where it goes.
+        tracker: the tracker that receives everything.
         run: the run's name.
         sample: the name of a sample; see ``InputSpec.sample``.
     """

@@ -51,7 +51,7 @@ class SelfAttacked:
     Attributes:
         attempt: the attack's answer, and what it took.
         outcome: metrics and images; ``None`` where nothing was attacked.
-        problem: why there is nothing to go by, or empty.
+        problem: why there is no usable answer, or empty.
         probes: the attacks on one step over a few of the samples, where the update itself is not
             attacked. They are for the client's owner: nothing of them is shared.
     """

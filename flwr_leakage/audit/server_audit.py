@@ -54,15 +54,15 @@ class ServerAudit:
         gradient_map: the public model and loss, in the BatchNorm mode of the clients.
         spec: the public facts about the data.
         schedule: the clients' local training, which the server sets: by steps or by epochs.
-        tracker: where numbers, events and images go.
+        tracker: the tracker that receives numbers, events and images.
         run: the run's name.
         attack: the attack, or ``None`` to record scores and failures only.
         threat: the attacker's knowledge.
-        selection: whom to attack and when.
+        selection: the clients and rounds to attack.
         evaluator: compares reconstructions with the truth, where there is one.
-        truth: where the truth comes from; ``None`` outside of simulations, where labels and
-            BatchNorm statistics can not be granted either. It is not asked about clients that
-            say they run by a config of their own.
+        truth: the source of the truth; ``None`` outside of simulations, where labels and BatchNorm
+            statistics can not be granted either. It is not asked about clients that say they run by
+            a config of their own.
         reference: the blind guess and the pool that reconstructions are measured against; by
             default the mean colour, and no pool.
         what_ifs: by name, the defenses under which each update is made anew. It is attacked in the
@@ -309,7 +309,7 @@ class ServerAudit:
 
         Args:
             server_round: counted from 1.
-            observations: those that are tested, whatever attack is made on them.
+            observations: the updates that are tested, attacked or not.
             unknown: clients whose samples nobody can know.
             inputs: by client, what is assumed where it is not ``spec`` and the model's mode.
         """

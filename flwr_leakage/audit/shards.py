@@ -57,7 +57,7 @@ class Shard:
         """Return the shard that ``i/n`` names, as 3/16.
 
         Raises:
-            ValueError: it names none.
+            ValueError: the text names no shard.
         """
         found = re.fullmatch("([0-9]{1,6})/([0-9]{1,6})", text)
         if found is None:

@@ -32,8 +32,8 @@ class Truth:
         private: the private samples, against which reconstructions are measured.
         defended: the samples as encoded by the defense, whose labels and BatchNorm statistics
             are those that a threat model may grant.
-        mixing: how the samples were mixed, which a threat model may grant too; ``None`` where
-            they were not.
+        mixing: the mixing of the samples, which a threat model may grant, too; ``None`` where they
+            were not.
     """
 
     private: Batch

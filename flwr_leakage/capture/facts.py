@@ -75,9 +75,9 @@ class TrainingFacts:
         normalization: the name of the public normalisation of the inputs, a key of
             ``conventions.PUBLIC``; empty where none fits.
         mean: per channel, where the client's owner gives it; else empty.
-        std: the same.
+        std: per channel, likewise.
         box: whether the inputs are images, as the owner says; see ``InputSpec``.
-        unscheduled: why no ``LocalSchedule`` says how it was trained, or empty.
+        unscheduled: why no ``LocalSchedule`` expresses the training, or empty.
         rewritten: the first step, counted from 1, whose gradients something changed after
             ``backward`` (clipping, noise); 0 where none was seen.
         repeated: whether all but the optimizer, its settings and steps is of an earlier training.
@@ -184,7 +184,7 @@ class TrainingFacts:
         """Read the facts that a client sent; it is free to write anything.
 
         Raises:
-            ValueError: it is not what ``to_dict`` returns, or no training is like that.
+            ValueError: ``to_dict`` returns no such values, or no training has them.
         """
         facts = TrainingFacts(
             optimizer=_text(content["optimizer"]),

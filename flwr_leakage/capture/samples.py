@@ -193,7 +193,7 @@ def see_inputs(training: CapturedTraining, backward: Backward) -> SeenInputs:
     """Read the inputs of the trained model.
 
     Raises:
-        ValueError: it was not called once, with one tensor.
+        ValueError: the model was not called exactly once with one tensor.
     """
     number, call, inputs = _one_call(
         (number, entry)
@@ -386,7 +386,7 @@ def check_settings(
         changed: whether they were others in later steps.
 
     Raises:
-        ValueError: it cannot, in words.
+        ValueError: a schedule cannot express them; the message says why.
     """
     if not issubclass(optimizer, SGD):
         raise ValueError(f"the optimizer is {optimizer.__name__}, and no SGD")

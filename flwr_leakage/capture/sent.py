@@ -42,8 +42,8 @@ def multiple_sent(
 
     Args:
         sent: the parameters that it sends.
-        received: the same before training.
-        end: the same after training.
+        received: the parameters before training.
+        end: the parameters after training.
     """
     names = [name for name in sent if name in end]
     trained = {name: end[name].double().cpu() - received[name].double() for name in names}

@@ -62,7 +62,7 @@ def workers_of(told: str, run: KeptRun) -> int | RayTasks:
     """Return where attacks run: a number of processes, or ``ray``.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: the text is neither a number nor ``ray``.
     """
     if told == "ray":
         return run.ray

@@ -56,7 +56,7 @@ class UpdateFile:
         num_examples: number of samples behind the update.
         schedule: of local training; ``None`` for a gradient alone.
         mean: of the normalisation, a value a channel; empty where it is unknown.
-        std: the same.
+        std: per channel, likewise.
     """
 
     path: Path

@@ -232,7 +232,7 @@ class _Todo:
         """Return the number of the round that the server named.
 
         Raises:
-            ValueError: it named none that can be read.
+            ValueError: the server named no readable round.
         """
         if isinstance(self.server_round, ValueError):
             raise self.server_round

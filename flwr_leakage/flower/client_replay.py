@@ -61,7 +61,7 @@ class Replayed:
         server_round: of it, or 0 where nobody named it.
         explains: whether it explained the update.
         sentence: the result in words.
-        facts: how the client trained then; ``None`` where nothing was captured.
+        facts: the facts about that training; ``None`` if nothing was captured.
         varying: settings that have changed since the first replay and were replayed afterwards.
         again: why the next training is to be replayed; empty where it need not be.
         names: of the optimizer's parameters as they are received, in its order; see ``Glance``.

@@ -27,7 +27,7 @@ def run_inline(
 
     Args:
         server_app: runs in the calling thread.
-        client_app: likewise.
+        client_app: the app of the clients.
         num_clients: the number of nodes and of partitions.
         run_config: what both apps find in ``context.run_config``; with Flower's own command it
             comes from ``[tool.flwr.app.config]`` of the app's ``pyproject.toml``.

@@ -151,7 +151,7 @@ def gradient_map_of(model: nn.Module | GradientMap, spec: InputSpec | None) -> G
     That of a model of the next token is :class:`~flwr_leakage.losses.NextToken`.
 
     Raises:
-        TypeError: it is neither.
+        TypeError: the model is neither a module nor a gradient map.
     """
     if isinstance(model, GradientMap):
         return model

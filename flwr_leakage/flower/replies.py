@@ -174,7 +174,7 @@ class Sent:
         """Return the one ``ArrayRecord`` that a node was sent.
 
         Raises:
-            ValueError: it was sent none or several.
+            ValueError: the node was sent no record, or several.
         """
         records = [record for records in self._arrays.get(node, []) for record in records]
         if len(records) != 1:

@@ -122,7 +122,7 @@ def rank_by_own_gradient(
         flat: with BatchNorm by running statistics.
         spans: of the layers that decide.
         candidates: with their labels.
-        null: likewise.
+        null: the null records, in the same form.
         logs: log r of the candidates.
         of_null: log r of the null.
 

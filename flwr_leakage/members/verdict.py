@@ -60,12 +60,12 @@ class Membership:
 
     Attributes:
         evidence: how strong the test is on this update; see :data:`Evidence`.
-        reason: why, in words.
+        reason: the reason for this strength, in words.
         statistic: the statistic that answered, such as ``row_space (fc1)``.
         p_values: (C,) of each record: by rank in the null, and by the null's tail beyond it.
         rank_p_values: (C,) by rank alone, at least 1 / (1 + null records), whatever the tail.
         corrected: (C,) the p-values corrected for the number of records.
-        correction: how.
+        correction: the method of the correction.
         is_exact: (C,) whether algebra shows the record, or one with the same inputs of all layers
             used up to a factor, to be in the update; with labels, its own gradient as well.
         is_composite: (C,) whether the samples' inputs span the record's, while its own gradient is
@@ -77,7 +77,7 @@ class Membership:
             model knew it already: its p-value is no evidence, in no direction. Without labels, and
             where the evidence is ``statistical``, nobody can tell, and none is.
         null_size: null records that the ranks are among.
-        null_origin: where they come from, in words.
+        null_origin: the source of the null records, in words.
         fits: (C, S) how well each record's outer product e hᵀ fits into each layer's update; see
             :meth:`~flwr_leakage.members.row_space.RowSpace.agreement`. Large for members, 0 where
             labels are not known or a sample gives a layer several rows.

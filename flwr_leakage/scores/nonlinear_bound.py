@@ -76,7 +76,7 @@ def curvature(
         norm: ‖J‖.
         draws: for the random points.
         radius: their distance as an RMS per input.
-        num_draws: how many.
+        num_draws: number of random points.
         tolerance: relative error to which spectral norms are computed.
         max_steps: most steps of a Lanczos run.
     """

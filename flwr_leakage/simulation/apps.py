@@ -101,7 +101,7 @@ def make_server_app(config_of: ConfigOf, console: Console, own_configs: bool = F
     """Return the app of the server: it trains, attacks, and writes the run folder and its report.
 
     Args:
-        config_of: where it finds its config.
+        config_of: a function that returns its config.
         console: the display for a person.
         own_configs: whether clients may run by configs of their own, so that the words say so.
     """

@@ -167,7 +167,7 @@ def attack_workers(server: ServerSettings) -> int | RayTasks:
     """Return where attacks run: the number of processes, or a task's resources on a Ray cluster.
 
     Raises:
-        ValueError: it is another word than ``ray``, or what is asked for is negative.
+        ValueError: the word is not ``ray``, or a resource is negative.
     """
     if server.attack_workers == "ray":
         return RayTasks(server.attack_cpus, server.attack_gpus, server.attack_retries)

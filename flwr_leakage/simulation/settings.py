@@ -22,7 +22,7 @@ class ClientSettings:
     Attributes:
         num_examples: private samples that a client trains on in a round, ≥ 1; ``None`` for all
             that it has.
-        same_samples: the same ones in every round, rather than the next ones.
+        same_samples: whether each round uses the same samples, rather than the next ones.
         max_samples: samples kept for scores and defenses, ≥ 1.
         num_threads: torch threads of a client, ≥ 1; ``None`` leaves them.
         share: which numbers of self-attacks travel to the server, see ``ClientAudit``.
@@ -75,7 +75,7 @@ class ServerSettings:
         attack_workers: processes that attack, ≥ 1, or ``ray`` for tasks of a Ray cluster.
         attack_cpus: CPUs that such a task asks for, ≥ 0.
         attack_gpus: GPUs that it asks for, ≥ 0.
-        attack_retries: how often it is tried again where its worker or node died, ≥ 0.
+        attack_retries: number of times that a task is repeated if its worker or node died, ≥ 0.
         attack_chunk: targets attacked together in a process, ≥ 1.
         attack_folder: where finished chunks are kept, or ``None``.
         attack_max_seconds: CPU seconds that an attack may take for a target, > 0; ``None`` for no

@@ -124,7 +124,7 @@ def check_version(version: int) -> None:
     """Refuse a format version later than this package's.
 
     Raises:
-        NewerVersionError: it is one.
+        NewerVersionError: the version is later.
     """
     if version > VERSION:
         raise NewerVersionError(

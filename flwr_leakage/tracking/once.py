@@ -19,7 +19,7 @@ class OnceTracker:
     work is recorded again, the others are added, and none stands twice.
 
     Attributes:
-        tracker: where it goes; ``None`` until it is open, when nothing can be passed on.
+        tracker: the tracker that receives new entries; ``None`` until it is open.
         seen: the entries that the run holds.
     """
 
