@@ -50,7 +50,7 @@ def load_part(group: str, name: str) -> Any:
 
 
 def _built(node: Any) -> Any:
-    """Build each mapping with a ``_target_`` of this package by it, from the inside out."""
+    """Build an object from each mapping with a ``_target_`` of this package, inner ones first."""
     if isinstance(node, list):
         return [_built(entry) for entry in node]
     if not isinstance(node, dict):

@@ -111,7 +111,7 @@ class PlainKernels:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Use them inside of the ``with``."""
+        """Return the context in which these rules hold."""
         mha, mkldnn, cudnn = torch.backends.mha, torch.backends.mkldnn, torch.backends.cudnn
         fast = mha.get_fastpath_enabled()
         mha.set_fastpath_enabled(False)

@@ -74,7 +74,7 @@ class GradientMap:
 
     @property
     def params(self) -> Params:
-        """Return the copied model's parameters, detached."""
+        """Return the parameters of the model's copy, detached."""
         own = {name: value.detach() for name, value in self.model.named_parameters()}
         return self.turned(own)
 

@@ -66,7 +66,7 @@ class UpdateCheck:
 
     @property
     def name(self) -> str:
-        """Return client and round in words."""
+        """Return the update's client and round in words."""
         server_round, client = self.place
         return f"{who(client) if client >= 0 else 'aggregate'}, round {server_round}"
 

@@ -75,7 +75,7 @@ class LargeClients:
 
 @dataclass
 class LabelRound:
-    """The inference of class counts in one round: clients that train alike share rehearsals.
+    """Infer class counts in one round; clients that train alike share rehearsals.
 
     Attributes:
         settings: of the audit.

@@ -55,10 +55,10 @@ class KeptRun:
 
     @property
     def kept(self) -> KeptObservations:
-        """Return the observations that were kept.
+        """Return the run's kept observations.
 
         Raises:
-            ValueError: nothing was.
+            ValueError: the run kept none.
         """
         kept = KeptObservations(inside(self.folder, KEPT))
         if not kept.rounds():

@@ -25,7 +25,7 @@ class Progress(Protocol):
     """Receive lines that stay, and a status that changes."""
 
     def line(self, text: str) -> None:
-        """Print a line that stays."""
+        """Print a line that later statuses do not overwrite."""
 
     def status(self, text: str) -> None:
         """Show the current status; the next status replaces it."""

@@ -221,7 +221,7 @@ class _Share:
     chunks: list[_Chunk] = field(default_factory=list)
 
     def see(self, run: KeptRun) -> None:
-        """Walk through a run."""
+        """Walk through the rounds of a run, and collect its chunks."""
         audit, disclosed = run.audit(CompositeTracker([]))
         assert audit.attack is not None
         audit.evaluator, audit.progress = None, _StatusOnly(audit.progress)

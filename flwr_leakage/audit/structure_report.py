@@ -87,7 +87,7 @@ class Structure:
     not_computed: str = ""
 
     def __getitem__(self, attack: str) -> Opening:
-        """Return the entry of one attack."""
+        """Return the verdict on one attack, by its name."""
         return next(each for each in self.openings if each.attack == attack)
 
     def __str__(self) -> str:

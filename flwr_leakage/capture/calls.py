@@ -35,7 +35,7 @@ class Calls:
         self._deeper = 0
 
     def look(self) -> None:
-        """Look from now on."""
+        """Watch calls from now on."""
         self._looks = True
         self._waiting = register_module_forward_pre_hook(self._begin)
 

@@ -180,7 +180,7 @@ class Recorder:
         self._stepped = False
 
     def give_up(self, reason: str) -> None:
-        """Stop looking; the training goes on."""
+        """Stop observing; the training goes on."""
         if not self._problem:
             self._problem = reason
         self._keep_no_more()

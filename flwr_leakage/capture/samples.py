@@ -180,7 +180,7 @@ class SeenInputs:
         targets: B class ids that meet its output in the loss; ``None`` where there are none.
         num_outputs: K, where one of its outputs has the shape (B, K) and meets B class ids in the
             loss; 0 otherwise.
-        num_targets: how many tensors of class ids do so; MixUp has two.
+        num_targets: number of tensors of class ids that do so; MixUp has two.
     """
 
     inputs: Tensor

@@ -102,13 +102,13 @@ class Entry:
     samples: int = 0
 
     def inputs(self) -> list[Any]:
-        """Return the arguments' leaves."""
+        """Return the leaves of the call's nested arguments."""
         leaves: list[Any] = []
         map_leaves(leaves.append, self.arguments)
         return leaves
 
     def map(self, change: Callable[[Any], Any]) -> "Entry":
-        """Return the call with other leaves."""
+        """Return the same call with mapped leaves of its arguments."""
         arguments = map_leaves(change, self.arguments)
         return replace(self, arguments=arguments)
 

@@ -117,7 +117,7 @@ def duration(seconds: float) -> str:
 
 
 def size(count: float) -> str:
-    """Return bytes in words.
+    """Return a number of bytes as text.
 
     Example:
         >>> size(900), size(3_300_000)

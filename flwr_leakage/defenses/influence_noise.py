@@ -93,7 +93,7 @@ class InfluenceNoise(Defense):
     def on_update(
         self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
     ) -> Update:
-        """Add noise to ``update.delta``."""
+        """Add noise to the entries of ``update.delta``."""
         check_update(update)
         around = require_local_round(self, local_round)
         std = update_units(self.noise_std, update, self.relative_to)

@@ -130,7 +130,7 @@ class ClientAudit:
 
     @property
     def self_attack(self) -> SelfAttack | None:
-        """Return the self-attack with its settings."""
+        """Return the client's self-attack as a ``SelfAttack``, or ``None``."""
         return cast("SelfAttack | None", self.attack)
 
 

@@ -225,7 +225,7 @@ def _one(
     explain: Callable[[Exposure], Explained],
     train_seconds: float,
 ) -> Release:
-    """Defend, score and attack once."""
+    """Defend, score and attack the update under one defense."""
     done = defend(session, trained, context, defense, number)
     if (exposure := done.exposure) is None:
         return done

@@ -85,7 +85,7 @@ class Replayed:
     num_arrays: int = 0
 
     def keep(self, context: Context) -> None:
-        """Write it into the client's state."""
+        """Write the finding into the client's state."""
         content = {**vars(self), "facts": self.facts.to_dict() if self.facts else None}
         context.state[REPLAY_KEY] = ConfigRecord({"replay": json.dumps(content)})
 
@@ -119,9 +119,9 @@ def is_due(
 
     Args:
         every: rounds from one replay to the next; ``None`` for the first training alone.
-        server_round: of the training, from 1; 0 where nobody named it.
-        kept: of the client's latest replay.
-        num_arrays: that were received now; ``None`` where it does not matter.
+        server_round: the number of the training's round, from 1; 0 if it is unknown.
+        kept: the finding of the client's latest replay.
+        num_arrays: the number of received arrays; ``None`` if it does not matter.
     """
     if kept is None or num_arrays not in (None, kept.num_arrays):
         return True
@@ -159,7 +159,7 @@ class SeenRound:
         """Return the captured training.
 
         Raises:
-            ValueError: there is none.
+            ValueError: nothing was captured.
         """
         if self.capture is None:
             raise ValueError("this training was glanced at and not captured")

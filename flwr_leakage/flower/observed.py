@@ -148,7 +148,7 @@ def told_audit(
 def gradient_map_of(model: nn.Module | GradientMap, spec: InputSpec | None) -> GradientMap:
     """Return a gradient map of a model and the mean cross-entropy; a gradient map stays as it is.
 
-    That of a model of the next token is :class:`~flwr_leakage.losses.NextToken`.
+    The loss of a model of the next token is :class:`~flwr_leakage.losses.NextToken`.
 
     Raises:
         TypeError: the model is neither a module nor a gradient map.

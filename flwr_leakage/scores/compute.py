@@ -1,4 +1,4 @@
-"""Several scores of one client's round."""
+"""Compute several scores of one client's round."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

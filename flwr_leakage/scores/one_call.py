@@ -62,9 +62,9 @@ def score(
     """Score every sample of a batch; the model is not changed.
 
     The scored function is the trained one: BatchNorm is in the model's mode, only parameters that
-    require a gradient count, and the loss keeps its own reduction. What cannot be scored so,
-    dropout above all, is told: as a ``ScoreWarning``, in ``notes`` of the result and beside every
-    number.
+    require a gradient count, and the loss keeps its own reduction. Parts of the training that
+    scores leave out, dropout above all, are reported by a ``ScoreWarning``, in ``notes`` of the
+    result, and beside every number.
 
     A sample's own δ is δ/wᵢ, with wᵢ its weight in the update: with the mean over B samples,
     wᵢ = 1/B, and noise of a given ``noise_std`` on the update is B times as much on the sample's

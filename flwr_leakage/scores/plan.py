@@ -98,7 +98,7 @@ class ScorePlan:
 
     @property
     def budget(self) -> Budget:
-        """Return the limit on one round."""
+        """Return the limit on the cost of one round."""
         return Budget(self.products, self.seconds)
 
     def includes(self, server_round: int) -> bool:

@@ -212,7 +212,7 @@ def _join(
 def _merge(
     groups: Sequence[tuple[list[int], Measurement]], left_out: Mapping[int, str], count: int
 ) -> Measurement:
-    """Return one quantity of all samples."""
+    """Return one quantity of all samples, merged from groups of them."""
 
     def column(name: str, blanks: list[Any]) -> tuple[Any, ...]:
         for places, found in groups:

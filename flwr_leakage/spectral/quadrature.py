@@ -101,8 +101,8 @@ def spectral_sum(
 def sampling_error(mean: Tensor, variance: Tensor) -> Tensor:
     """Return half the width of the 99 % bar of a mean of zᵀFz, F ⪰ 0, relative to the mean.
 
-    A mean of ν = 2·mean²/variance squares of normal variables has this mean and variance. The bar
-    holds all truths T for which mean/T lies in the central 99 % of χ²_ν/ν.
+    The scaled χ² law with ν = 2·mean²/variance degrees of freedom has this mean and variance. The
+    bar holds all truths T for which mean/T lies in the central 99 % of χ²_ν/ν.
     """
     freedom = 2 * mean.double() ** 2 / variance.clamp_min(torch.finfo(torch.float64).tiny)
     freedom = freedom.clamp(1.0, 1e12).nan_to_num(1.0)

@@ -249,7 +249,7 @@ class BatchLayer:
         return {name: share * value for name, value in gradients.items() if name not in own}
 
     def check(self, dual: Tensor, label: int | None = None) -> BatchSample | None:
-        """Return the candidate of a dual as the network behind judges it; None if t·β is zero.
+        """Return a dual's candidate, judged by the network behind the layer; None if t·β is zero.
 
         Args:
             dual: t (b,), of any length.
@@ -304,7 +304,7 @@ class BatchLayer:
         return torch.cat(sizes).nan_to_num(torch.inf)
 
     def repaired(self, candidate: BatchSample, generator: torch.Generator) -> BatchSample:
-        """Return the candidate with the errors of a nearby point, if these have a lower misfit.
+        """Return the candidate, with the errors at a nearby point if their misfit is lower.
 
         An input that is known to some digits leaves the signs of a few units open. Points within
         that uncertainty have either sign, and the gradient shows which sign is right.

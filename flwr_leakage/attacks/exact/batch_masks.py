@@ -145,7 +145,7 @@ class MaskColumns:
         return cls(layer, following.matrix.T @ following.factor.left)
 
     def of_duals(self, duals: Tensor, found: Sequence[BatchSample]) -> Iterator[BatchSample]:
-        """Return the new samples that the masks of duals (M, b) lead to, one after another."""
+        """Return the new samples found from the masks of duals (M, b), one after another."""
         duals = duals / (duals @ self.layer.factor.bias)[:, None]
         masks = duals @ self.layer.projected.T + self.layer.offset > 0
         return self._of_masks(masks, lambda start: self.layer.check(duals[start]), found)
@@ -153,7 +153,7 @@ class MaskColumns:
     def of_candidate(
         self, candidate: BatchSample, found: Sequence[BatchSample]
     ) -> BatchSample | None:
-        """Return the sample that a candidate's mask leads to, or None if it leads to no new one."""
+        """Return the sample that is found from a candidate's mask, or None if it is not new."""
         mask = candidate.outputs[None] > 0
         return next(self._of_masks(mask, lambda _: candidate, found), None)
 
@@ -175,9 +175,10 @@ class MaskColumns:
         return EXACT_MULTIPLE * expected + self._rounding
 
     def settled(self, found: Sequence[BatchSample]) -> list[BatchSample]:
-        """Return the samples with inputs from all columns together.
+        """Return the samples, with inputs that are solved from the columns of all samples at once.
 
-        If some samples are still missing, it returns the samples that are exact by themselves.
+        If some samples are not found yet, it returns those whose own columns already give exact
+        inputs.
         """
         duals = [sample.dual for sample in found]
         is_whole = len(found) == self.layer.factor.rank

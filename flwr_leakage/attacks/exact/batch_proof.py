@@ -192,7 +192,8 @@ def _whole(layer: BatchLayer, found: list[BatchSample], generator: torch.Generat
                 continue
             if not other.is_exact:
                 other = layer.repaired(other, generator)
-            if not (other.is_exact or other.misfit < sample.misfit):  # the old column is better
+            # the previous column fits better
+            if not (other.is_exact or other.misfit < sample.misfit):
                 other = replace(
                     other, column=sample.column, errors=sample.errors, misfit=sample.misfit
                 )

@@ -193,7 +193,7 @@ def fit_level(
 
 @dataclass(frozen=True)
 class Walk:
-    """The result of a walk.
+    """The known features of a chain's layers, from the last layer towards the input.
 
     Attributes:
         logit_error: ∂L/∂logits (K,).

@@ -223,8 +223,8 @@ class Hidden:
         """The equations that the proven masks, and the layer behind them, give for the input."""
         own = None
         if self.evidence is not None and self.num_proven:
-            # The weight gradient's equations of channels with proven masks, mostly fewer than
-            # unknowns.
+            # Only channels with proven masks contribute equations of the weight gradient. They are
+            # mostly fewer than the unknowns.
             errors = torch.where(self.known.mask.on, self.evidence.errors, 0.0)
             matrix, right = self.link.equations(
                 errors.reshape(1, *self.link.output_shape), proven_channels(self.known.mask)

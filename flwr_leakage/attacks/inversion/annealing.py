@@ -57,7 +57,7 @@ class Equations(Protocol):
 
     @property
     def passes(self) -> int:
-        """Number of gradients in one evaluation."""
+        """The number of gradients that one evaluation takes."""
 
     @property
     def shape(self) -> tuple[int, ...]:

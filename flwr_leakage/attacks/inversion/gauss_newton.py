@@ -350,7 +350,7 @@ class _Model:
 
     @property
     def passes(self) -> int:
-        """Number of gradients in one replay."""
+        """The number of gradients that one replay takes."""
         return sum(posed.schedule.num_steps for posed in self.problem.rounds)
 
     @property
@@ -363,7 +363,7 @@ class _Model:
 
     @property
     def groups(self) -> Groups:
-        """The groups of entries with similar errors."""
+        """The groups of entries; a wrong mask moves the entries of a group alike."""
         return Groups(
             [value.shape for posed in self.problem.rounds for value in posed.gradient.values()]
         )

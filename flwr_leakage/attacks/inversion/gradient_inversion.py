@@ -289,7 +289,7 @@ class _Rows:
 
     @property
     def candidates(self) -> Candidates:
-        """The map from rows to batches."""
+        """The map from rows of variables to batches of candidates."""
         problem = self.problems[0]
         shape = (problem.num_samples, *problem.spec.shape)
         return Candidates(shape, problem.spec.num_classes, self.assumed.origin == "variables")

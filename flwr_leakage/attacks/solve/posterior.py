@@ -75,7 +75,7 @@ class Posterior:
         return self.weights.to(self.prior.grey)
 
     def pull_back(self, dual: Tensor) -> Tensor:
-        """Return LᵀJᵀ u, for u (P,)."""
+        """Return LᵀJᵀ u, the coordinates' slope for weights u (P,) of the residuals."""
         return self.prior.pull(self.linear.pull(dual))
 
     def told(self, direction: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ class Posterior:
         return self.prior.pull(dual + self.patches.product(image))
 
     def prior_slope(self, point: Tensor) -> Tensor:
-        """Return ρ Q s."""
+        """Return ρ Q s, half the slope of the prior's term at s."""
         if self.patches is None:
             return self.weight * self.cost(point)
         return self.prior.pull(self.patches.product(self.prior.push(point)))

@@ -164,7 +164,7 @@ class KnownErrors:
 
     @property
     def passes(self) -> int:
-        """Number of gradients in one evaluation."""
+        """The number of gradients that one evaluation takes."""
         return 1
 
     @property
@@ -251,10 +251,10 @@ class KnownErrors:
         )
 
     def _mask(self, blur: float) -> Mask:
-        """Return the mask in which those open units are off that do not follow the candidate.
+        """Return the ReLU's mask at a blur; at wide blurs some units of unknown state are off.
 
-        Units that only noise hides follow the candidate once the blur is at most 0.3. At wider
-        blurs, taking them as off is nearer to the truth.
+        A unit whose state is hidden by noise alone follows the candidate once the blur is at most
+        0.3. At wider blurs, taking such units as off is nearer to the truth.
         """
         mask = self.known.mask
         if blur <= 0.3 or self.opened:

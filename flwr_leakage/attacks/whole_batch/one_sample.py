@@ -60,7 +60,7 @@ class LocalSteps(KnownErrors):
 
     @property
     def passes(self) -> int:
-        """Number of gradients in one product."""
+        """The number of gradients that one product takes."""
         return 1 + sum(self.sloped)
 
     def gradient(self, inputs: Tensor, blur: float, precise: bool = False) -> Tensor:
