@@ -1,4 +1,4 @@
-"""The page a person reads."""
+"""Write the page of a run that a person reads."""
 
 from flwr_leakage.report.page import conclusion, render_report, write_report
 

@@ -1,4 +1,4 @@
-"""Commands for a person to copy, which repeat a simulation with some of its settings changed."""
+"""Build commands to copy, which repeat a simulation with some of its settings changed."""
 
 import re
 import shlex
@@ -20,12 +20,12 @@ _PLAIN = re.compile(
 
 
 def are_plain(words: Iterable[str]) -> bool:
-    """Return whether words are plain settings, as a stranger's run may have shaped them."""
+    """Return whether words are plain settings, as a run of others may hold anything."""
     return all(map(_PLAIN.fullmatch, words))
 
 
 def is_simulation(metadata: Mapping[str, Any]) -> bool:
-    """Return whether a run tells the config by which it can be repeated."""
+    """Return whether a run holds the config by which it can be repeated."""
     return isinstance(section(metadata, "config").get("choices"), Mapping)
 
 
@@ -46,7 +46,7 @@ def rerun(metadata: Mapping[str, Any], changes: Sequence[str]) -> tuple[str, ...
         return ()
     names = [change.partition("=")[0] for change in changes]
     kept, verb = overrides(metadata, names), "run"
-    if "attack" in words_of(metadata):  # one client in one round, by the command of that name
+    if "attack" in words_of(metadata):  # the command of that name runs one client in one round
         verb = f"attack {metadata.get('attack')}"
         if "attack=strongest" in changes:
             verb, changes = "attack strongest", [each for each in changes if "attack=" not in each]
@@ -56,16 +56,16 @@ def rerun(metadata: Mapping[str, Any], changes: Sequence[str]) -> tuple[str, ...
 
 
 def words_of(metadata: Mapping[str, Any]) -> list[str]:
-    """Return the words of the command that the run was started by."""
+    """Return the words of the command that started the run."""
     command = metadata.get("command")
     try:
         return shlex.split(command) if isinstance(command, str) else []
-    except ValueError:  # a quote that is not closed: it was cut
+    except ValueError:  # a quote that is not closed shows that the command was cut
         return []
 
 
 def overrides(metadata: Mapping[str, Any], without: Sequence[str]) -> list[str]:
-    """Return what the run's command changed; of a sweep's settings those of this run.
+    """Return the settings that the run's command changed; in a sweep, the values of this run.
 
     Args:
         metadata: of ``run.json``.

@@ -1,4 +1,4 @@
-"""A run's numbers by kind, name and sample, and how numbers and clients are written."""
+"""Look up a run's numbers by kind, name and sample, and write numbers and clients as text."""
 
 import math
 import re
@@ -47,7 +47,7 @@ MAX_ROWS = 12
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the page; the first cell of a row names the row.
+    """A table of the page, in which the first cell of each row names the row.
 
     Attributes:
         columns: the headings.
@@ -84,7 +84,7 @@ class Index:
 
     @property
     def sample(self) -> Sample:
-        """Return the kind of the run's samples; those of a run that does not tell it are images."""
+        """Return the kind of the run's samples; images, if the run does not say it."""
         if self.series("metric", "token_accuracy"):
             return TEXT
         return SAMPLES.get(unit_of(self.series("client", "images")), IMAGE)
@@ -194,7 +194,7 @@ def decibel(value: float | None) -> str:
 
 
 def ceiling_told(rows: Iterable[Sequence[str]]) -> tuple[str, ...]:
-    """Return what the highest possible PSNR means, for a table that holds it; else nothing."""
+    """Return a sentence on the highest possible PSNR, for a table that holds it; else nothing."""
     if any(decibel(CEILING_DB) in row for row in rows):
         return (f"{CEILING_DB:g} dB is the ceiling: next to no error is left to be measured.",)
     return ()
@@ -261,7 +261,7 @@ def several(numbers: Sequence[int], noun: str = "client", limit: int = 8) -> str
 
 @dataclass(frozen=True)
 class Step:
-    """One thing to know or to do.
+    """One step of the advice: a fact to know or an action to take.
 
     Attributes:
         term: what it is about, in a word or two.

@@ -1,4 +1,4 @@
-"""The page of a run while it trains: served on this machine only, and anew when a round ends.
+"""Serve the page of a run while it trains, on this machine only, and anew when a round ends.
 
 Two addresses are answered, the page and a small JSON, so that no name of a file is ever taken from
 a request. A request must name a loopback host: a page of the internet whose name was made to lead
@@ -26,7 +26,7 @@ _ENDS = (b'"name": "round_wall_seconds"', b'{"type": "run", "status"')
 
 
 class Changes:
-    """Counts the ends of rounds in a record that grows, reading each line once.
+    """Count the ends of rounds in a record that grows, and read each line once.
 
     Args:
         folder: the run folder.
@@ -38,7 +38,7 @@ class Changes:
         self._lock = threading.Lock()
 
     def count(self) -> int:
-        """Return how many rounds ended so far, the begins and ends of the run included.
+        """Return the number of ended rounds so far, plus the beginnings and ends of the run.
 
         Raises:
             ValueError: the record is no regular file inside the folder, or too large.

@@ -1,4 +1,4 @@
-"""Was this record used? What the tests of candidates said, for people."""
+"""Tell a person whether the tested records were used."""
 
 from dataclasses import dataclass
 
@@ -61,12 +61,12 @@ class _Candidate:
 
     @property
     def is_found(self) -> bool:
-        """Return whether the test says that it was used."""
+        """Return whether the test says that the record was used."""
         return self.p_value is not None and self.p_value <= LEVEL and not self.is_composite
 
 
 def membership_section(index: Index) -> MembershipSection | None:
-    """Return what the tests said; ``None`` if there were none."""
+    """Return the section on the tests of membership; ``None`` if there were none."""
     evidence = index.series("membership", "membership_evidence")
     if not evidence:
         return None
@@ -144,7 +144,7 @@ def _candidates(index: Index, updates: int) -> list[_Candidate]:
 
 
 def _power(index: Index) -> str:
-    """Return how many of the used records a test like these finds, as far as it is known."""
+    """Return the share of used records that such a test finds, as far as it is known."""
     evidence = index.series("membership", "membership_evidence")
     power = index.series("membership", "membership_power")
     exact = sum(record.value == 2 for record in evidence.values())
@@ -169,7 +169,7 @@ def _power(index: Index) -> str:
 
 
 def members_told(index: Index, with_link: bool = True) -> str:
-    """Return how many of the tested records were found used; empty where none was.
+    """Return in words how many of the tested records were found to be used; empty if none was.
 
     Args:
         index: the run's numbers.

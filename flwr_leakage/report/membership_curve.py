@@ -14,7 +14,7 @@ FEWEST = 20
 
 
 def found_by_rate(members: list[float], others: list[float]) -> list[tuple[float, float]]:
-    """Return the share of members whose p-value is below all but k of n others', by k / n.
+    """Return the share of members whose p-value lies below that of n − k of n others, by k / n.
 
     Example:
         >>> found_by_rate([0.01, 0.3], [0.2, 0.5, 0.6, 0.9])

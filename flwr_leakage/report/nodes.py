@@ -1,4 +1,4 @@
-"""Short names for clients that told no partition, and are known by their node's id only."""
+"""Number clients that told no partition and are known by their node's id only."""
 
 import re
 from collections.abc import Iterable

@@ -227,7 +227,7 @@ CONTENTS = {
 
 
 def _contents(noun: str, **has: bool) -> dict[str, str]:
-    """Return the parts that a page has; those that are not named are on every page."""
+    """Return the optional parts that a page has."""
     titles = {**CONTENTS, "large": f"Clients of many {noun}"}
     return {anchor: title for anchor, title in titles.items() if has.get(anchor, True)}
 
@@ -251,12 +251,12 @@ def _environment() -> Environment:
 
 
 def rounds_of(index: Index) -> int:
-    """Return the last round of which something is told; 0 for none."""
+    """Return the last round that has a record; 0 if there is none."""
     return max(index.rounds("metric", "score", "attack", "utility", "cost"), default=0)
 
 
 def unfinished(run: RunData, done: int) -> str:
-    """Return in a sentence that a run is not over, or ended too early; empty for one that is."""
+    """Return a sentence if a run is not over, or ended too early; otherwise an empty text."""
     planned = planned_rounds(run.metadata)
     of = f" of {planned}" if planned else ""
     if not run.closed:
@@ -268,7 +268,7 @@ def unfinished(run: RunData, done: int) -> str:
 
 
 def _ended(run: RunData, done: int) -> str:
-    """Return in a sentence whether the run is over."""
+    """Return a sentence that says whether the run is over."""
     last = f" Last written {_moment(run.last_write)}." if run.last_write else ""
     if open_ := unfinished(run, done):
         return open_ + last
@@ -276,7 +276,7 @@ def _ended(run: RunData, done: int) -> str:
 
 
 def _halved(text: str) -> tuple[str, str]:
-    """Return the first sentence of a text, up to its colon, and the rest; a long one is cut."""
+    """Return the first sentence of a text, up to a colon, and the rest; a long sentence is cut."""
     first, end, rest = re.split(r"([:.](?= )|$)", text, maxsplit=1)
     if len(first) > MAX_LINE:
         return plain_text(first, MAX_LINE), text

@@ -44,12 +44,12 @@ class Replays:
 
     @property
     def any(self) -> bool:
-        """Return whether a client told of a replay."""
+        """Return whether any client reported a replay."""
         return bool(self.same or self.other or self.undone)
 
 
 def replays(index: Index, events: Sequence[RunEvent] = ()) -> Replays:
-    """Read the replays from the records; from the events why clients could not do one."""
+    """Read the replays from the records, and from the events why clients could not replay."""
     same: dict[Place, float | None] = {}
     other: dict[Place, str] = {}
     undone: dict[Place, str] = {}
@@ -80,7 +80,7 @@ def _reason(record: LeakageRecord) -> str:
 
 
 def replay_of_client(found: Replays, client_id: int) -> str:
-    """Return in which rounds the client's update was the one that it trained, for a table."""
+    """Return, for a table, the rounds in which a replay explained the client's update."""
     same = {place: off for place, off in found.same.items() if place[1] == client_id}
     parts = []
     for told, word in ((found.other, "no"), (found.undone, "not checked")):
@@ -157,14 +157,14 @@ def replay_told(
 
 
 def _as(defended: bool) -> str:
-    """Return which update a replay is compared with, in words."""
+    """Return in words the update with which a replay is compared."""
     return "before its defense" if defended else "as it was sent"
 
 
 def _sorted_out(
     found: Replays, attacked: Collection[Place]
 ) -> tuple[set[Place], set[Place], set[Place], set[Place]]:
-    """Return the attacked updates: all, those that passed, those that failed, those not checked."""
+    """Return the attacked updates: all, and those whose replay passed, failed, or was not made."""
     summed = {server_round for server_round, client in attacked if client < 0}
     places = {place for place in attacked if place[1] >= 0}
     places |= {

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Sample:
-    """The words for one kind of sample; whoever writes a sentence about samples takes them.
+    """The words for one kind of sample, which every sentence about samples uses.
 
     Attributes:
         one: the noun for a single sample.

@@ -1,4 +1,4 @@
-"""Tell what was tested: who trained what, what the attacker was given, the configuration."""
+"""Describe the tested run: its clients and model, the attacker's knowledge, the configuration."""
 
 import math
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ MAX_CLIENTS = 8
 def sentences(
     index: Index, metadata: Mapping[str, Any], fate: Fates, rounds_done: int
 ) -> list[str]:
-    """Return what was run, in plain sentences; what is not known is left out."""
+    """Return plain sentences that describe the run; unknown facts are left out."""
     told = (
         _training(index, metadata, rounds_done),
         _locally(index),
@@ -43,7 +43,7 @@ def sentences(
 
 
 def blind_guess(index: Index) -> str:
-    """Return what the blind guess is, and what it reaches; empty if none was recorded."""
+    """Return a description of the blind guess and of its result; empty if none was recorded."""
     series = index.series("metric", "blind_psnr")
     reached = median(values(series))
     if reached is None:
@@ -58,7 +58,7 @@ def blind_guess(index: Index) -> str:
 
 
 def psnr_told(index: Index) -> str:
-    """Return what decibels are, for the first place that has some; empty if there are none."""
+    """Return an explanation of decibels, for their first use; empty if there are none."""
     known = values(index.series("metric", "psnr"))
     if not known:
         return ""
@@ -71,7 +71,7 @@ def psnr_told(index: Index) -> str:
 
 
 def _part(metadata: Mapping[str, Any], group: str) -> str:
-    """Return the name of what a run chose of a group of its config; empty if it is not known."""
+    """Return the name of a run's option in a group of its config; empty if it is not known."""
     given = metadata.get(group)
     if isinstance(given, str) and given:
         return given
@@ -209,7 +209,7 @@ BY_FIAT = {phrase: _GIVEN[phrase] for phrase in ("labels known", "batch norm exa
 
 
 class Fact(NamedTuple):
-    """One line of the header: what was chosen, what it is, and its settings in small print."""
+    """One line of the header: a choice, its description, and its settings in small print."""
 
     term: str
     value: str
@@ -225,7 +225,8 @@ def facts(metadata: Mapping[str, Any]) -> list[Fact]:
         if group == "attack":
             settings = _attack_settings(metadata)
         if group == "defense" and metadata.get("own_config_clients"):
-            settings = ""  # they are those of the run's config, which these clients did not follow
+            # the facts are those of the run's config, which these clients did not follow
+            settings = ""
         if group == "attack" and name == "none":
             settings = ""
         if name:
@@ -284,7 +285,7 @@ def _setting(words: str, value: Any) -> str:
 
 
 def _target(node: Any) -> str:
-    """Return the class or function that a part is made by, without its module."""
+    """Return the class or function that makes a part, without its module."""
     target = node.get("_target_") if isinstance(node, Mapping) else None
     return target.rpartition(".")[2] if isinstance(target, str) else ""
 
@@ -320,7 +321,7 @@ def _words(phrase: str) -> str:
 
 
 def planned_rounds(metadata: Mapping[str, Any]) -> int | None:
-    """Return the number of rounds that the run was to have, where it says so."""
+    """Return the planned number of rounds, if the run says it."""
     config = section(metadata, "config")
     for place in (metadata, config, *config.values()):
         if isinstance(place, Mapping):
@@ -374,5 +375,5 @@ def defense_told(metadata: Mapping[str, Any]) -> str:
 
 
 def is_defended(metadata: Mapping[str, Any]) -> bool:
-    """Return whether some client may have changed its update by a defense before it sent it."""
+    """Return whether a client may have defended its update before it sent it."""
     return bool(defense_of(metadata) or metadata.get("own_config_clients"))

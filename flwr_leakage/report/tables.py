@@ -1,4 +1,4 @@
-"""The tables of the page: rounds, attacks, clients, classes, events, scores, costs."""
+"""Make the tables of the page: rounds, attacks, clients, classes, events, scores, costs."""
 
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -45,16 +45,16 @@ from flwr_leakage.report.replays import replay_of_client, replays
 
 
 def rounds_table(index: Index, found: Sequence[Attempt]) -> Table:
-    """Return one row a round: utility, the grades, PSNR and every other metric."""
+    """Return a table of rounds: utility, the grades, PSNR and every other metric."""
     hidden: tuple[str, ...] = (
         "psnr", "blind_psnr", "blind_ssim", "identification_rank",
         "affine_psnr", "blind_affine_psnr", "affine_identification_rank",
-        # Texts have a table of their own, where one that was not found counts as 0.
+        # Texts have their own table, in which a text that was not found counts as 0.
         "token_accuracy", "exact_text", "rouge_l", "blind_token_accuracy", "named_tokens",
     )  # fmt: skip
     known_metrics = [name for name in index.names("metric") if values(index.series("metric", name))]
     psnr_known = "psnr" in known_metrics
-    # PSNR tells what MSE and RMSE tell, and a table of more columns would not fit.
+    # PSNR says the same as MSE and RMSE, and a table with more columns would not fit.
     hidden += ("mse", "rmse") * psnr_known
     metrics = [name for name in known_metrics if name not in hidden]
     utilities = index.names("utility")
@@ -92,7 +92,7 @@ def _grades(found: Sequence[Attempt]) -> list[str]:
 
 
 def classes_table(found: Sequence[Attempt]) -> Table:
-    """Return one row a class, the worst leak first; empty where classes are not known.
+    """Return a table of classes, the worst leak first; empty if classes are not known.
 
     Leaks are ordered by their grade, then by their decibels.
     """
@@ -180,7 +180,7 @@ def without_weights(reasons: Sequence[str], absent: int, whole: int) -> str:
 
 
 def attacks_table(index: Index, found: Sequence[Attempt]) -> Table:
-    """Return one row a round with what the attacker itself can see of its success."""
+    """Return a table of rounds with the attacker's own signs of success."""
     names = [name for name in index.names("attack") if name != "stopped_by_budget"]
     stopped_in = Counter(server_round for server_round, _ in ended(index, found))
     values_in = {name: by_round(index.series("attack", name)) for name in names}
@@ -212,7 +212,7 @@ BECAUSE = "not attacked, because"
 def clients_table(
     index: Index, events: Sequence[RunEvent], found: Sequence[Attempt], limit: int
 ) -> Table:
-    """Return one row an attacked client, who is most at risk first."""
+    """Return a table of attacked clients, the one most at risk first."""
     by_client = grouped_by_client(found)
     fate = fates(index)
     attacked = _attacked(fate, found)
@@ -256,11 +256,11 @@ def clients_table(
 def unattacked_table(
     index: Index, events: Sequence[RunEvent], found: Sequence[Attempt], limit: int
 ) -> Table:
-    """Return one row a client that was never attacked, with the reason."""
+    """Return a table of clients that were never attacked, with the reason."""
     fate = fates(index)
     attacked = _attacked(fate, found)
     hit_rounds = {server_round for server_round, _ in fate.attacked}
-    # The reason of a round in which others were attacked tells most.
+    # A reason from a round in which other clients were attacked is the most informative.
     ordered = sorted(fate.spared.items(), key=lambda item: (item[0][0] in hit_rounds, item[0]))
     spared = {client: reason for (_, client), reason in ordered}
     doing, replayed, troubles_of = does(index), replays(index, events), _troubles(events)
@@ -319,7 +319,7 @@ UNDEFENDED = (
 
 
 def left_out_by_plan(index: Index) -> tuple[str, ...]:
-    """Say how many samples the plan of scoring left out."""
+    """Return in words how many samples the plan of scoring left out."""
     names_by_share: dict[tuple[int, int], list[str]] = {}
     for name in index.names("score"):
         told = {k: SPARED.match(r.note) for k, r in index.series("score", name).items()}
@@ -329,7 +329,8 @@ def left_out_by_plan(index: Index) -> tuple[str, ...]:
         }  # fmt: skip
         if pairs:
             out, whole = (sum(numbers) for numbers in zip(*pairs.values(), strict=True))
-            whole += sum(key[:2] not in pairs for key in told)  # clients of whom none was left out
+            # clients whose samples were all scored
+            whole += sum(key[:2] not in pairs for key in told)
             names_by_share.setdefault((out, whole), []).append(label(name))
     return tuple(
         f"{', '.join(names)}: {out:,} of {whole:,} samples ({index.sample.many} of a client in a "
@@ -341,7 +342,7 @@ def left_out_by_plan(index: Index) -> tuple[str, ...]:
 
 
 def constants(index: Index) -> tuple[str, ...]:
-    """Name the scores that are one number throughout, and why: nothing of them could be drawn."""
+    """Name the scores whose values are all equal, so that they cannot be drawn, and the reason."""
     names_by_value: dict[tuple[str, str], list[str]] = {}
     for name in index.names("score"):
         series = index.series("score", name)
@@ -358,7 +359,7 @@ def constants(index: Index) -> tuple[str, ...]:
 
 
 def scores_table(index: Index) -> Table:
-    """Return one row a score: its median with the error bar of that value, and all states."""
+    """Return a table of scores: the median with the error bar of that value, and all states."""
     rows = []
     for name in index.names("score"):
         series = index.series("score", name)
@@ -390,7 +391,7 @@ def _with_bar(value: float | None, error: float | None) -> str:
 
 
 def client_scores_table(index: Index, limit: int) -> Table:
-    """Return one row a client with the median of each score, in the order of their numbers."""
+    """Return a table of clients, in the order of their numbers, with the median of each score."""
     scores_of = {
         name: by_client_of(series)
         for name in index.names("score")
@@ -425,7 +426,7 @@ CLOCKS = (
 
 
 def costs_table(index: Index) -> Table:
-    """Return one row a round and a total; each cost is summed over the clients."""
+    """Return a table of costs by round with a total; each cost is summed over the clients."""
     names = index.names("cost")
     rounds = index.rounds("cost")
     values_in = {name: by_round(index.series("cost", name)) for name in names}

@@ -1,4 +1,4 @@
-"""The texts of a run: private ones beside what the attack made of them.
+"""Show the private texts of a run beside those that the attack recovered.
 
 A word of a private text may hold anything. Each stands in an element of its own that isolates its
 writing direction, escaped, without control characters (``tracking.run_data`` took them out).
@@ -41,7 +41,7 @@ class Token:
 
 @dataclass(frozen=True)
 class TextExhibit:
-    """One private text, and what the attack made of it.
+    """One private text, and the text that the attack recovered.
 
     Attributes:
         place: round, client, text and class in words.
@@ -146,7 +146,7 @@ def _exhibit(
 
 
 def _words(text: TextRecord) -> list[str]:
-    """Return a text's words, or its ids where nobody told what they stand for."""
+    """Return a text's words, or its ids if the words are unknown."""
     blank = {-1: "□"}
     if text.words:
         return [blank.get(i, w or str(i)) for i, w in zip(text.ids, text.words, strict=True)]
@@ -176,7 +176,7 @@ def _against(answer: TextRecord, original: TextRecord | None) -> tuple[Token, ..
 def named_alone(
     texts: Sequence[TextRecord], found: Sequence[Attempt]
 ) -> list[tuple[str, tuple[Token, ...]]]:
-    """Return the tokens of each update of which a text was not recovered, with whose they are."""
+    """Return, with its client, the tokens of each update in which a text was not recovered."""
     missing = {attempt.key[:2] for attempt in found if attempt.grade != "exact"}
     answered = {text.sample for text in texts if text.role == "reconstruction"}
     told = []
@@ -196,7 +196,7 @@ def named_alone(
 
 
 def texts_table(index: Index, found: Sequence[Attempt]) -> Table | None:
-    """Return what each round's attacks reached on texts, or None if nothing was measured.
+    """Return a table of the results on texts by round, or None if nothing was measured.
 
     Shares are means over the texts; one that was not found counts as 0.
     """
