@@ -126,7 +126,7 @@ def by_client_of(series: Series) -> dict[int, list[float]]:
 
 
 def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
-    """Return the second entries of pairs by their first, in the order of first appearance."""
+    """Return lists of the second entries of pairs, keyed by their first, in order of appearance."""
     groups: dict[K, list[V]] = {}
     for key, value in pairs:
         groups.setdefault(key, []).append(value)

@@ -82,7 +82,7 @@ class LivePage:
             return self._run
 
     def html(self) -> bytes:
-        """Return the page; it asks its own address whether a round ended, and nothing else."""
+        """Return the page; in a browser it asks its own address alone whether a round ended."""
         with self._lock:
             self._update()
             if not self._html and self._run is not None:

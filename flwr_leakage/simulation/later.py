@@ -50,7 +50,7 @@ def received_config(folder: Path, allowed: Sequence[Path] = ()) -> Config:
     for name in (
         "membership",
         "large_clients",
-    ):  # these were applied during the run, or are no keys of older runs
+    ):  # these were applied during the run, and older runs lack them
         config[name] = {}
     sections = [field.name for kind in (TopLevel, Sections) for field in fields(kind)]
     if missing := sorted({*sections, "choices"} - config.keys()):
