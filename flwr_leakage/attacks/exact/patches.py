@@ -217,7 +217,7 @@ def _patches(
                 "stride": stride,
             }  # fmt: skip
             patches = F.unfold(dummy, **settings)[0].T
-            return op.name, patches, partial(_folded, dummy.shape, settings)
+            return op.name, patches, partial(_folded, tuple(dummy.shape), settings)
         if op.inputs.numel() != dummy.numel() or op.inputs.shape[-1] == dummy.numel():
             break
         patches = op.inputs.reshape(-1, op.inputs.shape[-1])
@@ -228,7 +228,7 @@ def _patches(
         # Entry order[i] of the image is entry places[i] of the patches.
         back = torch.empty_like(order)
         back[order] = places
-        return op.name, patches, partial(_picked, dummy.shape, back)
+        return op.name, patches, partial(_picked, tuple(dummy.shape), back)
     raise ValueError("no trained layer takes the image in patches of its pixels.")
 
 
