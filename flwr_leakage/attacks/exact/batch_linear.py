@@ -25,13 +25,13 @@ from flwr_leakage.attacks.exact.batch_layer import (
 from flwr_leakage.attacks.exact.batch_masks import null_vector, sparsest, zero_entries
 from flwr_leakage.attacks.exact.batch_proof import PROVEN_DEVIATION, BatchInputs, conclude, replays
 from flwr_leakage.attacks.exact.batch_search import ROW_START_SHARE, BatchSearch, SearchSettings
+from flwr_leakage.attacks.exact.known import MARGIN, above_noise
 from flwr_leakage.attacks.labels.assumed import answer
 from flwr_leakage.attacks.labels.counts import mean_feature
 from flwr_leakage.attacks.labels.head import LARGEST_MISFIT, split_head
 from flwr_leakage.attacks.network.linear import traced
 from flwr_leakage.attacks.one_by_one import Applicability, ExactAttack, Verdict, in_box
 from flwr_leakage.attacks.problem import Problem, simulate_gradient
-from flwr_leakage.attacks.rounding import NOISE_DEVIATIONS
 from flwr_leakage.params import Params
 from flwr_leakage.records import Batch, Reconstruction
 
@@ -157,10 +157,9 @@ def _from_head(
     errors, duals = told.errors, told.duals
     for before, behind in zip(chain[-2::-1], chain[:0:-1], strict=True):
         features = duals @ behind.factor.right
-        noise = NOISE_DEVIATIONS * behind.factor.noise * duals.norm(dim=1, keepdim=True)
-        # True features are not negative, so that negative ones show the size of the errors.
-        zero = noise.maximum(3 * (-features).amax(1, keepdim=True))
-        errors = torch.where(features > zero, errors @ behind.matrix, 0.0)
+        deviations = behind.factor.noise * duals.norm(dim=1, keepdim=True)
+        on = above_noise(features, deviations, margin=MARGIN)
+        errors = torch.where(on, errors @ behind.matrix, 0.0)
         duals = torch.linalg.pinv(before.factor.left.T @ errors.T)
         duals = duals / (duals @ before.factor.bias)[:, None]
     checked = [layer.check(*each) for each in zip(duals, told.labels.tolist(), strict=True)]

@@ -39,9 +39,9 @@ from flwr_leakage.attacks.exact.feature_fit import (
     read_input,
     settle_signs,
 )
-from flwr_leakage.attacks.exact.known import single
+from flwr_leakage.attacks.exact.known import MARGIN, single
 from flwr_leakage.attacks.exact.pooled_stem import fit_stem
-from flwr_leakage.attacks.exact.recover_features import MARGIN, Features, recover_features
+from flwr_leakage.attacks.exact.recover_features import Features, recover_features
 from flwr_leakage.attacks.exact.relu_walk import ReluWalk
 from flwr_leakage.attacks.labels.assumed import SignOfGradient, answer, assume_targets
 from flwr_leakage.attacks.one_by_one import Applicability, ExactAttack

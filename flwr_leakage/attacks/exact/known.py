@@ -12,7 +12,12 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
+from flwr_leakage.attacks.rounding import NOISE_DEVIATIONS
+
 T = TypeVar("T")
+
+MARGIN = 3.0
+"""Outputs of a ReLU below this multiple of the range of their noise count as zero."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +98,31 @@ class Known:
     def valued(self) -> Tensor:
         """Booleans, true for units that are on and whose value is known."""
         return self.mask.on & self.told
+
+
+def above_noise(
+    values: Tensor, deviations: Tensor, least: float = NOISE_DEVIATIONS, margin: float = 0.0
+) -> Tensor:
+    """Return booleans, true for the outputs of a ReLU that noise does not explain.
+
+    Outputs of a ReLU are not negative, so that negative values are noise alone. The most negative
+    value of a sample, in units of its deviation, shows the range of noise among that many values.
+
+    Args:
+        values: h (B, …) of B samples.
+        deviations: standard deviation of each value, broadcast to the values, > 0.
+        least: number of its deviations that a value must exceed, ≥ 0.
+        margin: multiple of the range of its sample's noise that it must exceed as well, ≥ 0.
+
+    Example:
+        >>> values = torch.tensor([[0.2, -0.1, 0.4]])
+        >>> above_noise(values, torch.ones(1), least=0.0, margin=3.0)
+        tensor([[False, False,  True]])
+    """
+    limits = values.new_full((len(values),), least)
+    if margin:
+        limits = (margin * (-values / deviations).flatten(1).amax(1)).clamp_min(least)
+    return values > limits.reshape(-1, *[1] * (values.ndim - 1)) * deviations
 
 
 def single(facts: T) -> T:

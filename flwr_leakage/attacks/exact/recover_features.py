@@ -39,7 +39,7 @@ from torch import Tensor, nn
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from flwr_leakage.attacks.exact.feature_equations import TRIMS, Solved, solve_features
-from flwr_leakage.attacks.exact.known import Mask
+from flwr_leakage.attacks.exact.known import MARGIN, Mask, above_noise
 from flwr_leakage.attacks.exact.last_mask import LAST_GEOMETRY, averaged_mask, maxima_mask
 from flwr_leakage.attacks.exact.own_statistics import (
     completed,
@@ -55,9 +55,6 @@ from flwr_leakage.attacks.problem import Problem
 
 _BY_SAMPLE = (nn.GroupNorm, nn.LayerNorm, _InstanceNorm)
 """Layers that normalise by the sample's own statistics, through which no mask is walked back."""
-
-MARGIN = 3.0
-"""Features below this multiple of the range of their noise count as zero."""
 
 
 @dataclass(frozen=True)
@@ -237,7 +234,7 @@ def recover_features(problem: Problem) -> Features:
         )
     masks = {number: _all(z, True) for number, z in enumerate(probe.preactivations)}
     pooled = mean_feature(problem.gradient[layer.weight], logit_error)
-    active = pooled > MARGIN * (-pooled).max().clamp_min(0)
+    active = above_noise(pooled[None], torch.ones_like(pooled), 0.0, MARGIN)[0]
     try:
         if count - 1 in probe.overlapping:
             raise ValueError("the last max pooling must have windows that do not overlap.")
@@ -284,16 +281,10 @@ def recover_features(problem: Problem) -> Features:
 
 
 def above_zero(solved: Solved) -> Tensor:
-    """Return the solved features (1, C, H, W), with zeros in place of values that may be noise.
-
-    Outputs of a ReLU are not negative, so that negative values are noise alone. The most negative
-    value, in units of each position's standard deviation, shows the range of noise among that many
-    values. A value counts as positive if it exceeds ``MARGIN`` times this range.
-    """
+    """Return the solved features (1, C, H, W), with zeros in place of values that may be noise."""
     noise = solved.noise if solved.is_checked else torch.ones_like(solved.noise)
-    noise = noise.clamp_min(1e-300)
-    reach = (-solved.values / noise).max().clamp_min(0)
-    return torch.where(solved.values > MARGIN * reach * noise, solved.values, 0.0)
+    on = above_noise(solved.values, noise.clamp_min(1e-300), 0.0, MARGIN)
+    return torch.where(on, solved.values, 0.0)
 
 
 def _solve(backward: Backward, masks: dict[int, Mask], number: int) -> tuple[Solved | None, int]:

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from flwr_leakage.attacks.contrast import Contrast
 from flwr_leakage.attacks.exact.batch_proof import BatchInputs
-from flwr_leakage.attacks.exact.known import Known, Mask
+from flwr_leakage.attacks.exact.known import Known, Mask, above_noise
 from flwr_leakage.attacks.inversion.chain import Chain, ChainLinearization, Top
 from flwr_leakage.attacks.inversion.gauss_newton import DRAWS
 from flwr_leakage.attacks.inversion.likelihood import Groups, Likelihood
@@ -141,8 +141,8 @@ class KnownErrors:
             spread = found.relative_errors[:, None] * values.norm(dim=1, keepdim=True)
             # A feature below 1e-7 of its sample's largest is zero but for rounding. The limit is
             # narrow, as an active unit that is taken as off distorts the gradients before it.
-            zero = NOISE_DEVIATIONS * spread / values.shape[1] ** 0.5
-            on = values > zero + 1e-7 * values.amax(1, keepdim=True)
+            rounding = 1e-7 / NOISE_DEVIATIONS * values.amax(1, keepdim=True)
+            on = above_noise(values, spread / values.shape[1] ** 0.5 + rounding)
             values, errors = (torch.where(on, each, 0.0) for each in (values, errors))
         floor = FLOAT32_NOISE * values.square().mean().sqrt()
         known = Known(values, torch.zeros_like(values), Mask.of(on))

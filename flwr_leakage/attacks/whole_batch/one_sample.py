@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flwr_leakage.attacks.exact.known import Known, Mask, outer_product
+from flwr_leakage.attacks.exact.known import Known, Mask, above_noise, outer_product
 from flwr_leakage.attacks.inversion.annealing import Annealing
 from flwr_leakage.attacks.inversion.chain import ChainLinearization, Top
 from flwr_leakage.attacks.inversion.likelihood import Likelihood
@@ -165,8 +165,7 @@ def local_steps(
     if passed.narrow.left_out < 0:
         raise ValueError("the last layer's features are no ReLU's outputs or their maxima.")
     # A wide limit is needed, as an error of the mixture affects all features alike.
-    limits = NOISE_DEVIATIONS * steps.deviations
-    on = steps.features > limits
+    on = above_noise(steps.features, steps.deviations)
     moved, errors = problem.params[weight], []
     for error, features, live in zip(steps.errors, steps.features, on, strict=True):
         errors.append(torch.where(live, error @ moved, 0.0))
