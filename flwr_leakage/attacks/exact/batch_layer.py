@@ -34,8 +34,8 @@ EXACT_MULTIPLE = 5.0
 causes, beside float32's rounding (chosen on development draws; no table)."""
 
 NEARBY = 24
-"""Number of random points near a sample at which its errors are computed anew (chosen on
-development draws; no table)."""
+"""Number of random points near a sample at which its errors are computed anew. The right
+signs of four doubtful units are among them with a chance of 79 %. Each point costs a pass."""
 
 ZERO_SHARE = 1e-9
 """An input counts as zero in all samples if its magnitude is below this fraction of the largest

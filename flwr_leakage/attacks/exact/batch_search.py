@@ -46,7 +46,7 @@ development draws; no table)."""
 
 LAST_ATTEMPTS = 5
 """Number of attempts to read the last sample off the remaining gradient. Each one looks for wrong
-signs of units at random points (chosen on development draws; no table)."""
+signs of units at random points, so that more attempts only take longer."""
 
 
 @dataclass(frozen=True)

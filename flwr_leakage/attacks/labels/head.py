@@ -30,10 +30,10 @@ from flwr_leakage.losses import Loss
 
 STARTS, ROUNDS = 16, 8
 """Number of random starts for each label in a round, and number of rounds without a new sample that
-end the search (chosen on development draws; no table)."""
+end the search. More of either only take longer."""
 
 STEPS = 40
-"""Number of Levenberg–Marquardt steps from each start (chosen on development draws; no table)."""
+"""Number of Levenberg–Marquardt steps from each start; more only take longer."""
 
 SPREAD = 3.0
 """Standard deviation of the logits of the starts, in each direction that the features span (chosen

@@ -55,8 +55,8 @@ give by the softmax. The unit is σ relative to the root mean square of the sums
 was chosen on development draws; no table."""
 
 SOLVED_MISFIT = 4.0
-"""Mean squared residual, in units of noise, up to which no further start is tried. The value was
-chosen on development draws; no table."""
+"""Misfit up to which no further start is tried. It is the sum of two mean squares, of which noise
+alone leaves 1 or less each; this is twice the sum."""
 
 
 @dataclass(frozen=True)
