@@ -157,8 +157,7 @@ SETTINGS = [
     for name, overrides in {
         "feature_matching": ("fit_iterations=0", "proof=-1", "rounds=0", "newton_steps=-1"),
         "feature_recursion": ("rounds=0", "iterations=0"),
-        "batch_images": ("sharpening.steps=-1", "edges.power=0", "edges.weight=0",
-                         "edges.before=0", "edges.iterations=0", "solver.products=0"),
+        "batch_images": ("sharpening.steps=-1", "edges.steps=-1", "solver.products=0"),
         "gauss_newton": ("annealings=[]", "steps=0", "noise_std=-1", "tolerance=1", "spread=-1",
                          "products=0", "label_trials=-1", "settling.steps=-1", "settling.least=-1",
                          "settling.before=-1", "rewriting.products=0", "misspelt=1"),

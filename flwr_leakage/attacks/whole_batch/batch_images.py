@@ -19,14 +19,17 @@ from flwr_leakage.attacks.inversion.likelihood import estimate_noise
 from flwr_leakage.attacks.labels.assumed import answer
 from flwr_leakage.attacks.one_by_one import OneByOne
 from flwr_leakage.attacks.problem import Problem
-from flwr_leakage.attacks.settings import require
 from flwr_leakage.attacks.whole_batch.known_errors import KnownErrors
-from flwr_leakage.attacks.whole_batch.sharp import Edges, Sharpening
+from flwr_leakage.attacks.whole_batch.sharp import BEFORE_EDGES, Edges, Sharpening
 from flwr_leakage.records import Batch, Reconstruction
 
 LARGEST_FEATURE_ERROR = 1e-2
 """Largest standard deviation of known features' errors, relative to the features. The value was
 chosen on development draws; no table."""
+
+SMOOTH_FACTOR = 0.2
+"""The factor of each annealing on networks without kinks. There is nothing to blur there, so that
+the prior may fade faster. The value was chosen on development draws; no table."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +52,6 @@ class BatchImages(OneByOne):
         search: the limits of the search for features.
         solver: the settings of Gauss–Newton, of which annealings, noise, steps, products,
             iterations and tolerance are used; labels are those of the features.
-        smooth_factor: the factor of each annealing on networks without kinks, in (0, 1). There is
-            nothing to blur there, so that the prior may fade faster.
         sharpening: the settings of the end for many equations.
         edges: the settings of the end for too few equations.
     """
@@ -59,12 +60,8 @@ class BatchImages(OneByOne):
 
     search: SearchSettings = field(default_factory=SearchSettings)
     solver: GaussNewton = field(default_factory=GaussNewton)
-    smooth_factor: float = 0.2
     sharpening: Sharpening = field(default_factory=Sharpening)
     edges: Edges = field(default_factory=Edges)
-
-    def __post_init__(self) -> None:
-        require(self, "lie in (0, 1)", "smooth_factor")
 
     def solve(
         self, problem: Problem, generator: torch.Generator, restart: int, budget: Budget
@@ -82,10 +79,10 @@ class BatchImages(OneByOne):
         likelihood = model.likelihood(estimate_noise(problem) if noise is None else noise)
         solver, enough = self.solver, self.edges.obstacle(model)
         if not enough:
-            share = int(self.edges.before * solver.products)
+            share = int(BEFORE_EDGES * solver.products)
             solver = replace(solver, products=max(1, share))
         if not calls_kinks(problem):
-            faster = [replace(each, factor=self.smooth_factor) for each in solver.annealings]
+            faster = [replace(each, factor=SMOOTH_FACTOR) for each in solver.annealings]
             solver = replace(solver, annealings=faster)
         best: RunEnd | None = None
         products = steps = chosen = sharp = drawn = 0

@@ -49,6 +49,15 @@ from flwr_leakage.attacks.whole_batch.known_errors import KnownErrors
 from flwr_leakage.spectral.cholesky import cholesky, cholesky_solve, gram
 from flwr_leakage.spectral.image_prior import ImagePrior
 
+ITERATIONS, DRAWS = 60, 4
+"""Largest number of iterations of conjugate gradients in a step of either end, and number of draws
+of the posterior in a step of sharpening. Both bound the cost."""
+
+EDGE_POWER, EDGE_WEIGHT, EDGE_BLURS, BEFORE_EDGES = 0.5, 0.5, (0.5, 0.03), 0.5
+"""The power p of differences, the weight of the prior of edges (1 follows from the residual's own
+size), the blurs of the first and the last step, and the share of a run's products that the run
+before this end takes. They were chosen on development draws; no table."""
+
 
 @dataclass(frozen=True)
 class Sharpening:
@@ -60,19 +69,15 @@ class Sharpening:
         max_bytes: largest memory of two Jacobians in single precision, in bytes. It grows with the
             number of unknowns times that of the gradient's entries.
         steps: largest number of steps, ≥ 1.
-        iterations: largest number of iterations of conjugate gradients in a step, ≥ 1.
-        draws: number of draws of the posterior in a step, ≥ 1.
     """
 
     unknowns: int = 2000
     max_bytes: int = 4 * 2**30
     steps: int = 10
-    iterations: int = 60
-    draws: int = 4
 
     def __post_init__(self) -> None:
         require(self, "be at least 0", "unknowns")
-        require(self, "be at least 1", "steps", "iterations", "draws")
+        require(self, "be at least 1", "steps")
 
     def obstacle(self, model: KnownErrors) -> str:
         """Return why a batch is too large or has too few equations; empty if it is neither.
@@ -116,7 +121,7 @@ class Sharpening:
             matrix.diagonal().add_(1)
             # Single precision resolves nothing below 2e-7 of the largest entry.
             factor, _ = cholesky(matrix, 2e-7 * float(matrix.diagonal().max()))
-            step = Solver(self.iterations, 1e-2, partial(cholesky_solve, factor))
+            step = Solver(ITERATIONS, 1e-2, partial(cholesky_solve, factor))
             # A draw needs a tight tolerance. Its right side is mostly what the equations determine,
             # and the draw is what they leave open.
             return step, replace(step, tolerance=1e-5)
@@ -131,7 +136,7 @@ class Sharpening:
             variances=lambda residual: variances(likelihood, residual, groups),
             solvers=solvers,
             is_over=is_over,
-            draws=self.draws,
+            draws=DRAWS,
             is_sharp=True,
         )
         start = prior.coordinates(inputs.double())
@@ -232,32 +237,12 @@ class Edges:
 
     Attributes:
         steps: number of steps, ≥ 0; with 0 there is no such end.
-        iterations: largest number of iterations of conjugate gradients in a step, ≥ 1.
-        power: the power p of the differences, in (0, 2]; 2 is the prior of the run.
-        weight: weight of the prior, > 0; 1 follows from the residual's own size.
-        first: blur of the first step, > 0.
-        last: blur of the last step, > 0.
-        before: share in (0, 1] of a run's own products that the run before this end takes.
     """
 
     steps: int = 14
-    iterations: int = 60
-    power: float = 0.5
-    weight: float = 0.5
-    first: float = 0.5
-    last: float = 0.03
-    before: float = 0.5
 
     def __post_init__(self) -> None:
         require(self, "be at least 0", "steps")
-        require(self, "be at least 1", "iterations")
-        require(self, "be positive", "power", "weight", "last")
-        require(self, "lie in (0, 1]", "before")
-        if not (self.power <= 2 and self.last <= self.first):
-            raise ValueError(
-                f"power must be at most 2, and last at most first, got {self.power}, {self.last} "
-                f"and {self.first}."
-            )
 
     def obstacle(self, model: KnownErrors) -> str:
         """Return the reason for no such end; empty if the equations leave images open."""
@@ -289,11 +274,11 @@ class Edges:
             here = model.linearize(model.prior.inputs(at.point), blur)
             return Posterior(
                 *(here, prior, 1 / (unit * variances), residual, at.point, residual_at),
-                weight=self.weight / unit,
-                cost=reweighted(prior, at.point, self.power),
-            ).posed(Solver(self.iterations))
+                weight=EDGE_WEIGHT / unit,
+                cost=reweighted(prior, at.point, EDGE_POWER),
+            ).posed(Solver(ITERATIONS))
 
-        blurs = geometric(self.first, self.last, self.steps)
+        blurs = geometric(*EDGE_BLURS, self.steps)
         end = follow(blurs, pose, start, lambda *_: budget.is_spent)
         point, taken = end.point, end.steps
         before, after = (self.energy(model, likelihood, each) for each in (start, point))
@@ -301,8 +286,8 @@ class Edges:
 
     def energy(self, model: KnownErrors, likelihood: Likelihood, point: Tensor) -> float:
         """Return −2 log posterior + constant of coordinates (B, C, H, W) at the last blur."""
-        misfit = likelihood.energy(residuals(model, likelihood, self.last)(point))
-        return misfit + self.weight * float(edge_energy(model.prior, point, self.power))
+        misfit = likelihood.energy(residuals(model, likelihood, EDGE_BLURS[1])(point))
+        return misfit + EDGE_WEIGHT * float(edge_energy(model.prior, point, EDGE_POWER))
 
 
 def edge_energy(prior: ImagePrior, point: Tensor, power: float) -> Tensor:

@@ -283,12 +283,6 @@ def test_squares_have_the_slope_of_the_edge_energy(power):
         assert torch.allclose(cost(lowest), lowest, rtol=0.02)
 
 
-@pytest.mark.parametrize("name", ["iterations", "power", "weight", "first", "before"])
-def test_settings_of_the_end_with_edges_that_make_no_sense_are_refused(name):
-    with pytest.raises(ValueError, match=name):
-        Edges(**{name: 0})
-
-
 def test_what_does_not_apply_is_refused_in_words():
     batch = images(2)
     torch.manual_seed(0)
