@@ -41,8 +41,8 @@ ONE_SAMPLE_MISFIT = 0.1
 several samples activate the unit (chosen on development draws; no table)."""
 
 PATIENCE = 100
-"""Number of failed proposals in a row after which the duals found are recomputed (chosen on
-development draws; no table)."""
+"""Number of failed proposals in a row after which the duals found are recomputed. That takes a pass
+for each sample found, which is little beside the passes of these proposals."""
 
 LAST_ATTEMPTS = 5
 """Number of attempts to read the last sample off the remaining gradient. Each one looks for wrong

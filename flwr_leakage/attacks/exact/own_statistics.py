@@ -38,7 +38,7 @@ from flwr_leakage.attacks.exact.weight_equations import Whitened
 
 STARTS, AT_ONCE, PROJECTIONS = 100_000, 10_000, 60
 """Largest number of random vectors, number of those that are projected at once, and of projections
-of each. The values were chosen on one development draw; no table."""
+of each. More vectors or projections only take longer, and more at once only memory."""
 
 BINARY = 1e-3
 """Largest root mean square distance of a binary vector from the affine space. The value was chosen
