@@ -21,7 +21,7 @@ BEYOND_BOX = 0.01
 """The largest distance of such a pixel from the box of valid pixels, for pixels in [0, 1]. The
 value was chosen on development draws; no table."""
 
-LEAST = 0.05
+LEAST_TIME = 0.05
 """Share of the time that all tries left may take together, however long the others took. The value
 was chosen on development draws; no table."""
 
@@ -116,7 +116,9 @@ class _Tries:
         for tried, spec in enumerate([standard, *specs]):
             seconds = None
             if limit is not None:
-                seconds = max(limit / 2 - watch.seconds, LEAST * limit) / (1 + len(specs) - tried)
+                seconds = max(limit / 2 - watch.seconds, LEAST_TIME * limit) / (
+                    1 + len(specs) - tried
+                )
             one = replace(job, spec=spec, max_seconds=seconds)
             (found,) = attack(one, progress)
             if first is None or first.batch is None:

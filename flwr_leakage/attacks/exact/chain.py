@@ -23,7 +23,7 @@ from flwr_leakage.attacks.network.trace import Step, Trace, same_values
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 from flwr_leakage.attacks.problem import Problem
 
-RANK_TOLERANCE = 1e-4
+LEAST_SINGULAR = 1e-4
 """Share of the largest singular value of a layer's equations below which an equation is left out:
 noise of 1e-6 of the gradient (``FLOAT32_NOISE``) is there 1 % of what the equation tells."""
 
@@ -303,7 +303,7 @@ class Level:
         else:
             errors = errors * link.activation.slope(known.values)
         errors = errors * per_channel(link.scale, errors)
-        equations = Whitened.by_svd(*link.equations(errors), RANK_TOLERANCE)
+        equations = Whitened.by_svd(*link.equations(errors), LEAST_SINGULAR)
         return cls(link, known, errors, equations)
 
     @property

@@ -49,18 +49,18 @@ from flwr_leakage.attacks.solve.posterior import Posterior, Solver
 from flwr_leakage.records import Batch, InputSpec
 from flwr_leakage.spectral.image_prior import ImagePrior
 
-FIRST, FADE, STEPS = 2e-2, 0.6, 60
+SMOOTH_FIRST, SMOOTH_FADE, SMOOTH_STEPS = 2e-2, 0.6, 60
 """Weight of the prior in the first step, its ratio from step to step, and number of steps. The
 features have the length one. The values were chosen on development draws; no table."""
 
-LEAST = 26
+SMOOTH_LEAST = 26
 """Number of steps after which a step that does not lower the objective is the last one."""
 
-BLUR, EXPONENT = 1.0, 0.4
+SMOOTH_BLUR, SMOOTH_EXPONENT = 1.0, 0.4
 """Width of the blur of ReLUs in the first step, in units of their inputs' deviation, and the power
 of the prior's weight that it is proportional to. They were chosen likewise."""
 
-ITERATIONS, TOLERANCE = 60, 1e-3
+SMOOTH_ITERATIONS, SMOOTH_TOLERANCE = 60, 1e-3
 """Largest number of iterations of conjugate gradients in a step, and their relative residual."""
 
 
@@ -156,10 +156,14 @@ def fit_smoothly(problem: Problem, features: Features, budget: Budget) -> Fit:
 
     def pose(at: Iterate) -> Posed | None:
         nonlocal evaluations
-        if at.steps >= STEPS or budget.is_spent or (at.steps > LEAST and not at.has_moved):
+        if (
+            at.steps >= SMOOTH_STEPS
+            or budget.is_spent
+            or (at.steps > SMOOTH_LEAST and not at.has_moved)
+        ):
             return None
-        share = FADE**at.steps
-        blurred = partial(residual, blur=BLUR * share**EXPONENT)
+        share = SMOOTH_FADE**at.steps
+        blurred = partial(residual, blur=SMOOTH_BLUR * share**SMOOTH_EXPONENT)
         linear = Linearization(blurred, prior.inputs(at.point))
         evaluations += 1
         return Posterior(
@@ -169,8 +173,8 @@ def fit_smoothly(problem: Problem, features: Features, budget: Budget) -> Fit:
             linear.value,
             at.point,
             lambda point: blurred(prior.inputs(point)),
-            FIRST * share,
-        ).posed(Solver(ITERATIONS, TOLERANCE, budget=budget))
+            SMOOTH_FIRST * share,
+        ).posed(Solver(SMOOTH_ITERATIONS, SMOOTH_TOLERANCE, budget=budget))
 
     end = descend(pose, torch.zeros_like(prior.grey), Shortening())
     inputs = problem.spec.clamp(prior.inputs(end.point))

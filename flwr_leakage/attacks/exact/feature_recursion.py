@@ -63,7 +63,7 @@ SMOOTHING, SHAKING = (0.3, 0.1, 0.03, 0.01, 0.0), 0.2
 deviation of the noise at the start of a further round, in units of the model's input. They were
 chosen on training images of CIFAR-10; no table."""
 
-DRAWS = 24
+SIGN_DRAWS = 24
 """Largest number of inputs that are drawn where the features are met and the gradient is not."""
 
 
@@ -139,7 +139,7 @@ class FeatureRecursion(ExactAttack):
         is_met = _is_met(fit, known)
         # The way back from features to the input amplifies their error by 20 to 30.
         errors = [10 * known.least_noise, 100 * known.least_noise]
-        draws = DRAWS if is_met and known.least_noise > 0 else 0
+        draws = SIGN_DRAWS if is_met and known.least_noise > 0 else 0
         batch, distance = settle_signs(
             problem, Batch(fit.inputs, targets), errors, MET, draws, generator, budget
         )

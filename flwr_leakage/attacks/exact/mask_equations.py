@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flwr_leakage.attacks.exact.chain import RANK_TOLERANCE, Level, Link, features_of, per_channel
+from flwr_leakage.attacks.exact.chain import LEAST_SINGULAR, Level, Link, features_of, per_channel
 from flwr_leakage.attacks.exact.known import Known
 from flwr_leakage.attacks.exact.masks import PROOF, MaskEvidence, proven_channels
 from flwr_leakage.attacks.exact.weight_equations import Whitened, root_mean_square
@@ -36,7 +36,7 @@ from flwr_leakage.attacks.solve.linearization import Linearized
 NEGLIGIBLE = 1e-6
 """Share of the largest singular value of the masked layer's own equations below which equations are
 left out: rows below it are orthonormal to three digits only (:meth:`Whitened.by_gram`). Below
-``RANK_TOLERANCE`` they lose weight (:meth:`Whitened.faded`)."""
+``LEAST_SINGULAR`` they lose weight (:meth:`Whitened.faded`)."""
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ class Hidden:
                 errors.reshape(1, *self.link.output_shape), proven_channels(self.known.mask)
             )
             stated = Whitened.by_gram(matrix, right, NEGLIGIBLE)
-            own = stated.faded(RANK_TOLERANCE) if stated.num_equations else None
+            own = stated.faded(LEAST_SINGULAR) if stated.num_equations else None
         return MaskEquations.of(self.before, self.link, self.known, own, self.behind)
 
     def refine(self, inputs: Tensor) -> "Hidden":

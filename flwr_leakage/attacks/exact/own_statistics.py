@@ -36,7 +36,7 @@ from flwr_leakage.attacks.exact.last_mask import arrange, shared_error
 from flwr_leakage.attacks.exact.relu_walk import Normalised, Use
 from flwr_leakage.attacks.exact.weight_equations import Whitened
 
-STARTS, AT_ONCE, PROJECTIONS = 100_000, 10_000, 60
+VECTORS, AT_ONCE, PROJECTIONS = 100_000, 10_000, 60
 """Largest number of random vectors, number of those that are projected at once, and of projections
 of each. More vectors or projections only take longer, and more at once only memory."""
 
@@ -44,7 +44,7 @@ BINARY = 1e-3
 """Largest root mean square distance of a binary vector from the affine space. The value was chosen
 on one development draw; no table."""
 
-EQUAL = 1e-2
+SAME_VECTOR = 1e-2
 """Share of the largest distance of vectors up to which two of them are equal. The value was chosen
 on one development draw; no table."""
 
@@ -183,7 +183,7 @@ def _binary_vectors(directions: Tensor, offset: Tensor, count: int) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     basis, offset = torch.linalg.qr(directions)[0].float(), offset.float()
     found: dict[bytes, Tensor] = {}
-    for _ in range(0, STARTS, AT_ONCE):
+    for _ in range(0, VECTORS, AT_ONCE):
         vectors = torch.rand(AT_ONCE, len(offset), generator=generator).round()
         for _ in range(PROJECTIONS):
             near = offset + (vectors - offset) @ basis @ basis.T
@@ -211,7 +211,7 @@ def _uncentred(patches: Tensor) -> Tensor:
     whole = patches + mean
     # The right entry of a patch is the centre of the next one, unless it is padding.
     right = whole[:, :, 1, 2]
-    right = right[right.norm(dim=1) > EQUAL * right.norm(dim=1).max()]
+    right = right[right.norm(dim=1) > SAME_VECTOR * right.norm(dim=1).max()]
     differences = right[:, None] - patches[None, :, :, 1, 1]
     whole[:, :, 1, 1] += _commonest(differences.flatten(0, 1))
     return whole
@@ -220,5 +220,5 @@ def _uncentred(patches: Tensor) -> Tensor:
 def _commonest(vectors: Tensor) -> Tensor:
     """Return the vector (C,) that most of the vectors (n, C) equal."""
     distances = torch.cdist(vectors, vectors)
-    equal = distances <= EQUAL * distances.max()
+    equal = distances <= SAME_VECTOR * distances.max()
     return vectors[equal[equal.sum(1).argmax()]].mean(0)

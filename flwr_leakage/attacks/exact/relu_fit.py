@@ -229,7 +229,7 @@ def next_stage(
     return Stage.LONGER
 
 
-NEAR = 1e-3
+MET_EQUATIONS = 1e-3
 """Value of ‖r‖² up to which a candidate meets the equations, each set of them in units of its
 right-hand side. The first two deep fadings end there."""
 
@@ -244,7 +244,7 @@ def fading_of(stage: Stage) -> Fading:
         return Fading(10.0, 3e-3, 0.3, 0.8, 60)
     if stage in (Stage.MIDDLE, Stage.LONGER):
         return Fading(0.3, 1e-3 if stage is Stage.MIDDLE else 1e-4, 0.3, 0.8, 120)
-    deep = Fading(1e-2, 1e-8, 0.3, 0.8, 200, sharpens=True, enough=NEAR)
+    deep = Fading(1e-2, 1e-8, 0.3, 0.8, 200, sharpens=True, enough=MET_EQUATIONS)
     if stage is Stage.DEEP_FROM_GREY:
         return replace(deep, first=10.0, blur=1.5)
     return deep if stage is Stage.DEEP else replace(deep, first=1e-4, enough=1e-5)
@@ -288,7 +288,7 @@ def fit_through_relus(
             start = best_of(candidates, hidden.equations)[1]
         inputs, value = fade(hidden.equations, start, fading_of(stage), prior, kept, budget)
         candidates.append((stage.value, inputs))
-        is_met = value <= NEAR
+        is_met = value <= MET_EQUATIONS
         if budget.is_spent:
             break
         proven = hidden.num_proven

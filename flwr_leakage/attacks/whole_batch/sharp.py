@@ -49,7 +49,7 @@ from flwr_leakage.attacks.whole_batch.known_errors import KnownErrors
 from flwr_leakage.spectral.cholesky import cholesky, cholesky_solve, gram
 from flwr_leakage.spectral.image_prior import ImagePrior
 
-ITERATIONS, DRAWS = 60, 4
+SYSTEM_ITERATIONS, POSTERIOR_DRAWS = 60, 4
 """Largest number of iterations of conjugate gradients in a step of either end, and number of draws
 of the posterior in a step of sharpening. Both bound the cost."""
 
@@ -121,7 +121,7 @@ class Sharpening:
             matrix.diagonal().add_(1)
             # Single precision resolves nothing below 2e-7 of the largest entry.
             factor, _ = cholesky(matrix, 2e-7 * float(matrix.diagonal().max()))
-            step = Solver(ITERATIONS, 1e-2, partial(cholesky_solve, factor))
+            step = Solver(SYSTEM_ITERATIONS, 1e-2, partial(cholesky_solve, factor))
             # A draw needs a tight tolerance. Its right side is mostly what the equations determine,
             # and the draw is what they leave open.
             return step, replace(step, tolerance=1e-5)
@@ -136,7 +136,7 @@ class Sharpening:
             variances=lambda residual: variances(likelihood, residual, groups),
             solvers=solvers,
             is_over=is_over,
-            draws=DRAWS,
+            draws=POSTERIOR_DRAWS,
             is_sharp=True,
         )
         start = prior.coordinates(inputs.double())
@@ -276,7 +276,7 @@ class Edges:
                 *(here, prior, 1 / (unit * variances), residual, at.point, residual_at),
                 weight=EDGE_WEIGHT / unit,
                 cost=reweighted(prior, at.point, EDGE_POWER),
-            ).posed(Solver(ITERATIONS))
+            ).posed(Solver(SYSTEM_ITERATIONS))
 
         blurs = geometric(*EDGE_BLURS, self.steps)
         end = follow(blurs, pose, start, lambda *_: budget.is_spent)

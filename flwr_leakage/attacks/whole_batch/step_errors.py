@@ -24,26 +24,26 @@ from torch import Tensor
 
 from flwr_leakage.attacks.solve.descent import Damping, Iterate, Posed, follow
 
-COARSE = (1e4, 1e3, 1e2, 10.0, 1.0)
+COARSE_STAGES = (1e4, 1e3, 1e2, 10.0, 1.0)
 """Assumed noise in successive stages, in units of the true one, in large steps."""
 
-FINE = (1e5, 3e4, 1e4, 3e3, 1e3, 3e2, 1e2, 30.0, 10.0, 3.0, 1.0)
+FINE_STAGES = (1e5, 3e4, 1e4, 3e3, 1e3, 3e2, 1e2, 30.0, 10.0, 3.0, 1.0)
 """Assumed noise in successive stages, in units of the true one, in small steps."""
 
-LATE = (30.0, 1.0)
+LATE_STAGES = (30.0, 1.0)
 """Assumed noise in successive stages, in units of the true one, from near the true one on."""
 
 Start = Literal["even", "same features", "at once", "mean", "own units"]
 """The start of a search; see :func:`_begin`."""
 
 TRIES: Sequence[tuple[Start, Sequence[float], float]] = (
-    ("at once", LATE, 1.0),
-    ("same features", LATE, 1.0),
-    ("mean", COARSE, 0.1),
-    ("at once", COARSE, 1.0),
-    ("even", COARSE, 1.0),
-    ("even", FINE, 1.0),
-    ("own units", LATE, 10.0),
+    ("at once", LATE_STAGES, 1.0),
+    ("same features", LATE_STAGES, 1.0),
+    ("mean", COARSE_STAGES, 0.1),
+    ("at once", COARSE_STAGES, 1.0),
+    ("even", COARSE_STAGES, 1.0),
+    ("even", FINE_STAGES, 1.0),
+    ("own units", LATE_STAGES, 10.0),
 )
 """Start, stages, and scale of the features' change from step to step, in units of their size, of
 successive searches. They end in different minima, and only the right one explains the sums. On 160
@@ -157,7 +157,7 @@ def _search(sums: "_Sums", layer: "_LastLayer") -> "_Mixture | None":
         order = list(range(layer.steps))
         order[step - 1 : step + 1] = step, step - 1
         begin = partial(torch.matmul, sums.basis, best.mixing[:, order])
-        found = _attempt(sums, layer, begin, LATE)
+        found = _attempt(sums, layer, begin, LATE_STAGES)
         if found is not None and found.misfit < best.misfit:
             best = found
     return best
