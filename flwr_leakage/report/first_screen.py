@@ -194,7 +194,7 @@ STATES: dict[str, str] = {
     "labels": "mark inside: labels inferred",
     "cut": "bar below: cut off by time",
 }
-"""The outcomes of an attacked update in words, worst first; the last one marks others."""
+"""The outcomes of an attacked update in words, worst first; the last two mark others."""
 
 
 def heat_map(index: Index, found: Sequence[Attempt], fate: Fates, rounds_done: int) -> Map | None:
