@@ -30,6 +30,11 @@ FAINT = 1e-5
 """Share of a token up to which it does not count in mixed values. A hundred tokens that are left
 out change a value by at most ``NEAR``."""
 
+PRIOR = 4.0
+"""Logit of a pair of weight 1 at the start of a search. Pairs of little weight then soon count no
+more, and the search for eight texts took 1,370 steps in place of 1,970
+(MiniLM, development draw)."""
+
 SITES = 4
 """Number of sites of which the two sharpest tell texts apart. Further ones cost more layers. Where
 a model averages its states, the last layers have no sharp span, as all tokens of a text have almost
@@ -230,6 +235,9 @@ class Relaxation:
     ) -> Iterator[Int[Tensor, " t"]]:
         """Yield texts as they are found, until there are ``count`` or the budget is spent."""
         parts = list(spans.attention.split(spans.inputs))
+        start = torch.zeros(spans.allowed.T.shape)
+        if weights is not None:
+            start = PRIOR * weights.float().clamp(0, 1)
         found: list[Tensor] = []
         used = torch.zeros_like(spans.allowed)
         for token, place in _anchors(spans.allowed, weights)[: self.anchors * count]:
@@ -237,7 +245,7 @@ class Relaxation:
                 return
             if used[token, place]:
                 continue
-            shares = self._shares(spans, parts, used, token, place)
+            shares = self._shares(spans, parts, start - 2.0 * used.T, token, place)
             text = self._rounded(spans, parts, shares, place)
             if text is None or any(torch.equal(text, other) for other in found):
                 continue
@@ -246,14 +254,14 @@ class Relaxation:
             yield spans.tokens[text]
 
     def _shares(
-        self, spans: Spans, parts: list[Tensor], used: Bool[Tensor, "U T"], token: int, place: int
+        self, spans: Spans, parts: list[Tensor], start: Float[Tensor, "T U"], token: int, place: int
     ) -> Float[Tensor, "T more"]:
         """Return the share of each token (and of padding, last) at each position."""
         q, k, v = (part.float() for part in parts)
         span = Span(spans.mixed.basis.float())
         padding = torch.full_like(spans.allowed[:1], spans.problem.spec.padding is not None)
         open_ = torch.cat([spans.allowed, padding]).T
-        logits = torch.cat([-2.0 * used, torch.zeros(1, used.shape[1])]).T.contiguous()
+        logits = F.pad(start, (0, 1))
         open_[place] = False
         open_[place, token] = True
         # A position that no listed token fits holds padding.
