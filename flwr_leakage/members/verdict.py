@@ -304,8 +304,6 @@ def examine(
                 f"; no record lies in it, and {names} alone ranks the records, in case that the "
                 f"client changed its records before it used them"
             )
-        if not labelled:
-            reason += f"; {UNLABELLED}"
     else:
         values, null_values, rehearsal, evidence, statistic, reason = _weigh(
             problem, flat, spans, candidates, null, used, noise_std, seed, mixed
@@ -320,6 +318,8 @@ def examine(
                 "; the client normalised by its batch (BatchNorm in train mode), so that inputs "
                 "behind such a layer are not the same alone"
             )
+    if not labelled and evidence != "none":
+        reason += f"; {UNLABELLED}"
     if evidence == "none":
         ranks = tails = torch.ones(len(candidates), dtype=torch.float64)
     else:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from scipy import stats
 
+from flwr_leakage.members.verdict import UNLABELLED
 from flwr_leakage.report.index import MAX_ROWS, Index, Table, count, number, who
 
 LEVEL = 0.01
@@ -83,6 +84,13 @@ def membership_section(index: Index) -> MembershipSection | None:
             "as far as the null records are like them. What is found without algebra may be a near "
             "copy in the place of the record, or made by somebody who saw the update."
         )
+    unlabelled = any(UNLABELLED in record.note for record in evidence.values())
+    if called and unlabelled:
+        sentences.append(
+            "The labels of the records were not known. Whoever saw an update can then make a "
+            "record that passes for a used one, also by algebra: what is found tells of a person "
+            "only where the record's origin is vouched for."
+        )
     composite = sum(each.is_composite for each in found)
     if composite:
         be = "is" if composite == 1 else "are"
@@ -104,7 +112,10 @@ def membership_section(index: Index) -> MembershipSection | None:
         f"p is the chance that a record which was not used looks as much like a used one, "
         f"corrected for all records and updates; up to {LEVEL:g} it counts as found.",
         "By algebra: what the record adds to the update is in it up to rounding, as for no null "
-        "record; only one that is the same to the network up to a factor could be taken for it.",
+        "record; only one that is the same to the network up to a factor could be taken for it."
+        if not unlabelled
+        else "By algebra: the inputs that the record gives to the layers are combinations of those "
+        "of the used records up to rounding, as no null record's are.",
         f"Of the last update: {last.note}",
     )
     truth = any(each.used is not None for each in found)

@@ -190,6 +190,31 @@ def test_too_few_null_records_for_a_rehearsal_are_told():
     assert "60 samples take 220 null records to rehearse, got 100" in found.reason
 
 
+def test_own_gradients_tell_where_samples_outnumber_units_and_nothing_is_rehearsed():
+    model, members, others, null = network(), data(0, 26), data(2, 200), data(1, 120)
+    found = membership(
+        model, trained(model, members), joined(members, others), spec=SPEC, null=null,
+        **one_step(members),
+    )  # fmt: skip
+    assert found.evidence == "statistical" and found.rehearsal is None
+    assert "product at 1e-06" in found.statistic
+    assert float(found.rank_p_values[:26].max()) < 0.01 < float(found.rank_p_values[26:].mean())
+
+
+def test_a_rehearsal_knows_that_the_client_clipped_before_it_added_noise():
+    model, members, others, null = network(), data(0, 12), data(2, 400), data(1, 600)
+    change = trained(model, members)
+    small = {k: v + 0.1 * (change.after[k] - v) for k, v in change.before.items()}
+    draws = torch.Generator().manual_seed(5)
+    noisy = {k: v + 1e-4 * torch.randn(v.shape, generator=draws) for k, v in small.items()}
+    found = membership(
+        model, ParameterChange(change.before, noisy), joined(members, others), spec=SPEC,
+        null=null, **one_step(members),
+    )  # fmt: skip
+    below = (found.p_values[:12, None] < found.p_values[12:]).double().mean()
+    assert found.rehearsal.auc == pytest.approx(float(below), abs=0.15)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -332,6 +357,16 @@ def test_a_record_without_a_gradient_is_neither_found_nor_denied(labelled):
     assert ("whoever knows the update can make" in found.reason) is not labelled
 
 
+@pytest.mark.parametrize("labelled", [True, False])
+def test_statistical_evidence_without_labels_says_that_records_can_be_made(labelled):
+    model, members, null = network(), data(0, 8), data(1, 400)
+    records, others = (members, null) if labelled else (members.inputs, null.inputs)
+    change = trained(model, members, noise=1e-4)
+    found = membership(model, change, records, spec=SPEC, null=others, **one_step(members))
+    assert found.evidence == "statistical"
+    assert ("whoever knows the update can make" in found.reason) is not labelled
+
+
 def test_labels_tell_where_the_samples_were_changed_beyond_recognition():
     """As many samples are of few classes, their records match better than others do."""
     model, null, others = network(), data(1, 600), data(2, 200)
@@ -344,6 +379,6 @@ def test_labels_tell_where_the_samples_were_changed_beyond_recognition():
         **one_step(members),
     )  # fmt: skip
     assert found.evidence == "exact" and not found.is_exact.any()
-    assert "no record lies in it" in found.reason
+    assert "no record lies in it, and gradient_cosine alone ranks" in found.reason
     ranks = found.rank_p_values
     assert ranks[:12].mean() < 0.35 < 0.4 < ranks[12:].mean()

@@ -55,11 +55,13 @@ def test_outer_products_tell_members_where_rows_do_not():
     assert found[:40].mean() > found[40:].mean() + 2 * found[40:].std()
 
 
-def test_noise_is_read_from_the_spectrum():
+def test_noise_is_read_from_the_spectrum_also_where_there_is_little_else():
     generator = torch.Generator().manual_seed(2)
     signal = torch.randn(60, 5, generator=generator) @ torch.randn(5, 200, generator=generator)
     noisy = signal + 0.03 * torch.randn(60, 200, generator=generator)
     assert noise_of_spectrum(RowSpace.of(noisy), 5) == pytest.approx(0.03, rel=0.05)
     assert RowSpace.of(noisy, 0.03).rank == 5
+    alone = RowSpace.of(torch.randn(60, 200, generator=generator))
+    assert noise_of_spectrum(alone, 30) == pytest.approx(1, rel=0.03)
     with pytest.raises(ValueError, match="rows must be below 60"):
         noise_of_spectrum(RowSpace.of(noisy), 60)

@@ -1,5 +1,8 @@
 """What the report says of records that the server tested."""
 
+import pytest
+
+from flwr_leakage.members.verdict import UNLABELLED
 from flwr_leakage.records import LeakageRecord
 from flwr_leakage.report.index import Index
 from flwr_leakage.report.membership import members_told, membership_section
@@ -29,3 +32,20 @@ def test_a_record_that_the_samples_span_counts_as_found_by_algebra_alone():
     }
     assert "1 record is spanned by what was used" in " ".join(section.sentences)
     assert members_told(index, with_link=False) == "2 of 3 tested records found used"
+
+
+@pytest.mark.parametrize("reason", ["one step", f"one step; {UNLABELLED}"])
+def test_without_labels_the_answer_says_that_a_record_may_have_been_made(reason):
+    rows = [(-1, "evidence", 2.0), (0, "corrected", 1e-9), (0, "p_value", 1e-9), (0, "exact", 1.0)]
+    index = Index(
+        [
+            LeakageRecord("r", 1, 0, sample, "membership", f"membership_{name}", value, note=reason)
+            for sample, name, value in rows
+        ]
+    )
+    section = membership_section(index)
+    assert section is not None and section.called == 1
+    told = " ".join(section.sentences)
+    assert ("also by algebra: what is found tells of a person only" in told) is (
+        UNLABELLED in reason
+    )
