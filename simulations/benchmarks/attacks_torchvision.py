@@ -1,4 +1,4 @@
-"""Attack one image through the networks that torchvision has, as ``strongest`` does by default.
+"""Attack one image through the networks that torchvision has, by ``strongest`` or one preset.
 
     python -m simulations.benchmarks.attacks_torchvision --root FOLDER --seed 100 --first 100 \
         --output FILE
@@ -54,15 +54,16 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="test image of the first draw")
     parser.add_argument("--networks", default=",".join(NETWORKS))
     parser.add_argument("--draws", type=int, default=1, help="each with weights and an image")
-    parser.add_argument("--seconds", type=float, default=120.0, help="CPU budget of an image")
+    parser.add_argument("--method", default="strongest", help="or another preset")
+    parser.add_argument("--seconds", type=float, default=120.0, help="CPU budget of strongest")
     parser.add_argument("--size", type=int, choices=(32, 64), default=64, help="pixels of a side")
     parser.add_argument("--limit", action="store_true", help="that the gradient sets, beside")
     parser.add_argument("--output", type=Path, help="JSON lines, appended")
     given = lab.start(parser)
     spec = InputSpec((3, given.size, given.size), lab.CLASSES, lab.CIFAR10.mean, lab.CIFAR10.std)
-    attack = load_preset("strongest")
-    assert isinstance(attack, Strongest)
-    attack = replace(attack, max_seconds=given.seconds)
+    attack = load_preset(given.method)
+    if isinstance(attack, Strongest):
+        attack = replace(attack, max_seconds=given.seconds)
     kept = given.output.read_text().splitlines() if given.output and given.output.exists() else []
     done = {(line["network"], line["seed"]) for line in map(json.loads, kept)}
     tiles_each = (given.size // 32) ** 2
@@ -87,7 +88,7 @@ def main() -> None:
             psnr = lab.psnr(
                 None if found.batch is None else found.batch.inputs, pixels.inputs, spec
             )
-            by = str(found.stats.get("attack", "none"))
+            by = "none" if found.batch is None else str(found.stats.get("attack", given.method))
             said = {part.name: str(part) for part in found.parts}
             limit = linearised_limit(network, spec, samples, observation) if given.limit else None
             line = {
