@@ -80,8 +80,7 @@ class Calls:
         # torch calls these hooks after a failure too
         kwargs, output = rest if len(rest) == 2 else ({}, None)
         for handle in self._own[:-1] if output is None else self._own:
-            # After a failure this hook may not be removed yet, as torch still walks through such
-            # hooks.
+            # After a failure the last hook stays, as torch still walks through such hooks.
             handle.remove()
         if self._looks:
             self._waiting = register_module_forward_pre_hook(self._begin)

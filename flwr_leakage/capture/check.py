@@ -149,7 +149,7 @@ def _personal(
 ) -> tuple[str, ...]:
     """Return the names of tensors that a client trains but sends back as received, as in pFedPara.
 
-    Where all that was trained comes back so, nothing was sent of the training, and none is.
+    If all trained tensors come back so, nothing of the training was sent, and the result is empty.
     """
     trained = [
         name

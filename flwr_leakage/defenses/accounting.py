@@ -190,7 +190,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     # At the upper end the first term of δ(ε), Φ(μ/2 − ε/μ), alone equals δ.
     highest = mu * (mu / 2 - float(ndtri(delta)))
     found = brentq(lambda e: gaussian_delta(mu, e) - delta, 0.0, highest, xtol=1e-13 * highest)
-    return min(highest, float(found) * (1 + 1e-12))  # the upper end of the bracket is safe
+    return min(highest, float(found) * (1 + 1e-12))  # rounded up, which is the safe side
 
 
 @dataclass(frozen=True)

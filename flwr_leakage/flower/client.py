@@ -128,7 +128,7 @@ class LeakageMod:
             raise ValueError(problem)
         measures = audit.scores or audit.attack is not None or audit.gate is not None
         measures = measures or audit.always_checks(session.server_round)
-        if not (measures or audit.defends):  # the server does not read these arrays
+        if not (measures or audit.defends):  # the audit does not need these arrays
             note = ClientNote(
                 session.client_id,
                 train_cpu_seconds=train_seconds,

@@ -400,7 +400,7 @@ class ObservedLegacy(LegacyHonestButCurious):
 
 
 def _finish(audit: ServerAudit, heard: Heard, folder: Path) -> None:
-    with random_states_kept():  # drawing a page may raise any error
+    with random_states_kept():  # drawing a page may use the generators
         guarded(audit, 0, heard.stop)
         guarded(audit, 0, audit.tracker.close)
         guarded(audit, 0, tell_end, folder)

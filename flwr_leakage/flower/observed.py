@@ -199,6 +199,6 @@ class Observed(HonestButCurious):
         self._guarded(server_round, tell_round, self.audit, server_round)
 
     def _finish(self) -> None:
-        with random_states_kept():  # drawing a page may raise any error
+        with random_states_kept():  # drawing a page may use the generators
             self.audit.tracker.close()
             tell_end(self.folder)
