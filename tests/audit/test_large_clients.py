@@ -108,6 +108,22 @@ def test_a_probe_shows_what_one_step_on_few_images_had_shown(tmp_path):
     assert not index.series("metric", "psnr")  # nothing of it counts as an attack
 
 
+def test_what_if_a_client_had_sent_fewer_tells_of_parts_and_of_time():
+    probe = [
+        LeakageRecord("r", 1, 2, sample, "probe", name, value)
+        for sample, name, value in (
+            (-1, "1/stopped_by_budget", 0.0), (0, "1/psnr", 11.0), (0, "1/blind_psnr", 12.0),
+            (-1, "4/stopped_by_budget", 1.0), (0, "4/psnr", 14.0), (0, "4/blind_psnr", 12.0),
+        )
+    ]  # fmt: skip
+    section = large_clients_section(Index(probe), {})
+    assert section.head == (
+        "Had a client sent one step on few of its images, 1 of 4 images could be seen in part "
+        "(what-if). The time limit ended 1 of 2 such attacks: more may show."
+    )
+    assert "would show none" in large_clients_section(Index(probe[:3]), {}).head
+
+
 def test_a_probe_is_the_step_of_sgd_on_the_first_images():
     seen, private = seen_of(0), samples(0)
     found = list(probes(GradientMap(network()), seen, Truth(private, private), (1, 4, 99)))
