@@ -231,7 +231,8 @@ def _answer(
         head = None
     if head is not None and head.weight not in problem.gradient_map.trained:
         head = None
-    # A client computes in single precision, in half the time. Differences of its parameters do not.
+    # A gradient is replayed in single precision, as the client computed it, in half the time. The
+    # change of parameters by several steps is a difference of near numbers, which needs double.
     like = problem.to(torch.float32) if problem.is_single_gradient else problem
     placed = sum(len(text) for text in found.texts)
     words = f"{named}, placed {placed} by {found.source}"
