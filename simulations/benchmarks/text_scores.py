@@ -17,7 +17,7 @@ from statistics import mean
 
 import numpy as np
 import torch
-from scipy.stats import spearmanr
+from scipy.stats import rankdata
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -62,14 +62,21 @@ def correlation(left: np.ndarray, right: np.ndarray, draws: np.random.Generator)
     """
     if len(np.unique(left)) < 2 or len(np.unique(right)) < 2:
         return "–"
-    several = []
-    for _ in range(1000):
-        chosen = draws.integers(left.shape[1], size=left.shape[1])
-        one, other = left[:, chosen].ravel(), right[:, chosen].ravel()
-        if len(np.unique(one)) > 1 and len(np.unique(other)) > 1:
-            several.append(spearmanr(one, other).statistic)
-    low, high = np.quantile(several, (0.025, 0.975))
-    return f"{spearmanr(left.ravel(), right.ravel()).statistic:.2f} ({low:.2f} to {high:.2f})"
+    chosen = draws.integers(left.shape[1], size=(1000, left.shape[1]))
+    several = _spearman(
+        *(np.moveaxis(each[:, chosen], 0, 1).reshape(1000, -1) for each in (left, right))
+    )
+    low, high = np.nanquantile(several, (0.025, 0.975))
+    (found,) = _spearman(left.reshape(1, -1), right.reshape(1, -1))
+    return f"{found:.2f} ({low:.2f} to {high:.2f})"
+
+
+def _spearman(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Return Spearman's correlation of each pair of rows, NaN where one is constant."""
+    one, other = (rankdata(each, axis=1) for each in (left, right))
+    one, other = (each - each.mean(1, keepdims=True) for each in (one, other))
+    size = np.sqrt((one**2).sum(1) * (other**2).sum(1))
+    return np.divide((one * other).sum(1), size, out=np.full(len(one), np.nan), where=size > 0)
 
 
 def features(model: TextTransformer, ids: Tensor) -> Tensor:
@@ -172,19 +179,19 @@ def main() -> None:
 def _scores(
     models: Sequence[nn.Module], batches: Sequence[Batch], given: lab.argparse.Namespace
 ) -> Rows:
-    values: dict[str, list[list[float]]] = {name: [] for name in SCORES}
-    for noise in given.noises:
-        for row in values.values():
-            row.append([])
-        for index, (model, batch) in enumerate(zip(models, batches, strict=True)):
-            found = score(
-                model, batch.inputs, batch.targets, SCORES, noise_std=noise,
-                seed=given.seed + index,
-            )  # fmt: skip
-            for name, row in values.items():
-                sign = -1 if found[name].direction == "larger is safer" else 1
-                row[-1].append(sign * float(found[name].values[0] or 0.0))
-    return {name: np.array(row) for name, row in values.items()}
+    """Return the scores at each noise: I²F is linear in it, and the others do not see it."""
+    values: dict[str, list[float]] = {name: [] for name in SCORES}
+    for index, (model, batch) in enumerate(zip(models, batches, strict=True)):
+        seed = given.seed + index
+        found = score(model, batch.inputs, batch.targets, SCORES, noise_std=1.0, seed=seed)
+        for name, row in values.items():
+            sign = -1 if found[name].direction == "larger is safer" else 1
+            row.append(sign * float(found[name].values[0] or 0.0))
+    scale = np.array(given.noises)[:, None]
+    return {
+        name: np.array(row) * (scale if name.startswith("I²F") else np.ones_like(scale))
+        for name, row in values.items()
+    }
 
 
 def _noisy(model: nn.Module, batch: Batch, noise: float, seed: int) -> Params:

@@ -109,7 +109,8 @@ def tag(
     Embeddings e (T, d) start at N(0, 1), and Adam minimises
     ``Σ_l ‖g_l(e) − g_l‖² + α w_l ‖g_l(e) − g_l‖₁`` over all parameters l but the table of
     embeddings, with weights w_l that fall linearly from 1 at the first layer, at a learning rate
-    that falls linearly to 0. The embeddings of least objective are decoded by their cosine.
+    that falls linearly to 0. The embeddings of least objective are decoded by their cosine. No
+    setting was tuned.
 
     Args:
         models: take embeddings (1, T, d), see :class:`Embedded`; alike but for their weights.
