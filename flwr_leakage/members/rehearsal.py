@@ -308,8 +308,9 @@ def _signal_size(client: Problem, flat: Problem, pool: Batch, noise_std: float) 
     It is the larger of two estimates: ``s = mean_k ⟨G, Rₖ⟩ / mean_{k≠l} ⟨Rₖ, Rₗ⟩``, which tells
     also of updates that are mostly noise, and ``s² = (‖G‖² − 2dσ²) / mean ‖Rₖ‖²``, which tells also
     where the client's labels are other than the pool's. The energy dσ² of the noise on d entries
-    counts twice, as σ is an estimate. The Rₖ have no record in common. It is at most 1: a defense
-    clips, and the first estimate is large by chance where there is hardly more than noise.
+    counts twice, as σ is an estimate. The Rₖ have no record in common. The first estimate is at
+    least its standard error, as a smaller size cannot be told from none, and 1 where the repeated
+    updates have nothing in common. The result is at most 1, as a defense clips.
     """
     given = ravel(client.gradient).double()
     total, energies = torch.zeros_like(given), []
@@ -320,7 +321,9 @@ def _signal_size(client: Problem, flat: Problem, pool: Batch, noise_std: float) 
         energies.append(float(row.square().sum()))
     count, energy = len(energies), sum(energies)
     common = (float(total @ total) - energy) / max(count - 1, 1)  # K times the mean over k ≠ l
-    along = float(given @ total) / common if common > 0 else 0.0
+    along = 1.0
+    if common > 0:
+        along = max(float(given @ total) / common, noise_std * (count / common) ** 0.5)
     beyond = float(given.square().sum()) - 2 * len(given) * noise_std**2
     return min(1.0, max(along, math.sqrt(max(beyond, 0.0) * count / energy)))
 
