@@ -325,7 +325,7 @@ def _signal_size(client: Problem, flat: Problem, pool: Batch, noise_std: float) 
     if common > 0:
         along = max(float(given @ total) / common, noise_std * (count / common) ** 0.5)
     beyond = float(given.square().sum()) - 2 * len(given) * noise_std**2
-    return min(1.0, max(along, math.sqrt(max(beyond, 0.0) * count / energy)))
+    return min(1.0, max(along, math.sqrt(max(beyond, 0.0) * count / max(energy, 1e-300))))
 
 
 def _compute_each(
