@@ -261,6 +261,7 @@ class _Run:
 
     def __post_init__(self) -> None:
         self._watch, self._misfits = Stopwatch(), list[float]()
+        self._longest = 0.0  # of the steps so far, in CPU seconds
         # A step may take one iteration for 16 unknowns with an earlier step's matrix as the
         # preconditioner. After a step that takes as many, the next one has a matrix of its own,
         # which costs as much as 700 iterations or more.
@@ -271,7 +272,9 @@ class _Run:
         """Return the next step's system, or None if the run is over."""
         equations, prior, model = self.equations, self.equations.prior, self.equations.model
         inputs = prior.inputs(at.point)
+        watch = Stopwatch()
         linear = Linearization(model.gradient, inputs)
+        product = watch.seconds  # about as long as one iteration
         self.point, self.residual = at.point, equations.likelihood.residual(linear.value)
         if self._is_over(at):
             return None
@@ -302,15 +305,19 @@ class _Run:
         posterior = Posterior(here, prior, weights, wrong, at.point, wrong_at)
         # A larger residual than 1e-4, in the norm of the preconditioner, would fill the directions
         # that the gradient hardly determines with errors.
-        return posterior.posed(Solver(self._limit, 1e-4, partial(cholesky_solve, factor)))
+        iterations = max(1, self.budget.affordable(self._limit, product))
+        return posterior.posed(Solver(iterations, 1e-4, partial(cholesky_solve, factor)))
 
     def _is_over(self, at: Iterate) -> bool:
         """Count the last step, and return whether the run ends here."""
         attack, likelihood = self.attack, self.equations.likelihood
         misfit, distance = likelihood.misfit(self.residual), likelihood.distance(self.residual)
         self._misfits.append(misfit)
+        last = 0.0
         if at.steps:
             self._factor.note(at.iterations)
+            last, self._watch = self._watch.seconds, Stopwatch()
+            self._longest = max(self._longest, last)
             self.taken += at.has_moved
             # A fall of the objective by less than 1e-3 for each unknown leaves nothing to gain.
             is_settled = at.fall < 1e-3 * self.equations.model.size and at.length in (0, 1)
@@ -328,9 +335,9 @@ class _Run:
         elif _is_stalled(self._misfits):
             self.end = "" if misfit <= FITTED_MISFIT else STALL
             return True
-        elif self.taken == 1 and allowed.left < self._watch.seconds:
-            # No second step fits into the budget, and other attacks can use the time.
-            self.end, self.is_stopped = "a few steps do not fit into the budget", True
+        elif at.steps and allowed.left < (self._longest if self._factor.is_due else last):
+            # Another step does not fit into the budget, and other attacks can use the time.
+            self.end, self.is_stopped = "another step does not fit into the budget", True
         return self.is_stopped
 
     def _matrix(self, inputs: Tensor, weights: Tensor, rows: Tensor) -> Tensor | None:
