@@ -302,7 +302,11 @@ class _Target:
         except (ValueError, RuntimeError) as error:
             return cls(None, Reconstruction(None, math.nan, error=str(error)))
         none = Reconstruction(None, math.nan, error="not attacked")
-        return cls(evidence, none, problem, seconds=watch.seconds, judging=judging.seconds)
+        target = cls(evidence, none, problem, seconds=watch.seconds, judging=judging.seconds)
+        if target.left(limit) > 0:
+            _ = evidence.told  # it is needed to judge an answer, and must fit into the budget
+            target.seconds = watch.seconds
+        return target
 
     def alone(self, job: AttackJob, index: int) -> AttackJob:
         """Return the job of this target only, observation ``index`` of a job."""
@@ -394,7 +398,7 @@ class _Target:
                 self._judge_by(told)
                 self.features_of = name
         watch = Stopwatch()
-        _ = self.evidence.told  # found once, before the first candidate is judged
+        _ = self.evidence.told  # found anew where other evidence was told
         judging = Stopwatch()
         judged = self.evidence.judge(result.batch)
         self.judging = max(self.judging, judging.seconds)

@@ -27,6 +27,11 @@ def gram_seconds(rows: Tensor) -> float:
     return watch.seconds * (len(rows) / len(block)) ** 2 / 2
 
 
+_ENTRIES = 2**27
+"""Largest number of entries of the columns that are computed at once: 1 GiB. At 11 million
+parameters 128 columns would take 11 GB. The budget is checked between such blocks only."""
+
+
 @dataclass(frozen=True)
 class Jacobian:
     """The gradients of all rounds as one function of the inputs, and its derivative.
@@ -118,7 +123,8 @@ class Jacobian:
     ) -> Tensor | None:
         found = []
         basis = torch.eye(inputs.numel(), dtype=inputs.dtype).reshape(-1, *inputs.shape)
-        for block in basis.split(128):
+        entries = sum(value.numel() for p in self.problem.rounds for value in p.gradient.values())
+        for block in basis.split(max(1, min(128, _ENTRIES // entries))):
             if budget.is_spent:
                 return None
             columns = torch.func.vmap(lambda v: torch.func.jvp(function, (inputs,), (v,))[1])(block)
