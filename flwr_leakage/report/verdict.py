@@ -277,12 +277,9 @@ def _troubles(fate: Fates, events: Sequence[RunEvent]) -> list[str]:
 
 def _determined(index: Index, found: Sequence[Attempt]) -> list[str]:
     """Return whether information or search is what failed, where ``unseen_directions`` tells."""
-    leaked = {attempt.key for attempt in found if attempt.grade in LEAKED}
-    unseen = [
-        record.value
-        for key, record in index.series("score", "unseen_directions").items()
-        if key not in leaked and record.value is not None
-    ]
+    scored = index.series("score", "unseen_directions")
+    hidden = (attempt.key for attempt in found if attempt.grade not in LEAKED)
+    unseen = values({key: scored[key] for key in hidden if key in scored})
     if not unseen:
         return []
     noun, whole = index.sample, sum(value == 0 for value in unseen)

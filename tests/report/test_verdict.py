@@ -50,6 +50,7 @@ def test_verdict_tells_a_failed_search_from_missing_information():
 
     assert details() == details(None, None, None) == []
     assert details(None, None, None, 0.0) == []  # that image came out
+    assert details(None, None, None, None, 0.0) == []  # and this one was not attacked
     (told,) = details(0.0, 0.0, 0.0, 0.0)
     assert told.startswith("Information or search: of 3 images that did not come out, the update")
     assert "determines 3 completely" in told

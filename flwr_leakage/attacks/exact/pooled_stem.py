@@ -45,8 +45,8 @@ from flwr_leakage.spectral.image_prior import ImagePrior
 
 WIDTH, FALL, COARSE = 2.0, 0.72, 13
 """τ of the first step in units of the values' deviation, its ratio from step to step, and the
-number of steps without turns. These values and those below were chosen on one development draw of
-a ResNet-18 at 64×64 pixels, and held on four more; no table."""
+number of steps without turns. These values and those below were chosen on three development draws
+of a ResNet-18 at 64×64 pixels; no table."""
 
 JOINS = 0.12
 """τ, in the same unit, from which on the gradient of the convolution takes part."""
