@@ -447,7 +447,8 @@ def _more_images(index: Index, found: Sequence[Attempt], at_risk: set[int], fate
     larger = {c for c in sizes if c not in attacked and sizes[c] > max(whose)}
     were = verb(larger, "was", "were")
     why = f", as {_briefly(larger)}, with more, {were} not attacked" if larger else ""
-    tried = " (what-ifs: see Clients of many images)" if index.names("probe") else ""
+    large = f" (what-ifs: see Clients of many {index.sample.many})"
+    tried = large if index.names("probe") else ""
     return f"{text}: how many are enough was not measured here{why}{tried}."
 
 

@@ -249,7 +249,8 @@ def clients_table(
                 str(troubles_of[client]) if client >= 0 else "–",
             )
         )
-    notes = (*_left_out(attacked, rows), *ceiling_told(rows), *([RANKED] * bool(found)))
+    by_decibels = any(attempt.psnr is not None for attempt in found)
+    notes = (*_left_out(attacked, rows), *ceiling_told(rows), *([RANKED] * by_decibels))
     return Table(tuple(columns), tuple(rows), notes, MAX_ROWS, (DOES, BECAUSE, TRAINED))
 
 
