@@ -14,6 +14,7 @@ from flwr_leakage.report.attempts import (
     Attempt,
     Fates,
     attempts,
+    beyond_chance,
     commonest_class,
     condition_told,
     ended,
@@ -142,21 +143,22 @@ def _in_short(
             Line("Whoever answers for the data decides: no run tests all (What is not covered).")
         ]
         if nothing_seen.level == "unknown":
-            lines.insert(0, "Pause the training until a new run can say: to go on is a risk that "
-                            "nobody knows.")  # fmt: skip
+            lines.insert(0, "Pause the training until a new run can say; nobody knows the risk.")
             last = [
                 Line(_go_on("Go on", "a new run", index.sample)),
                 _protection("If no run says enough"),
             ]
         if nothing_seen.level == "partly":
-            lines.insert(0, "Decide whether the server may know what was found.")
-            last = [_protection("If not")]
+            lines.insert(0, f"Decide whether the server may know {_found(index, metadata, found)}.")
+            go_on = _go_on("If it may, go on", "a new run", index.sample, is_accepted=True)
+            last = [Line(go_on), _protection("If it may not")]
         return (*map(Line, lines[: MAX_LINES - len(last)]), *last)
     stop, condition = "Decide whether such parts may be seen; if not:", "Then go on"
     if with_grade(found, LEAKED):
         stop, condition = "Stop, or leave out who is seen.", "Go on"
         if {client for _, client in fate.spared} - {client for _, client in fate.attacked}:
-            stop = "Stop. To leave out who is seen is not enough: other clients were not attacked."
+            left = f"Leaving out {_briefly(with_grade(found, LEAKED))} is not enough"
+            stop = f"Stop. {left}: other clients were not attacked."
     told = "; ".join(f"here {each.name} {_result(each)}" for each in asked[:MAX_DEFENSES])
     own = defense_of(metadata)
     defense = f"A stronger defense than {own}" if own else "A defense on each update, such as noise"
@@ -169,12 +171,11 @@ def _in_short(
     )
     is_raw = bool(ended(index, found))
     is_cut_off = is_raw or any(_is_cut_off(each, at_risk) for each in asked)
-    right, guessed = sum(values(index.series("metric", "label_accuracy"))), commonest_class(found)
     labels = ""
-    if labels_inferred(index, metadata) and guessed and right > guessed[0]:
+    if inferred := _labels_beyond_guess(index, metadata, found):
         labels = (
-            f"Decide whether labels may be known: {right:.0f} of {guessed[1]} were inferred; "
-            f"a guess has {guessed[0]}."
+            f"Decide whether labels may be known: {inferred[0]} of {inferred[1]} were inferred; "
+            f"a guess has {inferred[2]}."
         )
     return (
         *map(Line, (*lines, stop, *[labels] * bool(labels))),
@@ -184,10 +185,12 @@ def _in_short(
     )
 
 
-def _go_on(condition: str, run: str, sample: Sample) -> str:
+def _go_on(condition: str, run: str, sample: Sample, is_accepted: bool = False) -> str:
+    """Return the conditions; where it is accepted that originals are identified, that is none."""
+    chance = "" if is_accepted else " identifies none beyond chance,"
     return (
-        f"{condition} only if {run} sees no {sample.one}, not even in part, identifies none beyond "
-        f"chance, attacks all small clients, and time cuts off no attack."
+        f"{condition} only if {run} sees no {sample.one}, not even in part,{chance} attacks every "
+        f"client, and time cuts off no attack."
     )
 
 
@@ -197,14 +200,34 @@ def _time_then(index: Index, metadata: Mapping[str, Any], is_what_if: bool) -> s
     return f"{told.removesuffix('.')} ({' '.join(settings)})." if settings else told
 
 
+def _found(index: Index, metadata: Mapping[str, Any], found: Sequence[Attempt]) -> str:
+    """Return in a few words what was found where no sample is seen."""
+    ranked = [attempt for attempt in found if attempt.rank is not None]
+    first = sum(attempt.rank == 1 for attempt in ranked)
+    told = [f"{first} of {len(ranked)} originals"] * beyond_chance(found)
+    if labels := _labels_beyond_guess(index, metadata, found):
+        told.append(f"{labels[0]} of {labels[1]} labels (a guess has {labels[2]})")
+    return f"what was found{': ' * bool(told)}{', '.join(told)}"
+
+
+def _labels_beyond_guess(
+    index: Index, metadata: Mapping[str, Any], found: Sequence[Attempt]
+) -> tuple[int, int, int] | None:
+    """Return the labels inferred rightly, all, and those of a guess; ``None`` if no more."""
+    right, guessed = sum(values(index.series("metric", "label_accuracy"))), commonest_class(found)
+    if labels_inferred(index, metadata) and guessed and right > guessed[0]:
+        return round(right), guessed[1], guessed[0]
+    return None
+
+
 def _protection(otherwise: str) -> Line:
-    """Return what protects updates without the word of an attack."""
+    """Return what protects updates whatever an attack finds."""
     return Line(
-        f"{otherwise}, go on only under one of these, which rest on no attack:",
+        f"{otherwise}, go on only under one of these:",
         (
-            "Differential privacy, as by dp_sgd: its ε bounds what any attack tells.",
-            "Secure aggregation, so that the server sees sums only: what sums tell is not measured "
-            "here.",
+            "Differential privacy, as by dp_sgd: the smaller its ε, the less any attack tells.",
+            "Secure aggregation, so that the server sees sums only; test in a new run what they "
+            "tell.",
         ),
     )
 
@@ -317,8 +340,7 @@ def _what_helps(
         return Step("What helps", despite + text)
     effects = " ".join(_effect(remedy, at_risk) for remedy in asked)
     notes = [_besides(remedy, at_risk) for remedy in asked]
-    caveat = "The attack was the same as without the defense; one made for it may reach more."
-    note = " ".join(filter(None, (*notes, caveat)))
+    note = " ".join(filter(None, (*notes, _of_the_attack(metadata))))
     cut_off = [remedy for remedy in asked if _is_cut_off(remedy, at_risk)]
     if not cut_off:
         return Step("What helps", despite + effects, note=note)
@@ -334,6 +356,18 @@ def _what_helps(
         text = f"{despite}{effects} Of {names} it is not established: {why}"
     commands, fold = rerun(metadata, changes), "The command that establishes what helps"
     return Step("What helps", text, (), note, commands, fold)
+
+
+def _of_the_attack(metadata: Mapping[str, Any]) -> str:
+    """Return how the attack under a defense that was tried differs from the one without it."""
+    limit, less = time_limit(metadata), what_if_time_limit(metadata)
+    if less is not None and (limit is None or less < limit):
+        own = "no limit" if limit is None else f"{limit:g}"
+        return (
+            f"The attack had {less:g} CPU seconds for an update under a defense, and {own} without "
+            f"one. With more time, or made for the defense, it may reach more."
+        )
+    return "The attack was the same as without the defense; one made for it may reach more."
 
 
 def _is_cut_off(remedy: Remedy, at_risk: set[int]) -> bool:
@@ -408,7 +442,7 @@ def _go_on_if(
         f"somebody who answers for the data has to accept what no run tests (see What is not "
         f"covered).",
         items=(
-            "The new run attacks the smallest clients too, in early and late rounds.",
+            "The new run attacks every client, in early and late rounds.",
             f"Its time limit{seconds} ends no attack.",
             f"No {sample.one} has a grade above “nothing”.",
             condition_told(found),

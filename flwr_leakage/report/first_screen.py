@@ -18,7 +18,7 @@ from flwr_leakage.report.attempts import (
 from flwr_leakage.report.gallery import Exhibit, Gallery, Picture
 from flwr_leakage.report.grades import GRADES
 from flwr_leakage.report.index import Index, by_round, count, decibel, median, values, who
-from flwr_leakage.report.large_clients import LargeClientsSection
+from flwr_leakage.report.large_clients import LargeClientsSection, inferred_beyond_guess
 from flwr_leakage.report.membership import MembershipSection
 from flwr_leakage.report.remedies import Remedy
 from flwr_leakage.report.samples import Sample
@@ -156,7 +156,9 @@ def _result(exhibit: Exhibit, remedy: Remedy) -> str:
     for attempt in remedy.under:
         if attempt.key == exhibit.key:
             cut = ", cut off by time" if remedy.ended.get(exhibit.key[:2]) else ""
-            return f"in a trial: {attempt.grade or 'no grade'}, {decibel(attempt.psnr)} dB{cut}"
+            how = f" {attempt.decided}" * bool(attempt.decided)
+            told = f"{attempt.grade or 'no grade'}{how}, {decibel(attempt.psnr)} dB{cut}"
+            return f"in a trial: {told}"
     return "no result"
 
 
@@ -191,7 +193,7 @@ STATES: dict[str, str] = {
     **dict(zip(GRADES[:-1], GRADES[:-1], strict=True)),
     "nothing": "nothing",
     "tried": "tried, without a grade",
-    "labels": "mark inside: labels inferred",
+    "labels": "mark inside: labels inferred better than guessed",
     "cut": "bar below: cut off by time",
 }
 """The outcomes of an attacked update in words, worst first; the last two mark others."""
@@ -207,8 +209,7 @@ def heat_map(index: Index, found: Sequence[Attempt], fate: Fates, rounds_done: i
             worst_in[place] = attempt
     state |= {place: attempt.grade or "tried" for place, attempt in worst_in.items()}
     took_part = {key[:2] for key in index.series("client", "images")}
-    told_labels = index.series("labels", "expected_right").items()
-    inferred = {key[:2] for key, record in told_labels if record.value is not None}
+    inferred = inferred_beyond_guess(index)
     known = state.keys() | fate.spared.keys() | took_part | inferred
     clients = sorted({client for _, client in known})
     if not clients:

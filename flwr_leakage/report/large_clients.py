@@ -189,15 +189,12 @@ def _labels(
             rows.append((who(place[1]), str(place[0]), "–", reason, *["–"] * 4))
             continue
         counts = known[place]
-        total, classes = sum(counts.values()), len(counts)
+        total = sum(counts.values())
         held = sorted(counts.items(), key=lambda one: -one[1])
         shown = ", ".join(f"{n:.0f} of class {label}" for label, n in held[:MAX_CLASSES] if n)
         cells = ["not known here", "–", "–"]
         if truth := true.get(place):
-            others = [each for where, each in known.items() if where[0] == place[0]]
-            mean = _mean(others, total)
-            shares = [_right(counts, truth), _right(dict.fromkeys(counts, total / classes), truth)]
-            shares += [_right(mean, truth)] if len(others) > 1 else []
+            shares = _shares(known, place, truth)
             right.append((shares[0], max(shares[1:])))
             cells = [percent(share) for share in shares] + ["–"] * (3 - len(shares))
         else:
@@ -217,6 +214,33 @@ def _labels(
         f"right. The two columns on the right are guesses without the client's own update.",
     )
     return Table(columns, tuple(rows), notes, MAX_ROWS, columns[3:5]), right
+
+
+def _shares(
+    known: Mapping[tuple[int, int], Counts], place: tuple[int, int], truth: Counts
+) -> list[float]:
+    """Return the shares of labels that an inference, and one or two blind guesses, have right."""
+    counts = known[place]
+    total, classes = sum(counts.values()), len(counts)
+    others = [each for where, each in known.items() if where[0] == place[0]]
+    guesses = [dict.fromkeys(counts, total / classes)]
+    guesses += [_mean(others, total)] if len(others) > 1 else []
+    return [_right(each, truth) for each in (counts, *guesses)]
+
+
+def inferred_beyond_guess(index: Index) -> set[tuple[int, int]]:
+    """Return the rounds and clients whose labels were inferred, and not only as well as guessed.
+
+    Where the true labels are not known, an inference counts.
+    """
+    known, true = _counts(index, "inferred"), _counts(index, "true")
+    found = set()
+    for key, record in index.series("labels", "expected_right").items():
+        place = key[:2]
+        if record.value is not None:
+            own, *guesses = _shares(known, place, true[place]) if place in true else (1.0, 0.0)
+            found |= {place} if own > max(guesses) else set()
+    return found
 
 
 def _mean(several: Sequence[Counts], total: float) -> Counts:

@@ -120,7 +120,7 @@ def _training(index: Index, metadata: Mapping[str, Any], rounds_done: int) -> st
     learnt = ""
     if len(accuracy) > 1:
         first, last = (median(accuracy[r]) or 0.0 for r in (min(accuracy), max(accuracy)))
-        ends = f"{100 * first:.0f} %", f"{100 * last:.0f} %"
+        ends = f"{100 * first:.1f} %", f"{100 * last:.1f} %"
         word = "rose" if last > first else "fell"
         learnt = f"; test accuracy {word} from {ends[0]} to {ends[1]}"
         if ends[0] == ends[1]:

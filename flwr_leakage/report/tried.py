@@ -132,9 +132,13 @@ def worth(
             f"Not without a decision. No {index.sample.one} shows, yet the reconstructions point "
             f"to their originals more often than chance does: something leaks."
         )
+        answer += f" Of some attacks this says little: {told}." * bool(told)
+        shows = f"no {index.sample.one} shows"
+        if not sure:
+            shows = f"whether {index.sample.many} show this run cannot say"
         headline = (
-            f"Not without a decision: no {index.sample.one} shows, yet originals are identified "
-            f"more often than by chance."
+            f"Not without a decision: {shows}, yet originals are identified more often than by "
+            f"chance."
         )
         return Worth(answer, headline, "partly", *do, unsure)
     if members:
@@ -142,7 +146,7 @@ def worth(
         answer = f"{headline} Of the attacks: {told}." if told else headline
         return Worth(answer, headline, "partly", *do, unsure)
     if not sure:
-        but = "nothing was recovered, but " * bool(graded)
+        but = f"no {index.sample.one} was recovered, but " * bool(graded)
         answer = f"This run cannot say: {but}{told}. That is no sign of safety."
         headline = f"This run cannot say: {doubts[0].told.partition(' (')[0]}."
         return Worth(answer, headline, "unknown", *do, unsure)
@@ -233,13 +237,13 @@ def duration(seconds: float) -> str:
     """Write CPU seconds for people.
 
     Example:
-        >>> duration(42.3), duration(540), duration(9000)
-        ('42 CPU seconds', '9 CPU minutes', '2.5 CPU hours')
+        >>> duration(0.651), duration(42.3), duration(540), duration(9000)
+        ('less than 1 CPU second', '42 CPU seconds', '9 CPU minutes', '2.5 CPU hours')
     """
     for unit, name in ((3600, "hours"), (60, "minutes")):
         if seconds >= 2 * unit:
             return f"{seconds / unit:.2g} CPU {name}"
-    return count(max(round(seconds), 1), "CPU second")
+    return count(round(seconds), "CPU second") if seconds >= 1 else "less than 1 CPU second"
 
 
 def _run_strongest(metadata: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
@@ -402,6 +406,14 @@ def _left_out(
         if not setting.then:
             do = f"Mend what kept {whom} from being attacked: {why}."
         doubts.append(_Doubt((), told, do, setting.changes))
+    last = max((r for (r, _), why in fate.spared.items() if why.startswith(RESTING)), default=0)
+    if attacked and not is_kept and last > max(server_round for server_round, _ in attacked):
+        step = max(last - 1, 1)
+        way = f"set selection.every={step}"
+        if not is_simulation(metadata):
+            way = f"observe(…, selection=Selection(every={step}))"
+        told, do = f"round {last} was not attacked", f"Attack round {last} too: {way}."
+        doubts.append(_Doubt((), told, do, (f"selection.every={step}",)))
     return doubts
 
 

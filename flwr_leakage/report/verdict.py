@@ -27,6 +27,7 @@ from flwr_leakage.report.attempts import (
     tally,
     time_limit,
     unexplained_told,
+    what_if_time_limit,
     worst_by_image,
 )
 from flwr_leakage.report.grades import Grade
@@ -40,6 +41,7 @@ from flwr_leakage.report.index import (
     who,
 )
 from flwr_leakage.report.membership import members_told
+from flwr_leakage.report.remedies import remedies
 from flwr_leakage.report.replays import FAILED, replay_told, replays
 from flwr_leakage.report.samples import Sample
 from flwr_leakage.report.story import BY_FIAT, defense_told, is_defended
@@ -125,9 +127,9 @@ def not_covered(
         with_members: whether membership was tested.
     """
     labels = (
-        f"Of labels: only whether the attack on {sample.a} had its label right is told. How many a "
-        f"guess gets right, a search for labels alone, and the labels of clients that were not "
-        f"attacked are not measured."
+        f"Of labels: only whether the attack on {sample.a} had its label right is told. A "
+        f"search for labels alone, and the labels of clients that were not attacked, are not "
+        f"measured."
     )
     tested = (
         f"{sample.many}, labels and membership" if with_members else f"{sample.many} and labels"
@@ -314,7 +316,7 @@ def labels_told(index: Index, metadata: Mapping[str, Any], found: Sequence[Attem
         return ""
     guess = commonest_class(found)
     better = guess is not None and right * guess[1] > guess[0] * len(told)
-    leak = "Labels leak too" if better and inferred else "Labels"
+    leak = "Labels leak" if better and inferred else "Labels"
     source = ", from the update alone" * inferred
     if guess is not None and not better:
         source += f", no more than a blind guess at the commonest class ({guess[0]} of {guess[1]})"
@@ -363,4 +365,11 @@ def _cut_off(
     if not fate.attacked or (limit is None and not stopped):
         return ""
     attacks = count(len(fate.attacked), "attack")
-    return f"The {limit_told(limit)} cut off {len(stopped) or 'none'} of {attacks}."
+    told = f"The {limit_told(limit)} cut off {len(stopped) or 'none'} of {attacks}."
+    tried = [over for each in remedies(index, metadata) for over in each.ended.values()]
+    if any(tried):
+        told += (
+            f" Under a defense that was tried, the {limit_told(what_if_time_limit(metadata))} cut "
+            f"off {sum(tried)} of {len(tried)}."
+        )
+    return told

@@ -210,7 +210,7 @@ def test_a_leak_under_a_defense_and_without_another_one():
          "This run cannot say: nothing tells how near the reconstructions of the attacked update"),
         (
             [*image(11.0), record("check", "replay_residual", 0.5, (1, 0, -1), "not explain")],
-            "This run cannot say: nothing was recovered, but what was attacked is not what",
+            "This run cannot say: no image was recovered, but what was attacked is not what",
         ),
     ],
 )  # fmt: skip
@@ -239,11 +239,11 @@ def test_the_grades_stand_beside_the_error_rates_of_the_docs():
         assert f"| {each.grade} | {each.count} | {told} |" in text
     assert f"({TOTAL} results" in text
     assert [row[3] for row in table.rows] == [
-        "counted with “recognisable”", "98 of 100", "86 of 100", "50 of 100",
+        "counted with “recognisable”", "98 %", "86 %", "50 %",
     ]  # fmt: skip
-    told = "98 of 100 results graded “recognisable” or better, 86 of 100 “partly” and still"
+    told = "98 % of the results graded “recognisable” or better, 86 % of “partly” and still"
     assert told in SURENESS and "In a test apart from this run" in SURENESS
-    assert "100 of 100 “recognisable” or better, 90 of 100 “partly”, 50 of" in table.notes[0]
+    assert "100 % of “recognisable” or better, 90 % of “partly”, 50 % of" in table.notes[0]
     shares = [each.most for each in CALIBRATION]
     assert shares == sorted(shares, reverse=True)  # a lower grade never seems to leak more
 

@@ -143,7 +143,7 @@ def test_whoever_was_not_attacked_and_whose_labels_leak_are_not_forgotten():
     ]
     index = Index([*graded(60.0), *labels, other])
     lines = [line.text for line in advise(index, {"threat": "labels inferred"}, []).lines]
-    assert lines[0].startswith("Stop. To leave out who is seen is not enough")
+    assert lines[0].startswith("Stop. Leaving out client 0 is not enough")
     assert lines[1] == "Decide whether labels may be known: 2 of 2 were inferred; a guess has 1."
     assert len(lines) <= 5
 
@@ -165,8 +165,9 @@ def test_the_map_marks_a_client_whose_labels_were_inferred_though_no_image_was_a
     found = heat_map(index, attempts(index), fates(index), rounds_done=1)
     assert '<path class="g-labels" d="M0.3 1.3h.4v.4h-.4z"/>' in found.svg
     assert found.legend[1:] == (
-        ("labels", "mark inside: labels inferred"), ("untried", "images not attacked"),
-    )  # fmt: skip
+        ("labels", "mark inside: labels inferred better than guessed"),
+        ("untried", "images not attacked"),
+    )
 
 
 @pytest.mark.parametrize("kind", ["cut off", "refused", "without truth", "not attacked", "nothing"])
@@ -178,7 +179,7 @@ def test_a_page_that_cannot_say_tells_when_training_may_go_on_and_what_protects(
     assert "Differential privacy" in protect.items[0]
     assert "Secure aggregation" in protect.items[1]
     identified = advise(Index(KINDS["identified"]), {}, []).lines[-1]
-    assert identified.text.startswith("If not, go on only under")
+    assert identified.text.startswith("If it may not, go on only under")
     [step] = [step for step in advice.steps if step.term == "Go on only if"]
     assert "changes above" not in step.text and "ends no attack" in step.items[1]
 

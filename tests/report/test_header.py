@@ -31,7 +31,7 @@ def test_the_story_is_told_in_sentences():
     told = sentences(index, metadata, fates(index), 1)
     assert told == [
         "2 clients with 1 to 300 images trained a small convolutional network (LeNet) on digits "
-        "for 1 round; test accuracy rose from 10 % to 90 %. No defense was used.",
+        "for 1 round; test accuracy rose from 10.0 % to 90.0 %. No defense was used.",
         "What a client does in a round: client 0: 1 image, 1 step; client 1: 300 images, 30 steps.",
         "The server kept to the protocol and attacked what it received (“honest but curious”) "
         "with the attack “best”: the updates of client 0 in round 1.",

@@ -22,7 +22,7 @@ def test_the_whole_page(run_folder):
         "6 recognisable, 4 nothing, 2 without result.",
         "recognisable 6 5 dB nearer to the original than the blind guess, or SSIM 0.5 "
         "above it; or 10 dB nearer once each has the brightness and contrast that suit the "
-        "original best 98 of 100",
+        "original best 98 %",
         "recognisable or exact 243 88 % 96 % 98 % 0 %",
         "May training go on? Not as it is: the server can see private images, from clients 1 and",
         "Not as it is. What clients 1 and 2 send lets the server see",
@@ -63,7 +63,7 @@ def test_the_first_screen_is_the_answer_four_numbers_and_a_map(run_folder):
         "What to do Stop, or leave out who is seen. Test one of these changes in a new run: A",
     ):
         assert words in seen, words
-    for below in ("Replay check", "it was given", "Attack could not be applied", "98 of 100"):
+    for below in ("Replay check", "it was given", "Attack could not be applied", "98 %"):
         assert below not in seen and below in page.text
 
 

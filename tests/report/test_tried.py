@@ -136,7 +136,7 @@ def test_a_weak_attack_that_found_nothing_cannot_say(tiny_data, monkeypatch):
     overrides = ("attack=idlg", "attack.optimizer.iterations=1", "seed=3", *batch)
     verdict, answer, steps, _ = simulated(monkeypatch, tiny_data, *overrides)
     because = (
-        "nothing was recovered, but only the attack “idlg” was tried, and a stronger one applies"
+        "no image was recovered, but only the attack “idlg” was tried, and a stronger one applies"
     )
     assert answer == f"This run cannot say: {because}. That is no sign of safety."
     assert verdict.level == "unknown" and verdict.sentence.startswith(answer)
@@ -160,13 +160,13 @@ def test_attacks_that_were_all_cut_off_cannot_say(tmp_path):
     data = audited(tmp_path, "stopped", "stopped")
     verdict, answer, steps, head = told(data)
     assert answer == (
-        "This run cannot say: nothing was recovered, but the time limit ended the attack on all 2 "
+        "This run cannot say: no image was recovered, but the time limit ended the attack on all 2 "
         "attacked updates. That is no sign of safety."
     )
     assert verdict.level == "unknown" and "The time limit cut off 2 of 2 attacks." in head
     assert steps["Do"].text == (
         "Give the attack more time: observe(…, max_seconds=10, max_round_seconds=None). Such a run "
-        "attacks for up to 20 CPU seconds (here 2 attacks took 1 CPU second)."
+        "attacks for up to 20 CPU seconds (here 2 attacks took less than 1 CPU second)."
     )
     config = {
         "choices": {"attack": "strongest"}, "seed": 1,
@@ -334,7 +334,7 @@ def test_an_answer_far_from_the_update_does_not_explain_it(tmp_path):
     data = audited(tmp_path / "far", "found", "found", distance=0.9995)
     verdict, answer, steps, _ = told(data)
     assert answer == (
-        "This run cannot say: nothing was recovered, but the attack’s answer does not explain all "
+        "This run cannot say: no image was recovered, but the attack’s answer does not explain all "
         "2 attacked updates. That is no sign of safety."
     )
     assert verdict.head[0].startswith(

@@ -79,7 +79,7 @@ def test_verdict_says_where_labels_were_wrong():
     told = "Labels: the attack got the label right in 1 of 2 attempts. With a wrong label"
     assert any(text.startswith(told) for text in details(1.0, 0.0))
     assert not any("Labels" in text for text in details(1.0, 1.0, threat="labels known"))
-    told = "Labels leak too: the attack got the label right in 2 of 2 attempts, from the update"
+    told = "Labels leak: the attack got the label right in 2 of 2 attempts, from the update"
     better = details(1.0, 1.0, threat="labels inferred", classes=("cat", "dog"))
     assert any(text.startswith(told) for text in better)
     alike = details(1.0, 0.0, threat="labels inferred", classes=("cat", "dog"))
