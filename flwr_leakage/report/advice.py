@@ -143,7 +143,10 @@ def _in_short(
             Line("Whoever answers for the data decides: no run tests all (What is not covered).")
         ]
         if nothing_seen.level == "unknown":
-            lines.insert(0, "Pause the training until a new run can say; nobody knows the risk.")
+            lines[:0] = [
+                "Pause the training until a new run can say; nobody knows the risk.",
+                *_labels_line(index, metadata, found),
+            ]
             last = [
                 Line(_go_on("Go on", "a new run", index.sample)),
                 _protection("If no run says enough"),
@@ -171,14 +174,8 @@ def _in_short(
     )
     is_raw = bool(ended(index, found))
     is_cut_off = is_raw or any(_is_cut_off(each, at_risk) for each in asked)
-    labels = ""
-    if inferred := _labels_beyond_guess(index, metadata, found):
-        labels = (
-            f"Decide whether labels may be known: {inferred[0]} of {inferred[1]} were inferred; "
-            f"a guess has {inferred[2]}."
-        )
     return (
-        *map(Line, (*lines, stop, *[labels] * bool(labels))),
+        *map(Line, (*lines, stop, *_labels_line(index, metadata, found))),
         Line("Test one of these changes in a new run:", changes),
         *([Line(_time_then(index, metadata, not is_raw))] if is_cut_off else []),
         Line(_go_on(condition, "the new run", index.sample)),
@@ -204,7 +201,7 @@ def _found(index: Index, metadata: Mapping[str, Any], found: Sequence[Attempt]) 
     """Return in a few words what was found where no sample is seen."""
     ranked = [attempt for attempt in found if attempt.rank is not None]
     first = sum(attempt.rank == 1 for attempt in ranked)
-    told = [f"{first} of {len(ranked)} originals"] * beyond_chance(found)
+    told = [f"{first} of {len(ranked)} originals identified"] * beyond_chance(found)
     if labels := _labels_beyond_guess(index, metadata, found):
         told.append(f"{labels[0]} of {labels[1]} labels (a guess has {labels[2]})")
     return f"what was found{': ' * bool(told)}{', '.join(told)}"
@@ -218,6 +215,14 @@ def _labels_beyond_guess(
     if labels_inferred(index, metadata) and guessed and right > guessed[0]:
         return round(right), guessed[1], guessed[0]
     return None
+
+
+def _labels_line(index: Index, metadata: Mapping[str, Any], found: Sequence[Attempt]) -> list[str]:
+    if inferred := _labels_beyond_guess(index, metadata, found):
+        right, whole, guess = inferred
+        told = f"{right} of {whole} were inferred; a guess has {guess}."
+        return [f"Decide whether labels may be known: {told}"]
+    return []
 
 
 def _protection(otherwise: str) -> Line:

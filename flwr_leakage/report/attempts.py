@@ -353,11 +353,14 @@ def ended_by_time(
     if not stopped:
         return ()
     updates = count(len(fate.attacked), "update")
+    several_rounds = len({server_round for server_round, _ in fate.attacked}) > 1
+    later = several_rounds * (
+        " That less is found in later rounds is no sign of safety where the limit ended the attack."
+    )
     return (
         f"The {limit_told(limit)} ended the attack on {len(stopped)} of {updates} "
         f"({where(stopped)}): more time may find more, and what was found there depends on the "
-        f"speed of the machine. That less is found in later rounds is no sign of safety where the "
-        f"limit ended the attack.",
+        f"speed of the machine.{later}",
     )
 
 
@@ -395,9 +398,9 @@ def unexplained_told(
     return (
         f"On {len(places)} of {count(len(fate.attacked), 'attacked update')} no {index.sample.one} "
         f"is seen, not even in part, and the attack’s answer does not explain the update "
-        f"({where(places)}): the update that this answer would cause misses up to "
-        f"{max(places.values()):.2%} of its squared size, and no answer at all 100 %. {why}. That "
-        f"nothing is seen there is no sign of safety.",
+        f"({where(places)}): the update that this answer would cause differs from what was sent by "
+        f"up to {100 * max(places.values()):.1f} % of its squared size, an empty answer by 100 %. "
+        f"{why}. That nothing is seen there is no sign of safety.",
     )
 
 

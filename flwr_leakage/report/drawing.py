@@ -241,15 +241,16 @@ def _legend(panels: Sequence[Panel]) -> list[Line2D]:
 
     dots = [dot for panel in panels for each in panel.dots.values() for dot in each]
     grades = {dot.grade for dot in dots}
+    filled = {dot.grade for dot in dots if not (dot.ended and dot.grade)}
     found = [
-        line(f"graded {grade}" if grade else "without a grade", color=colour,
-             marker=marker, ms=size**0.5, lw=0)
+        line(f"graded {grade}" if grade else "without a grade", mec=colour,
+             mfc=colour if grade in filled else "none", marker=marker, ms=size**0.5, lw=0)
         for grade, (colour, marker, size) in _DOTS.items() if grade in grades
     ]  # fmt: skip
     medians = any(rounds for panel in panels for rounds in panel.ended.values())
     if medians or any(dot.ended and dot.grade for dot in dots):
-        found.append(line("hollow: cut off by time", mec=LEAK, mfc="none", marker="o", ms=5, lw=0))
-    if panels:
+        found.append(line("hollow: cut off by time", mec=MUTED, mfc="none", marker="o", ms=5, lw=0))
+    if any(len(panel.dots) > 1 for panel in panels):
         found.append(line("median", color=LEAK, lw=1.4))
     names = list(dict.fromkeys(name for panel in panels for name in panel.under))
     for style, marker, name in zip(_DASHES, "svP", names, strict=False):

@@ -128,14 +128,14 @@ def worth(
     told = "; ".join(doubt.told for doubt in doubts)
     do = _all([*kept, *doubts, *left_out], metadata)
     if beyond_chance(found):
-        answer = (
-            f"Not without a decision. No {index.sample.one} shows, yet the reconstructions point "
-            f"to their originals more often than chance does: something leaks."
-        )
-        answer += f" Of some attacks this says little: {told}." * bool(told)
         shows = f"no {index.sample.one} shows"
         if not sure:
             shows = f"whether {index.sample.many} show this run cannot say"
+        answer = (
+            f"Not without a decision. {shows[0].upper()}{shows[1:]}{f': {told}' * bool(told)}. Yet "
+            f"the reconstructions point to their originals more often than chance does: something "
+            f"leaks."
+        )
         headline = (
             f"Not without a decision: {shows}, yet originals are identified more often than by "
             f"chance."

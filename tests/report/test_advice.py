@@ -199,7 +199,7 @@ def test_a_leak_under_a_defense_and_without_another_one():
         (image(11.0), "This run found no reason to stop, and gives no clearance"),
         (
             [r for i in range(3) for r in image(11.0, (1, 0, i), rank=1.0)],
-            "Not without a decision. No image shows, yet",
+            "Not without a decision. No image shows. Yet",
         ),
         ([record("client", "not_attacked", 3.0, (1, 0, -1), "no attack is configured")],
          "This run cannot say: no update was attacked. Client 0 was not attacked: no attack is"),

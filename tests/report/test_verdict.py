@@ -286,9 +286,7 @@ def test_an_update_is_not_explained_where_nothing_is_seen_and_noise_may_be_why()
     )  # fmt: skip
     found, same = attempts(index), {(1, 0), (1, 1)}
     [told] = unexplained_told(index, fates(index), found, same, False)
-    assert (
-        told.startswith("On 1 of 2 attacked updates no image") and "misses up to 80.00% of" in told
-    )
+    assert told.startswith("On 1 of 2 attacked updates no image") and "up to 80.0 % of" in told
     assert "(client 1 in round 1)" in told and "noise" not in told
     [told] = unexplained_told(index, fates(index), found, same, True)
     assert "as by noise, may be why, or the attack did not come so far" in told
