@@ -27,8 +27,9 @@ class AttackJob:
         restarts: the number 0, 1, … of each observation's restart; empty if all are 0.
         max_seconds: CPU seconds that an attack may take for each observation; ``None`` for no
             limit. At the limit the attack returns its best result, and sets ``stats["stopped"]``.
-        posed: the problems of all observations if these were posed before, as posing them again
-            costs seconds where a network is large; else empty.
+        posed: the problems that :func:`flwr_leakage.attacks.problem.pose` made of all observations,
+            if they were posed before, as posing them again costs seconds where a network is large;
+            else empty.
 
     Raises:
         ValueError: the seed is negative, there is not one restart number or posed problem for each

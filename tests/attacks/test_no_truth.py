@@ -70,6 +70,7 @@ def test_an_attack_takes_nothing_but_what_a_server_sees(name):
     assert parameters == ["self", "job", "progress"]
     assert [field.name for field in fields(AttackJob)] == [
         "gradient_map", "spec", "observations", "threat", "seed", "restarts", "max_seconds",
+        "posed",  # what `pose` makes of the four above
     ]  # fmt: skip
 
 

@@ -366,7 +366,7 @@ def test_a_start_is_read_from_features_that_tell_the_input_linearly():
     ("name", "value", "message"),
     [
         ("rounds", 0, "rounds must be at least 1, got 0"),
-        ("iterations", 0.5, "iterations must be at least 1, got 0.5"),
+        ("iterations", 0, "iterations must be at least 1, got 0"),
     ],
 )
 def test_settings_out_of_range_are_refused(name, value, message):
