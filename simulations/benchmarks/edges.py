@@ -401,30 +401,22 @@ def table(figure: Figure, rows: Sequence[dict[str, Any]]) -> str:
 
 
 def draw_panel(axes: Axes, figure: Figure, panel: str, rows: Sequence[dict[str, Any]]) -> None:
-    """Draw the curves of one quantity, with intervals."""
+    """Draw the curves of one quantity with shaded intervals; its values stand at equal steps."""
     curves = [curve for curve in figure.curves if curve.panel == panel]
+    values = sorted({value for curve in curves for value in curve.points})
     for number, curve in enumerate(curves):
         points = list(points_of(curve, rows))
-        if not points:
-            continue
-        values = [value for value, _ in points]
+        places = [values.index(value) for value, _ in points]
         found = [share(outcomes, "found") for _, outcomes in points]
         ends = [interval(s, len(o)) for s, (_, o) in zip(found, points, strict=True)]
-        bars = [[s - low for s, (low, _) in zip(found, ends, strict=True)],
-                [high - s for s, (_, high) in zip(found, ends, strict=True)]]  # fmt: skip
         color = f"C{number}"
-        axes.errorbar(
-            values, found, yerr=bars, fmt="o-", markersize=3, capsize=2, linewidth=1.4,
-            color=color, label=curve.name,
-        )  # fmt: skip
-        axes.plot(values, [share(o, "best") for _, o in points], "--", color=color, linewidth=1)
+        axes.plot(places, found, "o-", color=color, markersize=3, label=curve.name)
+        axes.fill_between(places, *zip(*ends, strict=True), color=color, alpha=0.12, linewidth=0)
+        best = [share(outcomes, "best") for _, outcomes in points]
+        axes.plot(places, best, "--", color=color, linewidth=1)
     axes.axhline(0.5, color="grey", linewidth=0.8)
-    if "pruned" in panel:
-        axes.set_xlabel(panel)
-    else:
-        smallest = min(value for curve in curves for value in curve.points)
-        axes.set_xscale("log" if smallest > 0 else "linear")
-        axes.set_xlabel(panel)
+    axes.set_xticks(range(len(values)), [f"{value:g}" for value in values])
+    axes.set_xlabel(panel)
     axes.set_ylim(-0.03, 1.03)
     axes.set_ylabel(f"share {figure.found} (dashed: {figure.best})", fontsize=8)
     axes.legend(fontsize=7, loc="lower left")
@@ -436,7 +428,8 @@ def picture(figure: Figure, rows: Sequence[dict[str, Any]], path: Path) -> None:
     lines = -(-len(panels) // 2)
     drawn, axes = plt.subplots(lines, 2, figsize=(11, 3.6 * lines), squeeze=False)
     for place, panel in zip(axes.flat, panels, strict=False):
-        draw_panel(place, figure, panel, rows)
+        if any(row["panel"] == panel for row in rows):
+            draw_panel(place, figure, panel, rows)
     for place in axes.flat[len(panels) :]:
         place.set_visible(False)
     drawn.tight_layout()
