@@ -29,7 +29,7 @@ from flwr_leakage.report.index import Index, count, label, values
 from flwr_leakage.report.membership import UNTESTED, Share, membership_section
 from flwr_leakage.report.nodes import NODES
 from flwr_leakage.report.page import as_shown, rounds_of, unfinished
-from flwr_leakage.report.remedies import remedies
+from flwr_leakage.report.remedies import attack_told, remedies
 from flwr_leakage.report.replays import replay_told, replays
 from flwr_leakage.report.story import is_defended, sentences
 from flwr_leakage.report.verdict import judge, labels_told, not_covered
@@ -193,10 +193,16 @@ def _sentences(data: RunData) -> list[tuple[str, str, str, Chosen | None]]:
     ]
     for event in (event for event in data.events if event.message.startswith(NODES)):
         add("What was tested", event.message, _of("client", names="^images$"))
-    given = "It is not known what the attacker was given."
+    answers = index.series("attack", "objective").values()
+    # A note of an attack's answer begins with what the attacker was given.
+    noted = "; ".join(sorted({note for a in answers if (note := a.note.partition(";")[0])}))
     if threat := metadata.get("threat"):
-        given = f"What the attacker was given: {threat}."
-    add("What the attacker knew", given, None, METADATA_FILE)
+        add("What the attacker knew", f"It was given: {threat}.", None, METADATA_FILE)
+    elif noted:
+        add("What the attacker knew", f"It was given: {noted}.", _of("attack", names="^objective$"))
+    else:
+        unknown = "It is not known what the attacker was given."
+        add("What the attacker knew", unknown, None, METADATA_FILE)
     noun = index.sample.many
     add(noun.capitalize(), verdict.sentence, grades)
     if each := worst_by_image(found):
@@ -218,11 +224,13 @@ def _sentences(data: RunData) -> list[tuple[str, str, str, Chosen | None]]:
         text = (
             f"{_capital(remedy.name)}{remedy.setting}, on copies of the updates and not in "
             f"training: {count(len(remedy.under), 'attempt')} had {before} without it, and {under} "
-            f"with it. The attack was the same; one made for the defense may reach more."
+            f"with it. {attack_told(metadata)}"
         )
         add("Defenses", text, _of("what_if", names=f"^{re.escape(remedy.name)}/"))
-    defense = str(metadata.get("defense") or "not known")
-    add("Defenses", f"The run trained with this defense: {defense}.", None, METADATA_FILE)
+    own = "Which defense the clients trained with, the record of this run does not say."
+    if defense := metadata.get("defense"):
+        own = f"The run trained with this defense: {defense}."
+    add("Defenses", own, None, METADATA_FILE)
     for name in (name for name in index.names("utility") if name.startswith("dp_epsilon")):
         spent = max(values(index.series("utility", name)), default=0.0)
         text = f"The defense guarantees {label(name)} = {spent:.4g} after the last round."

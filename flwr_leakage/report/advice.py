@@ -33,7 +33,7 @@ from flwr_leakage.report.attempts import (
 )
 from flwr_leakage.report.commands import rerun
 from flwr_leakage.report.index import Index, Step, count, several, values
-from flwr_leakage.report.remedies import Remedy, told_of_time, what_it_costs
+from flwr_leakage.report.remedies import Remedy, attack_told, told_of_time, what_it_costs
 from flwr_leakage.report.replays import replays
 from flwr_leakage.report.samples import Sample
 from flwr_leakage.report.story import defense_of
@@ -345,7 +345,7 @@ def _what_helps(
         return Step("What helps", despite + text)
     effects = " ".join(_effect(remedy, at_risk) for remedy in asked)
     notes = [_besides(remedy, at_risk) for remedy in asked]
-    note = " ".join(filter(None, (*notes, _of_the_attack(metadata))))
+    note = " ".join(filter(None, (*notes, attack_told(metadata))))
     cut_off = [remedy for remedy in asked if _is_cut_off(remedy, at_risk)]
     if not cut_off:
         return Step("What helps", despite + effects, note=note)
@@ -361,18 +361,6 @@ def _what_helps(
         text = f"{despite}{effects} Of {names} it is not established: {why}"
     commands, fold = rerun(metadata, changes), "The command that establishes what helps"
     return Step("What helps", text, (), note, commands, fold)
-
-
-def _of_the_attack(metadata: Mapping[str, Any]) -> str:
-    """Return how the attack under a defense that was tried differs from the one without it."""
-    limit, less = time_limit(metadata), what_if_time_limit(metadata)
-    if less is not None and (limit is None or less < limit):
-        own = "no limit" if limit is None else f"{limit:g}"
-        return (
-            f"The attack had {less:g} CPU seconds for an update under a defense, and {own} without "
-            f"one. With more time, or made for the defense, it may reach more."
-        )
-    return "The attack was the same as without the defense; one made for it may reach more."
 
 
 def _is_cut_off(remedy: Remedy, at_risk: set[int]) -> bool:

@@ -14,7 +14,9 @@ from flwr_leakage.report.attempts import (
     grouped_by_client,
     most_at_risk_first,
     tally,
+    time_limit,
     what_if_names,
+    what_if_time_limit,
 )
 from flwr_leakage.report.commands import are_plain, is_simulation, overrides, words_of
 from flwr_leakage.report.index import (
@@ -104,6 +106,18 @@ def told_of_time(ended: Mapping[tuple[int, int], bool]) -> str:
         f" The time limit ended the attack on {stopped} of {count(len(ended), 'defended update')}: "
         f"with more time more may show."
     )
+
+
+def attack_told(metadata: Mapping[str, Any]) -> str:
+    """Return how the attack under a defense that was tried differs from the one without it."""
+    limit, less = time_limit(metadata), what_if_time_limit(metadata)
+    if less is not None and (limit is None or less < limit):
+        own = "no limit" if limit is None else f"{limit:g}"
+        return (
+            f"The attack had {less:g} CPU seconds for an update under a defense, and {own} without "
+            f"one. With more time, or made for the defense, it may reach more."
+        )
+    return "The attack was the same as without the defense; one made for it may reach more."
 
 
 def remedies_table(asked: Sequence[Remedy]) -> Table:

@@ -90,9 +90,11 @@ def worth(
     left_out = _left_out(fate, attacked, metadata, bool(kept))
     members = members_told(index, with_link=False)
     if not attacked:
-        nothing = [
-            _Doubt((), "no attack was run, or none has ended yet", *_run_strongest(metadata))
-        ]
+        why = "no attack was run, or none has ended yet"
+        nothing = [_Doubt((), why, *_run_strongest(metadata))]
+        if not is_simulation(metadata):
+            do = "The attacks of a round are recorded once all of them have ended."
+            nothing = [_Doubt((), why, f"{do} Let one round end, or lower max_seconds=.")]
         doubts = [*kept, *left_out] or _broken(events) or nothing
         told = " ".join(f"{doubt.told[0].upper()}{doubt.told[1:]}." for doubt in doubts)
         answer = f"This run cannot say: no update was attacked. {told} That is no sign of safety."

@@ -18,7 +18,7 @@ from flwr_leakage.evidence import (
 )
 from flwr_leakage.records import LeakageRecord
 from flwr_leakage.tracking import JsonlTracker, read_run, write_metadata
-from flwr_leakage.tracking.jsonl import RECORDS_FILE
+from flwr_leakage.tracking.jsonl import METADATA_FILE, RECORDS_FILE
 
 
 def changed(folder, before, after):
@@ -47,6 +47,15 @@ def test_each_sentence_has_its_records_and_each_record_its_id(run_folder):
     assert records_by_id(run_folder, [one]) == [by_id[one]]
     with pytest.raises(ValueError, match="has none of"):
         records_by_id(run_folder, ["3fa2c4d1b0e9"])
+
+
+def test_an_app_of_ones_own_tells_what_the_attacker_was_given(run_folder):
+    (run_folder / METADATA_FILE).unlink()
+    [told] = [e for e in make_evidence(run_folder).statements if e.part == "What the attacker knew"]
+    notes = {r.note for r in read_run(run_folder).records if r.name == "objective"}
+    expected = {note.partition(";")[0] for note in notes} - {""}
+    assert expected and told.source == "records" and told.records
+    assert all(words in told.text for words in expected)
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from flwr_leakage.tracking.lines import LINES, VERSION, schema
 IMAGES = "`client`/`images` is what a sample is: `image`, `text` or `row`."
 HEAD = f"""# Records
 
-A run folder holds `run.json`, `records.jsonl` and `images/`. Every number, event, image and text
-is a line of `records.jsonl`, a JSON object. Its `type` names what it is, and its `version` the
-format of the line, which is {VERSION} now. This page is made of the package's own types, and a test
-compares them.
+A run folder holds `records.jsonl`, `images/` and, if the command or a config ran it, `run.json`; an
+app of your own has none. Every number, event, image and text is a line of `records.jsonl`, a JSON
+object. Its `type` names what it is, and its `version` the format of the line, which is {VERSION}
+now. This page is made of the package's own types, and a test compares them.
 
 ```python
 from flwr_leakage.tracking import read_run
