@@ -274,7 +274,7 @@ def score(
 
 @dataclass(frozen=True)
 class Drawn:
-    """What the attack makes of one batch.
+    """The result of the attack on the update of one batch.
 
     Attributes:
         exact: samples found exactly.

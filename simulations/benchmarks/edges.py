@@ -43,7 +43,7 @@ from simulations.benchmarks.attacks_second_order import observe
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one draw.
+    """The result of one draw: shares found, wrong calls, CPU seconds.
 
     Attributes:
         found: the share that was found: the solid line.
@@ -60,7 +60,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Draw:
-    """What a point of a curve is measured with.
+    """The setting of one measurement: a point of a curve and a seed.
 
     Attributes:
         value: of the quantity that the curve follows.

@@ -23,7 +23,7 @@ SURPLUS = 4
 
 @dataclass(frozen=True)
 class Limit:
-    """What the linearised gradient tells of an image of N unknowns.
+    """The limit that the linearised gradient sets on an image of N unknowns.
 
     Attributes:
         unknowns: N.

@@ -211,7 +211,7 @@ def _sent(gradient: Tensor, case: Case) -> Tensor:
 
 @dataclass(frozen=True)
 class Drawn:
-    """What the attack makes of one update.
+    """The result of the attack on the update of one draw.
 
     Attributes:
         exact: 1.0 for each text that is exact, else 0.
