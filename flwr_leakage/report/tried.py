@@ -93,8 +93,8 @@ def worth(
         why = "no attack was run, or none has ended yet"
         nothing = [_Doubt((), why, *_run_strongest(metadata))]
         if not is_simulation(metadata):
-            do = "The attacks of a round are recorded once all of them have ended."
-            nothing = [_Doubt((), why, f"{do} Let one round end, or lower max_seconds=.")]
+            wait = "The attacks of a round are recorded once all of them have ended."
+            nothing = [_Doubt((), why, f"{wait} Let one round end, or lower max_seconds=.")]
         doubts = [*kept, *left_out] or _broken(events) or nothing
         told = " ".join(f"{doubt.told[0].upper()}{doubt.told[1:]}." for doubt in doubts)
         answer = f"This run cannot say: no update was attacked. {told} That is no sign of safety."
