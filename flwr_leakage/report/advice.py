@@ -23,6 +23,7 @@ from flwr_leakage.report.attempts import (
     grouped_by_client,
     identifying_told,
     labels_inferred,
+    labels_right,
     limit_told,
     most_at_risk_first,
     seen_of,
@@ -32,7 +33,7 @@ from flwr_leakage.report.attempts import (
     worst_by_image,
 )
 from flwr_leakage.report.commands import rerun
-from flwr_leakage.report.index import Index, Step, count, several, values
+from flwr_leakage.report.index import Index, Step, count, several
 from flwr_leakage.report.remedies import Remedy, attack_told, told_of_time, what_it_costs
 from flwr_leakage.report.replays import replays
 from flwr_leakage.report.samples import Sample
@@ -211,9 +212,9 @@ def _labels_beyond_guess(
     index: Index, metadata: Mapping[str, Any], found: Sequence[Attempt]
 ) -> tuple[int, int, int] | None:
     """Return the labels inferred rightly, all, and those of a guess; ``None`` if no more."""
-    right, guessed = sum(values(index.series("metric", "label_accuracy"))), commonest_class(found)
-    if labels_inferred(index, metadata) and guessed and right > guessed[0]:
-        return round(right), guessed[1], guessed[0]
+    told, guessed = labels_right(index, found), commonest_class(found)
+    if labels_inferred(index, metadata) and told and guessed and told[0] > guessed[0]:
+        return (*told, guessed[0])
     return None
 
 

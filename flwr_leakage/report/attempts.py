@@ -9,7 +9,16 @@ from typing import Any
 from scipy.stats import binom
 
 from flwr_leakage.report.grades import GRADES, Grade, decided_by, grade, text_grade
-from flwr_leakage.report.index import Index, Key, count, grouped, median, section, several
+from flwr_leakage.report.index import (
+    Index,
+    Key,
+    count,
+    grouped,
+    median,
+    section,
+    several,
+    values,
+)
 from flwr_leakage.report.samples import IMAGE, Sample
 
 
@@ -440,6 +449,17 @@ def commonest_class(found: Sequence[Attempt]) -> tuple[int, int] | None:
     """
     classes = Counter(attempt.label for attempt in found if attempt.label)
     return (max(classes.values()), classes.total()) if classes else None
+
+
+def labels_right(index: Index, found: Sequence[Attempt]) -> tuple[int, int] | None:
+    """Return how many labels the attack had right, and of how many attempts on a known class.
+
+    An attempt without an answer counts as wrong, as it does for :func:`commonest_class`. ``None``
+    where no label was compared with the true one.
+    """
+    told = values(index.series("metric", "label_accuracy"))
+    guessed = commonest_class(found)
+    return (round(sum(told)), max(len(told), guessed[1] if guessed else 0)) if told else None
 
 
 def by_chance(found: Sequence[Attempt]) -> int | None:

@@ -13,11 +13,12 @@ from flwr_leakage.report.attempts import (
     commonest_class,
     ended,
     labels_inferred,
+    labels_right,
     worst_by_image,
 )
 from flwr_leakage.report.gallery import Exhibit, Gallery, Picture
 from flwr_leakage.report.grades import GRADES
-from flwr_leakage.report.index import Index, by_round, count, decibel, median, values, who
+from flwr_leakage.report.index import Index, by_round, count, decibel, median, who
 from flwr_leakage.report.large_clients import LargeClientsSection, inferred_beyond_guess
 from flwr_leakage.report.membership import MembershipSection
 from flwr_leakage.report.remedies import Remedy
@@ -77,12 +78,12 @@ def _labels(
     large: LargeClientsSection | None,
 ) -> Tile:
     """Return how many labels were right; the blind guess always names the commonest class."""
-    told = values(index.series("metric", "label_accuracy"))
+    told = labels_right(index, found)
     if told and labels_inferred(index, metadata):
         guess = "blind guess not known"
         if most := commonest_class(found):
             guess = f"in all attempts; a guess, the commonest class: {most[0]:,}"
-        return Tile("labels inferred", f"{round(sum(told)):,} of {len(told):,}", guess)
+        return Tile("labels inferred", f"{told[0]:,} of {told[1]:,}", guess)
     if large and large.right is not None:
         return Tile("labels inferred", large.right, f"blind guess: {large.blind}")
     return Tile("labels inferred", UNTRIED, "the attacker was given them" if told else "")

@@ -3,7 +3,8 @@
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Any, TypeVar
 
 import numpy as np
@@ -67,6 +68,20 @@ class Table:
     def is_long(self) -> bool:
         """Return whether some rows are folded."""
         return 0 < self.stands < len(self.rows) - 3
+
+    def without_decibels(self) -> "Table":
+        """Return the table without those columns of decibels in which no row has a number.
+
+        Example:
+            >>> Table(("round", "best, dB"), (("1", "–"), ("2", "–"))).without_decibels().columns
+            ('round',)
+        """
+        known = [
+            not name.endswith(", dB") or any(row[i] != "–" for row in self.rows)
+            for i, name in enumerate(self.columns)
+        ]
+        rows = tuple(tuple(compress(row, known)) for row in self.rows)
+        return replace(self, columns=tuple(compress(self.columns, known)), rows=rows)
 
 
 class Index:

@@ -203,15 +203,16 @@ def _labels(
         expected = f"{percent(record.value)} (at least {percent(least)} in each rehearsal)"
         rows.append((who(place[1]), str(place[0]), f"{total:,.0f}", shown, expected, *cells))
     columns = (
-        "client", "round", index.sample.many, "inferred from its update alone", "right, expected",
-        "right", "equal counts", "mean of all clients",
+        "client", "round", index.sample.many, "inferred from its update alone",
+        "right, as the server expects", "right, in truth", "guess: equal counts",
+        "guess: mean of all clients",
     )  # fmt: skip
     notes = (
-        f"Right: the share of a client's labels that were inferred, whatever their order. "
-        f"Expected: the server repeats the client's training on dummy {index.sample.many} with "
+        f"Right: the share of a client's labels that were inferred, whatever their order. What "
+        f"the server expects: it repeats the client's training on dummy {index.sample.many} with "
         f"known labels, infers those, and counts. It uses no private {index.sample.one}, and "
         f"holds for updates that are sent as they were trained: after noise or clipping less is "
-        f"right. The two columns on the right are guesses without the client's own update.",
+        f"right. A guess is made without the client's own update.",
     )
     return Table(columns, tuple(rows), notes, MAX_ROWS, columns[3:5]), right
 
@@ -309,7 +310,7 @@ def _probe(index: Index, sizes: list[int], with_defense: bool) -> tuple[Table, s
         )
     if over:
         told += f" The time limit ended {over} of {count(len(rows), 'such attack')}: more may show."
-    return Table(columns, tuple(rows), notes, texts=(columns[2],)), told
+    return Table(columns, tuple(rows), notes, texts=(columns[2],)).without_decibels(), told
 
 
 def _and(several: Sequence[str]) -> str:

@@ -57,7 +57,7 @@ from flwr_leakage.report.tables import (
     scores_table,
     unattacked_table,
 )
-from flwr_leakage.report.texts import text_gallery
+from flwr_leakage.report.texts import FIRST_TOKENS, text_gallery
 from flwr_leakage.report.verdict import judge, limits_told, not_covered
 from flwr_leakage.tracking import RunData, read_run
 from flwr_leakage.tracking.jsonl import write_private
@@ -142,6 +142,8 @@ def render_report(run: RunData, max_gallery: int = 1000, live: str = "") -> str:
             commands=[step for step in advice.steps if step.commands],
             alerts=[_halved(text) for text in alerts],
             worst=worst(gallery, asked),
+            first_tokens=FIRST_TOKENS,
+            worst_text=texts.exhibits[0] if texts and texts.exhibits else None,
             tiles=tiles(index, metadata, found, members, large),
             map=heat_map(index, found, fate, done),
             limits=limits_told(index, fate, found, metadata),
@@ -173,7 +175,7 @@ def render_report(run: RunData, max_gallery: int = 1000, live: str = "") -> str:
             not_covered=(
                 *not_covered(index.sample, bool(large and large.labels.rows), members is not None),
                 *([] if members else [UNTESTED]),
-                *_absent(index, [*clients.rows, *others.rows], costs, gallery),
+                *_absent(index, [*clients.rows, *others.rows], costs, bool(texts), gallery),
             ),
             clients_chart=clients_chart,
             utility_charts=round_figures(index, "utility"),
@@ -208,7 +210,7 @@ def render_report(run: RunData, max_gallery: int = 1000, live: str = "") -> str:
 
 
 CONTENTS = {
-    "advice": "What to do, in full",
+    "advice": "Who is at risk, what helps, at what price",
     "texts": "Texts",
     "gallery": "Images",
     "tested": "What was tested",
@@ -312,7 +314,7 @@ def _moment(written: object) -> str:
 
 
 def _absent(
-    index: Index, clients: Sequence[object], costs: Table, gallery: Gallery
+    index: Index, clients: Sequence[object], costs: Table, has_texts: bool, gallery: Gallery
 ) -> tuple[str, ...]:
     """Return sentences in place of the sections that would be empty."""
     unmeasured = "No attack was measured and no utility was recorded."
@@ -323,7 +325,9 @@ def _absent(
         )
     absent = {
         unmeasured: index.rounds("metric", "utility"),
-        "No reconstruction was recorded.": gallery.exhibits or gallery.without_reconstruction,
+        "No reconstruction was recorded.": (
+            has_texts or gallery.exhibits or gallery.without_reconstruction
+        ),
         "Nothing was recorded of any client.": clients,
         "No score was computed.": index.names("score"),
         "No cost was recorded.": costs.rows[1:],

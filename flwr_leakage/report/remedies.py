@@ -138,14 +138,17 @@ def remedies_table(asked: Sequence[Remedy]) -> Table:
     words = ("its updates", "grades of attempts")
     texts = any(a.tokens is not None for remedy in asked for a in remedy.before)
     notes = () if texts else (*ceiling_told(rows), BLAND)
-    return Table(columns, tuple(rows), notes, MAX_ROWS, words)
+    return Table(columns, tuple(rows), notes, MAX_ROWS, words).without_decibels()
 
 
 def _cells(found: Sequence[Attempt]) -> tuple[str, ...]:
     known = [attempt.psnr for attempt in found if attempt.psnr is not None]
     ranked = [attempt for attempt in found if attempt.rank is not None]
     first = sum(attempt.rank == 1 for attempt in ranked)
-    return (str(len(found)), graded(tally(found)) or "–", decibel(median(known)),
+    grades = tally(found)
+    ungraded = len(found) - grades.total()
+    told = ", ".join(filter(None, [graded(grades), f"{ungraded} without result" * bool(ungraded)]))
+    return (str(len(found)), told or "–", decibel(median(known)),
             decibel(max(known, default=None)), share(first, len(ranked)))  # fmt: skip
 
 

@@ -109,7 +109,7 @@ def classes_table(found: Sequence[Attempt]) -> Table:
         for name in sorted(sorted(by_class), key=lambda name: worst[name].leak, reverse=True)
     )
     columns = ("class", "attempts", *GRADES, "worst case, dB", "where")
-    return Table(columns, rows, ceiling_told(rows), MAX_ROWS, ("where",))
+    return Table(columns, rows, ceiling_told(rows), MAX_ROWS, ("where",)).without_decibels()
 
 
 def _is_share(name: str) -> bool:

@@ -20,6 +20,9 @@ Mark = Literal["placed", "named", "missed", "wrong"]
 MAX_TOKENS_SHOWN = 200_000
 """Tokens of all texts on a page, some 15 MB."""
 
+FIRST_TOKENS = 48
+"""Tokens of a text that stand on the first screen; a phone shows them in about nine lines."""
+
 MAX_NAMED = 200
 """Updates whose named tokens stand on a page."""
 

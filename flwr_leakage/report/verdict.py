@@ -19,6 +19,7 @@ from flwr_leakage.report.attempts import (
     graded,
     grouped_by_client,
     labels_inferred,
+    labels_right,
     left_out,
     limit_told,
     pool_size,
@@ -310,12 +311,11 @@ def labels_told(index: Index, metadata: Mapping[str, Any], found: Sequence[Attem
     It is empty if no labels were compared with the true ones, or if the attack was given them and
     all were right.
     """
-    told = values(index.series("metric", "label_accuracy"))
-    right, inferred = round(sum(told)), labels_inferred(index, metadata)
-    if not told or (right == len(told) and not inferred):
+    told, inferred = labels_right(index, found), labels_inferred(index, metadata)
+    if not told or (told[0] == told[1] and not inferred):
         return ""
-    guess = commonest_class(found)
-    better = guess is not None and right * guess[1] > guess[0] * len(told)
+    (right, whole), guess = told, commonest_class(found)
+    better = guess is not None and right * guess[1] > guess[0] * whole
     leak = "Labels leak" if better and inferred else "Labels"
     source = ", from the update alone" * inferred
     if guess is not None and not better:
@@ -326,7 +326,7 @@ def labels_told(index: Index, metadata: Mapping[str, Any], found: Sequence[Attem
     )
     return (
         f"{leak}: the attack got the label right in {right:,} of "
-        f"{count(len(told), 'attempt')}{source}.{wrong * (right < len(told))}"
+        f"{count(whole, 'attempt')}{source}.{wrong * (right < whole)}"
     )
 
 

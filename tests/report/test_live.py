@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import takewhile
 
 import pytest
 from browser import started_browser
@@ -138,11 +139,13 @@ def test_the_command_serves_prints_the_tunnel_and_ends_by_ctrl_c(watched):
         port = re.search(r"http://127\.0\.0\.1:(\d+)", process.stdout.readline())[1]
         assert f"ssh -L {port}:127.0.0.1:{port} " in process.stdout.readline()
         assert "Live: it is shown anew" in ask(int(port))[1]
+        lines = iter(process.stdout.readline, "")  # Ctrl-C comes once the run was shown
+        shown = "".join(takewhile(lambda line: "Unfinished run" not in line, lines))
         process.send_signal(signal.SIGINT)
-        rest, _ = process.communicate(timeout=60)
+        process.communicate(timeout=60)
     finally:
         process.kill()
-    assert process.returncode == 0 and "Not as it is" in rest and "Unfinished run" in rest
+    assert process.returncode == 0 and "Not as it is" in shown
 
 
 def test_what_is_printed_into_a_file_has_a_line_for_each_round_that_ends(watched):

@@ -8,7 +8,7 @@ from report_page import fill
 
 from flwr_leakage.records import LeakageRecord
 from flwr_leakage.report import write_report
-from flwr_leakage.report.attempts import attempts
+from flwr_leakage.report.attempts import attempts, labels_right
 from flwr_leakage.report.index import Index
 from flwr_leakage.report.page import conclusion
 from flwr_leakage.report.samples import IMAGE, ROW, TEXT
@@ -72,6 +72,25 @@ def test_words_are_escaped_isolated_and_marked(tmp_path):
     assert '<bdi class="named">\\u001b[2J</bdi>' in page
     assert '<bdi class="wrong">\\u001b[2J</bdi>' in page
     assert "a&amp;b" in page and "private training texts" in page
+
+
+def test_the_worst_text_stands_on_the_first_screen(tmp_path):
+    write(tmp_path / "run")
+    page = write_report(tmp_path / "run").read_text()
+    first = page[page.index('<div class="first">') : page.index("<nav ")]
+    assert "private text: round 1, client 0" in first and "83 % of its tokens in place" in first
+    assert first.count('<bdi class="placed">image</bdi>') == 2  # of the original, and recovered
+
+
+def test_a_label_without_an_answer_counts_as_wrong():
+    def record(kind, name, sample, value, note=""):
+        return LeakageRecord("r", 1, 0, sample, kind, name, value, "1", note=note)
+
+    records = [record("metric", "label_accuracy", 0, 1.0)]
+    records += [record("metric", "token_accuracy", i, 1.0 - i, "all tokens") for i in (0, 1)]
+    records += [record("client", "class", i, 0.0, name) for i, name in enumerate(("cat", "dog"))]
+    index = Index(records)
+    assert labels_right(index, attempts(index)) == (1, 2)
 
 
 def test_tokens_that_are_named_alone_are_no_full_leak(tmp_path):
