@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flwr_leakage.report.attempts import (
+    SEEN,
     Attempt,
     all_exact,
     attempts,
@@ -155,6 +156,8 @@ def _cells(found: Sequence[Attempt]) -> tuple[str, ...]:
 SEEDS = "0,1,2"
 SUGGESTED = "pruning,gaussian"
 """The defenses to begin with where a run tried none; each is an option of the command."""
+STRONGER = "gaussian"
+"""The defense to go on with where something is seen under those that were tried."""
 
 
 def what_it_costs(
@@ -232,6 +235,8 @@ def _commands(
         for remedy in asked:
             option = choices.get(f"defense@what_if.{remedy.name}")
             options[remedy.name] = _option(option, nodes.get(remedy.name))
+        if any(attempt.grade in SEEN for remedy in asked for attempt in remedy.under):
+            options.setdefault(STRONGER, STRONGER)
     words = [word for option in options.values() for word in shlex.split(option)]
     if not all(options.values()) or not are_plain((*words, *options, *changed)):
         return ()

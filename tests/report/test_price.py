@@ -150,3 +150,11 @@ def test_a_command_that_people_copy_sends_nothing_elsewhere():
     command = "x run tracker=wandb tracker.entity=evil client.folder=/x num_rounds=2"
     [step] = price(ACCURACY, CHANGE, PSNR, config=config, command=command)
     assert step.commands[0].endswith("what_if=null num_rounds=2 hydra.sweep.dir=price/none")
+
+
+@pytest.mark.parametrize(("psnr", "told"), [(60.0, True), (4.0, False)])
+def test_where_a_defense_lets_samples_show_a_stronger_one_is_among_the_commands(psnr, told):
+    under = [replace(PSNR, value=psnr), replace(PSNR, name="half/blind_psnr", value=10.0)]
+    config = {"what_if": {"half": PRUNING}, "choices": {"defense@what_if.half": "pruning"}}
+    [step] = price(ACCURACY, CHANGE, *under, config=config, command="x run")
+    assert any("defense=gaussian" in command for command in step.commands) == told
