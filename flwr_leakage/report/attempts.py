@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,11 +78,25 @@ class Attempt:
         return f"{self.sample.one} {self.image}"
 
     @property
-    def leak(self) -> tuple[int, float]:
-        """Return a key that is larger for a worse leak: by grade, then by PSNR."""
+    def leak(self) -> tuple[int, bool, float]:
+        """Return a key that is larger for a worse leak: by grade, identification, then PSNR."""
         place = GRADES.index(self.grade) if self.grade else len(GRADES)
         near = self.psnr if self.tokens is None else self.tokens
-        return -place, near if near is not None else float("-inf")
+        return -place, self.rank == 1, near if near is not None else float("-inf")
+
+
+NO_LEAK = (-len(GRADES) - 1, False, float("-inf"))
+"""A key that is smaller than that of any attempt, for samples that were not attacked."""
+
+
+def worst_first(attempt_of: Mapping[Key, Attempt]) -> Callable[[Key], tuple[float, ...]]:
+    """Return a function that sorts places (round, client, sample): the worst leak first."""
+
+    def order(key: Key) -> tuple[float, ...]:
+        place, identified, near = attempt_of[key].leak if key in attempt_of else NO_LEAK
+        return -place, not identified, -near, *key
+
+    return order
 
 
 def attempts(index: Index, what_if: str = "") -> list[Attempt]:
@@ -175,7 +189,7 @@ def risk(found: Sequence[Attempt]) -> tuple[int, float, float]:
     """
     if not found:
         return -len(GRADES) - 1, 0.0, float("-inf")
-    place, _ = max(attempt.leak for attempt in found)
+    place, *_ = max(attempt.leak for attempt in found)
     share = sum(attempt.grade in LEAKED for attempt in found) / len(found)
     return place, share, max((a.psnr for a in found if a.psnr is not None), default=float("-inf"))
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from flwr_leakage.report.attempts import Attempt, pool_size
+from flwr_leakage.report.attempts import Attempt, pool_size, worst_first
 from flwr_leakage.report.grades import GRADES
 from flwr_leakage.report.index import CEILING_DB, Key, decibel, grouped, several, who
 from flwr_leakage.tracking import ImageRecord
@@ -166,13 +166,7 @@ def make_gallery(images: Sequence[ImageRecord], found: Sequence[Attempt], limit:
         return exhibit
 
     shown = [key for key, roles in by_key.items() if "reconstruction" in roles]
-    least = (-len(GRADES) - 1, float("-inf"))
-
-    def worst_first(key: Key) -> tuple[float, float, Key]:
-        leak = attempt_of[key].leak if key in attempt_of else least
-        return -leak[0], -leak[1], key
-
-    shown.sort(key=worst_first)
+    shown.sort(key=worst_first(attempt_of))
     sizes = (sum(image.path.stat().st_size for image in by_key[key].values()) for key in shown)
     kept = [
         key

@@ -246,8 +246,8 @@ def who(client_id: int) -> str:
 
 
 RANKED = (
-    "Leaks are ranked by grade first, then by PSNR: structure (SSIM) can raise a grade, so that a "
-    "worse leak may have fewer decibels."
+    "Leaks are ranked by grade first, then by whether the original is identified, then by PSNR: "
+    "structure (SSIM) can raise a grade, so that a worse leak may have fewer decibels."
 )
 """For each table and gallery that ranks leaks."""
 

@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Literal
 
 from flwr_leakage.records import LeakageRecord
-from flwr_leakage.report.attempts import Attempt
+from flwr_leakage.report.attempts import Attempt, worst_first
 from flwr_leakage.report.index import Index, Table, by_round, count, grouped, percent, who
 from flwr_leakage.tracking import TextRecord
 
@@ -109,12 +109,8 @@ def text_exhibits(texts: Sequence[TextRecord], found: Sequence[Attempt]) -> list
     attempt_of = {attempt.key: attempt for attempt in found}
     keys = [key for key in by_key if key[2] >= 0]
 
-    def worst_first(key: tuple[int, int, int]) -> tuple[float, float, tuple[int, int, int]]:
-        place, near = attempt_of[key].leak if key in attempt_of else (-9, 0.0)
-        return -place, -near, key
-
     exhibits = []
-    for key in sorted(keys, key=worst_first):
+    for key in sorted(keys, key=worst_first(attempt_of)):
         occurring = by_key.get((key[0], key[1], -1), {}).get("named")
         known = frozenset(occurring.ids) if occurring else frozenset()
         exhibits.append(_exhibit(key, by_key[key], attempt_of.get(key), known))
