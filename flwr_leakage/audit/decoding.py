@@ -20,8 +20,8 @@ class Decoder:
 
     Attributes:
         spec: the public facts about the data.
-        seed: of the starts of InstaHide's decoding.
-        seen: by client, the encodings (B, C, H, W) and the mixing W (B, n) of each round so far.
+        seed: the seed of the starts of InstaHide's decoding.
+        seen: the encodings (B, C, H, W) and the mixing W (B, n) of each round so far, by client.
     """
 
     spec: InputSpec
@@ -32,7 +32,7 @@ class Decoder:
         """Return the samples decoded from all rounds so far; ``None`` if nothing can be decoded.
 
         Args:
-            case: of a client whose truth tells the mixing.
+            case: the case of a client whose truth tells the mixing.
             answer: the encodings, in the order of the granted labels.
         """
         truth, seen = case.truth, case.observation

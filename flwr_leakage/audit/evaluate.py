@@ -35,7 +35,7 @@ class Text:
         sample: the truth's index, or the attacker's own where there is no truth; −1 for tokens
             that are known to occur in some text of the batch.
         role: ``original``, ``reconstruction`` or ``named``.
-        ids: without padding at the end; −1 where no token was found.
+        ids: the token ids, without padding at the end; −1 where no token was found.
         words: the words of the ids; empty if unknown.
     """
 

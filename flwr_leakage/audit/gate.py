@@ -61,7 +61,7 @@ class Gate:
     samples, so that the ε of a single defense does not hold for the whole.
 
     Attributes:
-        scores: by the name of a measurement of ``ClientAudit.scores``, its limit.
+        scores: the limit of each measurement of ``ClientAudit.scores``, by its name.
         psnr: most dB that the self-attack may reach, for every sample.
         grade: the worst grade that a sample may have in the self-attack.
         stronger: defenses of updates that are tried in this order; each replaces the client's.
@@ -107,7 +107,7 @@ class Gate:
         """Compare the measurements of a defended update with the limits.
 
         Args:
-            scores: of the update.
+            scores: the scores of the update.
             attacked: the self-attack on it.
             doubts: reasons why scores and self-attack may not describe the sent update.
         """

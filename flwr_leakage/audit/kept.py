@@ -50,7 +50,8 @@ class Kept:
     """One observation, and the further assumptions of an attack on it.
 
     Attributes:
-        observation: of one client in one round, without facts that a threat model grants.
+        observation: the observation of one client in one round, without facts that a threat model
+            grants.
         spec: the public facts about its inputs.
         batch_norm: the mode that the client trains in.
         truth: the samples that it trained on, which a simulation knows; a file of its own.

@@ -78,9 +78,9 @@ class LabelRound:
     """Infer class counts in one round; clients that train alike share rehearsals.
 
     Attributes:
-        settings: of the audit.
-        seed: of the rehearsals.
-        budget: of the round.
+        settings: the settings of the audit.
+        seed: the seed of the rehearsals.
+        budget: the CPU seconds that the round may take.
     """
 
     settings: LargeClients
@@ -145,7 +145,7 @@ def probes(
     and rounded as a model that is sent back is. The images are the first of the client's.
 
     Args:
-        gradient_map: of the client.
+        gradient_map: the gradient map of the client.
         seen: its update, whose parameters, round and learning rate are taken.
         truth: the samples that the client trained on.
         sizes: numbers of images; those above the client's own are left out.

@@ -38,12 +38,12 @@ class KeptRun:
     """A run folder with kept observations, and the settings of the attack on them.
 
     Attributes:
-        folder: of the run, with the folder ``kept``.
+        folder: the folder of the run, which holds a folder ``kept``.
         audit_of: makes an audit as that of the run, with its attack, that records to a tracker
             once it attacks, not before. Inputs, schedules, BatchNorm modes and truths are those
             that were kept.
         chunk: number of targets that are attacked together; a kill loses at most these.
-        final_buffers: of the finished model, for ``ThreatModel.batch_norm`` ``final``.
+        final_buffers: the buffers of the finished model, for ``ThreatModel.batch_norm`` ``final``.
         ray: the resources of a task on a Ray cluster, if the attacks run there.
     """
 
@@ -95,8 +95,8 @@ def walk(
     """Walk through the rounds that are left as ``attack_kept`` does, with another attack.
 
     Args:
-        run: whose rounds.
-        audit: of ``KeptRun.audit``, which should record nowhere.
+        run: the run whose rounds are walked through.
+        audit: the audit that ``KeptRun.audit`` returns, which should record nowhere.
         disclosed: the facts that are disclosed to the audit.
         stand_in: an attack that is called in the place of the run's own.
 

@@ -58,7 +58,7 @@ class Needs:
     """Bytes and operations that the forward pass of one sample takes.
 
     Attributes:
-        num_bytes: of all intermediate results.
+        num_bytes: the bytes of all intermediate results.
         operations: floating-point operations of its products and convolutions.
         num_classes: the number of logits.
     """
@@ -140,8 +140,8 @@ class Trials:
         """Yield parts of the targets, in their order, that fit into the limit together.
 
         Args:
-            gradient_map: of the model.
-            spec: of their inputs.
+            gradient_map: the gradient map of the model.
+            spec: the public facts about their inputs.
             several: cases, each with its ``observation``.
         """
         part: list[T] = []
@@ -183,9 +183,9 @@ def measure(gradient_map: GradientMap, spec: InputSpec, max_bytes: float = math.
     limit.
 
     Args:
-        gradient_map: of the model, in the mode that it is trained in.
-        spec: of the inputs, which a stranger may have told.
-        max_bytes: of one sample's intermediate results.
+        gradient_map: the gradient map of the model, in the mode that it is trained in.
+        spec: the public facts about the inputs, which a stranger may have told.
+        max_bytes: the most bytes that one sample's intermediate results may take.
 
     Raises:
         ValueError: the model does not take such inputs, or one takes more than ``max_bytes``.

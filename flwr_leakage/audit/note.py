@@ -56,7 +56,8 @@ class ReplayResult:
 
     Attributes:
         kind: the category, a key of ``REPLAY_WORDS``. It is all that travels by default.
-        residual: of the update, relative; ``None`` where nothing was replayed or it is not shared.
+        residual: the relative residual of the update; ``None`` where nothing was replayed or it is
+            not shared.
         sentence: the result in words.
     """
 

@@ -27,10 +27,10 @@ def write_own_record(
     """Append a round to a client's own run folder, which its owner alone can read.
 
     Args:
-        folder: of one run and client; made where there is none.
+        folder: the folder of one run and client; it is made where there is none.
         server_round: counted from 1.
-        note: with all scores.
-        update: that was sent, or would have been.
+        note: the client's note, with all scores.
+        update: the update that was sent, or would have been.
         attacked: the self-attack, or ``None``.
         said: the gate's sentences.
         refused: whether nothing was sent.
@@ -77,10 +77,10 @@ def write_own_probes(
     """Append the attack on one step over a few samples, for a round that no attack fits.
 
     Args:
-        folder: of one run and client; made where there is none.
+        folder: the folder of one run and client; it is made where there is none.
         server_round: counted from 1.
         note: says who the client is and why no attack fits.
-        num_examples: of the round.
+        num_examples: the number of samples of the round.
         probed: the probes.
     """
     from flwr_leakage.audit.record import Recorder

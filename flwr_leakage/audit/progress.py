@@ -51,7 +51,7 @@ class ConsoleProgress:
     """Show lines and a spinner on a terminal; without one, a status line every few seconds.
 
     Args:
-        console: where to write; standard output by default.
+        console: the console to write to; standard output by default.
         interval: seconds between two status lines where the console is no terminal.
     """
 

@@ -257,7 +257,7 @@ class Recorder:
 
         Args:
             server_round: counted from 1.
-            client_id: whose update it is.
+            client_id: the client whose update it is.
             found: the counts, with the share that is expected to be right; or the reason.
             truth: the true counts, where a simulation knows them.
         """

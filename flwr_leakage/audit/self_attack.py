@@ -108,7 +108,7 @@ class SelfAttack:
         every: rounds from one self-attack to the next, ≥ 1; the first round is attacked.
         max_samples: most samples that the steps of an attacked round use; ``None`` for no limit.
         max_seconds: CPU seconds that a self-attack may take, or ``None``.
-        seed: of the attack's draws, ≥ 0.
+        seed: the seed of the attack's draws, ≥ 0.
         probe_sizes: numbers of samples. If an update is too large to be attacked, one step on each
             of these numbers is attacked instead, as a what-if; empty for none.
         probe_seconds: CPU seconds that each of these attacks may take.
@@ -186,8 +186,8 @@ class SelfAttack:
         The attack is given the labels if the threat model grants them, and no batch statistics.
 
         Args:
-            gradient_map: of the client.
-            spec: of its inputs.
+            gradient_map: the gradient map of the client.
+            spec: the public facts about the client's inputs.
             seen: its update, whose parameters and learning rate are taken.
             private: its samples.
         """

@@ -65,11 +65,11 @@ class ServerAudit:
             a config of their own.
         reference: the blind guess and the pool that reconstructions are measured against; by
             default the mean colour, and no pool.
-        what_ifs: by name, the defenses under which each update is made anew. It is attacked in the
-            same round and recorded under names of its own; training never sees it.
-        seed: of the attack's random draws.
+        what_ifs: the defenses under which each update is made anew, by name. Such an update is
+            attacked in the same round and recorded under names of its own; training never sees it.
+        seed: the seed of the attack's random draws.
         progress: the display for a person.
-        num_rounds: for the progress only.
+        num_rounds: the number of rounds, for the progress only.
         max_seconds: CPU seconds that the attack may take for each target; ``None`` for no limit
             but the attack's own.
         what_if_max_seconds: the same for each target under a what-if, if that is less; ``None`` for
@@ -80,8 +80,8 @@ class ServerAudit:
         max_bytes: bytes that the attack on a target may need by an estimate from the model, the
             shape of an input and the number of samples, beside what the attack's own settings
             limit; a target beyond it is recorded as not attacked.
-        keep: where observations are kept to be attacked later, see ``attack_kept``; ``None``
-            attacks within the round.
+        keep: the store of observations to be attacked later, see ``attack_kept``; ``None`` attacks
+            within the round.
         candidates: the records that are tested for membership in each update, even in updates that
             are too large to be attacked. The tests of a round may take ``max_round_seconds``
             besides.
@@ -228,11 +228,12 @@ class ServerAudit:
 
         Args:
             server_round: counted from 1.
-            observations: of the updates that ``wants`` names.
+            observations: the observations of the updates that ``wants`` names.
             notes: the clients' notes.
             unknown: clients whose samples nobody can know, beside those that say so themselves.
             num_updates: received in the round; the number of observations by default.
-            inputs: by client, what is assumed where it is not ``spec`` and the model's mode.
+            inputs: the facts that are assumed of a client's inputs in the place of ``spec`` and the
+                model's mode, by client.
         """
         inputs = inputs or {}
         self._recorder.cost(server_round, "clients_wall_seconds", self._elapsed())
@@ -311,7 +312,8 @@ class ServerAudit:
             server_round: counted from 1.
             observations: the updates that are tested, attacked or not.
             unknown: clients whose samples nobody can know.
-            inputs: by client, what is assumed where it is not ``spec`` and the model's mode.
+            inputs: the facts that are assumed of a client's inputs in the place of ``spec`` and the
+                model's mode, by client.
         """
         chosen = [o for o in observations if self.selection.includes(o.server_round, o.client_id)]
         if self.candidates is None or not chosen:

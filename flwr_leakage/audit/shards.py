@@ -83,9 +83,10 @@ def attack_shard(
     It may be killed at any moment and called again.
 
     Args:
-        run: with the folder ``kept``, which is only read.
+        run: the run with the folder ``kept``, which is only read.
         shard: the share of this machine.
-        folder: for its finished targets; ``kept/shards/i-of-n`` of the run by default.
+        folder: the folder for the shard's finished targets; ``kept/shards/i-of-n`` of the run by
+            default.
         workers: see ``attack_kept``.
 
     Returns:
@@ -113,7 +114,7 @@ def merge_shards(run: KeptRun, shards: Sequence[Path] = ()) -> int:
     It may be called again: nothing is recorded twice.
 
     Args:
-        run: whose rounds are to be recorded.
+        run: the run whose rounds are to be recorded.
         shards: the folders of all shards; those in ``kept/shards`` by default.
 
     Returns:
@@ -208,9 +209,9 @@ class _Share:
 
     Attributes:
         chunk: targets attacked together.
-        shard: whose chunks are attacked; without a folder its division alone counts.
+        shard: the shard whose chunks are attacked; without a folder its division alone counts.
         workers: see ``Parallel``.
-        folder: of the finished targets; ``None`` attacks nothing.
+        folder: the folder of the finished targets; ``None`` attacks nothing.
         chunks: the chunks met so far, of the shard or of all shards.
     """
 

@@ -71,18 +71,18 @@ def structure(
     confident while they train.
 
     Args:
-        model: with the weights that the first round starts from.
+        model: the model, with the weights that the first round starts from.
         spec: shape, classes and normalisation of the inputs.
         num_examples: samples of the client's round.
-        schedule: of its local training; one step over all samples by default.
+        schedule: the schedule of the client's local training; one step over all samples by default.
         loss: (logits, targets) ↦ scalar.
         batch_norm: ``batch`` for a client that trains in train mode, else ``running``.
-        attacks: by name; ``exact_attacks()`` by default.
+        attacks: the attacks to check, by name; ``exact_attacks()`` by default.
         attempt: run the attacks that apply on the synthetic batch: seconds to minutes.
         tolerance: singular values below this share of the largest count as zero.
         max_products: limit on the products for a rank; if more are needed, the rank is bounded from
             below.
-        seed: of the synthetic batch.
+        seed: the seed of the synthetic batch.
 
     Dropout is left out, even if the model applies it in eval mode. If ``torch.func`` cannot
     differentiate the model, plain autograd does. If that fails as well, the rank is not computed,

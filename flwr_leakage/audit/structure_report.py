@@ -74,8 +74,9 @@ class Structure:
 
     Attributes:
         title: the setting in words.
-        one_sample: of a sample whose batch mates are known; ``None`` where it was not computed.
-        together: of all samples of the update; ``None`` likewise.
+        one_sample: the directions of one sample whose batch mates are known; ``None`` where they
+            were not computed.
+        together: the directions of all samples of the update; ``None`` likewise.
         openings: one for each exact attack.
         not_computed: why a rank was not computed, or empty.
     """

@@ -99,7 +99,7 @@ class History:
 
     Attributes:
         rounds: kept of each target, the present one included.
-        seen: by the clients, their numbers of samples and the rounds.
+        seen: the kept updates, by the clients, their numbers of samples and the rounds.
     """
 
     rounds: int = 1
@@ -144,8 +144,8 @@ def find_targets(
     Args:
         chosen: the updates to attack, of one round.
         threat: says which view the attacker has.
-        gradient_map: of the clients; its BatchNorm mode decides whether a mean is one client's
-            update.
+        gradient_map: the clients' gradient map; its BatchNorm mode decides whether a mean is one
+            client's update.
         history: the rounds before; this one is added.
 
     Raises:

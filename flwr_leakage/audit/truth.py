@@ -54,8 +54,8 @@ class ImageNumbers:
     A sample's place in the batch changes between rounds. Equal images have the same number.
 
     Attributes:
-        seen: by client and digest, the number of each image, in the order of first appearance
-            from 1 on.
+        seen: the number of each image, by client and digest, in the order of first appearance from
+            1 on.
     """
 
     seen: dict[int, dict[bytes, int]] = field(default_factory=dict)

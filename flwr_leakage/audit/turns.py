@@ -21,10 +21,10 @@ def in_turns(
     themselves, each has the same chance.
 
     Args:
-        targets: of a round, in their order.
-        budget: of all of them; a part is yielded as long as it is not spent.
+        targets: the targets of a round, in their order.
+        budget: the budget of all targets; a part is yielded as long as it is not spent.
         seconds: CPU seconds that each may take; ``None`` for the rest of the budget.
-        seed: of the order.
+        seed: the seed of the order.
 
     Example:
         >>> [part for part in in_turns("abc", Budget(), 60.0, "round 1")]

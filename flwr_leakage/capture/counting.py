@@ -21,8 +21,8 @@ class Counting:
     did.
 
     Args:
-        optimizer: that takes the steps.
-        parameters: that are trained.
+        optimizer: the optimizer that takes the steps.
+        parameters: the parameters that are trained.
         before: their versions when the step began that was seen last; ``None`` before the first.
     """
 

@@ -24,9 +24,9 @@ class CapturedRound:
     """The settings that a ``ClientAudit`` would have been given by hand, and the round itself.
 
     Attributes:
-        gradient_map: of the captured model and loss.
+        gradient_map: the gradient map of the captured model and loss.
         spec: given, or read off the samples.
-        schedule: of the captured steps.
+        schedule: the schedule of the captured steps.
         private: the samples that left a trace, in the order of use.
         params: θ_t, received.
         buffers: received.
@@ -55,8 +55,9 @@ def read_round(
         training: the captured training.
         received: the arrays that the server sent.
         num_examples: the number of samples that the client reports.
-        spec: of the inputs; ``None`` infers it.
-        schedule: in the place of the captured steps, where none says how they were made.
+        spec: the public facts about the inputs; ``None`` infers them.
+        schedule: a schedule to use in the place of the captured steps, where none says how they
+            were made.
 
     Raises:
         ValueError: the training has no such form, in words.

@@ -60,11 +60,11 @@ class TrainingFacts:
 
     Attributes:
         optimizer: name of the class.
-        learning_rate: of the first step.
-        momentum: of SGD, or 0.
+        learning_rate: the learning rate of the first step.
+        momentum: the momentum of SGD, or 0.
         weight_decay: the optimizer's, or 0.
-        num_steps: of the optimizer.
-        batch_size: of the largest mini-batch.
+        num_steps: the number of steps of the optimizer.
+        batch_size: the batch size of the largest mini-batch.
         batch_norm: the mode of the BatchNorm layers; empty where there are none.
         randomness: whether the model drew random numbers, as dropout does.
         precision: the type of mixed precision, or empty.
@@ -74,8 +74,9 @@ class TrainingFacts:
         num_classes: K, or 0.
         normalization: the name of the public normalisation of the inputs, a key of
             ``conventions.PUBLIC``; empty where none fits.
-        mean: per channel, where the client's owner gives it; else empty.
-        std: per channel, likewise.
+        mean: the mean of the normalisation per channel, where the client's owner gives it; else
+            empty.
+        std: the standard deviation per channel, likewise.
         box: whether the inputs are images, as the owner says; see ``InputSpec``.
         unscheduled: why no ``LocalSchedule`` expresses the training, or empty.
         rewritten: the first step, counted from 1, whose gradients something changed after
@@ -226,7 +227,7 @@ def facts_of(
         num_examples: the number of samples that the client reports.
         reported: the number of samples that the app itself reports to the server; 0 where it
             reports none.
-        spec: of the inputs, where the owner gives it.
+        spec: the public facts about the inputs, where the owner gives them.
 
     Raises:
         ValueError: nothing was captured.

@@ -26,7 +26,8 @@ class Glance:
     optimizer's parameters were received.
 
     Args:
-        names: of the optimizer's parameters, in its order; empty for one that is not received.
+        names: the names of the optimizer's parameters, in its order; empty for one that is not
+            received.
         not_received: the tensors whose values differ from the arrays that the server sent.
     """
 

@@ -19,7 +19,7 @@ class NamedTensor:
 
     Attributes:
         root: index of the module that it belongs to.
-        own_name: in that module's ``state_dict``.
+        own_name: the entry's name in that module's ``state_dict``.
         live: the tensor that was trained.
         before: its copy from before the first step.
     """
@@ -76,8 +76,8 @@ def name_live(
     Args:
         received: the arrays.
         models: the modules.
-        values: of their tensors, to which those of arrays without names are compared; the present
-            ones by default.
+        values: the values of the modules' tensors, to which those of arrays without names are
+            compared; the present values by default.
     """
     found: dict[str, tuple[int, str, Tensor]] = {}
     for index, model in enumerate(models):
@@ -94,7 +94,7 @@ def match(
     """Return for each array the entry of a model's ``state_dict`` that it is, by names and shapes.
 
     Args:
-        shapes: of the arrays.
+        shapes: the shapes of the arrays.
         state: the model's ``state_dict``.
         parameters: the names in it that are no buffers.
 

@@ -19,7 +19,7 @@ class Outside:
     This finds writes through ``.data`` too, which raise no version. Only one change is kept.
 
     Args:
-        parameters: that the optimizer holds.
+        parameters: the parameters that the optimizer holds.
     """
 
     def __init__(self, parameters: Sequence[Tensor] = ()) -> None:

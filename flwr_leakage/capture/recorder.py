@@ -51,7 +51,7 @@ class Limits:
 
     Attributes:
         max_samples: samples that are kept, ≥ 1; the step that reaches them is kept whole.
-        max_bytes: of the tensors that those steps refer to, ≥ 1.
+        max_bytes: bytes that the tensors of those steps may take, ≥ 1.
     """
 
     max_samples: int = 1024

@@ -176,7 +176,7 @@ class SeenInputs:
     """The inputs with which the model was called.
 
     Attributes:
-        inputs: of the trained model's one call.
+        inputs: the inputs of the trained model's one call.
         targets: B class ids that meet its output in the loss; ``None`` where there are none.
         num_outputs: K, where one of its outputs has the shape (B, K) and meets B class ids in the
             loss; 0 otherwise.
@@ -382,7 +382,7 @@ def check_settings(
 
     Args:
         optimizer: its class.
-        settings: of each group of parameters, and of each step that was seen.
+        settings: the settings of each group of parameters, and of each step that was seen.
         changed: whether they were others in later steps.
 
     Raises:

@@ -65,8 +65,8 @@ def first_variates(change: Mapping[str, Tensor], params: Mapping[str, Tensor]) -
     along the parameters tells which.
 
     Args:
-        change: of each parameter's variate.
-        params: that the client received, by the same names.
+        change: the change of each parameter's variate.
+        params: the parameters that the client received, by the same names.
     """
     square = sum(float(params[name].double().square().sum()) for name in change)
     inner = sum(

@@ -88,10 +88,10 @@ class Entry:
         function: a module or a torch function.
         arguments: (args, kwargs), with a ``Value``, a ``Constant`` or the live parameter in the
             place of each tensor.
-        rng_state: of the CPU's generator before the call, where the call drew from it.
+        rng_state: the state of the CPU's generator before the call, where the call drew from it.
         autocast: the mixed precision it ran under.
-        shapes: of the tensors that it returned, by their place among the leaves.
-        samples: in a call of a model; 0 for other calls.
+        shapes: the shapes of the tensors that it returned, by their place among the leaves.
+        samples: the number of samples in a call of a model; 0 for other calls.
     """
 
     function: Callable[..., Any]
@@ -118,7 +118,7 @@ class Backward:
     """One call of ``backward``, with all that leads to it.
 
     Attributes:
-        entries: in the order of calling; those only that the loss depends on.
+        entries: the recorded calls that the loss depends on, in the order of calling.
         loss: the tensor on which ``backward`` was called.
         gradient: the argument of ``backward``, mostly ``None``.
         frozen: ids of the live parameters that required no gradient then.
@@ -239,8 +239,8 @@ def play(
     """Call the entries again, on other parameters.
 
     Args:
-        entries: of a ``Backward``, or the end of one.
-        translate: from live modules and parameters to those to be used.
+        entries: the entries of a ``Backward``, or the end of one.
+        translate: the map from live modules and parameters to those to be used.
         given: results of entries that are not called, by their place.
 
     Returns:

@@ -31,7 +31,7 @@ class Step:
 
     Attributes:
         backwards: the backward passes whose gradients it uses; several with gradient accumulation.
-        options: of each parameter group: learning rate, momentum, …
+        options: the options of each parameter group: learning rate, momentum, …
         rescaled_to: the norm of the gradient at the step, where something changed the gradient
             between ``backward`` and the step (clipping, unscaling, noise); ``None`` otherwise.
         clipped_to: the largest absolute entry of such a gradient, where several entries have it, as
@@ -49,7 +49,7 @@ class Correction:
     """The same change of the parameters after every step, as SCAFFOLD's control variates make it.
 
     Attributes:
-        per_rate: by the live parameter's id, the change divided by the step's learning rate.
+        per_rate: the change divided by the step's learning rate, by the live parameter's id.
     """
 
     per_rate: Mapping[int, Tensor] = field(repr=False)
@@ -80,9 +80,10 @@ class CapturedTraining:
             than by ``correction``.
         changed_at_end: whether parameters changed after the last step.
         settings_changed: whether the optimizer's settings changed after the steps that were kept.
-        writes: to the gradients before the first step, see ``writes_of``.
+        writes: the number of writes to the gradients before the first step, see ``writes_of``.
         held: ids of the live parameters that the optimizer holds.
-        correction: of the parameters after each step that was kept; ``None`` where there was none.
+        correction: the correction of the parameters after each step that was kept; ``None`` where
+            there was none.
         trains_another: whether a model of its own was trained besides, with another optimizer.
         problem: why the training was not captured, in words; empty where it was.
     """

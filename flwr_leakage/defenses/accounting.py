@@ -200,8 +200,8 @@ class CanaryEstimate:
     Attributes:
         epsilon: the empirical ε; an estimate, and no bound.
         lower: the same at the mean's lower limit of 95 % (one-sided).
-        mean: of the canaries' cosines.
-        std: of the canaries' cosines.
+        mean: the mean of the canaries' cosines.
+        std: the standard deviation of the canaries' cosines.
         delta: δ of both.
     """
 
@@ -239,8 +239,8 @@ def canary_epsilon(
     mechanism's: a spread that is estimated from few canaries decides the tails, and with them ε.
 
     Args:
-        cosines: of k ≥ 2 canaries with the release: the model's change over the training, or one
-            round's aggregate.
+        cosines: the cosines of k ≥ 2 canaries with the release: the model's change over the
+            training, or one round's aggregate.
         dimension: d, the number of parameters.
         delta: in (0, 1).
     """

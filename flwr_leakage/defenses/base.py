@@ -19,7 +19,7 @@ class LocalRound:
     """The private data of a client's round that its defense may use.
 
     Attributes:
-        gradient_map: of the client's model and loss.
+        gradient_map: the gradient map of the client's model and loss.
         params: θ_t, the parameters that the server sent.
         buffers: the buffers that the server sent.
         private: the client's samples of the round before ``on_batch``; a client of many samples
@@ -122,8 +122,8 @@ class Defense:
         """Check, before training, that the defense can work on this model and this data.
 
         Args:
-            gradient_map: of the client's model and loss.
-            spec: of the inputs.
+            gradient_map: the gradient map of the client's model and loss.
+            spec: the public facts about the inputs.
             num_examples: the least number of samples that ``on_batch`` will get at once.
 
         Raises:
@@ -170,8 +170,8 @@ class Defense:
         the mixing that ``on_batch`` used.
 
         Args:
-            num_samples: that are encoded at once, n.
-            randomness: as ``on_batch`` got it, before any draw.
+            num_samples: the number n of samples that are encoded at once.
+            randomness: the source of draws as ``on_batch`` got it, before any draw.
         """
         return None
 

@@ -36,7 +36,7 @@ def clipped_mean_gradient(
     A gradient whose norm is not finite counts as zero, unless ``max_norm`` is infinite.
 
     Args:
-        gradient_map: of the client's model and loss.
+        gradient_map: the gradient map of the client's model and loss.
         params: θ.
         batch: the samples.
         max_norm: C > 0, the largest norm of a sample's gradient.

@@ -68,10 +68,10 @@ def with_error_feedback(
 
     Args:
         defense: the compressor, such as ``GradientPruning``.
-        update: of this round.
+        update: the update of this round.
         carried: e_t, or ``None`` in a client's first round.
-        randomness: as for ``defense.on_update``.
-        local_round: as for ``defense.on_update``.
+        randomness: the source of draws, as for ``defense.on_update``.
+        local_round: the local round, as for ``defense.on_update``.
 
     Returns:
         What is released, and e_{t+1}.

@@ -28,7 +28,7 @@ def allot_energy(
     own energy, no other allotment lifts the worst-protected sample higher.
 
     Args:
-        spectra: of S samples.
+        spectra: the spectra of S samples.
         energy: ‖δ‖² in total, in squared units of the pseudo-gradient.
         allotment: ``equal`` or ``max_min``.
     """
@@ -57,10 +57,11 @@ class InfluenceNoise(Defense):
     """Add noise as long as Gaussian noise of ``noise_std``, in the directions that hide most.
 
     Attributes:
-        noise_std: that of the isotropic noise of equal energy, ≥ 0; see ``relative_to``.
+        noise_std: the standard deviation of the isotropic noise of equal energy, ≥ 0; see
+            ``relative_to``.
         relative_to: ``gradient``, ``update`` or ``norm``, as for ``GaussianNoise``.
-        allotment: of the energy over samples: ``equal``, or ``max_min``, which lifts the
-            worst-protected sample.
+        allotment: the division of the energy over samples: ``equal``, or ``max_min``, which lifts
+            the worst-protected sample.
         prior_std: τ > 0, what an attacker does not know of a pixel beforehand, in model input
             units; 1 for standardised inputs.
         max_samples: samples that are protected, from the first on, ≥ 1.

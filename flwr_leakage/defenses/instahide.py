@@ -85,9 +85,9 @@ def load_public_images(
     """Read a public set for InstaHide: ``images`` of an ``npz`` file, as model inputs.
 
     Args:
-        path: of a file with ``images``, uint8, (M, H, W) or (M, H, W, C).
-        mean: per channel, of the model's normalisation, in pixel units.
-        std: per channel, likewise.
+        path: the path of a file with ``images``, uint8, (M, H, W) or (M, H, W, C).
+        mean: the mean of the model's normalisation per channel, in pixel units.
+        std: the standard deviation per channel, likewise.
 
     Raises:
         ValueError: there is no such file, or it holds no such images.

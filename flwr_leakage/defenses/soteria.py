@@ -37,8 +37,8 @@ def representation_sensitivity(
     |rₖ| ‖∂rₖ/∂x‖⁻¹, so that the entries of smallest sensitivity hide most.
 
     Args:
-        gradient_map: of the client's model; it must use no statistics of a batch, as the
-            samples are looked at one by one.
+        gradient_map: the gradient map of the client's model; it must use no statistics of a batch,
+            as the samples are looked at one by one.
         params: θ.
         inputs: B samples.
         layer: the layer's name, as in ``model.named_modules()``.

@@ -48,7 +48,7 @@ class SampleSpectra:
     """The spectral measures of A_iᵀA_i for S samples, from one Lanczos run from Gaussian z_i.
 
     Attributes:
-        operator: of the samples' own gradients.
+        operator: the operator of the samples' own gradients.
         exposures: (S,), weights that turn the operator's maps into A_i.
         singular_values: (S, k), σ: Gauss nodes.
         node_weights: (S, k), summing to one: N Σⱼ wⱼ f(σⱼ) estimates Σ_σ f(σ).

@@ -47,10 +47,10 @@ def tell_accuracy(
     """Record an evaluation's accuracy; if it has none, record that, and the metrics it has instead.
 
     Args:
-        audit: that records it, as ``test_accuracy``.
-        server_round: of the evaluation.
-        metrics: that the evaluation told.
-        source: whose evaluation it was, in words.
+        audit: the audit that records it, as ``test_accuracy``.
+        server_round: the round of the evaluation.
+        metrics: the metrics that the evaluation told.
+        source: the side whose evaluation it was, in words.
     """
     if found := accuracy_of(metrics):
         name = plain_text(found[0], MAX_NAMES)

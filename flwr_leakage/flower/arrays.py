@@ -92,7 +92,7 @@ class Expected:
     """The arrays that a reply has to hold, prepared once for the rounds of a run.
 
     Args:
-        gradient_map: of the model.
+        gradient_map: the gradient map of the model.
     """
 
     def __init__(self, gradient_map: GradientMap) -> None:

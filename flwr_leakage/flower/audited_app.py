@@ -53,10 +53,10 @@ def audit(
     Args:
         app: the app, with its mods.
         scores: risk scores by name; none by default. They need ``loss(model(images), labels)``.
-        defense: of the update; the identity by default. A name of ``flwr-leakage list defense``,
-            such as ``"pruning"``, is that defense with the settings of its file. A defense of the
-            inputs needs ``encode``, see ``LeakageMod``. If the defense cannot be applied, the
-            client sends an error.
+        defense: the defense of the update; the identity by default. A name of ``flwr-leakage list
+            defense``, such as ``"pruning"``, is that defense with the settings of its file. A
+            defense of the inputs needs ``encode``, see ``LeakageMod``. If the defense cannot be
+            applied, the client sends an error.
         score_plan: the rounds and samples to score, the cost, and the scores to keep and send.
         replay_every: rounds from one replay to the next; 1 replays each, ``None`` a client's first
             training alone. A replay costs as much CPU time as training on the samples that are
@@ -67,15 +67,16 @@ def audit(
         limits: the most samples and bytes that are kept; the rest is counted.
         spec: shapes and normalisation of the inputs; the server is told a given one. By default the
             client reads them off its samples, and the server is told a public normalisation alone.
-        seed: of the defense's draws and the scores, for simulations only; see ``ClientAudit``.
-        truth: in a simulation, a folder in which the captured samples are left for the
-            evaluator; an absolute one where clients are processes of their own. Without one,
-            they never leave this process.
+        seed: the seed of the defense's draws and the scores, for simulations only; see
+            ``ClientAudit``.
+        truth: in a simulation, a folder in which the captured samples are left for the evaluator;
+            an absolute one where clients are processes of their own. Without one, they never leave
+            this process.
         attack: the client's attack on its own update; see ``ClientAudit`` for this one and the next
             three. A gate also withholds updates whose training cannot be captured.
         share: the further facts that the server is told; none by default.
         gate: the limits beyond which an update is not sent.
-        folder: where the owner's own record is kept.
+        folder: the folder of the owner's own record.
 
     Returns:
         An app to be used in the place of ``app``.

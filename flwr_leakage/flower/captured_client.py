@@ -217,7 +217,8 @@ class _Todo:
     """The settings and inputs of the work on one round.
 
     Attributes:
-        limits: of the capture, which a replay, scores and defenses need; ``None`` for none.
+        limits: the limits of the capture, which a replay, scores and defenses need; ``None`` for no
+            capture.
         replays: whether it is replayed; there is a glance at it otherwise.
         kept: the finding of the client's latest replay; ``None`` before the first.
         server_round: or why it cannot be read.

@@ -32,7 +32,7 @@ class ClientAudit:
     """A client's own choice of how it scores, defends and withholds its update before it sends it.
 
     Attributes:
-        gradient_map: of the client's model and loss, in the mode it trains in.
+        gradient_map: the gradient map of the client's model and loss, in the mode it trains in.
         spec: shapes, classes and normalisation of the inputs.
         schedule: the local training, as far as the scores and defenses need it.
         defense: encodes batches and defends the update; the identity by default.
@@ -62,10 +62,10 @@ class ClientAudit:
             metrics, ``replay``, ``training``, ``times`` and ``reasons``. See ``Sharing`` for what
             each of them costs.
         gate: the limits beyond which an update is not sent; ``None`` sends everything.
-        folder: where the owner's own record is kept, a folder a run and client within it: scores,
-            self-attacks with their images, the gate's decisions. ``None``: in the client's state
-            only, without images. An absolute path where clients are processes of their own. See
-            ``flwr-leakage client``.
+        folder: the folder of the owner's own record, with a folder a run and client within it:
+            scores, self-attacks with their images, the gate's decisions. ``None`` keeps it in the
+            client's state only, without images. The path is absolute where clients are processes of
+            their own. See ``flwr-leakage client``.
     """
 
     gradient_map: GradientMap

@@ -48,7 +48,7 @@ def sent_note(session: Session, done: Release, note: ClientNote, remark: str) ->
     """Return the note that travels: the fields that the owner shares, and fixed categories.
 
     Args:
-        session: of the round.
+        session: the session of the round.
         done: the results of the round.
         note: all that the client knows.
         remark: the text that travels in the place of the note's remark.

@@ -58,8 +58,8 @@ class Trained:
     """The parameters that a client received, and those after its training.
 
     Attributes:
-        params: as received.
-        buffers: as received.
+        params: the received parameters.
+        buffers: the received buffers.
         raw: the update that was trained.
         answer: the update that is to be defended; another one where mods changed it before.
     """
@@ -88,7 +88,7 @@ class Release:
         attacked: the self-attack on it, or ``None``.
         explained: whether the scored model explains the update.
         tries: the gate's judgement of each defense; empty without a gate.
-        exposure: of the round; ``None`` where no mini-batches were seen.
+        exposure: the exposure of the round; ``None`` where no mini-batches were seen.
         left: the remainder that the defense carries to the next round; ``None`` if it carries none.
         seconds: CPU seconds of scores and self-attacks, without the replay.
     """

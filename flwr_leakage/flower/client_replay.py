@@ -58,18 +58,19 @@ class Replayed:
     """The findings of a client's latest replay.
 
     Attributes:
-        server_round: of it, or 0 where nobody named it.
+        server_round: the round of the replay, or 0 where nobody named it.
         explains: whether it explained the update.
         sentence: the result in words.
         facts: the facts about that training; ``None`` if nothing was captured.
         varying: settings that have changed since the first replay and were replayed afterwards.
         again: why the next training is to be replayed; empty where it need not be.
-        names: of the optimizer's parameters as they are received, in its order; see ``Glance``.
-        untrained: of the received parameters that the optimizer did not hold.
-        writes: to the gradients before the first step, see ``writes_of``.
+        names: the names of the optimizer's parameters as they are received, in its order; see
+            ``Glance``.
+        untrained: the names of the received parameters that the optimizer did not hold.
+        writes: the number of writes to the gradients before the first step, see ``writes_of``.
         num_examples: the number of samples that the client reported.
-        num_arrays: that were received, where as many parameters were sent, so that a glance can
-            compare them; 0 otherwise.
+        num_arrays: the number of received arrays, if as many parameters were sent, so that a glance
+            can compare them; 0 otherwise.
     """
 
     server_round: int
@@ -135,11 +136,11 @@ class SeenRound:
     """One training, with the received and the sent arrays.
 
     Attributes:
-        arrays: that the server sent.
-        answer: that the client sends; empty under a mask.
+        arrays: the arrays that the server sent.
+        answer: the arrays that the client sends; empty under a mask.
         reported: the number of samples that the app reports to the server; 0 where it reports none.
-        capture: of the training; ``None`` where there was a glance only.
-        spec: of the inputs, where the client's owner gives it.
+        capture: the capture of the training; ``None`` where there was a glance only.
+        spec: the public facts about the inputs, where the client's owner gives them.
     """
 
     arrays: ArrayRecord

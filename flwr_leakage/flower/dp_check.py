@@ -39,8 +39,8 @@ class Finding:
         epsilon: ε over all rounds at ``delta``; infinite where there is no guarantee.
         adjacency: what ``epsilon`` compares: ``replace-one``, the client with another update, or
             ``add-or-remove``, the client with no update; ``None`` where there is no guarantee.
-        delta: of ``epsilon``.
-        noise_multiplier: of one round: the noise's standard deviation divided by how far one client
+        delta: the δ for which ``epsilon`` holds.
+        noise_multiplier: the noise's standard deviation in one round, divided by how far one client
             can move the result under ``adjacency``.
     """
 
@@ -77,11 +77,12 @@ def check_privacy(
 
     Args:
         strategy: the server's, with its wrappers; ``None`` where it is not known.
-        mods: of the train function, the outermost first.
+        mods: the mods of the train function, the outermost first.
         num_clients: nodes in the federation.
         num_rounds: rounds of training, ≥ 1.
-        delta: of the ε of strategies, which state none; ``LocalDpMod`` has its own.
-        num_pixels: of an input, for the error of the image that an attacker can still read.
+        delta: the δ for the ε of strategies, which state none; ``LocalDpMod`` has its own.
+        num_pixels: the number of pixels of an input, for the error of the image that an attacker
+            can still read.
 
     Returns:
         Findings, those of the mods first. Printed, each is a sentence.

@@ -71,7 +71,8 @@ class Heard:
 
         Args:
             answered: the nodes whose models the strategy is shown.
-            failures: that it is shown; the workflow of SecAgg+ tells of some clients twice.
+            failures: the failures that the strategy is shown; the workflow of SecAgg+ tells of some
+                clients twice.
         """
         self._tell_of_errors()
         for failure in failures:

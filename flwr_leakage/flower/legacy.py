@@ -306,11 +306,11 @@ def observe_legacy(
     end of the block, and ``close`` does so at once.
 
     Args:
-        strategy: of any class.
+        strategy: a strategy of any class of ``flwr.server``.
         model: the model that is trained, with the mean cross-entropy; or its gradient map.
-        folder: of the run, with the records and the report.
-        spec: of the inputs; by default as the clients' captures tell them.
-        schedule: of local training; by default as each client's capture tells it.
+        folder: the folder of the run, with the records and the report.
+        spec: the public facts about the inputs; by default as the clients' captures tell them.
+        schedule: the schedule of local training; by default as each client's capture tells it.
         attack: an attack, the name of a preset, or ``None``. The default tries every attack that
             applies, within a budget of CPU seconds for each target.
         threat: the attacker's knowledge; by default the clients' mean update only, which is what
@@ -318,11 +318,11 @@ def observe_legacy(
         max_samples: most samples that a client's steps use, all steps together, for it to be
             attacked; the others are recorded. ``None`` attacks all, which may take hours.
         max_seconds: see ``observe``; so are the next two.
-        max_round_seconds: of all attacks of a round.
-        max_bytes: of an attack on a target.
+        max_round_seconds: CPU seconds that all attacks of a round may take.
+        max_bytes: bytes that an attack on a target may need.
         truth: in a simulation, the folder that the clients' ``audit`` was given.
         client_id_key: see :class:`LegacyHonestButCurious`.
-        settings: of :class:`ServerAudit`.
+        settings: further settings of :class:`ServerAudit`.
 
     Raises:
         TypeError: the model is no module of torch.

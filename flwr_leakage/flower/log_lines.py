@@ -73,7 +73,7 @@ def round_told(records: Sequence[LeakageRecord], is_kept: bool = False) -> str:
     """Return in a sentence who was attacked in a round, for how long, and the worst grade.
 
     Args:
-        records: of the round.
+        records: the records of the round.
         is_kept: whether updates are kept to be attacked later.
     """
     index = Index(records)

@@ -65,14 +65,15 @@ def observe(
     evaluation is recorded as the test accuracy.
 
     Args:
-        strategy: of any class, with server-side differential privacy too: use it on the outermost.
+        strategy: a strategy of any class, also one with server-side differential privacy: use
+            ``observe`` on the outermost.
         model: the model that is trained, with the mean cross-entropy (of the next token, if the
             spec says so); or its gradient map.
-        folder: of the run, with the records and the report.
+        folder: the folder of the run, with the records and the report.
         attack: an attack, the name of a preset, or ``None``. The default tries every attack that
             applies, within a budget of CPU seconds for each target.
-        spec: of the inputs; by default as the clients' captures tell them.
-        schedule: of local training; by default as each client's capture tells it.
+        spec: the public facts about the inputs; by default as the clients' captures tell them.
+        schedule: the schedule of local training; by default as each client's capture tells it.
         max_samples: most samples that a client's steps use, all steps together, for it to be
             attacked; the others are recorded. ``None`` attacks all, which may take hours.
         max_seconds: CPU seconds that an attack may take for each target.
@@ -86,9 +87,9 @@ def observe(
             simulation the report tells whether the test was right.
         weighted_by_key: see :class:`HonestButCurious`; so are the next two.
         bad_replies: ``pass`` or ``drop``.
-        reproducible: for simulations.
-        settings: of :class:`ServerAudit`: ``threat``, ``selection``, ``evaluator``,
-            ``large_clients``, …
+        reproducible: see :class:`HonestButCurious`; it is for simulations.
+        settings: further settings of :class:`ServerAudit`: ``threat``, ``selection``,
+            ``evaluator``, ``large_clients``, …
 
     Raises:
         TypeError: the strategy is one of ``flwr.server``, or the model is no module of torch.

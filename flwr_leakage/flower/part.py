@@ -22,10 +22,10 @@ class Part:
     """The match of arrays to a model, by names and shapes, or by order where they have no names.
 
     Attributes:
-        names: of the model's entries, by the arrays' names.
+        names: the names of the model's entries, by the arrays' names.
         extra: names of arrays that are none of the model's, such as control variates.
         missing: the model's parameters that are not exchanged: personal or frozen ones.
-        num_entries: of the model.
+        num_entries: the number of the model's entries.
     """
 
     names: Mapping[str, str]
@@ -142,7 +142,7 @@ class Variates:
         """Return −η g where a client's one step was changed by control variates; else ``delta``.
 
         Args:
-            client: that was heard in this round.
+            client: the client that was heard in this round.
             facts: the facts that it told.
             delta: the change of its parameters.
             server: the server's variates c that it was sent; empty for none.

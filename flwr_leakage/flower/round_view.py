@@ -38,7 +38,7 @@ class Seen:
     Attributes:
         observations: (place among the replies, observation) of each update that can be read.
         notes: the clients' notes, under the names that the server knows them by.
-        faults: by place, why a reply would harm an aggregation.
+        faults: why a reply would harm an aggregation, by its place.
         unknown: clients whose samples nobody can know, as their name is not certain.
     """
 
@@ -61,7 +61,7 @@ class RoundView:
         drop: whether bad replies will be left out, for the wording.
         usual: the layout of most replies: of earlier rounds, then of this one.
         expected: the arrays that a reply has to hold.
-        variates: of SCAFFOLD's clients, in this round and before.
+        variates: the control variates of SCAFFOLD's clients, in this round and before.
     """
 
     audit: ServerAudit

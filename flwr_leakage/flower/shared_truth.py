@@ -16,7 +16,7 @@ class TruthFolder:
     """The samples of each client in the latest round; a ``TruthSource`` for the server.
 
     Attributes:
-        path: of the folder, which is made where there is none.
+        path: the path of the folder, which is made where there is none.
     """
 
     path: Path

@@ -48,9 +48,10 @@ class HonestButCurious(Strategy):
             second answers. Of those that are right by themselves, the ones whose metrics have other
             names than most clients' are left out, too, as no strategy averages both. If no reply is
             left, the strategy is handed nothing, and the run goes on with the present model.
-        reproducible: for simulations: clients are sampled by the audit's seed and the round, and
-            replies are handed on in the order of the clients, so that the same seed gives the same
-            floating-point sums. The process-wide random states stay as they are all the same.
+        reproducible: whether clients are sampled by the audit's seed and the round, and replies are
+            handed on in the order of the clients, so that the same seed gives the same
+            floating-point sums; for simulations. The process-wide random states stay as they are
+            all the same.
     """
 
     def __init__(

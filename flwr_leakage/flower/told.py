@@ -25,8 +25,8 @@ class Given:
     """The operator's settings; where one is ``None``, the clients' notes decide.
 
     Attributes:
-        spec: of the inputs.
-        schedule: of local training.
+        spec: the public facts about the inputs.
+        schedule: the schedule of local training.
         batch_norm: the mode that the clients train in.
         max_samples: most samples that a client's steps use for it to be attacked.
     """

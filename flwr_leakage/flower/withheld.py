@@ -12,7 +12,7 @@ def unseen(reply: Message, released: str = "") -> str:
     a list of metrics. Both are arrays by another name.
 
     Args:
-        reply: without an error.
+        reply: a reply that is no error.
         released: the name of the ``ArrayRecord`` that was defended and judged; empty where none
             was.
     """

@@ -31,7 +31,7 @@ class Score(Protocol):
         Args:
             client: the model's gradient map, the exposure of the samples to be scored, and what
                 scores share. It stays as it is, but for the work that it keeps.
-            seed: of the score's own random draws.
+            seed: the seed of the score's own random draws.
 
         Returns:
             Measurements with one value for each sample of ``client.exposure``, in its order.
@@ -96,7 +96,7 @@ class SampleScore(ABC):
         """Return the quantities of S samples, the same ones for all samples of a round.
 
         Args:
-            problem: of the samples.
+            problem: the problem of the samples.
             draws: one generator for each of them.
         """
 

@@ -25,7 +25,8 @@ class BatchLipschitz:
     paper's reading. In float64.
 
     Attributes:
-        noise_std: of n ~ N(0, noise_std²), in the units of the inputs, > 0.
+        noise_std: the standard deviation of the noise n ~ N(0, noise_std²), in the units of the
+            inputs, > 0.
         num_draws: gradients of the batch, ≥ 1.
     """
 

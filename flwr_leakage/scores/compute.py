@@ -28,11 +28,12 @@ def compute_scores(
     depends on none of them.
 
     Args:
-        scores: by name; or a sequence, named by their classes (``LAVP``, then ``LAVP 2``).
-        gradient_map: of the client's model and loss.
+        scores: the scores by name; or a sequence, named by their classes (``LAVP``, then ``LAVP
+            2``).
+        gradient_map: the gradient map of the client's model and loss.
         exposure: the client's round.
-        seed: of all random draws; those of a score depend on its name, too.
-        budget: for all scores together, spent in order; ``None`` is no limit.
+        seed: the seed of all random draws; those of a score depend on its name, too.
+        budget: the budget of all scores together, spent in order; ``None`` is no limit.
         samples: indices of those to score, in ascending order; the
             others get no number. ``None`` is all.
         warnings: why the numbers may be of another model than the one that trains; each stands

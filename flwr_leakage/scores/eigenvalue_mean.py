@@ -61,9 +61,9 @@ def eigenvalue_mean(
     makes too small are raised, which lowers f.
 
     Args:
-        problem: in float64.
+        problem: the problem of the samples, in float64.
         function: f of eigenvalues (S, k).
-        draws: for the probes z.
+        draws: the source of draws for the probes z.
         dense: whether to form J.
         num_probes: random z.
         max_steps: most steps of Lanczos for each.

@@ -29,7 +29,7 @@ def sensitivity_along(
     Args:
         operator: Jᵀ of S samples.
         directions: d, not zero.
-        slices: where the entries of each layer lie in the gradient, see ``layer_slices``.
+        slices: the places of the entries of each layer in the gradient, see ``layer_slices``.
     """
     image = operator.matvec(directions)
     lengths = row_norms(directions).double()

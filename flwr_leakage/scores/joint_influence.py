@@ -39,7 +39,7 @@ class JointInfluence:
         relative_damping: ε/λmax > 0 of LSQR.
         tolerance: relative error of LSQR.
         max_steps: most steps of LSQR, of two products of the whole update each.
-        memory_bytes: for the dense route.
+        memory_bytes: the most bytes that the dense route may take.
     """
 
     point: Point = "defended"

@@ -41,8 +41,8 @@ def lipschitz_constants(
     Args:
         oracle: inputs (S, N) ↦ gradients (S, P). One row may be a flattened batch.
         inputs: x.
-        generator: for n.
-        noise_std: in the units of the inputs.
+        generator: the generator that draws n.
+        noise_std: the standard deviation of n, in the units of the inputs.
         num_draws: oracle calls, besides one at x.
 
     Returns:

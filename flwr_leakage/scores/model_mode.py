@@ -24,9 +24,9 @@ def mode_warnings(
     mode. A model in eval mode costs nothing.
 
     Args:
-        model: as the caller gave it.
-        mode: of its BatchNorm layers.
-        gradient_map: that is scored.
+        model: the model as the caller gave it.
+        mode: the mode of its BatchNorm layers.
+        gradient_map: the gradient map that is scored.
         batch: samples.
     """
     switched = [

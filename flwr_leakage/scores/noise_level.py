@@ -34,7 +34,7 @@ def noise_level(
     Knowing less does not help, so that a bound for this attacker holds for all of them.
 
     Args:
-        problem: of S samples.
+        problem: the problem of S samples.
         noise_std: σ; ``None`` takes the root mean square of δ, where δ looks like independent
             Gaussian noise of one size on all entries. Pruning, clipping, Laplacian noise and
             encodings of the batch do not, and get no bound of this kind.

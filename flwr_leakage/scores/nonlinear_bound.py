@@ -72,9 +72,9 @@ def curvature(
     """Return lower estimates of the Lipschitz constants μ_L of x ↦ g(x) and μ_J of x ↦ J(x).
 
     Args:
-        problem: of S samples.
+        problem: the problem of S samples.
         norm: ‖J‖.
-        draws: for the random points.
+        draws: the source of draws for the random points.
         radius: their distance as an RMS per input.
         num_draws: number of random points.
         tolerance: relative error to which spectral norms are computed.

@@ -75,8 +75,9 @@ def score(
             has them as ``logits``.
         inputs: (B, C, H, W), normalised as the model expects; a tensor, an array or a list.
         targets: (B,) class indices or (B, K) probabilities; likewise.
-        scores: by name, or a sequence, named by their classes; ``default_scores()`` if ``None``.
-            An entry of a sequence may be a name of ``flwr-leakage list score``, such as ``"lavp"``.
+        scores: the scores by name, or a sequence, named by their classes; ``default_scores()`` if
+            ``None``. An entry of a sequence may be a name of ``flwr-leakage list score``, such as
+            ``"lavp"``.
         loss: (logits, targets) ↦ scalar; a mean or a sum over the samples, weighted or not.
         batch_norm: ``batch`` for a client that trains in train mode, ``running`` in eval mode;
             ``None`` is the mode that the model's BatchNorm layers are in.
@@ -86,9 +87,9 @@ def score(
             the model's parameters.
         noise_std: standard deviation of Gaussian noise added to every entry of the pseudo-gradient
             of the whole update.
-        schedule: of the local training; one step over the whole batch if ``None``.
-        budget: for all scores together.
-        seed: of all random draws, ≥ 0.
+        schedule: the schedule of the local training; one step over the whole batch if ``None``.
+        budget: the budget of all scores together.
+        seed: the seed of all random draws, ≥ 0.
 
     Returns:
         A result under each name that was asked for, in order, with values, notes, unit and

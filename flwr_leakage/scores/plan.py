@@ -28,7 +28,7 @@ def rank_samples(
             the samples and ranks most networks' samples as the dear scores do; ``first`` ones
             first; ``random``; ``largest_gradient``: those that fixed noise protects least, at one
             per-sample gradient each.
-        seed: for ``random``.
+        seed: the seed of the order ``random``.
 
     Returns:
         The places, and the quantity that ranked them.

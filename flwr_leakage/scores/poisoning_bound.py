@@ -72,7 +72,7 @@ class _Poisoning(SampleScore):
     """The score, bound to the samples and learning rate of one round.
 
     Attributes:
-        settings: of the user.
+        settings: the settings of the user.
         others: the samples on which the loss is counted.
         rate: η.
     """

@@ -16,7 +16,7 @@ def quantities(scores: Mapping[str, Score]) -> tuple[tuple[str, ...], tuple[str,
     A score declares its quantities only by the measurements that it returns.
 
     Args:
-        scores: by name.
+        scores: the scores by name.
 
     Returns:
         The names, and the scores that cannot be computed of such a model.

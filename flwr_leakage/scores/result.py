@@ -92,7 +92,7 @@ class Scores(Mapping[str, ScoreResult]):
     notes.
 
     Attributes:
-        results: by name.
+        results: the results by name.
         notes: remarks on all of them: the mode in which the model was scored, the meaning of a
             sample's δ.
     """

@@ -81,14 +81,14 @@ def score_round(
     paid back likewise. ``plan.min_samples`` comes on top.
 
     Args:
-        scores: by name.
-        gradient_map: of the client's model and loss.
+        scores: the scores by name.
+        gradient_map: the gradient map of the client's model and loss.
         exposure: the client's round.
         plan: the limits of spending.
-        account: as the client's last round left it.
+        account: the account as the client's last round left it.
         server_round: counted from 1.
         train_seconds: CPU seconds of the round's training.
-        seed: of all random draws.
+        seed: the seed of all random draws.
         warnings: see ``compute_scores``.
 
     Returns:

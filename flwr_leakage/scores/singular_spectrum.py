@@ -22,7 +22,8 @@ class SingularSpectrum(SampleScore):
     the memory allow; the two ends alone are cheaper by ``SingularInfluence``.
 
     Attributes:
-        positions: in [0, 1]: k − 1 over N − 1, rounded to the nearest k.
+        positions: the positions in the spectrum, in [0, 1]: k − 1 over N − 1, rounded to the
+            nearest k.
         max_dense_inputs: N up to which J is formed.
     """
 

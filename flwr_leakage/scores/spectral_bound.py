@@ -70,9 +70,9 @@ class SpectralBound(SampleScore):
         """Return √ of the mean of ``squared_error`` over the eigenvalues, in model input units.
 
         Args:
-            name: of the quantity.
-            problem: of S samples.
-            draws: for the probes.
+            name: the name of the quantity.
+            problem: the problem of S samples.
+            draws: the source of draws for the probes.
             exact: the state of a value from the dense Jacobian.
             full_rank: whether the bound is infinite where J lacks rank.
         """

@@ -15,7 +15,7 @@ class Column:
 
     Attributes:
         score: the name that was asked by.
-        measurement: of all samples.
+        measurement: the measurement of all samples.
         error: why the score failed, or empty.
     """
 

@@ -27,7 +27,7 @@ def check_node(
     """Check a section that names its ``_target_``, and all that is nested in it.
 
     Args:
-        key: where the section stands in the config.
+        key: the section's place in the config.
         node: the section.
         given: arguments that the caller adds.
         kind: the class of the object. The result of a function is known only when it is built.
@@ -101,7 +101,7 @@ def check_section(
     """Check that each key of a section is an argument of one of its targets, of the right type.
 
     Args:
-        key: where the section stands in the config; empty at the top.
+        key: the section's place in the config; empty at the top.
         section: its keys and values.
         targets: its readers, with annotated signatures.
         given: arguments that the caller adds, which the section cannot hold.

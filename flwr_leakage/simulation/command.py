@@ -40,7 +40,7 @@ def check_command(folder: Path) -> None:
     Files that the process writes afterwards are readable by their owner only.
 
     Args:
-        folder: of ``config.yaml`` and the config groups.
+        folder: the folder of ``config.yaml`` and the config groups.
     """
     accept_any_text()
     sys.argv[1:] = spell_experiment(sys.argv[1:])

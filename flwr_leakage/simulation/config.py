@@ -41,7 +41,7 @@ def to_config(cfg: DictConfig, choices: Mapping[str, Any]) -> Config:
     """Resolve a composed config to plain containers.
 
     Args:
-        cfg: as composed, without Hydra's own section.
+        cfg: the config as composed, without Hydra's own section.
         choices: the chosen option of each config group; kept under ``choices``.
 
     Raises:

@@ -52,9 +52,9 @@ class Experiment:
 
     Attributes:
         large_clients: the settings for updates of many images, or ``None``.
-        what_ifs: by name, defenses that updates are attacked under besides.
-        self_attack: of each client on its own update, or ``None``.
-        gate: of each client, or ``None``.
+        what_ifs: further defenses under which updates are attacked, by name.
+        self_attack: the attack of each client on its own update, or ``None``.
+        gate: the gate of each client, or ``None``.
         membership: the choice of records that the server tests for membership, or ``None``.
         remark: ``None`` in a simulation, whose every draw comes from the seed. On a real node,
             what the client tells the server of its own config: its draws then come from the

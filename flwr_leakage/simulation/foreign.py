@@ -43,7 +43,7 @@ def check_targets(config: Config, groups: Collection[str] | None = None) -> None
 
     Args:
         config: the whole config.
-        groups: whose classes may be named; those of all groups by default.
+        groups: the groups whose classes may be named; those of all groups by default.
 
     Raises:
         ConfigError: naming the first one.
@@ -74,8 +74,8 @@ def paths_outside(
     the packaged config are left out.
 
     Args:
-        config: whose targets were checked before, as they are imported here.
-        folder: of the run.
+        config: the config, whose targets were checked before, as they are imported here.
+        folder: the folder of the run.
         allowed: further folders and files that may be read.
     """
     packaged = {path for _, node in _packaged() for _, path in _paths(node)}

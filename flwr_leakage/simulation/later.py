@@ -39,7 +39,7 @@ def received_config(folder: Path, allowed: Sequence[Path] = ()) -> Config:
     nothing is downloaded.
 
     Args:
-        folder: of the run.
+        folder: the folder of the run.
         allowed: folders and files outside of it that its config may read, such as a data set.
 
     Raises:
@@ -89,7 +89,7 @@ def kept_run(folder: Path, max_seconds: float | None, allowed: Sequence[Path] = 
     """Return a simulation's kept observations, with its own attack.
 
     Args:
-        folder: of the run.
+        folder: the folder of the run.
         max_seconds: CPU seconds for a target; ``None`` for the run's own.
         allowed: see ``received_config``.
 

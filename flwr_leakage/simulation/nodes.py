@@ -19,7 +19,7 @@ def instantiate(config: Mapping[str, Any], key: str, kind: type = object, **give
 
     Args:
         config: the whole config.
-        key: of the section, by a path such as ``model.network``.
+        key: the section's place, by a path such as ``model.network``.
         kind: the class of which it must be an instance.
         given: arguments of the target that the section does not hold.
 

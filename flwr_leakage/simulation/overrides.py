@@ -34,8 +34,8 @@ def check_overrides(arguments: list[str], folder: Path | None = None) -> str:
     are checked in the composed config, by their readers.
 
     Args:
-        arguments: of the command line.
-        folder: of ``config.yaml`` and the config groups; ``None`` for the package's own.
+        arguments: the arguments of the command line.
+        folder: the folder of ``config.yaml`` and the config groups; ``None`` for the package's own.
     """
     folder = folder or conf_dir()
     plain = [text for text in _without_values_of_flags(arguments) if not text.startswith("-")]

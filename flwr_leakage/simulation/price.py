@@ -97,7 +97,7 @@ def price_runs(overrides: Sequence[str], multirun: bool = False) -> list[tuple[W
     seed and attacks only are measured once.
 
     Args:
-        overrides: as of the command.
+        overrides: the overrides of the command.
         multirun: whether lists are a sweep.
 
     Raises:

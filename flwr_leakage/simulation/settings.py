@@ -26,7 +26,7 @@ class ClientSettings:
         max_samples: samples kept for scores and defenses, ≥ 1.
         num_threads: torch threads of a client, ≥ 1; ``None`` leaves them.
         share: which numbers of self-attacks travel to the server, see ``ClientAudit``.
-        folder: where each client's record for its owner goes, or ``None``.
+        folder: the folder for each client's record for its owner, or ``None``.
     """
 
     num_examples: int | None
@@ -42,14 +42,14 @@ class TrainingSettings:
     """The part of the ``client`` section that the server sets: the local training.
 
     Attributes:
-        learning_rate: of SGD.
+        learning_rate: the learning rate of SGD.
         batch_size: samples in a step.
         epochs: passes over a client's samples of the round; clients of different sizes then take
             different numbers of steps.
         num_steps: the same number of steps for every client, in place of epochs; ``None`` leaves
             it to the epochs.
-        momentum: of SGD.
-        weight_decay: of SGD.
+        momentum: the momentum of SGD.
+        weight_decay: the weight decay of SGD.
     """
 
     learning_rate: float
@@ -77,7 +77,7 @@ class ServerSettings:
         attack_gpus: GPUs that it asks for, ≥ 0.
         attack_retries: number of times that a task is repeated if its worker or node died, ≥ 0.
         attack_chunk: targets attacked together in a process, ≥ 1.
-        attack_folder: where finished chunks are kept, or ``None``.
+        attack_folder: the folder for finished chunks, or ``None``.
         attack_max_seconds: CPU seconds that an attack may take for a target, > 0; ``None`` for no
             limit but the attack's own.
         what_if_max_seconds: CPU seconds for a target under a what-if, > 0, if that is less;
@@ -87,7 +87,8 @@ class ServerSettings:
         kept_bytes: most that kept updates take, ≥ 1.
         kept_policy: which rounds give way beyond it, see ``KeptObservations``.
         num_threads: torch threads of attacks and evaluation, ≥ 1; ``None`` leaves them.
-        test_samples: of the global model's test accuracy, ≥ 1; ``None`` for the whole test set.
+        test_samples: the number of samples for the global model's test accuracy, ≥ 1; ``None`` for
+            the whole test set.
         weights_every: rounds from one saved global model to the next, ≥ 1; ``None`` saves the last
             only.
         wait_seconds: how long to wait until there is a node for every client, ≥ 0.
@@ -133,10 +134,10 @@ class TopLevel:
     """The values at the top of the config.
 
     Attributes:
-        seed: of every random draw, in [0, 2^63).
+        seed: the seed of every random draw, in [0, 2^63).
         num_clients: ≥ 1, each with a partition of the data.
-        num_rounds: of training, ≥ 1.
-        run_dir: where numbers, images, the config and the report go.
+        num_rounds: the number of rounds of training, ≥ 1.
+        run_dir: the folder for numbers, images, the config and the report.
         objective: what a sweeper is told of the run: a measure of ``flwr_leakage.comparison``,
             several of them, or ``None``.
     """

@@ -50,9 +50,9 @@ def check_strategy(strategy: Strategy, num_clients: int, key: str = "strategy") 
     whatever comes, or skip every round, where there are fewer clients than their guarantee needs.
 
     Args:
-        strategy: as built; the strategy that it wraps, if any, is checked too.
+        strategy: the strategy as built; the one that it wraps, if any, is checked too.
         num_clients: the nodes that there are.
-        key: where in the config the strategy stands.
+        key: the strategy's place in the config.
 
     Raises:
         ConfigError: naming the key.

@@ -58,7 +58,7 @@ def objective_of(run_dir: str | Path, objective: str | Sequence[str] | None) -> 
     """Return the objective of a sweeper: the measures that ``objective`` names, or NaN.
 
     Args:
-        run_dir: of the run.
+        run_dir: the folder of the run.
         objective: the name of a measure, several of them, or ``None``.
     """
     if objective is None:

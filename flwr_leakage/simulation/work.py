@@ -20,22 +20,23 @@ class Work:
     """The work of a run, on average over the draws of clients.
 
     Attributes:
-        clients: in the federation.
-        rounds: of training.
-        trainings: of a client in a round.
-        steps: of all trainings.
+        clients: the number of clients in the federation.
+        rounds: the number of rounds of training.
+        trainings: the number of trainings of a client in a round.
+        steps: the number of steps of all trainings.
         replays: trainings that are run again to check the update.
-        replay_steps: of all replays.
+        replay_steps: the number of steps of all replays.
         batch_size: samples of a step.
         ranked: samples that are ranked for the scores, over all rounds.
         scored: samples that get scores, over all rounds.
         score_share: scores' cost as a share of the training's, where the plan measures seconds.
-        updates: that are attacked.
+        updates: the number of updates that are attacked.
         targets: these, and each again under every what-if.
-        self_attacks: of clients on their own updates, at most.
+        self_attacks: the most attacks of clients on their own updates.
         target_seconds: CPU seconds that an attack may take for a target as it was sent; ``None``:
             no limit.
-        attack_seconds: of all targets and self-attacks at most; ``None`` where there is no limit.
+        attack_seconds: the most CPU seconds of all targets and self-attacks; ``None`` where there
+            is no limit.
         tested: test images of all rounds.
         disk: bytes of the run folder.
     """
@@ -63,7 +64,7 @@ def count_work(experiment: Experiment, products: int) -> Work:
     """Count the operations of a run.
 
     Args:
-        experiment: of the run.
+        experiment: the experiment of the run.
         products: Jacobian products that the scores of one sample take, which says how many the
             plan pays for.
     """

@@ -29,7 +29,7 @@ class TensorBoardTracker(LiveTracker):
     """Write the medians of a round when the next round begins, and every image and event.
 
     Args:
-        folder: where the event files go.
+        folder: the folder for the event files.
         writer: a ``SummaryWriter`` to use in place of a new one.
     """
 

@@ -33,9 +33,9 @@ def plain_text(text: str, max_characters: int = MAX_CHARACTERS) -> str:
     direction, lone surrogates and characters of zero width become ``\u…`` escapes.
 
     Args:
-        text: of any origin and length.
-        max_characters: of the result, ≥ 60; a longer text says how long it was. A text that was
-            made plain stays as it is.
+        text: a text of any origin and length.
+        max_characters: the most characters of the result, ≥ 60; a longer text says how long it was.
+            A text that was made plain stays as it is.
 
     Example:
         >>> plain_text("\x1b[2Jgone\u202e")

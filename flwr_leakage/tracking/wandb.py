@@ -27,7 +27,7 @@ class WandbTracker(LiveTracker):
     """Send the medians of a round when the next round begins.
 
     Args:
-        folder: where the client keeps its files.
+        folder: the folder in which the client keeps its files.
         project: the project's name.
         entity: the user or team, or ``None`` for the default one.
         name: the run's name, or ``None`` for a drawn one.
