@@ -90,7 +90,8 @@ class DrawnCandidates:
     Attributes:
         per_client: private samples of each client that are tested in every update, ≥ 1.
         strangers: images of the server's test set that are tested beside them, ≥ 0.
-        null_size: other images of it, which the ranks are among, ≥ 20; fewer where there are none.
+        null_size: further images of that test set, among which each record is ranked, ≥ 20; fewer
+            if the set has fewer.
     """
 
     per_client: int = 2

@@ -65,7 +65,8 @@ class Gate:
         psnr: most dB that the self-attack may reach, for every sample.
         grade: the worst grade that a sample may have in the self-attack.
         stronger: defenses of updates that are tried in this order; each replaces the client's.
-        unmeasured: ``refuse`` treats it as beyond the limit; ``send`` lets it pass.
+        unmeasured: ``refuse`` counts a quantity that was not measured as beyond its limit; ``send``
+            lets the update pass.
     """
 
     scores: Mapping[str, float] = field(default_factory=dict)

@@ -186,7 +186,7 @@ class ServerAudit:
             self.inform(server_round, client_id, said)
 
     def learn_from(self, names: Collection[str]) -> None:
-        """Let later attacks use the updates of these parameters alone, as no others are sent.
+        """Restrict later attacks to the updates of the named parameters, as clients send no others.
 
         Attacks take the given model's values for those that no observation holds.
         """

@@ -68,9 +68,10 @@ class Shard:
         return f"{self.index}/{self.of}"
 
     def owner(self, server_round: int, number: int) -> "Shard":
-        """Return the shard of the same division that takes the chunk of this number in a round.
+        """Return the shard that attacks a round's chunk of targets, by the number of the chunk.
 
-        Each round begins with another shard, so that all have as many chunks but for one a round.
+        Each round begins with another shard, so that the numbers of chunks of two shards differ by
+        at most one a round.
         """
         return Shard((server_round + number) % self.of + 1, self.of)
 

@@ -15,13 +15,14 @@ RECOVERED_DB = 40.0
 
 @dataclass(frozen=True)
 class Opening:
-    """The verdict on one exact attack for such an update.
+    """The verdict on whether one exact attack takes the update that ``structure`` was asked about.
 
     Attributes:
         attack: its name.
-        verdict: ``applies``: it takes such an update, which does not say that it succeeds.
-            ``features only``: it does, and ends in features of the images. ``recovers``: it was run
-            on the synthetic batch and all images came out above ``RECOVERED_DB``.
+        verdict: ``applies``: the attack takes the update, which does not say that it succeeds.
+            ``features only``: it takes the update, and ends in features of the images.
+            ``recovers``: it was run on the synthetic batch and all images came out above
+            ``RECOVERED_DB``.
         reason: what it works on, why it does not apply, or what it reached.
     """
 

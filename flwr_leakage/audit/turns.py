@@ -74,7 +74,7 @@ class Once:
     _said: dict[int, set[int]] = field(default_factory=dict)
 
     def says(self, client_id: int, message: str) -> str:
-        """Return a new message, a last remark at the limit, and an empty text otherwise."""
+        """Return the message if it is new, a last remark at the limit, and else an empty text."""
         said = self._said.setdefault(client_id, set())
         # Hashes are kept, as a client chooses how long its sentences are.
         if hash(message) in said or len(said) > self.limit:

@@ -81,10 +81,12 @@ class TrainingFacts:
         unscheduled: why no ``LocalSchedule`` expresses the training, or empty.
         rewritten: the first step, counted from 1, whose gradients something changed after
             ``backward`` (clipping, noise); 0 where none was seen.
-        repeated: whether all but the optimizer, its settings and steps is of an earlier training.
+        repeated: whether only the optimizer, its settings and its steps are of this training, and
+            all other facts of an earlier one.
         counted: whether ``num_steps`` and ``batch_size`` follow from the number of samples that the
             app reports.
-        sends: its parameters, or which multiple of its update; see ``flwr_leakage.capture.sent``.
+        sends: the quantity that the client sends, its parameters or a multiple of its update; see
+            ``flwr_leakage.capture.sent``.
     """
 
     optimizer: str

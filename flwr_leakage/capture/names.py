@@ -56,8 +56,7 @@ def as_received(
 ) -> dict[str, Tensor]:
     """Return a client's arrays under the names by which it received the same tensors.
 
-    Without names, a client may send a part of the received arrays, or arrays that it did not
-    receive.
+    Arrays without names may be a part of the received arrays, or arrays that were not received.
     """
     if not sent or not all(name.isdigit() for name in sent):
         return dict(sent)

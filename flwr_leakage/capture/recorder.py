@@ -209,8 +209,8 @@ class Recorder:
     def see_less(self) -> None:
         """Look at torch functions after a model's call alone.
 
-        A function that is compiled before it would be compiled with the window, and its results
-        differ in the last bits.
+        A function that ``torch.compile`` compiles before that call would be compiled together with
+        the hooks, so that its results would differ in the last bits.
         """
         if threading.get_ident() == self._thread and not self._sees_less:
             self._sees_less = True

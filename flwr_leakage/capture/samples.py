@@ -40,7 +40,7 @@ class TapedLoss:
 
 @dataclass(frozen=True)
 class ShiftedLoss:
-    """A captured loss of the token behind each, on the texts themselves.
+    """A captured loss of the next token, as a function of the texts themselves.
 
     Attributes:
         loss: (logits, targets) ↦ scalar, of targets as the app made them.
@@ -307,7 +307,7 @@ def drops_out(training: CapturedTraining) -> bool:
 def captured_gradient_map(
     training: CapturedTraining, names: Mapping[str, NamedTensor], call: LossCall
 ) -> GradientMap:
-    """Return the gradient map of the captured model and loss, named as the received arrays.
+    """Return the gradient map of the captured model and loss, by the names of the received arrays.
 
     Raises:
         ValueError: the model's arrays are not all of those received.

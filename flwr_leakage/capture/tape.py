@@ -131,7 +131,7 @@ class Backward:
 
 
 class Tape:
-    """Collects entries as they happen; the results are kept so that their ids stay theirs."""
+    """Collect recorded calls; their results are kept, so that no other tensor can get their ids."""
 
     def __init__(self) -> None:
         self._entries: list[Entry | None] = []

@@ -84,7 +84,7 @@ class CapturedTraining:
         held: ids of the live parameters that the optimizer holds.
         correction: the correction of the parameters after each step that was kept; ``None`` where
             there was none.
-        trains_another: whether a model of its own was trained besides, with another optimizer.
+        trains_another: whether a second model was trained besides, with an optimizer of its own.
         problem: why the training was not captured, in words; empty where it was.
     """
 

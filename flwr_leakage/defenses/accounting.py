@@ -6,7 +6,7 @@ Everything follows from one number. Adding N(0, σ²) to a sum that one client c
     μ = √T Δ / σ                                                                     (1)
 
 (Gaussian differential privacy, Dong, Roth and Su 2022, corollary 3.3: exact, no approximation).
-What that allows of guesses and images: ``flwr_leakage.bounds``.
+``flwr_leakage.bounds`` tells which guesses and images that leaves to an attacker.
 
 An ε means nothing without its adjacency, which says which two sets of records are to look alike.
 ``replace-one``: one record is another; both sets have the same size, so that the size may be

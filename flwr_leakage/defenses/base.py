@@ -145,7 +145,7 @@ class Defense:
     ) -> float | None:
         """Return ε of the differential privacy of a single sample; ``None`` if none is guaranteed.
 
-        Infinite where it is known that there is none.
+        It is infinite where it is known that no finite ε holds.
 
         Args:
             schedule: the local training.

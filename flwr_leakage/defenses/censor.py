@@ -33,7 +33,7 @@ def orthogonal_noise(delta: Mapping[str, Tensor], randomness: Randomness) -> Par
 class Censor(Defense):
     """Send the best of some random directions orthogonal to the update, or the update itself.
 
-    Of ``trials`` draws of :func:`orthogonal_noise`, the one is sent after whose step the client's
+    It sends that one of ``trials`` draws of :func:`orthogonal_noise` after whose step the client's
     loss is lowest (Zhang et al., CENSOR, NDSS 2025, algorithm 1, with the settings of the authors'
     code, github.com/KaiyuanZh/censor). **If no draw lowers the loss, the update is sent as it is**:
     the algorithm begins with it as the best. To first order a step orthogonal to the gradient does

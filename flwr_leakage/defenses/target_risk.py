@@ -36,7 +36,8 @@ class RiskPlan:
     Attributes:
         strength: noise standard deviation in units of the pseudo-gradient (of the isotropic
             noise of equal energy), or the pruning ratio.
-        predicted_rmse: (S,), of the recovery of each sample, in model input units.
+        predicted_rmse: (S,), the RMSE predicted for the recovery of each sample, in model input
+            units.
         met: whether the worst sample's predicted error reaches the target.
         delta: the defended ``update.delta``.
     """
@@ -80,12 +81,12 @@ def inversion_influence(
 class TargetRisk(Defense):
     """Choose the weakest noise or pruning for which the worst sample meets a recovery error.
 
-    Noise: the expected error of an attacker with a Gaussian prior, (1) in
-    ``defenses/spectrum.py``, grows with the noise; its level is found by bisection on one
-    spectral measure, without further products. Pruning: the I²F of what is pruned away, by the
-    lower bound of :func:`inversion_influence`, searched by bisection over ``PRUNE_RATIOS``. A
-    target that cannot be met gives a warning
-    that names what is predicted instead, and the strongest setting allowed is used.
+    For noise, the expected error of an attacker with a Gaussian prior, (1) in
+    ``defenses/spectrum.py``, grows with the noise, so that bisection on one spectral measure finds
+    the level without further products. For pruning, the error is the I²F of the entries that are
+    pruned away, by the lower bound of :func:`inversion_influence`, and bisection runs over
+    ``PRUNE_RATIOS``. If a target cannot be met, the strongest setting allowed is used, and a
+    warning names the error that is predicted for it.
 
     Attributes:
         target_rmse: ≥ 0, of the worst sample's recovery, in model input units: 1 is the

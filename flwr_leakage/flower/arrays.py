@@ -51,7 +51,7 @@ def read_reply(
     Narrow are floating-point arrays of fewer bits, and whole numbers where the model has fractions.
 
     Raises:
-        MalformedArraysError: as there.
+        MalformedArraysError: as in :func:`read_arrays`.
     """
     expected = {**params, **buffers}
     _check_names(arrays, expected)
@@ -119,7 +119,7 @@ class Expected:
         """Check arrays as :func:`read_reply` does, and return the names of narrower ones.
 
         Raises:
-            MalformedArraysError: as there.
+            MalformedArraysError: as in :func:`read_arrays`.
         """
         count = len(self.params) + len(self.buffers)
         held = dict(arrays.items())

@@ -221,7 +221,7 @@ class _Todo:
             capture.
         replays: whether it is replayed; there is a glance at it otherwise.
         kept: the finding of the client's latest replay; ``None`` before the first.
-        server_round: or why it cannot be read.
+        server_round: the number of the round, or why it cannot be read.
     """
 
     limits: Limits | None

@@ -195,7 +195,7 @@ class SeenRound:
 
 
 def _is_cut_alike(known: TrainingFacts, count: int, num_steps: int, now: int) -> bool:
-    """Return whether steps on ``now`` samples are of the batch size that was known for ``count``.
+    """Return whether steps on ``now`` samples have the batch size seen on ``count`` samples.
 
     A client takes a number of epochs, with or without a last small batch, or a number of steps.
     """

@@ -127,7 +127,7 @@ def told_audit(
     attack: Attack | str | None,
     **settings: Any,
 ) -> ToldAudit:
-    """Return the audit of either kind of observer, which records into a folder; see ``observe``."""
+    """Return the audit of ``observe`` or ``observe_legacy``, which records into a folder."""
     gradient_map = gradient_map_of(model, spec)
     if truth is not None:
         settings.setdefault("truth", TruthFolder(Path(truth)))

@@ -50,10 +50,10 @@ class _Assumed:
 class ToldAudit(ServerAudit):
     """Complete each observation by its client's own account of its training.
 
-    Clients may differ in their schedules, their inputs and their BatchNorm mode: each is attacked
-    by its own word, so that no word of one client harms the audit of another. Inputs that the model
-    does not accept, or that would need too much memory or time, are refused before anything is
-    allocated.
+    Clients may differ in their schedules, their inputs and their BatchNorm mode. Each is attacked
+    under what it told itself, so that nothing that one client tells harms the audit of another.
+    Inputs that the model does not accept, or that would need too much memory or time, are refused
+    before anything is allocated.
 
     A client whose inputs fit no public normalisation, as after interpolation, is attacked under the
     normalisation that all other clients told, in this round or before. If they told several or

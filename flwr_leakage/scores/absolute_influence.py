@@ -16,9 +16,10 @@ from flwr_leakage.spectral import solve_damped
 class AbsoluteInfluence(SampleScore):
     """‖(JJᵀ + εI)⁻¹Jδ‖ with ε in units of λ (Zhang et al. 2023, section 4), J ∈ R^{N×P}.
 
-    The paper's extension to a singular J. ε is a hyperparameter there, chosen so that attacks'
-    errors are linear in I²F: 1 to 10 on LeNet and MNIST. It means another thing
-    on every model, as λ scales with the square of the loss: ``InversionInfluence`` takes ε/λmax.
+    This is the paper's extension to a singular J. There ε is a hyperparameter, chosen so that
+    attacks' errors are linear in I²F: 1 to 10 on LeNet and MNIST. The same ε damps another share of
+    the spectrum on every model, as λ scales with the square of the loss: ``InversionInfluence``
+    takes ε/λmax instead.
 
     ``absolute_influence_rmse_…`` is the norm divided by √N, one for each ε.
 

@@ -21,8 +21,8 @@ class BatchLipschitz:
     L̃ = maxₙ ‖g(x + n) − g(x)‖/‖n‖ and L̃cos = maxₙ (1 − cos(g(x + n), g(x)))/(1 − cos(x + n, x)),
     where x is the whole batch and g the gradient of its mean loss. BatchNorm in train mode
     normalises every draw with that draw's own statistics, as the client does. Each draw takes one
-    gradient of the batch; both are maxima over draws, hence lower bounds. Larger is safer, in the
-    paper's reading. In float64.
+    gradient of the batch. Both are maxima over draws, hence lower bounds of the constants. A larger
+    value is safer, in the paper's reading. Both are computed in float64.
 
     Attributes:
         noise_std: the standard deviation of the noise n ~ N(0, noise_std²), in the units of the

@@ -16,12 +16,12 @@ from flwr_leakage.scores.spectral_bound import SpectralBound
 class BayesianBound(SpectralBound):
     """√(Σ 1/(λ/σᵢ² + 1/τ²)/N), the linearised Bayesian bound of the RMSE; J ∈ R^{N×P}.
 
-    The formula by which ``TargetRisk`` sets its noise. It is the expected RMSE of the best
-    attacker, biased or not, to whom every input is N(μ, τ²) before the update is seen, if the
-    gradient were linear in the image. It holds as a mean over images of that prior (van Trees 1968
-    with JJᵀ averaged over them is the bound of the network itself, and lies at or below the mean of
-    this). It binds on no single image, and real images have a better prior than independent pixels:
-    an attacker with a prior of smooth images may go below it.
+    ``TargetRisk`` sets its noise by this formula. It is the expected RMSE of the best attacker,
+    biased or not, to whom every input is N(μ, τ²) before the update is seen, if the gradient were
+    linear in the image. It holds as a mean over images of that prior (van Trees 1968 with JJᵀ
+    averaged over them is the bound of the network itself, and lies at or below the mean of this).
+    It binds on no single image, and real images have a better prior than independent pixels: an
+    attacker with a prior of smooth images may go below it.
 
     Attributes:
         prior_std: τ > 0, in model input units; 1 for standardised inputs.

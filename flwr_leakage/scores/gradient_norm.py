@@ -12,8 +12,8 @@ from flwr_leakage.scores.base import Column, SampleScore, states_of
 class GradientNorm(SampleScore):
     """‖g‖ = ‖∇_θL(x, y)‖: the baseline against which the papers compare their scores.
 
-    It carries no information about the curvature; a larger one drowns noise of a fixed
-    strength. Costs one gradient and no product.
+    It carries no information about the curvature. A larger gradient drowns noise of a fixed
+    strength. The score costs one gradient and no product.
     """
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:

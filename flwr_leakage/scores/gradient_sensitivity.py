@@ -45,7 +45,7 @@ class GradientSensitivity(SampleScore):
 
     The sensitivity of gradients to the original information (Mo et al. 2021): a layer whose
     gradient moves more with the input tells more about it, in that paper's reading. LAVP reads it
-    the other way round (``lambda_max``). A mean over directions, where ‖J‖ is the maximum.
+    the other way round (``lambda_max``). It is a mean over directions, of which ‖J‖ is the maximum.
 
     ``gradient_sensitivity`` is of all layers, ``gradient_sensitivity/LAYER`` of one. For a latent
     attribute there is ``sensitivity_along``.

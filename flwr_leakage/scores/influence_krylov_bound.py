@@ -50,7 +50,7 @@ class InfluenceKrylovBound(SampleScore):
             raise ValueError(f"num_steps must be at least 1, got {self.num_steps}.")
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """Return the first column, and also the second one if δ = 0 for every sample."""
+        """Return the bound for δ, and if every δ is 0 also that for one draw of noise."""
         known = problem.deltas.isfinite().all(1)
         hidden = not bool(problem.undefended.all())
         if hidden:

@@ -23,7 +23,7 @@ from flwr_leakage.scores.base import (
 class InfluenceLowerBound(SampleScore):
     """I_lb = ‖Jδ‖/λmax(JJᵀ) ≤ I²F (Zhang et al. 2023, equation 5), J ∈ R^{N×P}.
 
-    A valid bound of the undamped I²F, but a loose one: on LeNet it lies 16–48 times below the
+    It is a valid bound of the undamped I²F, but a loose one: on LeNet it lies 16–48 times below the
     error that attacks reach, and within one noise level it may rank samples backwards. λmax is
     increased by its own error bound, so that an estimate from below does not spoil the bound.
 

@@ -18,8 +18,8 @@ class InputGradientNorm:
 
     The first layer's gradient is δ₁xᵀ, so that the Jacobian J = ∇ₓ∇_θL has the block δ₁ᵀ ⊗ I: a
     sample whose first errors δ₁ are large is seen by the update in every pixel. ∂L/∂x = W₁ᵀδ₁
-    measures them without a per-sample gradient. Costs one forward and one backward pass of the
-    samples in mini-batches, about what training on them once costs, and no product.
+    measures them without a per-sample gradient. The score costs one forward and one backward pass
+    of the samples in mini-batches, about as much as training on them once, and no product.
 
     Attributes:
         point: see ``SampleScore``.

@@ -21,10 +21,10 @@ from flwr_leakage.spectral.estimate import orthogonalize
 class JacobianNorm(SampleScore):
     """‖J‖₂ = √λmax(JJᵀ) and ‖J‖_F = √Σλᵢ, J = ∇ₓ∇_θL ∈ R^{N×P}.
 
-    How far the update moves with the input: a larger norm drowns noise of a fixed strength.
-    The Lanczos vectors Q of λmax give their part of ‖J‖_F² exactly, ‖JᵀQ‖_F². Of the rest, it is
-    E‖Jᵀ(I − QQᵀ)z‖² over random signs z (Hutchinson 1990; Meyer et al. 2021). The error bar
-    follows from the spread of the probes.
+    The norms tell how far the update moves with the input. A larger norm drowns noise of a fixed
+    strength. The Lanczos vectors Q of λmax give their part of ‖J‖_F² exactly, ‖JᵀQ‖_F². Of the
+    rest, it is E‖Jᵀ(I − QQᵀ)z‖² over random signs z (Hutchinson 1990; Meyer et al. 2021). The error
+    bar follows from the spread of the probes.
 
     Attributes:
         num_probes: how many z are drawn, of one product each.

@@ -20,9 +20,9 @@ from flwr_leakage.spectral.least_squares import solve_dense
 class JointInfluence:
     """Each sample's share of ‖A⁺δ‖/√N, with A the Jacobian of the whole update and δ all of it.
 
-    The I²F of Zhang et al. (2023, equation 4) for an attacker who knows none of the samples. A is
-    exact over several local steps, batches and batch statistics (``UpdateJacobian``), so that no
-    weight wᵢ enters. Computed in float64.
+    This is the I²F of Zhang et al. (2023, equation 4) for an attacker who knows none of the
+    samples. A is exact over several local steps, batches and batch statistics (``UpdateJacobian``),
+    so that no weight wᵢ enters. It is computed in float64.
 
     - ``joint_influence_rmse``: of this δ;
     - ``joint_unit_noise_rmse``: √(sum of the diagonal of (AᵀA)⁻¹ over the sample's inputs / N): the

@@ -11,10 +11,10 @@ from flwr_leakage.scores.base import Column, SampleScore, numbers_of
 class LambdaMax(SampleScore):
     """λmax of JJᵀ, J = ∇ₓ∇_θL ∈ R^{N×P} (Hong et al. 2024, theorem 3: the L2 LAVP).
 
-    JJᵀ is the Hessian of ½‖∇_θL(x') − g‖² at x' = x; Hong et al. read a large λmax as a loss
-    that is hard to descend: larger is safer. In I_lb = ‖Jδ‖/λmax the same number stands in the
-    denominator and a larger one is *less* safe; the two papers answer different questions.
-    By Lanczos with full reorthogonalisation, about ten products of JJᵀ.
+    JJᵀ is the Hessian of ½‖∇_θL(x') − g‖² at x' = x; Hong et al. read a large λmax as a loss that
+    is hard to descend: larger is safer. In I_lb = ‖Jδ‖/λmax the same number stands in the
+    denominator and a larger one is *less* safe; the two papers answer different questions. Lanczos
+    with full reorthogonalisation finds it in about ten products of JJᵀ.
 
     Attributes:
         tolerance: largest relative error bound; the error itself is usually much smaller.

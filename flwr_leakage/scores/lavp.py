@@ -27,10 +27,10 @@ Quantity = Literal["lambda_max", "lambda_min", "angular_max", "angular_min", "la
 class LAVP(SampleScore):
     """Loss-aware vulnerability proxies (Hong et al. 2024), J = ∇ₓ∇_θL ∈ R^{N×P}.
 
-    - ``lambda_max``, ``lambda_min``: of JJᵀ, the Hessian of an L2 attack's loss at the truth
-      (theorem 3, whose J is the transpose);
-    - ``angular_max``, ``angular_min``: of (JJᵀ − (Jg)(Jg)ᵀ/‖g‖²)/‖g‖², that of a cosine
-      attack's loss (theorem 4);
+    - ``lambda_max``, ``lambda_min``: the extreme eigenvalues of JJᵀ, the Hessian of an L2 attack's
+      loss at the truth (theorem 3, whose J is the transpose);
+    - ``angular_max``, ``angular_min``: those of (JJᵀ − (Jg)(Jg)ᵀ/‖g‖²)/‖g‖², the Hessian of a
+      cosine attack's loss (theorem 4);
     - ``lavp_fusion``: √(λmax · ang_min) (Table 3).
 
     Larger is harder to attack, hence safer, in the paper's reading. The maxima cost about ten

@@ -70,9 +70,9 @@ def lipschitz_constants(
 class Lipschitz(SampleScore):
     """L̃ and L̃cos of every sample's gradient (angular Lipschitz constant: scale-free).
 
-    Needs gradients only, so it also works where second derivatives do not. A smaller constant
-    means a flatter gradient, along which the attacker's loss drops faster: larger is safer.
-    In float64, as the cosines differ from 1 by about noise_std² only.
+    The score needs gradients only, so it also works where second derivatives do not. A smaller
+    constant means a flatter gradient, along which the attacker's loss drops faster: larger is
+    safer. Both are computed in float64, as the cosines differ from 1 by about noise_std² only.
 
     Attributes:
         noise_std: see ``lipschitz_constants``.

@@ -18,9 +18,10 @@ from flwr_leakage.scores.noise_level import check_noise_std, noise_level
 class ReconstructionRobustness(SampleScore):
     """Φ(Φ⁻¹(κ) + μᵢ) with μᵢ = √T Cᵢ/σᵢ: the largest chance of any attacker to name the sample.
 
-    Reconstruction robustness (Balle et al. 2022; Hayes et al. 2023; for Gaussian privacy Kaissis et
-    al. 2023), of an attacker who has chance κ without this sample's share of the update, and knows
-    all others. It holds for every attacker and every prior with this κ, biased or not.
+    This is the reconstruction robustness (Balle et al. 2022; Hayes et al. 2023; for Gaussian
+    privacy Kaissis et al. 2023) against an attacker who has chance κ without this sample's share of
+    the update, and knows all others. It holds for every attacker and every prior with this κ,
+    biased or not.
 
     With ``clipping_norm`` it is a guarantee for every sample whose gradient is clipped to it.
     Without, Cᵢ = ‖gᵢ‖: the sample's own, as in individual privacy accounting (Feldman and Zrnic

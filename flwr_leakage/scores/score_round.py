@@ -169,7 +169,7 @@ class _Purse:
         self._began = time.process_time()
 
     def affordable(self, count: int) -> int:
-        """Return how many of ``count`` samples can be paid for."""
+        """Return how many of ``count`` samples the account can pay for, at the latest price."""
         if self.plan.relative_cost is None:
             return count
         if not self.price or self.balance <= 0:

@@ -15,9 +15,10 @@ _TURNED: dict[State, State] = {"lower bound": "upper bound", "upper bound": "low
 class SingularInfluence(ExtremesScore):
     """I²F of a unit δ along the first and the last right singular vector of J: 1/√λ.
 
-    The least and the most that noise of norm 1 in the span of J can do: a defense that is free
-    to choose its direction should choose the last. (Zhang et al. 2023, section 5.1, print 1/λ,
-    which is the *squared* error: JJᵀ has the eigenvalue λ, J the singular value √λ.)
+    These are the least and the largest error that noise of norm 1 in the span of J can cause, so
+    that a defense which is free to choose its direction should choose the last vector. (Zhang et
+    al. 2023, section 5.1, print 1/λ, which is the *squared* error: JJᵀ has the eigenvalue λ, J the
+    singular value √λ.)
 
     """
 

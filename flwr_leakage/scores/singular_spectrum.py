@@ -18,8 +18,9 @@ class SingularSpectrum(SampleScore):
     """I²F = 1/√λ_k of a unit δ along the k-th right singular vector of J, J ∈ R^{N×P}.
 
     ``singular_influence_0.5`` is that of the median, ``…_0`` of the first (largest λ) and ``…_1``
-    of the last (Zhang et al. 2023, section 5.1 and figure 5). From the dense Jacobian, where N and
-    the memory allow; the two ends alone are cheaper by ``SingularInfluence``.
+    of the last (Zhang et al. 2023, section 5.1 and figure 5). They come from the dense Jacobian,
+    where N and the memory allow. ``SingularInfluence`` computes the two ends alone, which is
+    cheaper.
 
     Attributes:
         positions: the positions in the spectrum, in [0, 1]: k − 1 over N − 1, rounded to the

@@ -62,7 +62,7 @@ class SpectralBound(SampleScore):
     def squared_error(
         self, eigenvalues: Float[Tensor, "S k"], noise_std: Float[Tensor, "S 1"]
     ) -> Float[Tensor, "S k"]:
-        """Return the share of each eigenvalue in the squared error; completely monotone in it."""
+        """Return each eigenvalue's share in the squared error, completely monotone in λ."""
 
     def bound(
         self, name: str, problem: SampleProblem, draws: Draws, exact: State, full_rank: bool

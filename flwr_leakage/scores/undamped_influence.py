@@ -27,9 +27,10 @@ _NO_DAMPING = 1e-14
 class UndampedInfluence(SampleScore):
     """‖(JJᵀ)⁻¹Jδ‖/√N (Zhang et al. 2023, equation 4 as it stands), J ∈ R^{N×P}.
 
-    Exact from the SVD of the dense Jacobian where N and the memory allow. Where J lacks rank it is
-    ‖(Jᵀ)⁺δ‖, a lower bound of the error: of the other directions the update tells nothing. Without
-    the dense route LSQR runs until its iterates stop growing; until then they are lower bounds.
+    It is exact, from the SVD of the dense Jacobian, where N and the memory allow. Where J lacks
+    rank it is ‖(Jᵀ)⁺δ‖, a lower bound of the error, as the update tells nothing of the other
+    directions. Without the dense route LSQR runs until its iterates stop growing; until then they
+    are lower bounds.
 
     Attributes:
         max_dense_inputs: N up to which J is formed.

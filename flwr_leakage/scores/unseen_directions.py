@@ -17,7 +17,7 @@ class UnseenDirections(SampleScore):
     To first order no attack on the gradient can tell inputs apart that differ in these directions
     only, and what it puts there comes from its prior. Where ReLUs are inactive or P < N there are
     many. Zero does not mean safe or unsafe by itself: see ``inversion_influence`` for how firmly
-    the other directions are seen. Costs 1.25 N products, fewer where the rank is small.
+    the other directions are seen. The score costs 1.25 N products, fewer where the rank is small.
 
     Attributes:
         tolerance: singular values below this share of the largest count as zero, in (0, 1).

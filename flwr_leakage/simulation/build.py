@@ -43,8 +43,9 @@ from flwr_leakage.tracking.tracker import check_role
 def build(config: Config, remark: str | None = None) -> Experiment:
     """Build an experiment and check it.
 
-    Both apps ask for it at each call, in every process. The last two are kept, by the text of the
-    whole config: the same config gives the same object, and nobody may change it.
+    Both apps ask for the experiment at each call, in every process. The last two experiments are
+    kept, by the text of the whole config: the same config gives the same object, and nobody may
+    change it.
 
     Args:
         config: the whole config.

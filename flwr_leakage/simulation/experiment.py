@@ -348,7 +348,8 @@ class Experiment:
         """Return the run folder's record, which the report reads, and the config's live view.
 
         Args:
-            tell: is given a line when one of them can no longer be written; the run goes on.
+            tell: a function that is given a line when one of them can no longer be written; the run
+                goes on.
         """
         folder = GuardedTracker(JsonlTracker(self.settings.run_dir), tell)
         if not self.config["tracker"]:

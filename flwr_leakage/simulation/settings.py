@@ -85,7 +85,8 @@ class ServerSettings:
         attack_later: whether updates are kept in ``run_dir/kept`` in place of being attacked
             within the round; ``flwr-leakage attack-kept`` attacks them.
         kept_bytes: most that kept updates take, ≥ 1.
-        kept_policy: which rounds give way beyond it, see ``KeptObservations``.
+        kept_policy: the rule by which rounds are dropped beyond ``kept_bytes``, see
+            ``KeptObservations``.
         num_threads: torch threads of attacks and evaluation, ≥ 1; ``None`` leaves them.
         test_samples: the number of samples for the global model's test accuracy, ≥ 1; ``None`` for
             the whole test set.

@@ -25,7 +25,8 @@ class GuardedTracker:
 
     Attributes:
         tracker: the one that is guarded.
-        tell: is given one line when something begins to be lost, and one at the end.
+        tell: a function that is given one line when something begins to be lost, and one at the
+            end.
     """
 
     tracker: Tracker

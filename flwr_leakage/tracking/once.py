@@ -28,7 +28,7 @@ class OnceTracker:
 
     @staticmethod
     def of(run: RunData) -> "OnceTracker":
-        """Return the guard of a tracker that continues a run, with the entries of the run."""
+        """Return a ``OnceTracker`` of a tracker that continues a run, with its entries."""
         return OnceTracker(
             None,
             {
