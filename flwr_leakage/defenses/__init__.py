@@ -1,4 +1,4 @@
-"""Defenses: changes to the training samples or to the update, alone or in a row."""
+"""Change the training samples or the update to defend them, by one defense or several in a row."""
 
 from flwr_leakage.defenses.accounting import canary, canary_epsilon, dp_epsilon, gaussian_epsilon
 from flwr_leakage.defenses.base import Defense, LocalRound

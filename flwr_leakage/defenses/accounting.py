@@ -1,4 +1,4 @@
-"""The guarantee (ε, δ) of Gaussian noise on an update, and the estimate of it from canaries.
+"""Compute the guarantee (ε, δ) of Gaussian noise on an update, and estimate it from canaries.
 
 Everything follows from one number. Adding N(0, σ²) to a sum that one client can move by at most
 Δ in norm, T times, is as private as telling N(0, 1) from N(μ, 1) with

@@ -1,4 +1,4 @@
-"""The interface of defenses: they change the samples to train on, the update, or both."""
+"""Define the interface of defenses, which change the samples to train on, the update, or both."""
 
 from dataclasses import dataclass
 from typing import ClassVar

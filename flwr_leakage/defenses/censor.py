@@ -1,4 +1,4 @@
-"""CENSOR: noise orthogonal to the gradient, in place of it."""
+"""Send noise orthogonal to the gradient in its place (CENSOR)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

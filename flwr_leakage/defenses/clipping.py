@@ -1,4 +1,4 @@
-"""Clipping of the update's norm."""
+"""Clip the update's norm."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Compressors of the update: a random subset, few levels, signs, and few singular values.
+"""Compress the update: by a random subset, few levels, signs, or few singular values.
 
 They are made to send less, and give no guarantee of privacy.
 """

@@ -1,4 +1,4 @@
-"""DP-SGD: per-sample clipping and Gaussian noise in every local step."""
+"""Clip each sample's gradient and add Gaussian noise in every local step (DP-SGD)."""
 
 import math
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""InstaHide: MixUp, then a random sign for every pixel."""
+"""Mix images as MixUp does, then draw a random sign for every pixel (InstaHide)."""
 
 import os
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""The random draws of MixUp and InstaHide: which samples are mixed, and how much of each."""
+"""Draw which samples MixUp and InstaHide mix, and how much of each."""
 
 from dataclasses import dataclass
 

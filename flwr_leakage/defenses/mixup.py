@@ -1,4 +1,4 @@
-"""MixUp: train on weighted means of k samples and of their labels."""
+"""Train on weighted means of k samples and of their labels (MixUp)."""
 
 from dataclasses import dataclass
 from typing import ClassVar

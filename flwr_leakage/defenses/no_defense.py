@@ -1,4 +1,4 @@
-"""No defense: the baseline that defended runs are compared with."""
+"""Change nothing: the baseline that defended runs are compared with."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Isotropic noise on the update: Gaussian and Laplacian."""
+"""Add isotropic noise to the update, Gaussian or Laplacian."""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The privacy filters of NVIDIA FLARE, with the settings that it ships.
+"""Apply the privacy filters of NVIDIA FLARE, with the settings that it ships.
 
 Both act on the update of one local step, ``Δ / T`` for T steps, and are written from the behaviour
 of ``nvflare/app_common/filters`` in version 2.8.1. Scalars pass as they are.

@@ -1,4 +1,4 @@
-"""Soteria: hide the representation that the last layer's gradient reveals."""
+"""Hide the representation that the last layer's gradient reveals (Soteria)."""
 
 import math
 from collections.abc import Mapping

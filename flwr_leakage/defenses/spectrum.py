@@ -1,4 +1,4 @@
-"""Spectra of a client's samples, by which risk-driven defenses choose their noise.
+"""Estimate the spectra of a client's samples, by which risk-driven defenses choose their noise.
 
 For sample i let A_i = ∂g/∂x_i ∈ R^{P×N}, the derivative of the pseudo-gradient
 g = −Δ/learning_rate, with singular values σ. An attacker with a Gaussian prior of standard

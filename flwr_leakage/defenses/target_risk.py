@@ -1,4 +1,4 @@
-"""The strength that the risk demands: noise or pruning chosen so that a target is met."""
+"""Choose noise or pruning as strong as a target of the risk demands."""
 
 import math
 import warnings

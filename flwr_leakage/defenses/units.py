@@ -1,4 +1,4 @@
-"""Units in which a defense's strength is given, and their conversion to those of the update.
+"""Convert a defense's strength from the unit in which it is given to that of the update.
 
 A client sends ``Δ = θ_local − θ_t``. Papers state noise and clipping for the gradient, which one
 plain SGD step scales by the learning rate: ``g = −Δ / learning_rate``.

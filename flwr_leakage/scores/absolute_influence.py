@@ -1,4 +1,4 @@
-"""I²F with an absolute damping, as the paper has it."""
+"""Compute the I²F with an absolute damping, as its paper has it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

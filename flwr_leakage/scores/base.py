@@ -1,4 +1,4 @@
-"""The interface of scores, and the base of scores that treat each sample separately."""
+"""Define the interface of scores, and the base of scores that treat each sample separately."""
 
 import math
 from abc import ABC, abstractmethod

@@ -1,4 +1,4 @@
-"""Lipschitz and angular Lipschitz constants of a whole batch's gradient, as trained."""
+"""Estimate Lipschitz and angular Lipschitz constants of a whole batch's gradient, as trained."""
 
 from dataclasses import dataclass
 

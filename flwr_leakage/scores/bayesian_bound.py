@@ -1,4 +1,4 @@
-"""The Bayesian bound: the mean error of the best attacker with a Gaussian prior."""
+"""Compute the Bayesian bound, the mean error of the best attacker with a Gaussian prior."""
 
 import math
 from dataclasses import dataclass

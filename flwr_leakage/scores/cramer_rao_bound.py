@@ -1,4 +1,4 @@
-"""The Cramér–Rao bound on the error of an unbiased attacker."""
+"""Compute the Cramér–Rao bound on the error of an unbiased attacker."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Means over the eigenvalues of JJᵀ: exact from the dense Jacobian, or bounded from below."""
+"""Average over the eigenvalues of JJᵀ, exactly from the dense Jacobian, or as a lower bound."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The common base of scores of the largest and the smallest eigenvalue."""
+"""Define the common base of scores of the largest and the smallest eigenvalue."""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,4 @@
-"""Fisher information leakage of a sample under noise, from one trace."""
+"""Compute the Fisher information leakage of a sample under noise, from one trace."""
 
 from dataclasses import dataclass, field
 

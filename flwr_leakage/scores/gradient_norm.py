@@ -1,4 +1,4 @@
-"""The norm of a sample's gradient."""
+"""Measure the norm of a sample's gradient."""
 
 from dataclasses import dataclass
 

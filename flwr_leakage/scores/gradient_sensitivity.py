@@ -1,4 +1,4 @@
-"""The sensitivity of each layer's gradient to the input, or to a latent attribute."""
+"""Measure how sensitive each layer's gradient is to the input, or to a latent attribute."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A lower bound of the inversion influence (I²F) from a few steps of LSQR."""
+"""Bound the inversion influence (I²F) from below by a few steps of LSQR."""
 
 from dataclasses import dataclass
 

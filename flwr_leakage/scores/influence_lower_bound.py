@@ -1,4 +1,4 @@
-"""I_lb: a lower bound of the inversion influence from two cheap quantities."""
+"""Compute I_lb, a lower bound of the inversion influence from two cheap quantities."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The norm of the loss's gradient in a sample's own pixels: one batched pass for all samples."""
+"""Measure the norm of the loss's gradient in each sample's own pixels, in one batched pass."""
 
 from dataclasses import dataclass
 

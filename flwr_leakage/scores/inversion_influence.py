@@ -1,4 +1,4 @@
-"""The inversion influence I²F: the recovery error that a perturbation of the update causes."""
+"""Compute the inversion influence I²F, the recovery error that a perturbed update causes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

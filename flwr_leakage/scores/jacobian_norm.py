@@ -1,4 +1,4 @@
-"""Norms of the Jacobian of the gradient map."""
+"""Measure the norms of the Jacobian of the gradient map."""
 
 from dataclasses import dataclass
 

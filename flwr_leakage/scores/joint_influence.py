@@ -1,4 +1,4 @@
-"""I²F of a whole update, where all samples of the round are unknown at once."""
+"""Compute the I²F of a whole update, where all samples of the round are unknown at once."""
 
 from dataclasses import dataclass, field, replace
 

@@ -1,4 +1,4 @@
-"""LAVP: curvature of the attacker's loss at the truth, for L2 and cosine attacks."""
+"""Compute LAVP, the curvature of the attacker's loss at the truth, for L2 and cosine attacks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

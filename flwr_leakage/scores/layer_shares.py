@@ -1,4 +1,4 @@
-"""The share of every layer in JJᵀ, which shows the layers that leak most."""
+"""Compute the share of every layer in JJᵀ, which shows the layers that leak most."""
 
 from dataclasses import dataclass
 

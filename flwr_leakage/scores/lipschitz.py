@@ -1,4 +1,4 @@
-"""Lipschitz and angular Lipschitz constants of the gradient: black-box measures."""
+"""Estimate Lipschitz and angular Lipschitz constants of the gradient, as of a black box."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""The lower bound of Theorem 3.1 for perturbations that are not small."""
+"""Estimate the lower bound of I²F's Theorem 3.1 for perturbations that are not small."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""All scores of a batch in one call, from a notebook or any training script."""
+"""Score a batch in one call, from a notebook or any training script."""
 
 import math
 import warnings

@@ -1,4 +1,4 @@
-"""LAVP's bi-Lipschitz constants, and bounds on the progress of one step of an attack."""
+"""Compute LAVP's bi-Lipschitz constants, and bound the progress of one step of an attack."""
 
 from dataclasses import dataclass, field
 

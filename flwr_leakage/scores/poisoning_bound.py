@@ -1,4 +1,4 @@
-"""A bound on the harm that a small change of one sample does to the loss on others."""
+"""Bound the harm that a small change of one sample does to the loss on others."""
 
 import math
 from dataclasses import dataclass

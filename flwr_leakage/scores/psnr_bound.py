@@ -1,4 +1,4 @@
-"""A bound on the PSNR of attackers who choose the model, under noise."""
+"""Bound the PSNR of attackers who choose the model, under noise."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The quantities that scores measure, by name, before a client's round is scored."""
+"""Name the quantities that scores measure, before a client's round is scored."""
 
 import warnings
 from collections.abc import Mapping

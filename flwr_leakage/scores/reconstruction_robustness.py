@@ -1,4 +1,4 @@
-"""Reconstruction robustness: an attacker's chance to identify a sample among candidates."""
+"""Bound an attacker's chance to identify a sample among candidates (reconstruction robustness)."""
 
 import math
 from dataclasses import dataclass

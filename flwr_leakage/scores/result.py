@@ -1,4 +1,4 @@
-"""The results of scores by name, as a table, as tensors or as a pandas frame."""
+"""Hold the results of scores by name, as a table, as tensors or as a pandas frame."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""The influence of a perturbation along a singular direction of J."""
+"""Compute the influence of a perturbation along a singular direction of J."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The influence of a unit perturbation along any right singular vector of J."""
+"""Compute the influence of a unit perturbation along any right singular vector of J."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""The common base of bounds from the eigenvalues of JJᵀ: noise level, dense or iterative route."""
+"""Define the common base of bounds from the eigenvalues of JJᵀ, by a dense or iterative route."""
 
 from abc import abstractmethod
 from dataclasses import dataclass, field

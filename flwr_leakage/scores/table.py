@@ -1,4 +1,4 @@
-"""A table of samples by measurements, for the terminal and for notebooks."""
+"""Show a table of samples by measurements, in the terminal and in notebooks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

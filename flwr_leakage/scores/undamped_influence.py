@@ -1,4 +1,4 @@
-"""I²F without damping: the error of a perfect attacker under δ itself."""
+"""Compute the I²F without damping, the error of a perfect attacker under δ itself."""
 
 from dataclasses import dataclass, field
 

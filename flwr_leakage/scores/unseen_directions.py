@@ -1,4 +1,4 @@
-"""Directions of an input that its gradient does not determine."""
+"""Count the directions of an input that its gradient does not determine."""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,4 @@
-"""The Flower apps of an experiment: a client app that trains, and a server app that audits updates.
+"""Make the Flower apps of an experiment: clients that train, and a server that audits updates.
 
 The client app is written as any Flower app is. The audit adds only the mod ``LeakageMod`` and the
 call of ``encode``, which returns a mini-batch as the defense encodes it.

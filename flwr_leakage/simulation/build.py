@@ -1,4 +1,4 @@
-"""The experiment that a config describes, built and checked."""
+"""Build the experiment that a config describes, and check it."""
 
 import inspect
 import json

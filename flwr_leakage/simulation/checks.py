@@ -1,4 +1,4 @@
-"""The checks before an experiment runs: its settings lie in their ranges, and its parts fit.
+"""Check, before an experiment runs, that its settings lie in their ranges and its parts fit.
 
 Each part checks its own settings when it is made; these are the checks that no part can make alone.
 """

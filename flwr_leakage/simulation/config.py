@@ -1,4 +1,4 @@
-"""The config of a run: composed by Hydra, then plain containers that travel to other processes."""
+"""Compose a run's config by Hydra, and turn it into plain containers for other processes."""
 
 import json
 import re

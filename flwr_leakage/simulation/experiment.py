@@ -1,4 +1,4 @@
-"""The objects that the server and the clients of an experiment share, and the audits from them."""
+"""Hold the objects that server and clients of an experiment share, and make their audits."""
 
 import math
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""The same apps for ``flwr run``: the Hydra overrides come from the run config.
+"""Make the apps for ``flwr run``: the Hydra overrides come from the run config.
 
 ``flwr run . --run-config 'hydra-overrides="defense=pruning num_rounds=3" run-dir="/abs/path"'``
 

@@ -1,4 +1,4 @@
-"""Objects from the sections of a config; every error names its key."""
+"""Build objects from the sections of a config; every error names its key."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar

@@ -1,4 +1,4 @@
-"""Messages for overrides that name something unknown, which list what exists."""
+"""Say what exists where an override names something unknown."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The settings that an app takes from a run's config, which others write.
+"""Choose the settings that an app takes from a run's config, which others write.
 
 Under ``flwr run`` the run config comes from whoever submits the run: for a client that is the
 server's side, which is the adversary. So a client on a real node takes from it no defense, no

@@ -1,4 +1,4 @@
-"""Config sections that belong to no class of the package. ``config.yaml`` has their defaults."""
+"""Hold config sections of no class of the package; ``config.yaml`` has their defaults."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields

@@ -1,4 +1,4 @@
-"""A model's weights in safetensors files, buffers included."""
+"""Write and read a model's weights in safetensors files, buffers included."""
 
 import os
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The amount of work in a run, counted from its config."""
+"""Count the work in a run from its config."""
 
 import math
 from dataclasses import dataclass

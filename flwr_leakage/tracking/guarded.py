@@ -1,4 +1,4 @@
-"""A tracker whose errors never end the training, not even on a full disk."""
+"""Guard a tracker, so that its errors never end the training, not even on a full disk."""
 
 import logging
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A run folder: ``records.jsonl``, ``images/*.png`` and ``run.json``.
+"""Write a run folder: ``records.jsonl``, ``images/*.png`` and ``run.json``.
 
 ``records.jsonl`` is only ever appended to, one strict JSON object a line, each by a single
 ``write`` on an ``O_APPEND`` descriptor: a killed process loses at most the line that it was

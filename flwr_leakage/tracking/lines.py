@@ -1,4 +1,4 @@
-"""The format of ``records.jsonl``: the kinds of lines, their version, and one schema of all.
+"""Define the format of ``records.jsonl``: the kinds of lines, their version, and one schema of all.
 
 A line is a JSON object. Its ``type`` names its kind, its ``version`` the format, and its other
 entries are the fields of the kind's dataclass. What is checked when a run is read, and what the

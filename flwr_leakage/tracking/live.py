@@ -1,4 +1,4 @@
-"""The common base of live views: one point a round, counts of events, checked images."""
+"""Define the common base of live views: one point a round, counts of events, checked images."""
 
 from abc import ABC, abstractmethod
 from collections import Counter

@@ -1,4 +1,4 @@
-"""A live view in MLflow: the median of each quantity by round, and counts of events."""
+"""Show a live view in MLflow: the median of each quantity by round, and counts of events."""
 
 from collections.abc import Mapping
 from pathlib import Path

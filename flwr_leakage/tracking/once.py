@@ -1,4 +1,4 @@
-"""A tracker for resumed work: entries that a run already holds are not written twice."""
+"""Track resumed work, without writing twice what a run already holds."""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,4 @@
-"""A live view in TensorBoard: the median of each quantity by round, images, events."""
+"""Show a live view in TensorBoard: the median of each quantity by round, images, events."""
 
 from collections.abc import Mapping
 from pathlib import Path

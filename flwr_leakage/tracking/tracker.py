@@ -1,4 +1,4 @@
-"""The interface of trackers, which receive the numbers, events and images of a run."""
+"""Define the interface of trackers, which receive the numbers, events and images of a run."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""A live view in Weights & Biases: the median of each quantity by round.
+"""Show a live view in Weights & Biases: the median of each quantity by round.
 
 Images of a run are private training data, and this tracker sends what it is given to another
 company's server: images go there only where ``upload_images`` says so.
