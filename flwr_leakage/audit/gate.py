@@ -29,8 +29,8 @@ class Judgement:
 
     Attributes:
         passes: whether it may be sent.
-        reasons: the limits that it exceeds, and the quantities that could not be measured. For the
-            owner only.
+        reasons: the limits that it exceeds, and the quantities that could not be measured. They are
+            for the owner only.
     """
 
     passes: bool

@@ -89,7 +89,7 @@ class KeptObservations:
         """Keep the observations of a round; the policy says what is dropped beyond ``max_bytes``.
 
         Returns:
-            What was dropped or not kept, a sentence a round.
+            A sentence for each round that was dropped or not kept.
 
         Raises:
             FileExistsError: the round was kept before.

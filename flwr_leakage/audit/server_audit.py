@@ -487,7 +487,7 @@ class ServerAudit:
         """Run a part of the audit for one client; an error is recorded, and the others go on.
 
         Returns:
-            What the action returns; ``None`` after an error.
+            The result of the action; ``None`` after an error.
         """
         try:
             return action(*args)

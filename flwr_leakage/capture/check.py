@@ -88,7 +88,8 @@ def check_replay(
         sent: the arrays that the client sends.
         variates: the client's control variates c_i, by the names of ``variate_names``; zero by
             default. They explain a single step that was changed by −η (c − c_i), as SCAFFOLD
-            (Karimireddy et al., 2020) changes it. Of several steps the change itself tells.
+            (Karimireddy et al., 2020) changes it. If there were several steps, the change after
+            each of them tells the variates by itself.
     """
     if training.problem:
         return ReplayCheck(None, problem=training.problem)

@@ -23,9 +23,10 @@ def infer_spec(batch: Batch, num_classes: int) -> InputSpec:
     The result tells of the samples: it never travels.
 
     Images of 8 bits hold (k/255 − mean)/std with k = 0 … 255. So all distances of values are
-    multiples of 1/(255·std) in each channel, and the smallest value is that of k = 0 where a
-    black pixel occurs. Where the values lie on no such grid (interpolated, augmented), or too few
-    to tell which (black and white), the box that the samples span is taken for that of pixels.
+    multiples of 1/(255·std) in each channel, and the smallest value is that of k = 0 where a black
+    pixel occurs. Values of interpolated or augmented images lie on no such grid, and those of black
+    and white images are too few to tell it. Then the box that the samples span is taken for that of
+    pixels.
 
     Args:
         batch: samples (B, C, H, W) in the model's input space.

@@ -121,10 +121,10 @@ def replace_one_rdp(
 
     D_α(A ‖ B) of A = (1 − q) N(0, σ²) + q N(1, σ²) and B = (1 − q) N(0, σ²) + q N(−1, σ²). No pair
     of records of norm ≤ 1 is told apart better, in any direction. By joint convexity the other
-    records may be held fixed. Of all sets that N(0, σ²) gives the same chance, a half-space in the
-    direction of the one record is likeliest under it, and one against the direction of the other is
-    least likely under that. For opposite records of norm 1 it is the same half-space, so that every
-    likelihood-ratio test does best on them.
+    records may be held fixed. Take all sets to which N(0, σ²) gives the same chance. Under the one
+    record the half-space in its direction is the likeliest of them, and under the other record the
+    half-space against its direction is the least likely. For opposite records of norm 1 it is the
+    same half-space, so that every likelihood-ratio test does best on them.
 
     The integral is a sum over a grid. In units of σ, with s = 1/σ, the slope of the integrand's
     logarithm is −z plus a number in [0, (2α − 1)s]: outside of [−12, (2α − 1)s + 12] lies less than

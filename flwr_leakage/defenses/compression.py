@@ -136,8 +136,8 @@ class SignSGD(Compression):
 class TruncatedSVD(Compression):
     """Send the singular parts of each weight's update that hold a share of its energy.
 
-    Of ``ΔW = Σ_i σ_i u_i v_iᵀ``, with a convolution's kernels as rows, the r largest parts are
-    sent, with r the least number for which ``Σ_{i ≤ r} σ_i² ≥ energy · Σ_i σ_i²``. Vectors are sent
+    The r largest parts of ``ΔW = Σ_i σ_i u_i v_iᵀ`` are sent, with a convolution's kernels as rows,
+    and with r the least number for which ``Σ_{i ≤ r} σ_i² ≥ energy · Σ_i σ_i²``. Vectors are sent
     as they are. It is the core of SVDefense (Luo et al. 2026), which chooses the energy by a
     client's class balance, and weights channels and layers; these parts are not built here.
 

@@ -147,7 +147,8 @@ class DPSGD(Defense):
 
         ``poisson`` counts all steps, each with the chance q. Its ``add-or-remove`` compares a
         sample that is there with one whose gradient is left out, at the same q and B, as Opacus
-        does. What tells n itself, as Flower's ``num-examples`` does, stands outside of it.
+        does. A message that tells n itself, such as Flower's ``num-examples``, lies outside of this
+        guarantee.
 
         Raises:
             ImportError: for ``poisson``, if Opacus is not installed.

@@ -14,8 +14,8 @@ from flwr_leakage.records import LocalSchedule, Update
 class ErrorFeedback(Chain):
     """Apply ``defenses`` in order to the update plus the remainder of earlier rounds.
 
-    It has no state, see ``with_error_feedback``: by itself it defends a client's first round. What
-    is left out is not carried on where the client's gate keeps an update back.
+    It has no state, see ``with_error_feedback``: by itself it defends a client's first round. Where
+    the client's gate keeps an update back, nothing of it is carried on.
 
     Attributes:
         defenses: at least one, such as ``GradientPruning``; none may recompute the update from the
@@ -74,7 +74,7 @@ def with_error_feedback(
         local_round: the local round, as for ``defense.on_update``.
 
     Returns:
-        What is released, and e_{t+1}.
+        The released update, and e_{t+1}.
 
     Raises:
         ValueError: ``carried`` has other entries than the update.

@@ -32,9 +32,9 @@ def _per_step(update: Update, change: Callable[[Tensor], Tensor]) -> Update:
 class PercentilePrivacy(Defense):
     """Set the smallest entries to zero and clip the others, entry by entry.
 
-    With c the percentile of ``|Δ| / T`` over all entries, an entry below c is zero and any other is
-    clipped to [−γ, γ]. It is NVIDIA FLARE's reading of "largest percentile to share" of Shokri and
-    Shmatikov (2015). It has no noise, and no guarantee.
+    Let c be the percentile of ``|Δ| / T`` over all entries. Entries below c become zero, and all
+    others are clipped to [−γ, γ]. It is NVIDIA FLARE's reading of "largest percentile to share" of
+    Shokri and Shmatikov (2015). It has no noise, and no guarantee.
 
     Attributes:
         percentile: in [0, 100]; 10 sets a tenth of the entries to zero, not all but a tenth.
@@ -73,13 +73,14 @@ class PercentilePrivacy(Defense):
 class SVTPrivacy(Defense):
     """Send a random share of the entries, clipped and under Laplacian noise of 20 times the clip.
 
-    Of P entries, ``c = ⌈fraction · P⌉`` are drawn, with replacement, from those whose
-    ``min(|Δ_i| / T, γ) + Lap(2γc / ε_q)`` reaches ``τ + Lap(γ / ε_t)``, with
-    ``ε_t = ε / (1 + (2c)^⅔)`` and ``ε_q = ε − ε_t``. They leave as
-    ``clip(Δ_i / T, −γ, γ) + Lap(2γ / noise_var)``, and all others as zero.
+    ``c = ⌈fraction · P⌉`` of P entries are drawn, with replacement, from those whose ``min(|Δ_i| /
+    T, γ) + Lap(2γc / ε_q)`` reaches ``τ + Lap(γ / ε_t)``, with ``ε_t = ε / (1 + (2c)^⅔)`` and ``ε_q
+    = ε − ε_t``. They leave as ``clip(Δ_i / T, −γ, γ) + Lap(2γ / noise_var)``, and all others as
+    zero.
 
     The filter's own accountant counts ``ε + c · noise_var`` for each update, 620 for 62,006
-    entries: no guarantee in practice. What hides samples is the clip, far below the noise.
+    entries: no guarantee in practice. The clip, which is far below the noise, is what hides
+        samples.
 
     Attributes:
         fraction: in (0, 1].

@@ -48,7 +48,8 @@ def read_reply(
 
     The caller lists the model's parameters and buffers, as listing takes longer than comparing.
 
-    Narrow are floating-point arrays of fewer bits, and whole numbers where the model has fractions.
+    An array is narrower if it has floating-point numbers of fewer bits, or whole numbers where the
+    model has fractions.
 
     Raises:
         MalformedArraysError: as in :func:`read_arrays`.

@@ -1,7 +1,7 @@
 """Score and defend updates on a client, by a mod and one line in the training loop.
 
-A mod sees messages only. What a defense of the inputs (MixUp, InstaHide) and the scores need,
-the mini-batches, comes through ``encode``, one line in the training loop::
+A mod sees messages only. A defense of the inputs (MixUp, InstaHide) and the scores need the
+mini-batches, which come through ``encode``, one line in the training loop::
 
     @app.train(mods=[LeakageMod(audit)])
     def train(message: Message, context: Context) -> Message:

@@ -174,9 +174,9 @@ def check_own(
 def check_limits(gate: Gate | None, scores: Mapping[str, Score]) -> None:
     """Refuse a limit on a quantity that no score measures, such as a misspelt name.
 
-    It scores one sample of a small model, which takes about as long as it does in a round. Of names
-    such as ``layer_share/conv1.weight`` what follows the slash is the client's model's, and is not
-    checked.
+    It scores one sample of a small model, which takes about as long as it does in a round. In a
+    name such as ``layer_share/conv1.weight`` the part behind the slash names a layer of the
+    client's model, and is not checked.
 
     Raises:
         ValueError: there is such a limit, and all scores declare their quantities.

@@ -15,7 +15,7 @@ def guarded(audit: ServerAudit, server_round: int, action: Callable[..., Any], *
     """Call a function of the audit; its error is recorded, and never reaches the training.
 
     Returns:
-        What the action returns; ``None`` after an error.
+        The result of the action; ``None`` after an error.
     """
     try:
         with random_states_kept() if audit.draws else nullcontext():

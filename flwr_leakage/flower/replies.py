@@ -84,8 +84,8 @@ def count_examples(reply: Message, weighted_by_key: str) -> int:
 def check_metrics(reply: Message, needs: Needs, *, is_train: bool = True) -> None:
     """Refuse a reply that a strategy cannot aggregate, whatever the other replies hold.
 
-    Those are too many records, no number where it needs one, and in training metrics that are not
-    finite, or so large that their average is not.
+    It refuses too many records, a missing number where the strategy needs one, and in training
+    metrics that are not finite, or so large that their average is not.
 
     Raises:
         ValueError: naming the first one.

@@ -1,8 +1,8 @@
 """Put an honest-but-curious observer around any Flower strategy on the server.
 
 The wrapped strategy runs its own ``start`` and its own rounds. By default nothing about them
-changes: whom it samples, what it is handed and in which order, the process-wide random states,
-and the errors that it raises. What goes wrong in the audit is recorded, and never raised.
+changes: whom it samples, what it is handed and in which order, the process-wide random states, and
+the errors that it raises. Errors of the audit are recorded, and never raised.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -45,9 +45,9 @@ class HonestButCurious(Strategy):
             recorded and left out, however many they are, so that no bad client ends a run: not one
             record of the arrays that were sent, of other shapes, not finite or less precise; no or
             absurd numbers of samples; not one record of metrics, or none that the strategy reads;
-            second answers. Of those that are right by themselves, the ones whose metrics have other
-            names than most clients' are left out, too, as no strategy averages both. If no reply is
-            left, the strategy is handed nothing, and the run goes on with the present model.
+            second answers. Replies that are right by themselves are left out, too, if their metrics
+            have other names than those of most clients, as no strategy averages both. If no reply
+            is left, the strategy is handed nothing, and the run goes on with the present model.
         reproducible: whether clients are sampled by the audit's seed and the round, and replies are
             handed on in the order of the clients, so that the same seed gives the same
             floating-point sums; for simulations. The process-wide random states stay as they are

@@ -55,10 +55,10 @@ def eigenvalue_mean(
 ) -> EigenvalueMean:
     """Return Σf(λ)/N for a completely monotone f, such as 1/λ or 1/(λ + c).
 
-    Without the dense Jacobian it is Lanczos quadrature. All even derivatives of such an f are
-    positive, so that Gauss quadrature never exceeds zᵀf(JJᵀ)z, whatever the number of its steps
-    (Golub and Meurant 1994, theorem 3.1): stopped early it is still a bound. Nodes that rounding
-    makes too small are raised, which lowers f.
+    Without the dense Jacobian, Lanczos quadrature estimates the mean. All even derivatives of such
+    an f are positive, so that Gauss quadrature never exceeds zᵀf(JJᵀ)z, whatever the number of its
+    steps (Golub and Meurant 1994, theorem 3.1): stopped early it is still a bound. Nodes that
+    rounding makes too small are raised, which lowers f.
 
     Args:
         problem: the problem of the samples, in float64.

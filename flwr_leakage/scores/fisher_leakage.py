@@ -24,7 +24,8 @@ class FisherLeakage(SampleScore):
     - ``fisher_information_loss``: √λmax/σᵢ of Hannun et al. (2021): along the direction that the
       update tells most about, an unbiased attacker is off by at least its inverse.
 
-    tr(JJᵀ) = E‖Jᵀz‖² over random signs z (Hutchinson 1990). The error bars are of 99 %.
+    The trace is estimated by tr(JJᵀ) = E‖Jᵀz‖² over random signs z (Hutchinson 1990). The error
+    bars are of 99 %.
 
     Attributes:
         noise_std: σ of the noise on the pseudo-gradient; ``None`` reads it from δ, where δ is

@@ -22,8 +22,8 @@ class JacobianNorm(SampleScore):
     """‖J‖₂ = √λmax(JJᵀ) and ‖J‖_F = √Σλᵢ, J = ∇ₓ∇_θL ∈ R^{N×P}.
 
     The norms tell how far the update moves with the input. A larger norm drowns noise of a fixed
-    strength. The Lanczos vectors Q of λmax give their part of ‖J‖_F² exactly, ‖JᵀQ‖_F². Of the
-    rest, it is E‖Jᵀ(I − QQᵀ)z‖² over random signs z (Hutchinson 1990; Meyer et al. 2021). The error
+    strength. The Lanczos vectors Q of λmax give their part of ‖J‖_F² exactly, ‖JᵀQ‖_F². The rest of
+    ‖J‖_F² is E‖Jᵀ(I − QQᵀ)z‖² over random signs z (Hutchinson 1990; Meyer et al. 2021). The error
     bar follows from the spread of the probes.
 
     Attributes:

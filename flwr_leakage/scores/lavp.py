@@ -33,8 +33,8 @@ class LAVP(SampleScore):
       cosine attack's loss (theorem 4);
     - ``lavp_fusion``: √(λmax · ang_min) (Table 3).
 
-    Larger is harder to attack, hence safer, in the paper's reading. The maxima cost about ten
-    products of JJᵀ. The minima are dear: hundreds of products, or the dense Jacobian; where
+    In the paper's reading a larger value is harder to attack, hence safer. The maxima cost about
+    ten products of JJᵀ. The minima are dear: hundreds of products, or the dense Jacobian; where
     neither resolves them there is no number but a bound in the note.
 
     Attributes:

@@ -27,8 +27,8 @@ class OneStepBounds(ExtremesScore):
       (theorem 1, step 1/(2L²));
     - ``one_step_drop_most`` min(1, ‖∇ℓ‖²/(4M²ℓ)): no step drops more (theorem 2).
 
-    The theorems hold where L and M hold between start and truth. Those at the truth are used here,
-    so that both are approximations that get better with smaller ρ.
+    The theorems hold where L and M hold between start and truth. The score uses the values at the
+    truth, so that both bounds are approximations, which get better with smaller ρ.
 
     Attributes:
         start: ρ > 0, in model input units; 0.1 in the paper.

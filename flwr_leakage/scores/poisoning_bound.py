@@ -20,8 +20,8 @@ from flwr_leakage.scores.nonlinear_bound import curvature
 class PoisoningBound(SampleScore):
     """η‖J E∇L‖ and its bound η(‖J‖ + μ_J r)‖E∇L‖ (Zhang et al. 2023, section 5.2), J ∈ R^{N×P}.
 
-    A client takes one step θ′ = θ − η g(x + δ_x) on the sample alone. By how much does the mean
-    loss on the others grow for each unit of ‖δ_x‖ ≤ r?
+    A client takes one step θ′ = θ − η g(x + δ_x) on the sample alone. The score tells by how much
+    the mean loss on the others grows for each unit of ‖δ_x‖ ≤ r.
 
     - ``poisoning_amplification``: η‖J E∇_θ′L‖, exact to first order in δ_x;
     - ``poisoning_bound``: η‖J_δ‖‖E∇_θ′L‖ with ‖J_δ‖ ≤ ‖J‖ + μ_J r, as J moves with the input.

@@ -15,9 +15,10 @@ class UnseenDirections(SampleScore):
     """N − rank J with J = ∇ₓ∇_θL ∈ R^{N×P}: along these the gradient stays the same.
 
     To first order no attack on the gradient can tell inputs apart that differ in these directions
-    only, and what it puts there comes from its prior. Where ReLUs are inactive or P < N there are
-    many. Zero does not mean safe or unsafe by itself: see ``inversion_influence`` for how firmly
-    the other directions are seen. The score costs 1.25 N products, fewer where the rank is small.
+    only, and what it puts there comes from its prior. There are many such directions where ReLUs
+    are inactive or P < N. Zero does not mean safe or unsafe by itself: see ``inversion_influence``
+    for how firmly the other directions are seen. The score costs 1.25 N products, fewer where the
+    rank is small.
 
     Attributes:
         tolerance: singular values below this share of the largest count as zero, in (0, 1).

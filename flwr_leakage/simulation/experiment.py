@@ -223,7 +223,7 @@ class Experiment:
     def reference(self) -> Reference:
         """Return the mean of the server's test images as a blind guess, and 101 clients' images.
 
-        Of texts the guess is the test texts' most frequent token, repeated.
+        The guess of texts repeats the test texts' most frequent token.
 
         The pool has one more than the 100 others that an original hides among, as it may hold the
         original itself, which is then left out.
@@ -306,7 +306,7 @@ class Experiment:
     def epsilon(self, num_rounds: int, adjacency: Adjacency) -> float | None:
         """Return the largest ε of a client's sample after some rounds; ``None`` if unknown.
 
-        None is known with a gate, whose choice of a defense depends on the samples.
+        No ε is known with a gate, whose choice of a defense depends on the samples.
         """
         if self.gate is not None:
             return None

@@ -19,7 +19,7 @@ _PLAIN = re.compile(r"[\x20-\x7e]*")
 def accept_any_text() -> None:
     """Let standard output and error replace characters that their encoding lacks.
 
-    For the entry points of processes that are the project's own.
+    Entry points call this in processes that are the project's own.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
