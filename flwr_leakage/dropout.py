@@ -117,7 +117,7 @@ def functional_dropout(model: nn.Module, inputs: Tensor) -> list[str]:
 
     Args:
         model: a copy, as a pass in train mode may change it.
-        inputs: of the pass.
+        inputs: the inputs of the pass.
     """
     walk = Dropouts(skip=False)
     with torch.no_grad(), torch.random.fork_rng(devices=[]), walk:

@@ -94,10 +94,10 @@ class Statement:
     Attributes:
         id: S1, S2, … in the order of the page.
         part: the heading.
-        text: of the page.
+        text: the text that stands on the page.
         source: ``records``, ``run.json``, or ``method``.
         records: the ids of the records, sorted.
-        digest: of those ids; of ``run.json`` where that is the source.
+        digest: the digest of those ids; that of ``run.json`` where this file is the source.
     """
 
     id: str
@@ -114,9 +114,9 @@ class Evidence:
 
     Attributes:
         run: its name.
-        version: of this package, which wrote the sentences.
+        version: the version of this package, which wrote the sentences.
         files: SHA-256 of ``records.jsonl``, of ``run.json``, and of all images together.
-        statements: in the order of the page.
+        statements: the statements in the order of the page.
     """
 
     run: str

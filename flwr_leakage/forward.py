@@ -89,7 +89,7 @@ class PlainKernels:
         recurrent: whether the model has recurrent layers; others keep oneDNN and cuDNN, for speed.
         writes_out: whether it has a layer that is written out.
         skips_dropout: leave out dropout that is not switched off by eval mode.
-        masks: by which calls of dropout multiply, in the order of a pass; see
+        masks: the masks by which calls of dropout multiply, in the order of a pass; see
             :class:`flwr_leakage.dropout.Masked`.
     """
 
@@ -199,7 +199,7 @@ def gradient_by_autograd(
     """Return a scalar's gradient by autograd, differentiable as far as its arguments are.
 
     Args:
-        function: of tensors by name.
+        function: the function of tensors by name.
         point: the point and variables of the derivative.
         others: the other arguments of the function.
     """

@@ -36,17 +36,17 @@ class GradientMap:
         batch_norm: ``batch`` if the client trains in train mode, ``running`` in eval mode.
         trained: the model's parameters that the client's optimizer holds, such as
             ``model.head.parameters()``; by default all that require a gradient.
-        device: where the copy is put, and so where everything is computed. It is the CPU even if
-            the model itself trains on a GPU: scores and attacks of second order take no other.
+        device: the device of the copy, on which everything is computed. It is the CPU even if the
+            model itself trains on a GPU: scores and attacks of second order take no other.
 
     Attributes:
         trained: names of the trained parameters.
-        kernels: by which the model is computed.
+        kernels: the kernels by which the model is computed.
         transposed: names of the parameters of shape (m, n) that the model itself keeps as (n, m).
         one_by_one: why ``torch.func`` cannot take this model, so that plain autograd has to, one
             sample at a time; empty where it can. See ``differentiated_by_autograd``.
-        held: by name, what the loss takes of each BatchNorm layer whose buffers hold a batch's own
-            statistics; empty where none do. See ``with_statistics_held``.
+        held: the terms that the loss takes of each BatchNorm layer whose buffers hold a batch's own
+            statistics, by name; empty where none do. See ``with_statistics_held``.
 
     Raises:
         ValueError: no parameter is trained, or one of ``trained`` is none of the model's; the model
@@ -317,7 +317,7 @@ def local_update(
     ``g = ∇L(θ) + weight_decay·θ``, ``v ← momentum·v + g``, ``θ ← θ − learning_rate·v``.
 
     Args:
-        gradient_map: of the client's model and loss.
+        gradient_map: the gradient map of the client's model and loss.
         params: θ_t.
         batch: all N samples of the round; the schedule says which are used at which step.
         schedule: learning rate, steps, batch size, momentum, weight decay.

@@ -130,7 +130,7 @@ class Reproducible(Randomness):
     Anyone who can make the same generator can subtract the noise from the released update.
 
     Attributes:
-        generator: of all draws, which are made on its device.
+        generator: the generator of all draws, which are made on its device.
     """
 
     generator: torch.Generator

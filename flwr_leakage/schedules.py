@@ -17,7 +17,7 @@ class EpochSchedule:
     clients tell it to be weighted, so it knows each client's schedule.
 
     Attributes:
-        learning_rate: of SGD, > 0.
+        learning_rate: the learning rate of SGD, > 0.
         num_epochs: passes over a client's samples of the round, ≥ 1.
         batch_size: samples in a step, ≥ 1; the last step of an epoch may have fewer.
         momentum: heavy-ball momentum of ``torch.optim.SGD`` in [0, 1).

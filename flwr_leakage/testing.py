@@ -57,7 +57,7 @@ class UpdateCheck:
         place: round and client.
         outcome: ``leaked`` above the allowed grade; ``unsure`` if the attack was cut off, or its
             result says nothing; ``untested`` if it was not attacked.
-        message: in a sentence.
+        message: the outcome in a sentence.
     """
 
     place: tuple[int, int]

@@ -78,7 +78,7 @@ def inside(folder: Path, name: str) -> Path:
 
     Args:
         folder: whoever names it may reach it through symbolic links.
-        name: of the entry, with ``/`` between its parts.
+        name: the name of the entry, with ``/`` between its parts.
 
     Raises:
         ValueError: the name leads out of the folder, or a part of it is a symbolic link.
@@ -98,7 +98,7 @@ def open_file(path: Path, most: int, follow: bool = False) -> BinaryIO:
     """Open a regular file of a bounded size; it is not waited for, whatever else it may be.
 
     Args:
-        path: of the file.
+        path: the path of the file.
         most: bytes that it may have.
         follow: whether it may be a symbolic link, as where its reader named it.
 
@@ -256,7 +256,7 @@ def open_tensors(path: Path, follow: bool = False) -> Iterator[Any]:
     none before it is asked for.
 
     Args:
-        path: of the file.
+        path: the path of the file.
         follow: whether it may be a symbolic link, as where its reader named it.
 
     Raises:
@@ -307,8 +307,8 @@ def read_npz(path: Path, names: Sequence[str]) -> list[NDArray]:
     """Read arrays of an ``npz`` file without pickle; the unpacked size is checked first.
 
     Args:
-        path: of the file, named by its reader.
-        names: of the arrays.
+        path: the path of the file, named by its reader.
+        names: the names of the arrays.
 
     Raises:
         FileNotFoundError: there is no such file.

@@ -12,7 +12,7 @@ def guess_bound(mu: float, prior: float) -> float:
     privacy Kaissis et al. 2023). It holds for every attacker, whatever else it knows.
 
     Args:
-        mu: of Gaussian differential privacy, ≥ 0: √T Δ/σ for T releases with sensitivity Δ.
+        mu: the μ of Gaussian differential privacy, ≥ 0: √T Δ/σ for T releases with sensitivity Δ.
         prior: κ in (0, 1): 1/n for one of n equally likely records.
     """
     if not 0 < prior < 1:
@@ -31,7 +31,7 @@ def image_psnr(noise_to_clip: float, num_pixels: int, mean_square: float = 0.25)
     Args:
         noise_to_clip: σ/C, after averaging over the releases of the same image.
         num_pixels: N.
-        mean_square: of the image's pixels; 0.25 is that of a bright photograph.
+        mean_square: the mean square of the image's pixels; 0.25 is that of a bright photograph.
     """
     if noise_to_clip == 0:
         return math.inf
@@ -51,7 +51,7 @@ def psnr_chance(
         noise_to_clip: σ/C > 0.
         num_pixels: N.
         psnr: t, in dB.
-        mean_square: of the image's pixels.
+        mean_square: the mean square of the image's pixels.
     """
     if noise_to_clip <= 0:
         raise ValueError(f"noise_to_clip must be positive, got {noise_to_clip}.")

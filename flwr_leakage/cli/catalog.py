@@ -12,7 +12,7 @@ class Entry:
     """An option of a config group.
 
     Attributes:
-        name: as in ``attack=NAME``.
+        name: the name, as in ``attack=NAME``.
         line: its description, from the comment at the beginning of its file.
     """
 

@@ -27,7 +27,7 @@ def kept_run_of_folder(
     """Return the kept updates of a run folder, and how they are attacked.
 
     Args:
-        folder: of the run.
+        folder: the folder of the run.
         model: ``module:name`` of what makes the model without arguments; for a run whose folder
             does not tell a config.
         attack: the name of a preset, for such a run.

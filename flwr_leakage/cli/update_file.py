@@ -48,15 +48,15 @@ class UpdateFile:
     """The facts on an update in a file that the user gives.
 
     Attributes:
-        path: of the file.
+        path: the path of the file.
         model: ``module:name`` of a function or class that makes the model without arguments.
         shape: (C, H, W) of an input.
         before: the file of θ_t; ``None`` takes the parameters that the model is made with.
         holds: see ``Holds``; ``None`` for parameters where ``before`` is given, else a difference.
         num_examples: number of samples behind the update.
-        schedule: of local training; ``None`` for a gradient alone.
-        mean: of the normalisation, a value a channel; empty where it is unknown.
-        std: per channel, likewise.
+        schedule: the schedule of local training; ``None`` for a gradient alone.
+        mean: the mean of the normalisation, a value a channel; empty where it is unknown.
+        std: the standard deviation per channel, likewise.
     """
 
     path: Path
@@ -83,7 +83,7 @@ def attack_file(
 
     Args:
         given: the file, and what is known of it.
-        folder: of the record.
+        folder: the folder of the record.
         attack: the name of a preset.
         max_seconds: CPU seconds of the attack.
 
@@ -127,7 +127,7 @@ def observe_file(
 
     Args:
         given: the file, and what is known of it.
-        gradient_map: of the model.
+        gradient_map: the gradient map of the model.
 
     Returns:
         The gradient map, the observation, and the assumptions in words.

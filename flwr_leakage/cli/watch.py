@@ -31,9 +31,9 @@ def watch_run(folder: Path, port: int, browser: bool, console: Console) -> None:
 
     Args:
         folder: the run folder.
-        port: of the page; 0 for any that is free.
+        port: the port of the page; 0 for any that is free.
         browser: whether a browser is opened, unless this is an SSH session.
-        console: where the table is shown.
+        console: the console that shows the table.
 
     Raises:
         FileNotFoundError: it is no run folder.

@@ -41,7 +41,7 @@ class Group:
 
     Attributes:
         settings: those that differ between the groups, as text; ``–`` where a group has none.
-        runs: of the group, in the order in which they were given.
+        runs: the runs of the group, in the order in which they were given.
     """
 
     settings: Mapping[str, str]

@@ -24,9 +24,9 @@ def frontier(
     Groups that no other group beats in both are joined: the frontier.
 
     Args:
-        comparison: of at least one group with both numbers.
+        comparison: the comparison of at least one group with both numbers.
         leakage: a measure of ``MEASURES`` of which more leaks more.
-        narrow: for a phone: half as wide, with the legend below.
+        narrow: whether the figure is for a phone: half as wide, with the legend below.
         numbered: whether the legend has the groups' numbers, from 1, in place of their names.
 
     Raises:

@@ -24,7 +24,7 @@ class Measure:
 
     Attributes:
         name: its key in tables.
-        heading: for people, with the unit.
+        heading: the heading for people, with the unit.
         leaks: ``more`` where a larger value means that more leaks, ``less`` where less does, empty
             where neither holds.
         style: a format specification.
@@ -97,12 +97,14 @@ class Outcome:
 
     Attributes:
         folder: the run folder.
-        config: of ``run.json``, flat: ``{"client.batch_size": 4}``; empty where there is none.
+        config: the config of ``run.json``, flat: ``{"client.batch_size": 4}``; empty where there is
+            none.
         choices: the option of each config group.
-        seed: of the run, or ``None``.
+        seed: the seed of the run, or ``None``.
         status: whether the numbers are those of a whole run.
-        values: by the names of ``MEASURES``; ``None`` where there is no number.
-        shares: of the members found, by the names of ``FOUND``, where the run has such a number.
+        values: the values by the names of ``MEASURES``; ``None`` where there is no number.
+        shares: the shares of the members found, by the names of ``FOUND``, where the run has such a
+            number.
     """
 
     folder: Path

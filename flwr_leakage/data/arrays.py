@@ -20,12 +20,12 @@ def dataset_from_arrays(
     """Make a dataset of channels-last uint8 images.
 
     Args:
-        name: of the dataset; errors mention it.
+        name: the name of the dataset; errors mention it.
         images: (N, H, W) or (N, H, W, C) uint8.
         labels: (N,) integers.
         class_names: one a class; ``"0"``, ``"1"``, … up to the largest label if ``None``.
-        mean: per channel, of pixels in [0, 1].
-        std: per channel, of pixels in [0, 1].
+        mean: the mean per channel, of pixels in [0, 1].
+        std: the standard deviation per channel, of pixels in [0, 1].
 
     Raises:
         ValueError: dtypes or shapes that do not fit.

@@ -32,10 +32,10 @@ def embedded_mnist(
     the parsed arrays are cached. The split takes 100 digits of each class as the test set.
 
     Args:
-        cache_dir: where the parsed digits are kept; ``$XDG_CACHE_HOME/flwr_leakage``, or
+        cache_dir: the folder for the parsed digits; ``$XDG_CACHE_HOME/flwr_leakage``, or
             ``~/.cache/flwr_leakage``, if ``None``.
         split_seed: the split and the order of the samples are a pure function of it.
-        mean: of pixels in [0, 1]; the default is that of MNIST's 60,000 training digits.
+        mean: the mean of pixels in [0, 1]; the default is that of MNIST's 60,000 training digits.
         std: likewise.
 
     Returns:

@@ -20,7 +20,7 @@ class FederatedDataset:
         train: the samples of all clients.
         test: the server's test set.
         partitions: the indices in ``train`` of each client; a client may be empty.
-        seed: of the experiment; the clients' batches are a pure function of it.
+        seed: the seed of the experiment; the clients' batches are a pure function of it.
     """
 
     train: ImageDataset | TextDataset

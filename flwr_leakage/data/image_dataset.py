@@ -14,12 +14,13 @@ class ImageDataset:
     """N labelled images, held in memory as bytes.
 
     Attributes:
-        name: for tables and records.
+        name: the name for tables and records.
         images: (N, C, H, W) uint8.
         labels: (N,) int64, each in 0 … K − 1.
         class_names: K names.
-        mean: per channel, of pixels in [0, 1]; what the model's inputs are normalised with.
-        std: per channel, likewise.
+        mean: the mean per channel, of pixels in [0, 1], with which the model's inputs are
+            normalised.
+        std: the standard deviation per channel, likewise.
 
     Raises:
         ValueError: shapes or dtypes that do not fit, or a label without a class name.
@@ -77,7 +78,7 @@ def test_images(dataset: tuple[ImageDataset, ImageDataset], count: int) -> Batch
 
     Args:
         dataset: a train and a test set.
-        count: of images.
+        count: the number of images.
     """
     _, test = dataset
     return test.batch(range(min(count, len(test))))

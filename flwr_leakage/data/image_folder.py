@@ -39,13 +39,13 @@ def image_folder(
     Args:
         root: the folder; ``~`` is expanded. Its subfolders name the classes.
         size: side of the images in pixels.
-        mean: of the three channels, of pixels in [0, 1].
+        mean: the mean of the three channels, of pixels in [0, 1].
         std: likewise.
         test_fraction: share of each class that becomes the test set, in (0, 1); ``None`` for a
             given split.
         seed: the split is a pure function of it.
-        train_folder: of a given split.
-        test_folder: of a given split.
+        train_folder: the training folder of a given split.
+        test_folder: the test folder of a given split.
 
     Returns:
         The train and the test set.

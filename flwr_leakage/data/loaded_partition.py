@@ -41,9 +41,9 @@ def dataset_from_columns(
 
     Args:
         columns: the table.
-        name: of the dataset; errors mention it.
-        mean: per channel, of pixels in [0, 1].
-        std: per channel, of pixels in [0, 1].
+        name: the name of the dataset; errors mention it.
+        mean: the mean per channel, of pixels in [0, 1].
+        std: the standard deviation per channel, of pixels in [0, 1].
         class_names: one a class.
         image_column: PIL images or uint8 arrays (H, W) or (H, W, C), all of one shape.
         label_column: integers.
@@ -84,9 +84,9 @@ class LoadedPartition:
     Attributes:
         partitioner: gives the columns of client i.
         num_partitions: number of clients.
-        name: of the dataset.
-        mean: per channel, of pixels in [0, 1].
-        std: per channel, of pixels in [0, 1].
+        name: the name of the dataset.
+        mean: the mean per channel, of pixels in [0, 1].
+        std: the standard deviation per channel, of pixels in [0, 1].
         class_names: one a class.
         image_column: PIL images or uint8 arrays (H, W) or (H, W, C), all of one shape.
         label_column: integers.

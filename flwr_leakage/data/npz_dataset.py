@@ -26,8 +26,8 @@ def npz_dataset(
     Args:
         root: the folder; ``~`` is expanded.
         name: the first part of both file names.
-        mean: per channel, of pixels in [0, 1].
-        std: per channel, of pixels in [0, 1].
+        mean: the mean per channel, of pixels in [0, 1].
+        std: the standard deviation per channel, of pixels in [0, 1].
         class_names: one a class; ``"0"``, ``"1"``, … up to the largest label if ``None``.
 
     Returns:

@@ -18,7 +18,7 @@ class Partition(Protocol):
 
         Args:
             labels: (N,) int64, the class of each sample.
-            generator: of all random draws.
+            generator: the generator of all random draws.
         """
         ...
 

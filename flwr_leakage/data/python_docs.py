@@ -44,7 +44,7 @@ def python_docs(
     Args:
         length: T, the largest number of tokens of a text.
         vocabulary: V, the number of ids.
-        topics: of ``help``; each is a class.
+        topics: the topics of ``help``; each is a class.
         split_seed: the split and the order of the texts are a pure function of it.
         next_token: whether a model learns the next token at each position, instead of the topic.
 

@@ -17,7 +17,7 @@ class TextDataset:
     """N labelled texts of up to T tokens.
 
     Attributes:
-        name: for tables and records.
+        name: the name for tables and records.
         ids: (N, T) int64 token ids, filled up with ``PADDING``.
         labels: (N,) int64, each in 0 … K − 1.
         class_names: K names.

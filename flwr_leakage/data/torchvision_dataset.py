@@ -33,8 +33,8 @@ def torchvision_dataset(
     Args:
         name: torchvision's name of the class.
         root: the folder that holds, or will hold, torchvision's files; ``~`` is expanded.
-        mean: per channel, of pixels in [0, 1].
-        std: per channel, of pixels in [0, 1].
+        mean: the mean per channel, of pixels in [0, 1].
+        std: the standard deviation per channel, of pixels in [0, 1].
         download: whether torchvision may fetch missing files.
 
     Returns:

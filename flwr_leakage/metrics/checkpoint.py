@@ -37,11 +37,11 @@ def checkpoint(url: str, folder: Path, download: bool, seconds: float = SECONDS)
     """Return the file of a checkpoint, which is fetched if it is not there yet.
 
     Args:
-        url: of the file; its name ends in ``-DIGEST.pth``.
-        folder: where it is kept. Several processes may fetch at a time: a file comes into being
-            at once, by a rename.
+        url: the url of the file; its name ends in ``-DIGEST.pth``.
+        folder: the folder in which it is kept. Several processes may fetch at a time: a file comes
+            into being at once, by a rename.
         download: whether it may be fetched.
-        seconds: that may be spent on that, in all.
+        seconds: the seconds that may be spent on that, in all.
 
     Raises:
         BackboneUnavailableError: it is not there and cannot be had, or is not the right one; with

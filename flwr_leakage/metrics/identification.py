@@ -23,7 +23,7 @@ class Reference:
         class_names: one a class, or empty.
         meaning: what the blind guess is, in words for a reader, such as ``the mean of …``; or
             empty.
-        words: of texts, what each token id stands for, or empty.
+        words: the word that each token id of a text stands for, or empty.
     """
 
     guess: Tensor
@@ -55,7 +55,7 @@ class Reference:
         """Return the most frequent token of public texts, at all positions.
 
         Args:
-            spec: of the texts.
+            spec: the public facts about the texts.
             public: texts that the guess is made of; padding does not count.
             pool: texts among which the original is hidden; the public ones if ``None``.
             class_names: one a class, or empty.

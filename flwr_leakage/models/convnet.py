@@ -29,7 +29,7 @@ class ConvNet(nn.Module):
         num_classes: K.
         width: w, the channels of the first convolution.
         channel_multipliers: channels of each convolution, in units of w.
-        strides: of each convolution; all 1 if ``None``.
+        strides: the strides of each convolution; all 1 if ``None``.
         pool_after: the convolutions, counted from 1, that are followed by 3×3 max pooling.
         use_batch_norm: BatchNorm between each convolution and its activation.
         activation: see ``make_activation``.

@@ -25,7 +25,7 @@ class LeNet(nn.Module):
     Args:
         input_shape: (C, H, W).
         num_classes: K.
-        channels: of every convolution.
+        channels: the channels of every convolution.
         num_convolutions: 1 to 4.
         activation: see ``make_activation``.
     """

@@ -63,8 +63,9 @@ class ShuffleNetV2(nn.Module):
     Args:
         input_shape: (C, H, W).
         num_classes: K.
-        stage_channels: of the three stages, even: (48, 96, 192) at the paper's scale 0.5.
-        last_channels: of the last convolution.
+        stage_channels: the channels of the three stages, even: (48, 96, 192) at the paper's scale
+            0.5.
+        last_channels: the channels of the last convolution.
         activation: see ``make_activation``.
     """
 

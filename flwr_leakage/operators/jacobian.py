@@ -120,8 +120,8 @@ def sample_gradients(
     """Return ∇_θL of each of S samples on its own, flat, in the order of ``params``.
 
     Args:
-        gradient_map: of the client's model and loss; its BatchNorm must not use the statistics
-            of the batch, which a sample on its own does not have.
+        gradient_map: the gradient map of the client's model and loss; its BatchNorm must not use
+            the statistics of the batch, which a sample on its own does not have.
         params: θ.
         batch: S samples.
         buffers: BatchNorm statistics for the map to use.
@@ -154,8 +154,8 @@ class SampleJacobian(FunctionJacobian):
     """∂ₓ∂_θL of each of S samples on its own: S maps R^{C·H·W} → R^P.
 
     Args:
-        gradient_map: of the client's model and loss; its BatchNorm must not use the statistics
-            of the batch, which a sample on its own does not have.
+        gradient_map: the gradient map of the client's model and loss; its BatchNorm must not use
+            the statistics of the batch, which a sample on its own does not have.
         params: θ.
         batch: S samples.
         buffers: BatchNorm statistics for the map to use.
@@ -207,7 +207,7 @@ class BatchJacobian(FunctionJacobian):
     """∂ₓ∂_θL of the mean loss of a whole batch: one map R^{B·C·H·W} → R^P.
 
     Args:
-        gradient_map: of the client's model and loss.
+        gradient_map: the gradient map of the client's model and loss.
         params: θ.
         batch: B samples.
         buffers: BatchNorm statistics for the map to use.
@@ -241,10 +241,10 @@ class UpdateJacobian(FunctionJacobian):
     them it equals ``BatchJacobian``.
 
     Args:
-        gradient_map: of the client's model and loss.
+        gradient_map: the gradient map of the client's model and loss.
         params: θ_t.
         batch: all samples of the round.
-        schedule: of the local training.
+        schedule: the schedule of the local training.
         buffers: BatchNorm statistics for the map to use.
         meter: see ``LinearOperator``; a product counts once for each sample of each step.
     """

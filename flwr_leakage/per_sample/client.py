@@ -48,9 +48,9 @@ class ClientSamples:
     the arguments here only.
 
     Args:
-        gradient_map: of the client's model and loss.
+        gradient_map: the gradient map of the client's model and loss.
         exposure: the client's round, or the samples of it that are to be scored.
-        seed: of the starts of Krylov methods, which the scores share.
+        seed: the seed of the starts of Krylov methods, which the scores share.
         meter: counts the products of all scores, and stops them where a budget is spent.
     """
 
@@ -109,9 +109,10 @@ class ClientSamples:
                 ``private``: the samples before the defense, and δ = released − the update that
                 undefended training on them would have given. The second counts what an
                 encoding of the batch hides.
-            precision: of all computations; see above for samples that ``float32`` cannot do.
-            memory_bytes: for the graphs of the samples treated together.
-            extra_bytes: of them, the bytes that a sample needs beside its graphs.
+            precision: the precision of all computations; see above for samples that ``float32``
+                cannot do.
+            memory_bytes: the most bytes for the graphs of the samples treated together.
+            extra_bytes: the bytes of these that a sample needs beside its graphs.
         """
         _check_choices(point, precision)
         entries = sum(value.numel() for value in self.exposure.params.values())

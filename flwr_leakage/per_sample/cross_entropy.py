@@ -25,10 +25,11 @@ class StableCrossEntropy:
         −Σ_k t_k log p_k = −T log p_a + Σ_{k≠a} t_k(z_a − z_k).
 
     Attributes:
-        weight: as torch's, one for each class.
-        ignore_index: as torch's, for class indices only; ``None`` where no target has it.
+        weight: torch's ``weight``, one for each class.
+        ignore_index: torch's ``ignore_index``, for class indices only; ``None`` where no target has
+            it.
         reduction: ``mean`` or ``sum``.
-        label_smoothing: as torch's.
+        label_smoothing: torch's ``label_smoothing``.
     """
 
     weight: Tensor | None = None

@@ -23,7 +23,7 @@ def loss_weights(
     That of the schedule, which is for the mean of a mini-batch, times ``loss_factors``.
 
     Args:
-        gradient_map: of the client's model and loss.
+        gradient_map: the gradient map of the client's model and loss.
         exposure: the whole round.
         batch: all of its samples.
 
@@ -51,8 +51,8 @@ def loss_factors(
 
     Args:
         loss: (logits, targets) ↦ scalar.
-        logits: of B samples, (B, K).
-        targets: of B samples.
+        logits: the logits of B samples, (B, K).
+        targets: the targets of B samples.
         windows: the mini-batches; a sample in none of them gets 1.
 
     Raises:

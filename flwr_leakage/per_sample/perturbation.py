@@ -18,7 +18,7 @@ def update_perturbation(
     """Return δ, the released pseudo-gradient minus the undefended one, in float64.
 
     Args:
-        gradient_map: of the client's model and loss.
+        gradient_map: the gradient map of the client's model and loss.
         exposure: the client's round, or some samples of it.
         point: what the released update is compared with. ``defended``: the raw update, before
             the defense changed it. ``private``: the update of undefended training on the private

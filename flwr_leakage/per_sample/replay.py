@@ -38,7 +38,7 @@ def explain_update(gradient_map: GradientMap, exposure: Exposure) -> Explanation
     another model. It costs one local training.
 
     Args:
-        gradient_map: that scores are computed with.
+        gradient_map: the gradient map with which scores are computed.
         exposure: the whole round.
     """
     raw = exposure.raw

@@ -30,7 +30,8 @@ class Samples:
     """S samples, each of which can be differentiated without the others; see ``separate``.
 
     Attributes:
-        gradient_map: of the client's model and loss; it uses no statistics of a batch.
+        gradient_map: the gradient map of the client's model and loss; it uses no statistics of a
+            batch.
         params: θ_t.
         buffers: those that the map normalises with.
         batch: the samples.
@@ -122,12 +123,12 @@ def separate(
     digits of confident samples. Other losses stay as they are.
 
     Args:
-        gradient_map: of the client's model and loss.
+        gradient_map: the gradient map of the client's model and loss.
         params: θ_t.
         buffers: those received.
         batch: all samples of the round, as its batch statistics are those of all.
         weights: wᵢ of each, see ``LocalSchedule.sample_weights``.
-        dtype: of all computations; that of the arguments by default.
+        dtype: the dtype of all computations; that of the arguments by default.
     """
     if dtype is not None:
         params, batch = _converted(params, batch, dtype)

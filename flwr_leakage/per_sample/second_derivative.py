@@ -49,7 +49,7 @@ def product_is_right(
 
     Args:
         samples: one of them, in the product's type.
-        rounding: of the sample, see ``Samples.rounding``.
+        rounding: the sample's rounding, see ``Samples.rounding``.
         direction: v.
         product: Jᵀv.
     """
@@ -84,7 +84,7 @@ def check_second_derivative(sample: Samples, seed: int = 0) -> SecondDerivative:
 
     Args:
         sample: one of them, in float64.
-        seed: of the point and the direction, see ``second_derivative_fault``.
+        seed: the seed of the point and the direction, see ``second_derivative_fault``.
     """
     fault, error = _fault(sample, seed)
     if not (fault or error):
@@ -120,7 +120,7 @@ def second_derivative_fault(sample: Samples, seed: int = 0) -> tuple[str, str]:
 
     Args:
         sample: one of them, in float64.
-        seed: of the point and the direction.
+        seed: the seed of the point and the direction.
     """
     # A loss of one's own may cancel in float64, too, where the model is sure of the sample.
     allowed = max(ALLOWED, 10 * float(sample.rounding()[0]))
