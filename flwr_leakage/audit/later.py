@@ -195,7 +195,7 @@ def _go_on(
     file: JsonlTracker,
     disclosed: Disclosure,
 ) -> bool:
-    """Attack a round, or read back what later ones need; return whether it was attacked now."""
+    """Attack a round, or read back its answers for later rounds; return whether it was attacked."""
     is_done, decodes = kept.is_done(number), audit.threat.mixing == "known"
     if is_done and audit.threat.rounds == 1 and not decodes:
         return False

@@ -2,9 +2,9 @@
 
 Two kinds of config come from others: the run config of Flower, which whoever submits a run writes
 (``own_config``), and the config in ``run.json`` of a run folder that somebody sent (``later``).
-Either names only classes that the packaged config names, called as there. So the packaged config is
-the allow-list, which maintains itself. A dotted path through a module of this package to another
-package, such as ``flwr_leakage.attacks.presets.hydra.utils.call``, is not on it.
+Both may name only classes that the packaged config names, with the same ways to call them. So the
+packaged config is the allow-list, which maintains itself. A dotted path through a module of this
+package to another package, such as ``flwr_leakage.attacks.presets.hydra.utils.call``, is not on it.
 """
 
 import os
