@@ -22,10 +22,12 @@ from flwr_leakage.report.attempts import (
     graded,
     grouped_by_client,
     identifying_told,
+    labels_beyond_guess,
     labels_inferred,
     labels_right,
     limit_told,
     most_at_risk_first,
+    pool_size,
     seen_of,
     tally,
     time_limit,
@@ -34,7 +36,13 @@ from flwr_leakage.report.attempts import (
 )
 from flwr_leakage.report.commands import rerun
 from flwr_leakage.report.index import Index, Step, count, several
-from flwr_leakage.report.remedies import Remedy, attack_told, told_of_time, what_it_costs
+from flwr_leakage.report.remedies import (
+    STRONGER,
+    Remedy,
+    attack_told,
+    told_of_time,
+    what_it_costs,
+)
 from flwr_leakage.report.replays import replays
 from flwr_leakage.report.samples import Sample
 from flwr_leakage.report.story import defense_of
@@ -109,13 +117,24 @@ def advise(
     steps += what_it_costs(index, asked, metadata, bool(at_risk))
     if at_risk:
         steps.append(_go_on_if(found, metadata, index.sample, with_changes=True))
-    if not leaking:
+    if leaking:
+        steps.append(_test(nothing_seen, metadata))
+    else:
         fold = "The command that tests more"
         steps.append(Step("Do", nothing_seen.do, commands=nothing_seen.commands, fold=fold))
     if not at_risk and nothing_seen.level == "unknown":
         steps.append(_go_on_if(found, metadata, index.sample, with_changes=False))
     lines = _in_short(index, metadata, found, fate, asked, unsure, nothing_seen)
     return Advice(headline, answer, lines, tuple(step for step in steps if step.text))
+
+
+def _test(wanted: Worth, metadata: Mapping[str, Any]) -> Step:
+    """Return a new run that attacks all that the conditions ask for, under a defense."""
+    changes = [*wanted.changes, *([] if defense_of(metadata) else [f"defense={STRONGER}"])]
+    under = "under a stronger defense" if defense_of(metadata) else f"here under {STRONGER} noise"
+    commands = rerun(metadata, [*changes, "what_if=null"]) if changes else ()
+    fold = f"The command of a new run that attacks every client, {under}"
+    return Step("Test", wanted.do if commands else "", commands=commands, fold=fold)
 
 
 MAX_LINES, MAX_LINE = 5, 150
@@ -202,7 +221,8 @@ def _found(index: Index, metadata: Mapping[str, Any], found: Sequence[Attempt]) 
     """Return in a few words what was found where no sample is seen."""
     ranked = [attempt for attempt in found if attempt.rank is not None]
     first = sum(attempt.rank == 1 for attempt in ranked)
-    told = [f"{first} of {len(ranked)} originals identified"] * beyond_chance(found)
+    chance = f"{len(ranked) / pool_size(ranked[0]):.1g}" if beyond_chance(found) else ""
+    told = [f"{first} of {len(ranked)} originals (a guess has {chance})"] * bool(chance)
     if labels := _labels_beyond_guess(index, metadata, found):
         told.append(f"{labels[0]} of {labels[1]} labels (a guess has {labels[2]})")
     return f"what was found{': ' * bool(told)}{', '.join(told)}"
@@ -213,16 +233,15 @@ def _labels_beyond_guess(
 ) -> tuple[int, int, int] | None:
     """Return the labels inferred rightly, all, and those of a guess; ``None`` if no more."""
     told, guessed = labels_right(index, found), commonest_class(found)
-    if labels_inferred(index, metadata) and told and guessed and told[0] > guessed[0]:
-        return (*told, guessed[0])
-    return None
+    beyond = labels_inferred(index, metadata) and labels_beyond_guess(index, found)
+    return (*told, guessed[0]) if beyond and told and guessed else None
 
 
 def _labels_line(index: Index, metadata: Mapping[str, Any], found: Sequence[Attempt]) -> list[str]:
     if inferred := _labels_beyond_guess(index, metadata, found):
         right, whole, guess = inferred
-        told = f"{right} of {whole} were inferred; a guess has {guess}."
-        return [f"Decide whether labels may be known: {told}"]
+        told = f"{right} of {whole} were inferred, and a guess has {guess}."
+        return [f"Decide whether labels may be known: {told} If not, noise has to hide them."]
     return []
 
 

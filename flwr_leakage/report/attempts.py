@@ -182,16 +182,19 @@ def seen_of(each: Sequence[Attempt]) -> str:
     return whole if leaked == len(each) == 1 else f"{leaked:,} of {whole}"
 
 
-def risk(found: Sequence[Attempt]) -> tuple[int, float, float]:
-    """Return a larger tuple for whom more leaks of: worst grade, share that leaks, highest PSNR.
+def risk(found: Sequence[Attempt]) -> tuple[int, float, float, float]:
+    """Return a larger tuple for whom more leaks of.
 
+    It holds the worst grade, the share that leaks, the share identified, and the highest PSNR.
     The one order of the verdict and of the table of clients.
     """
     if not found:
-        return -len(GRADES) - 1, 0.0, float("-inf")
+        return -len(GRADES) - 1, 0.0, 0.0, float("-inf")
     place, *_ = max(attempt.leak for attempt in found)
     share = sum(attempt.grade in LEAKED for attempt in found) / len(found)
-    return place, share, max((a.psnr for a in found if a.psnr is not None), default=float("-inf"))
+    identified = sum(attempt.rank == 1 for attempt in found) / len(found)
+    nearest = max((a.psnr for a in found if a.psnr is not None), default=float("-inf"))
+    return place, share, identified, nearest
 
 
 def grouped_by_client(found: Iterable[Attempt]) -> dict[int, list[Attempt]]:
@@ -476,14 +479,27 @@ def labels_right(index: Index, found: Sequence[Attempt]) -> tuple[int, int] | No
     return (round(sum(told)), max(len(told), guessed[1] if guessed else 0)) if told else None
 
 
-def by_chance(found: Sequence[Attempt]) -> int | None:
+def labels_beyond_guess(index: Index, found: Sequence[Attempt]) -> bool:
+    """Return whether more labels are right than a guess at the commonest class has by chance."""
+    told, guessed = labels_right(index, found), commonest_class(found)
+    if told is None or guessed is None:
+        return False
+    return told[0] > int(binom.isf(SURE, told[1], guessed[0] / guessed[1]))
+
+
+def by_chance(found: Sequence[Attempt], attempts: int = 0) -> int | None:
     """Return how many originals a guess may identify: it identifies more with probability ≤ 5 %.
 
     ``None`` where no original was looked for.
+
+    Args:
+        found: the attempts of a run.
+        attempts: the number of attempts of another run with as many images to choose from; 0 for
+            those of this one.
     """
     ranked = [attempt for attempt in found if attempt.rank is not None]
     size = _pool_of(ranked)
-    return None if size is None else int(binom.isf(SURE, len(ranked), 1 / size))
+    return None if size is None else int(binom.isf(SURE, attempts or len(ranked), 1 / size))
 
 
 def _pool_of(found: Sequence[Attempt]) -> float | None:
@@ -499,6 +515,9 @@ def condition_told(found: Sequence[Attempt]) -> str:
     often = "No more attempts identify their original than by chance"
     if most is not None:
         often = f"With {tried}, as here, at most {most} may identify the original"
+        ranked = sum(attempt.rank is not None for attempt in found)
+        more = [f"{n:,} at most {by_chance(found, n)}" for n in (100, 1000) if n > ranked]
+        often += f" (of {', of '.join(more)})" * bool(more)
     return f"{often}; chance alone gives more in {100 * SURE:g} % of runs or fewer."
 
 

@@ -22,7 +22,6 @@ from flwr_leakage.report.index import Index, by_round, count, decibel, median, w
 from flwr_leakage.report.large_clients import LargeClientsSection, inferred_beyond_guess
 from flwr_leakage.report.membership import MembershipSection
 from flwr_leakage.report.remedies import Remedy
-from flwr_leakage.report.samples import Sample
 
 UNTRIED = "not tested"
 
@@ -53,14 +52,15 @@ def tiles(
 ) -> tuple[Tile, ...]:
     """Return samples seen, labels, members and accuracy, each with its blind guess."""
     return (
-        _seen(found, index.sample),
+        _seen(index, found),
         _labels(index, metadata, found, large),
         _members(members),
         _accuracy(index),
     )
 
 
-def _seen(found: Sequence[Attempt], sample: Sample) -> Tile:
+def _seen(index: Index, found: Sequence[Attempt]) -> Tile:
+    sample, updates = index.sample, {attempt.key[:2] for attempt in found}
     each = worst_by_image(found) or [attempt for attempt in found if attempt.grade]
     noun = sample.many if worst_by_image(found) else "attempts"
     if not any(attempt.grade for attempt in each):
@@ -68,7 +68,9 @@ def _seen(found: Sequence[Attempt], sample: Sample) -> Tile:
     seen = sum(attempt.grade in LEAKED for attempt in each)
     parts = sum(attempt.grade == "partly" for attempt in each)
     more = f", {parts:,} in part" if parts else ""
-    return Tile(noun, f"{seen:,} of {len(each):,} seen{more}", "blind guess: 0", seen > 0)
+    over = len(ended(index, found))
+    cut = f"; time cut off {over:,} of {count(len(updates), 'attack')}" if over else ""
+    return Tile(noun, f"{seen:,} of {len(each):,} seen{more}", f"blind guess: 0{cut}", seen > 0)
 
 
 def _labels(
@@ -82,7 +84,7 @@ def _labels(
     if told and labels_inferred(index, metadata):
         guess = "blind guess not known"
         if most := commonest_class(found):
-            guess = f"in all attempts; a guess, the commonest class: {most[0]:,}"
+            guess = f"in all attempts; naming always one class has {most[0]:,}"
         return Tile("labels inferred", f"{told[0]:,} of {told[1]:,}", guess)
     if large and large.right is not None:
         return Tile("labels inferred", large.right, f"blind guess: {large.blind}")
@@ -90,7 +92,7 @@ def _labels(
 
 
 def _members(members: MembershipSection | None) -> Tile:
-    term = "members found"
+    term = "records found used"
     if members is None:
         return Tile(term, UNTRIED)
     value = f"{members.called} of {len(members.table.rows)}"

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from flwr_leakage.report.attempts import Attempt, pool_size, worst_first
+from flwr_leakage.report.attempts import Attempt, beyond_chance, pool_size, worst_first
 from flwr_leakage.report.grades import GRADES
 from flwr_leakage.report.index import CEILING_DB, Key, decibel, grouped, several, who
 from flwr_leakage.tracking import ImageRecord
@@ -153,12 +153,14 @@ def make_gallery(images: Sequence[ImageRecord], found: Sequence[Attempt], limit:
     attempt_of = {attempt.key: attempt for attempt in found}
     same_image = grouped(((a.key[1], a.image), a) for a in found)
 
+    is_telling = beyond_chance(found)
+
     def show(key: Key, title: str = "") -> Exhibit:
         attempt = attempt_of.get(key)
         known = attempt is not None and attempt.image is not None
         same = same_image[key[1], attempt.image] if attempt and known else []
         others = tuple((a.key[0], a.grade or "no grade") for a in same if a.key[0] != key[0])
-        exhibit = _exhibit(key, by_key[key], attempt, others, title)
+        exhibit = _exhibit(key, by_key[key], attempt, others, title, is_telling)
         earlier = [guess for guess in guesses if guess.server_round <= key[0]]
         if title and earlier:
             blind = _picture("blind guess", earlier[-1], exhibit.place)
@@ -204,12 +206,13 @@ def _exhibit(
     attempt: Attempt | None,
     others: tuple[tuple[int, str], ...],
     title: str,
+    is_telling: bool,
 ) -> Exhibit:
     _, client_id, sample = key
     client = who(client_id) if client_id >= 0 else "aggregate"
     label = attempt.label if attempt else ""
     graded = attempt.grade if attempt and attempt.grade else "no grade"
-    psnr = _written(attempt)
+    psnr = _written(attempt, is_telling)
     image = attempt.place if attempt else f"place {sample} of the batch"
     exhibit = Exhibit(title, key, client, image, others, label, graded, psnr, ())
     place = exhibit.place
@@ -225,7 +228,7 @@ def _exhibit(
     return replace(exhibit, pictures=tuple(pictures))
 
 
-def _written(attempt: Attempt | None) -> str:
+def _written(attempt: Attempt | None, is_telling: bool) -> str:
     if attempt is None or attempt.psnr is None:
         return "PSNR unknown"
     blind = f" (blind {decibel(attempt.blind)})" if attempt.blind is not None else ""
@@ -236,7 +239,7 @@ def _written(attempt: Attempt | None) -> str:
     identified = ""
     if attempt.rank == 1 and attempt.grade not in ("exact", "recognisable"):
         whole = f" among {size} {attempt.sample.many}" if (size := pool_size(attempt)) else ""
-        identified = f", yet identified{whole}"
+        identified = f", yet identified{whole}" if is_telling else f", identified{whole} by chance"
     return f"{decibel(attempt.psnr)} dB{blind}{decided}{identified}"
 
 

@@ -212,7 +212,8 @@ def _labels(
         f"the server expects: it repeats the client's training on dummy {index.sample.many} with "
         f"known labels, infers those, and counts. It uses no private {index.sample.one}, and "
         f"holds for updates that are sent as they were trained: after noise or clipping less is "
-        f"right. A guess is made without the client's own update.",
+        f"right. The rehearsals show a spread and no bound: the truth may lie below it. A guess is "
+        f"made without the client's own update.",
     )
     return Table(columns, tuple(rows), notes, MAX_ROWS, columns[3:5]), right
 

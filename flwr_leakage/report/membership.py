@@ -14,7 +14,10 @@ in a hundred finds one."""
 SMALLEST = 1e-6
 """p-values below this are not told apart: some hundreds of null records support no more."""
 
-UNTESTED = "Whether a given record was used: the server was given none to look for (candidates=…)."
+UNTESTED = (
+    "Whether a given record was used (membership): the server was given none to look for "
+    "(candidates=…)."
+)
 
 
 @dataclass(frozen=True)

@@ -210,7 +210,7 @@ def render_report(run: RunData, max_gallery: int = 1000, live: str = "") -> str:
 
 
 CONTENTS = {
-    "advice": "Who is at risk, what helps, at what price",
+    "advice": "The answer at length",
     "texts": "Texts",
     "gallery": "Images",
     "tested": "What was tested",

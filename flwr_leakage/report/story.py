@@ -126,6 +126,8 @@ def _training(index: Index, metadata: Mapping[str, Any], rounds_done: int) -> st
         if ends[0] == ends[1]:
             learnt = f"; test accuracy stayed at {ends[0]}"
     told = defense_told(metadata) or defense
+    if isinstance(metadata.get("seed"), int):  # a simulation's
+        told += ". What it draws comes from the run's seed, which no attacker may know"
     guard = {"": "", "none": " No defense was used."}.get(defense, f" Defense: {told}.")
     return f"{' '.join(parts)}{learnt}.{guard}"
 
@@ -155,7 +157,10 @@ def _attacker(index: Index, metadata: Mapping[str, Any], fate: Fates) -> str:
     named = f" with the attack “{attack}”" if attack else ""
     if attack == "strongest":
         so_far = ", as far as its time went," * bool(index.series("attack", "stopped_by_budget"))
-        named = f" with every attack that applies{so_far or ','} and kept the best result"
+        named = (
+            f" with every attack that applies{so_far or ','} until one had solved it, and kept the "
+            f"result that explains the update best"
+        )
     return (
         f"The server kept to the protocol and attacked what it received (“honest but curious”)"
         f"{named}: the updates of {whom} in {several(rounds, 'round')}."

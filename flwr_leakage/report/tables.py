@@ -234,7 +234,7 @@ def clients_table(
     by_risk = sorted(sorted(attacked), key=lambda c: risk(by_client.get(c, [])), reverse=True)
     for client in by_risk[:limit]:
         here = by_client.get(client, [])
-        best = max((a.psnr for a in here if a.psnr is not None), default=None)
+        worst = max(here, key=lambda attempt: attempt.leak, default=None)
         ranked = [attempt for attempt in here if attempt.rank is not None]
         first = sum(attempt.rank == 1 for attempt in ranked)
         reasons = [f"{several(r, 'round')}: {why}" for why, r in rested.get(client, {}).items()]
@@ -242,7 +242,11 @@ def clients_table(
             (
                 str(client) if client >= 0 else "aggregate",
                 *([doing.get(client, "–")] * bool(doing)),
-                *(str(len(here)) if here else "–", *_grades(here), decibel(best)),
+                *(
+                    str(len(here)) if here else "–",
+                    *_grades(here),
+                    decibel(worst.psnr if worst else None),
+                ),
                 share(first, len(ranked)),
                 *(["; ".join(reasons) or "–"] * bool(rested)),
                 *([replay_of_client(replayed, client)] * replayed.any),
@@ -251,7 +255,8 @@ def clients_table(
         )
     by_decibels = any(attempt.psnr is not None for attempt in found)
     notes = (*_left_out(attacked, rows), *ceiling_told(rows), *([RANKED] * by_decibels))
-    return Table(tuple(columns), tuple(rows), notes, MAX_ROWS, (DOES, BECAUSE, TRAINED))
+    table = Table(tuple(columns), tuple(rows), notes, MAX_ROWS, (DOES, BECAUSE, TRAINED))
+    return table.without_decibels()
 
 
 def unattacked_table(
@@ -411,9 +416,9 @@ def client_scores_table(index: Index, limit: int) -> Table:
     attacked = {client for _, client in fate.attacked}
     untried = sorted(({client for _, client in fate.spared} - attacked) & set(clients))
     if attacked and untried and min(attacked) >= 0:
-        verb = "was" if len(untried) == 1 else "were"
+        verb, whom = ("was", "it") if len(untried) == 1 else ("were", "them")
         notes += (
-            f"{several(untried).capitalize()} {verb} not attacked: where a score makes them look "
+            f"{several(untried).capitalize()} {verb} not attacked: where a score makes {whom} look "
             f"safe (as a large λmax does), nothing here has tested it.",
         )
     return Table(("client", *map(label, scores_of)), rows, notes, MAX_ROWS)

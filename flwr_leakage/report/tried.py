@@ -46,7 +46,8 @@ class Worth:
             nothing, ``partly`` where originals are identified more often than by chance, or records
             were found used, ``unknown`` where nothing can be said.
         do: what would say more, in sentences; empty where nothing here would.
-        commands: that do it, for a simulation.
+        commands: the commands that do it, for a simulation.
+        changes: the settings by which these commands differ from the run's own.
         unsure: attacked updates of which nothing can be said, by (round, client), and why.
     """
 
@@ -55,6 +56,7 @@ class Worth:
     level: Literal["partly", "quiet", "unknown"]
     do: str
     commands: tuple[str, ...]
+    changes: tuple[str, ...] = ()
     unsure: Mapping[Place, str] = field(default_factory=dict)
 
 
@@ -98,7 +100,7 @@ def worth(
         doubts = [*kept, *left_out] or _broken(events) or nothing
         told = " ".join(f"{doubt.told[0].upper()}{doubt.told[1:]}." for doubt in doubts)
         answer = f"This run cannot say: no update was attacked. {told} That is no sign of safety."
-        more, commands = _all(doubts, metadata)
+        more, commands, changes = _all(doubts, metadata)
         inferred = values(index.series("labels", "expected_right"))
         by_labels = [_by_labels(index.sample.many)] if inferred else []
         why = "updates were kept, and are not attacked yet" if kept else "no update was attacked"
@@ -107,8 +109,8 @@ def worth(
         if members:
             headline = f"Not without a decision: {members}; {why}."
             answer = f"Not without a decision: {members}. No update was attacked. {told}"
-            return Worth(answer, headline, "partly", more, commands)
-        return Worth(answer, headline, "unknown", more, commands)
+            return Worth(answer, headline, "partly", more, commands, changes)
+        return Worth(answer, headline, "unknown", more, commands, changes)
     of = partial(_of, attacked=len(attacked))
     single, replayed = single_attack(index, metadata), replays(index, events)
     others = graded & replayed.other.keys()
@@ -171,16 +173,18 @@ def _by_labels(noun: str) -> str:
     )
 
 
-def _all(doubts: Sequence[_Doubt], metadata: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
-    """Return all that is to be done, and the command that does it: first of all what was kept.
+def _all(
+    doubts: Sequence[_Doubt], metadata: Mapping[str, Any]
+) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+    """Return all that is to be done, the command, its settings: first of all what was kept.
 
     Where no setting does it, there is no command.
     """
     if doubts and doubts[0].command:
-        return doubts[0].do, (doubts[0].command,)
+        return doubts[0].do, (doubts[0].command,), ()
     do = " ".join(dict.fromkeys(doubt.do for doubt in doubts if doubt.do))
     changes = dict.fromkeys(each for doubt in doubts for each in doubt.changes)
-    return do, rerun(metadata, [*changes]) if changes else ()
+    return do, rerun(metadata, [*changes]) if changes else (), tuple(changes)
 
 
 MORE = 10
@@ -206,7 +210,9 @@ def more_time(
     own = section(metadata, "config", "attack").get("max_seconds")
     server = section(metadata, "config", "server")
     given = server.get("attack_max_seconds")
-    asked = ("server.what_if_max_seconds=null",) * (server.get("what_if_max_seconds") is not None)
+    has_what_if = bool(section(metadata, "config", "what_if"))
+    limited = has_what_if and server.get("what_if_max_seconds") is not None
+    asked = ("server.what_if_max_seconds=null",) * limited
     spent, attacks = _spent(index, metadata)
     here = f" (here {count(attacks, 'attack')} took {duration(spent)})" if spent else ""
     if not is_simulation(metadata):

@@ -18,6 +18,7 @@ from flwr_leakage.report.attempts import (
     fates,
     graded,
     grouped_by_client,
+    labels_beyond_guess,
     labels_inferred,
     labels_right,
     left_out,
@@ -315,11 +316,12 @@ def labels_told(index: Index, metadata: Mapping[str, Any], found: Sequence[Attem
     if not told or (told[0] == told[1] and not inferred):
         return ""
     (right, whole), guess = told, commonest_class(found)
-    better = guess is not None and right * guess[1] > guess[0] * whole
+    better = labels_beyond_guess(index, found)
     leak = "Labels leak" if better and inferred else "Labels"
     source = ", from the update alone" * inferred
     if guess is not None and not better:
-        source += f", no more than a blind guess at the commonest class ({guess[0]} of {guess[1]})"
+        blind = f"a blind guess at the commonest class ({guess[0]} of {guess[1]} in the mean)"
+        source += f", no more than {blind} may have by chance"
     noun = index.sample.one
     wrong = (
         f" With a wrong label an attack looks for another {noun}, so that its failure says less."

@@ -151,8 +151,8 @@ def test_the_conditions_to_go_on_are_a_short_list_with_the_statistics_in_small_p
     assert len(step.items) == 4 and all(len(item.split()) < 36 for item in step.items)
     assert len(step.text.split()) < 35
     assert step.items[3] == (
-        "With 2 attempts, as here, at most 0 may identify the original; chance alone gives more in "
-        "5 % of runs or fewer."
+        "With 2 attempts, as here, at most 0 may identify the original (of 100 at most 3, of 1,000 "
+        "at most 15); chance alone gives more in 5 % of runs or fewer."
     )
     assert "more like it than like any of 100 other images. How many" in step.note
     assert step.text.startswith("a new run with one of the changes above meets all of these.")
@@ -262,3 +262,20 @@ def test_seen_is_exact_or_recognisable_and_the_rest_in_part():
     _, steps = advice(*pictures, *nothing)
     told = "seen in round 1, in part in round 3 (attacked: rounds 1, 3 and 5)."
     assert told in steps["Who is at risk"]
+
+
+def test_a_leaking_run_has_the_command_of_a_run_that_meets_the_conditions():
+    other = record(
+        "client", "not_attacked", 40.0, (1, 5, -1), note="more than the 8 attacked at most"
+    )
+    config = {"choices": {"attack": "strongest"}, "selection": {"max_examples": 8}}
+    index = Index([*image(60.0), other])
+    metadata = {"config": config, "command": "x run seed=3", "attack": "strongest"}
+    [step] = [step for step in advise(index, metadata, []).steps if step.term == "Test"]
+    (command,) = step.commands
+    assert command == (
+        "flwr-leakage run seed=3 selection.max_examples=null defense=gaussian what_if=null"
+    )
+    assert "For client 5: set selection.max_examples=null" in step.text
+    own = [step.term for step in advise(index, {}, []).steps]
+    assert "Test" not in own  # an app of one's own has no command to repeat

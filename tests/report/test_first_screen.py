@@ -138,14 +138,19 @@ def test_whoever_was_not_attacked_and_whose_labels_leak_are_not_forgotten():
     other = LeakageRecord("r", 1, 5, -1, "client", "not_attacked", 40.0, "", "", "too many")
     labels = [
         LeakageRecord("r", 1, 0, i, kind, name, 1.0, "", "", note)
-        for i, note in enumerate(("cat", "dog"))
+        for i, note in enumerate(("cat", "dog", "cow", "hen", "pig"))
         for kind, name in (("metric", "label_accuracy"), ("client", "class"))
     ]
     index = Index([*graded(60.0), *labels, other])
     lines = [line.text for line in advise(index, {"threat": "labels inferred"}, []).lines]
     assert lines[0].startswith("Stop. Leaving out client 0 is not enough")
-    assert lines[1] == "Decide whether labels may be known: 2 of 2 were inferred; a guess has 1."
+    assert lines[1] == (
+        "Decide whether labels may be known: 5 of 5 were inferred, and a guess has 1. If not, "
+        "noise has to hide them."
+    )
     assert len(lines) <= 5
+    few = Index([*graded(60.0), *labels[:4], other])  # chance gives 2 of 2 to a guess that has 1
+    assert "labels" not in advise(few, {"threat": "labels inferred"}, []).lines[1].text
 
 
 def test_the_defense_of_the_training_stands_on_the_first_screen():
@@ -217,7 +222,7 @@ def test_each_number_has_its_blind_guess_or_was_not_tested():
         records.append(LeakageRecord("r", 1, 0, sample, "membership", f"membership_{name}", value))
     assert shown(records, threat="labels inferred, single view") == [
         ("1 of 3 seen, 1 in part", "blind guess: 0"),
-        ("2 of 3", "in all attempts; a guess, the commonest class: 2"),
+        ("2 of 3", "in all attempts; naming always one class has 2"),
         ("1 of 1", "by chance: 0, in 99 of 100 runs"),
         ("50.0 %", "before training: 10.0 %"),
     ]

@@ -30,7 +30,7 @@ def test_the_whole_page(run_folder):
         "Attack could not be applied, or gave no result, on 1 of 6 attacked updates (client 2)",
         "it was given: the true labels; each client’s update on its own.",
         "What is not covered",
-        "This run measured no defense beside its own",
+        "This run tried no defense on copies of its updates",
         "PSNR: 2 of 12 missing (no reason was recorded).",
         "ρ within rounds =",
         "no reply",
@@ -56,7 +56,7 @@ def test_the_first_screen_is_the_answer_four_numbers_and_a_map(run_folder):
     seen = page.visible
     for words in (
         "attempts 6 of 10 seen blind guess: 0",
-        "labels inferred not tested members found not tested",
+        "labels inferred not tested records found used not tested",
         "test accuracy after round 2 50.0 % blind guess not known",
         "Worst grade of each update recognisable nothing tried, without a grade client 0",
         "Attacked: all of 3 clients",

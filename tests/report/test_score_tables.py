@@ -174,7 +174,7 @@ def test_a_client_that_was_not_attacked_is_not_called_safe_by_its_score():
     records = [score(1, 0, 0, 1.0), score(1, 7, 0, 90.0), objective(1, 0, 0.1)]
     index = Index([*records, spared(1, 7, 90, "too many")])
     (told,) = client_scores_table(index, 9).notes
-    assert told.startswith("Client 7 was not attacked: where a score makes them look safe")
+    assert told.startswith("Client 7 was not attacked: where a score makes it look safe")
 
 
 def test_scores_stand_with_their_error_bars_and_states():

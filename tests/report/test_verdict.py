@@ -79,13 +79,14 @@ def test_verdict_says_where_labels_were_wrong():
     told = "Labels: the attack got the label right in 1 of 2 attempts. With a wrong label"
     assert any(text.startswith(told) for text in details(1.0, 0.0))
     assert not any("Labels" in text for text in details(1.0, 1.0, threat="labels known"))
-    told = "Labels leak: the attack got the label right in 2 of 2 attempts, from the update"
-    better = details(1.0, 1.0, threat="labels inferred", classes=("cat", "dog"))
+    told = "Labels leak: the attack got the label right in 5 of 5 attempts, from the update"
+    five = ("cat", "dog", "cow", "hen", "pig")
+    better = details(*[1.0] * 5, threat="labels inferred", classes=five)
     assert any(text.startswith(told) for text in better)
     alike = details(1.0, 0.0, threat="labels inferred", classes=("cat", "dog"))
     told = (
         "Labels: the attack got the label right in 1 of 2 attempts, from the update alone, no more "
-        "than a blind guess at the commonest class (1 of 2)."
+        "than a blind guess at the commonest class (1 of 2 in the mean) may have by chance."
     )
     assert any(text.startswith(told) for text in alike)
 
