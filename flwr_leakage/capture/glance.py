@@ -131,6 +131,6 @@ class Glance:
 
 
 def some(names: list[str]) -> str:
-    """Return the first names, and how many there are besides."""
+    """Return the first few of several names, and how many more there are."""
     shown = ", ".join(names[:3])
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

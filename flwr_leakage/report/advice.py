@@ -79,7 +79,7 @@ class Advice(NamedTuple):
 
     @property
     def do(self) -> tuple[str, ...]:
-        """Return lines on what would say more, with its command; none where the run says enough."""
+        """Return lines on what else to run, with its command; none where the run says enough."""
         steps = [step for step in self.steps if step.term == "Do"]
         return tuple(line for step in steps for line in (step.text, *step.commands))
 
@@ -203,7 +203,7 @@ def _in_short(
 
 
 def _go_on(condition: str, run: str, sample: Sample, is_accepted: bool = False) -> str:
-    """Return the conditions; where it is accepted that originals are identified, that is none."""
+    """Return the conditions to train on, without identification if it ``is_accepted``."""
     chance = "" if is_accepted else " identifies none beyond chance,"
     return (
         f"{condition} only if {run} sees no {sample.one}, not even in part,{chance} attacks every "
@@ -218,7 +218,7 @@ def _time_then(index: Index, metadata: Mapping[str, Any], is_what_if: bool) -> s
 
 
 def _found(index: Index, metadata: Mapping[str, Any], found: Sequence[Attempt]) -> str:
-    """Return in a few words what was found where no sample is seen."""
+    """Return in a few words what a run found in which no sample is seen."""
     ranked = [attempt for attempt in found if attempt.rank is not None]
     first = sum(attempt.rank == 1 for attempt in ranked)
     chance = f"{len(ranked) / pool_size(ranked[0]):.1g}" if beyond_chance(found) else ""
@@ -279,7 +279,7 @@ def _briefly(clients: set[int]) -> str:
 
 
 def _seen(found: Sequence[Attempt], leaking: set[int]) -> str:
-    """Return what of whom the server can see; how many images, if they can be told apart."""
+    """Return which clients' samples the server can see, and how many, if they can be told apart."""
     each = worst_by_image(found)
     parts = {attempt.key[1] for attempt in each if attempt.grade == "partly"}
     partly = sum(attempt.grade == "partly" for attempt in each)
@@ -307,7 +307,7 @@ def verb(clients: set[int], one: str, many: str) -> str:
 
 
 def _at_risk(found: Sequence[Attempt], at_risk: set[int]) -> str:
-    """Return words on the clients of whom something is seen, and in which rounds."""
+    """Name the clients whose samples are seen, at least in part, with the rounds."""
     groups = grouped_by_client(a for a in found if a.key[1] in at_risk)
     told = []
     for client in most_at_risk_first(groups)[:MAX_CLIENTS]:
@@ -321,7 +321,7 @@ def _at_risk(found: Sequence[Attempt], at_risk: set[int]) -> str:
 
 
 def _when(here: Sequence[Attempt]) -> str:
-    """Return in which rounds something of a client is seen, and in which only in part."""
+    """Return the rounds in which a client's samples are seen, and those in which only in part."""
     attacked = sorted({a.key[0] for a in here})
     seen = sorted({a.key[0] for a in here if a.grade in LEAKED})
     parts = sorted({a.key[0] for a in here if a.grade == "partly"} - set(seen))
@@ -419,7 +419,7 @@ def _effect(remedy: Remedy, at_risk: set[int]) -> str:
 
 
 def _besides(remedy: Remedy, at_risk: set[int]) -> str:
-    """Return how much a defense leaves, how much it changes, and how often time ran out."""
+    """Return how much a defense leaves seen, how much it changes, and how often time ran out."""
     both = [[a for a in found if a.key[1] in at_risk] for found in (remedy.before, remedy.under)]
     if not both[1]:
         return ""

@@ -44,7 +44,7 @@ class Attempt:
 
     Attributes:
         key: round, client, sample.
-        psnr: in dB, or ``None`` without a reconstruction.
+        psnr: the PSNR in dB, or ``None`` without a reconstruction.
         blind: PSNR of the blind guess, or ``None`` where it was not recorded.
         rank: the place of the original among the samples it was looked for in, or ``None``.
         pool: how many samples these were, in words, such as ``of 101 images``.
@@ -52,9 +52,9 @@ class Attempt:
         image: the number of the image among those of its client, by which it can be followed over
             the rounds; ``None`` where the truth does not tell images apart.
         grade: ``None`` where it cannot be told.
-        decided: by what other than PSNR the grade was decided, in words; empty where by PSNR.
-        tokens: of a text, the share of its tokens in place; 0 if no text was found for it. ``None``
-            of other samples.
+        decided: the measure other than PSNR that decided the grade, in words; empty where PSNR did.
+        tokens: the share of a text's tokens in place; 0 if no text was found for it. ``None`` for
+            other samples.
         sample: what it is, in words.
     """
 
@@ -183,10 +183,10 @@ def seen_of(each: Sequence[Attempt]) -> str:
 
 
 def risk(found: Sequence[Attempt]) -> tuple[int, float, float, float]:
-    """Return a larger tuple for whom more leaks of.
+    """Return a tuple that is larger for a client of whom more leaks.
 
-    It holds the worst grade, the share that leaks, the share identified, and the highest PSNR.
-    The one order of the verdict and of the table of clients.
+    It holds the worst grade, the share that leaks, the share identified, and the highest PSNR. The
+    verdict and the table of clients both use this order.
     """
     if not found:
         return -len(GRADES) - 1, 0.0, 0.0, float("-inf")
@@ -219,7 +219,7 @@ class Fates:
         unanswered: attacked without one, with the reason: the attack could not be applied, or
             gave nothing.
         spared: not attacked, with the reason.
-        cut_off: of those without a reconstruction, those that the time limit ended.
+        cut_off: those updates without a reconstruction on which the time limit ended the attack.
     """
 
     answered: frozenset[Place]
@@ -318,8 +318,8 @@ def limit_told(limit: float | None) -> str:
 def ended(index: Index, found: Sequence[Attempt]) -> set[Place]:
     """Return the (round, client) of every update on which the time limit ended the attack.
 
-    Not those that it cut short once nothing was left to find: where the chosen attack had solved
-    the update, or every image is exact.
+    Updates are left out on which nothing was left to find: the chosen attack had solved them, or
+    every image is exact.
     """
     stopped = {key[:2] for key in index.series("attack", "stopped_by_budget")}
     told = index.series("attack", "objective").items()
@@ -401,7 +401,7 @@ def unexplained_told(
 
     Args:
         index: the run's numbers.
-        fate: of every update.
+        fate: the fate of every update.
         found: the attempts.
         replayed: the updates of which a replay shows that clients trained as the attack assumes.
         with_defense: whether clients may have changed their updates by a defense.
@@ -509,7 +509,7 @@ def _pool_of(found: Sequence[Attempt]) -> float | None:
 
 
 def condition_told(found: Sequence[Attempt]) -> str:
-    """Return which identifications a run may have, as a condition to train on."""
+    """Return, as a condition to train on, how many originals a run may identify."""
     most = by_chance(found)
     tried = count(sum(attempt.rank is not None for attempt in found), "attempt")
     often = "No more attempts identify their original than by chance"

@@ -33,7 +33,7 @@ def rerun(metadata: Mapping[str, Any], changes: Sequence[str]) -> tuple[str, ...
     """Return the command that repeats a simulation with changed settings; empty for another run.
 
     Args:
-        metadata: of ``run.json``.
+        metadata: the metadata of ``run.json``.
         changes: settings such as ``attack=strongest``; those below a changed one are left out.
 
     Example:
@@ -68,7 +68,7 @@ def overrides(metadata: Mapping[str, Any], without: Sequence[str]) -> list[str]:
     """Return the settings that the run's command changed; in a sweep, the values of this run.
 
     Args:
-        metadata: of ``run.json``.
+        metadata: the metadata of ``run.json``.
         without: the beginnings of settings that are left out, beside those that write elsewhere.
     """
     config, choices = section(metadata, "config"), section(metadata, "config", "choices")

@@ -66,7 +66,7 @@ class Dot(NamedTuple):
     """One image in one round.
 
     Attributes:
-        psnr: in dB.
+        psnr: the PSNR in dB.
         grade: empty where it cannot be told.
         ended: whether the time limit ended the attack: drawn hollow.
     """
@@ -82,11 +82,12 @@ class Panel:
 
     Attributes:
         client: its number; ``None`` for all clients, −1 for the aggregate.
-        dots: of each round, every image.
-        under: by the name of a defense, PSNR in dB of each round under it; at most ``MAX_LINES``.
+        dots: every image of each round.
+        under: the PSNR in dB of each round under a defense, by the defense's name; at most
+            ``MAX_LINES``.
         blind: PSNR of the blind guess for the same images by round, or empty.
-        ended: by the name of a defense, the rounds in which the time limit ended an attack under
-            it: their median is drawn hollow.
+        ended: the rounds in which the time limit ended an attack under a defense, by the defense's
+            name: their median is drawn hollow.
     """
 
     client: int | None
@@ -125,7 +126,7 @@ def story_chart(
         panels: each with at least one dot; at least one where there is no accuracy.
         name: makes the ids of this chart unique on the page.
         description: what the chart shows, for a reader who does not see it.
-        is_wide: for the full width of a screen, and not for that of a phone.
+        is_wide: whether the chart fills the width of a screen, and not that of a phone.
     """
     with matplotlib.rc_context({**STYLE, "font.size": 9, "svg.hashsalt": name}):
         heights = [1.3] * bool(accuracy) + [2.0 if len(panels) < 3 else 1.5] * len(panels)
@@ -270,7 +271,7 @@ def rounds_chart(
         by_round: the values of each round; not empty.
         name: makes the ids of this chart unique on the page.
         description: what the chart shows, for a reader who does not see it.
-        unit: of the vertical axis. Only plain letters of it are drawn.
+        unit: the unit of the vertical axis. Only plain letters of it are drawn.
     """
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}):
         figure, axes = new_figure()
@@ -331,7 +332,7 @@ def corridor_chart(
 
     Args:
         reached: PSNR of the attack on each sample, in dB, in the order of drawing.
-        limits: by what they are called, the highest PSNR that each lets an attacker have.
+        limits: the highest PSNR that each bound lets an attacker have, by the bound's name.
         name: makes the ids of this chart unique on the page.
         description: what the chart shows, for a reader who does not see it.
     """

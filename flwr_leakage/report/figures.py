@@ -100,10 +100,11 @@ class Agreement:
     Attributes:
         score: the score's name.
         outcome: the metric's name.
-        unit: of the outcome.
+        unit: the unit of the outcome.
         pairs: (score, outcome) of each sample that has both, in every round.
         found: how both rank the images within rounds.
-        p_value: of ``found``, times the number of scores that are compared; ``None`` without one.
+        p_value: the p-value of ``found``, times the number of scores that are compared; ``None``
+            without one.
         reading: whether the order bears out what the score claims, in words.
         holds: whether it does; ``None`` where this run does not tell.
         sample: what is ranked, in words.
@@ -335,7 +336,7 @@ def corridors(index: Index, metadata: Mapping[str, Any]) -> list[Chart]:
 
     Args:
         index: the run's numbers.
-        metadata: of ``run.json``; its ``input_std`` turns model inputs into pixels.
+        metadata: the metadata of ``run.json``; its ``input_std`` turns model inputs into pixels.
     """
     scale = smallest_std(metadata)
     reached = {

@@ -43,12 +43,12 @@ class Exhibit:
     Attributes:
         title: what it is an example of; empty for most.
         key: round, client and place in the batch.
-        client: in words.
+        client: the client in words.
         image: which image of the client it is, in words.
         others: the grades of the same image in the other rounds in which it was attacked; empty
             where images cannot be told apart.
         label: its class in words, or empty.
-        grade: in words.
+        grade: the grade in words.
         psnr: the PSNR of the reconstruction and of the blind guess in dB, or that it is unknown;
             with what else decided the grade, if PSNR did not, and whether a
             reconstruction of a low grade still points to its original.
@@ -73,7 +73,7 @@ class Exhibit:
 
     @property
     def has_defended(self) -> bool:
-        """Return whether the sample as its defense encoded it is there."""
+        """Return whether the exhibit shows the sample as its defense encoded it."""
         return any(picture.role == "defended" for picture in self.pictures)
 
     @property

@@ -68,13 +68,13 @@ def grade(
     """Return the grade of one reconstruction by the thresholds at the head of this module.
 
     Args:
-        psnr: of the reconstruction, dB; ``None`` where the attack gave none.
-        blind_psnr: of the blind guess for the same sample, dB.
-        ssim: of the reconstruction.
-        blind_ssim: of the blind guess.
-        lpips: of the reconstruction.
-        affine_psnr: of the reconstruction with the best brightness and contrast, dB.
-        blind_affine_psnr: of the blind guess with its own best ones, dB.
+        psnr: the PSNR of the reconstruction, dB; ``None`` where the attack gave none.
+        blind_psnr: the PSNR of the blind guess for the same sample, dB.
+        ssim: the SSIM of the reconstruction.
+        blind_ssim: the SSIM of the blind guess.
+        lpips: the LPIPS of the reconstruction.
+        affine_psnr: the PSNR of the reconstruction with the best brightness and contrast, dB.
+        blind_affine_psnr: the PSNR of the blind guess with its own best ones, dB.
 
     Returns:
         The grade; ``None`` where there is no reconstruction, or no blind guess to compare with.
@@ -181,12 +181,12 @@ class Calibrated:
 
     Attributes:
         grade: ``recognisable`` includes what is exact.
-        count: of results.
+        count: the number of results.
         by_error: the share of them that is nearest to its original, by squared error, of 101.
         by_structure: the same by SSIM.
         by_eye: the same by LPIPS, which comes nearest to what people see.
-        by_all: by all three.
-        by_none: by none of them.
+        by_all: the share found by all three.
+        by_none: the share found by none of them.
     """
 
     grade: Grade

@@ -88,7 +88,8 @@ class Index:
     """The numbers of a run, to be looked up by kind, name, round, client and sample.
 
     Args:
-        records: in the order of writing; where a number was recorded twice, the last one counts.
+        records: the records in the order of writing; where a number was recorded twice, the last
+            one counts.
     """
 
     def __init__(self, records: Iterable[LeakageRecord]) -> None:
@@ -280,10 +281,10 @@ class Step:
 
     Attributes:
         term: what it is about, in a word or two.
-        text: in plain sentences.
+        text: the fact or action in plain sentences.
         items: the entries of a list below the text.
-        note: in small print below all.
-        commands: to be typed, one a line; folded, below the sentence ``fold``.
+        note: a note in small print below all.
+        commands: the commands to be typed, one a line; folded, below the sentence ``fold``.
         fold: what the commands are for.
     """
 

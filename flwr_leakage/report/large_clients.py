@@ -221,7 +221,7 @@ def _labels(
 def _shares(
     known: Mapping[tuple[int, int], Counts], place: tuple[int, int], truth: Counts
 ) -> list[float]:
-    """Return the shares of labels that an inference, and one or two blind guesses, have right."""
+    """Return the shares of right labels of an inference and of one or two blind guesses."""
     counts = known[place]
     total, classes = sum(counts.values()), len(counts)
     others = [each for where, each in known.items() if where[0] == place[0]]

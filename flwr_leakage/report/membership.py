@@ -43,7 +43,7 @@ class _Candidate:
         sample: its number.
         p_value: the smallest corrected p-value, times the updates that were tested, at most 1;
             ``None`` where no update told anything.
-        server_round: of the update with it.
+        server_round: the round of the update with that p-value.
         client_id: likewise.
         exact_in: updates that hold it by algebra.
         is_unresolved: whether it lies below all null records in that update, which are too few.
@@ -285,8 +285,8 @@ def members_found(index: Index, rate: float) -> Share | None:
     Members are pairs of an update and a record in it. Where a test says nothing, p is 1.
 
     Args:
-        index: of a run whose truth is known.
-        rate: of false alarms, in (0, 1).
+        index: the numbers of a run whose truth is known.
+        rate: the rate of false alarms, in (0, 1).
 
     Returns:
         The share; ``None`` where there is no member, or fewer others than 1 / ``rate``.

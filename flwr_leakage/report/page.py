@@ -80,7 +80,7 @@ def write_report(
     The file holds private training images and is readable by its owner only.
 
     Args:
-        run_folder: where a ``JsonlTracker`` wrote.
+        run_folder: the folder to which a ``JsonlTracker`` wrote.
         output: the file to write; ``report.html`` in the run folder by default.
         max_gallery: how many samples the gallery shows at most.
 
@@ -106,8 +106,8 @@ def render_report(run: RunData, max_gallery: int = 1000, live: str = "") -> str:
     Args:
         run: what is reported.
         max_gallery: how many samples the gallery shows at most.
-        live: of a page that is served, what it compares with ``state.json`` to see that there is a
-            newer one; a saved page makes no request.
+        live: the text that a served page compares with ``state.json`` to see that there is a newer
+            one; a saved page makes no request.
     """
     run = as_shown(run)
     index, metadata = Index(run.records), run.metadata
@@ -289,7 +289,7 @@ def conclusion(run_folder: str | Path) -> str:
     """Return the verdict, whether training may go on, what to do if the run cannot say, the report.
 
     Args:
-        run_folder: of a run whose report was written.
+        run_folder: the folder of a run whose report was written.
 
     Raises:
         FileNotFoundError: it is no run folder.

@@ -50,14 +50,15 @@ class Remedy:
     """One defense under which the same updates were attacked in the same rounds.
 
     Attributes:
-        name: of the what-if.
+        name: the name of the what-if.
         setting: its settings in brackets; empty where not known.
         does: what it does, in its own words, in half a sentence; empty where not known.
         under: every attempt under it.
         before: the attempts on the same images in the same rounds without it.
-        change: of an update, relative to its size (Euclidean norm, median); ``None`` if unknown.
-        ended: of each attacked (round, client) whether the time limit ended the attack under the
-            defense; empty where that was not recorded.
+        change: the change of an update, relative to its size (Euclidean norm, median); ``None`` if
+            unknown.
+        ended: whether the time limit ended the attack under the defense, for each attacked (round,
+            client); empty where that was not recorded.
     """
 
     name: str
@@ -75,7 +76,7 @@ class Remedy:
 
 
 def remedies(index: Index, metadata: Mapping[str, Any]) -> list[Remedy]:
-    """Return every what-if of the run."""
+    """Return what each defense of a run's what-ifs leaves of the same updates."""
     nodes, words = section(metadata, "config", "what_if"), section(metadata, "defenses_in_words")
     raw = {attempt.key: attempt for attempt in attempts(index)}
     return [
@@ -110,7 +111,7 @@ def told_of_time(ended: Mapping[tuple[int, int], bool]) -> str:
 
 
 def attack_told(metadata: Mapping[str, Any]) -> str:
-    """Return how the attack under a defense that was tried differs from the one without it."""
+    """Return in words how the attack under a defense differs from the one without it."""
     limit, less = time_limit(metadata), what_if_time_limit(metadata)
     if less is not None and (limit is None or less < limit):
         own = "no limit" if limit is None else f"{limit:g}"

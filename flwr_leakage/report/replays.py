@@ -157,7 +157,7 @@ def replay_told(
 
 
 def _as(defended: bool) -> str:
-    """Return in words the update with which a replay is compared."""
+    """Return in words which update a replay is compared with."""
     return "before its defense" if defended else "as it was sent"
 
 

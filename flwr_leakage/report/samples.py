@@ -11,7 +11,7 @@ class Sample:
         one: the noun for a single sample.
         many: the noun for several.
         parts: what a sample is made of, of which PSNR tells the nearness.
-        likeness: by what an original is found among others.
+        likeness: the quantity by which an original is found among others.
     """
 
     one: str

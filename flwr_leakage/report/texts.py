@@ -48,9 +48,9 @@ class TextExhibit:
 
     Attributes:
         place: round, client, text and class in words.
-        grade: in words.
+        grade: the grade in words.
         reached: the share of tokens in place, in words.
-        rows: by what they are, the tokens of each version of the text.
+        rows: the tokens of each version of the text, by what the version is.
     """
 
     place: str
@@ -66,7 +66,7 @@ class TextGallery:
     Attributes:
         exhibits: the texts that are shown, worst leak first.
         left_out: how many are not.
-        named: of updates whose texts were not all recovered, the tokens that are known to occur.
+        named: the tokens that are known to occur, of updates whose texts were not all recovered.
         table: what the attacks reached, by round; ``None`` where nothing was measured.
     """
 
@@ -82,7 +82,7 @@ def text_gallery(
     """Return the texts of a run and the attempts on them; ``None`` for a run without texts.
 
     Args:
-        texts: of the run.
+        texts: the texts of the run.
         found: the attempts on them.
         index: the run's numbers.
         limit: how many texts are shown at most.

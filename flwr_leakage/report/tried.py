@@ -85,7 +85,7 @@ def worth(
     found: Sequence[Attempt],
     fate: Fates,
 ) -> Worth:
-    """Return what a run says in which no sample was seen."""
+    """Judge a run in which no sample was seen."""
     attacked = fate.attacked | {attempt.key[:2] for attempt in found}
     graded = {attempt.key[:2] for attempt in found if attempt.grade}
     kept = _kept(events, metadata, attacked)
@@ -176,9 +176,9 @@ def _by_labels(noun: str) -> str:
 def _all(
     doubts: Sequence[_Doubt], metadata: Mapping[str, Any]
 ) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
-    """Return all that is to be done, the command, its settings: first of all what was kept.
+    """Return all actions that the doubts ask for, their command, and the settings that it changes.
 
-    Where no setting does it, there is no command.
+    Updates that were kept come first. If no setting does it, there is no command.
     """
     if doubts and doubts[0].command:
         return doubts[0].do, (doubts[0].command,), ()
@@ -194,11 +194,11 @@ MORE = 10
 def more_time(
     index: Index, metadata: Mapping[str, Any], is_what_if: bool = False
 ) -> tuple[str, tuple[str, ...]]:
-    """Return how an attack gets more time than it had and what that costs, and it as settings.
+    """Return how to give an attack more time, and at what cost, in a sentence and as settings.
 
     Args:
         index: the run's numbers.
-        metadata: of ``run.json``.
+        metadata: the metadata of ``run.json``.
         is_what_if: whether time cut off attacks under a defense that was tried, and no other. They
             are given what the others had, where they had less.
     """
@@ -319,7 +319,7 @@ def _ungraded(
 
 
 def _of(places: Collection[Place], attacked: int) -> str:
-    """Return words for how many of the attacked updates these are."""
+    """Return in words how many of the attacked updates some updates are."""
     if len(places) < attacked:
         return f"{len(places)} of {attacked} attacked updates"
     return "the attacked update" if attacked == 1 else f"all {attacked} attacked updates"

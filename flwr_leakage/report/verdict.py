@@ -280,7 +280,7 @@ def _troubles(fate: Fates, events: Sequence[RunEvent]) -> list[str]:
 
 
 def _determined(index: Index, found: Sequence[Attempt]) -> list[str]:
-    """Return whether information or search is what failed, where ``unseen_directions`` tells."""
+    """Return in words whether information or search failed, if ``unseen_directions`` tells."""
     scored = index.series("score", "unseen_directions")
     hidden = (attempt.key for attempt in found if attempt.grade not in LEAKED)
     unseen = values({key: scored[key] for key in hidden if key in scored})
