@@ -231,7 +231,7 @@ def _found(index: Index, metadata: Mapping[str, Any], found: Sequence[Attempt]) 
 def _labels_beyond_guess(
     index: Index, metadata: Mapping[str, Any], found: Sequence[Attempt]
 ) -> tuple[int, int, int] | None:
-    """Return the labels inferred rightly, all, and those of a guess; ``None`` if no more."""
+    """Return how many labels are right, of all, and of a guess; ``None`` if by chance as many."""
     told, guessed = labels_right(index, found), commonest_class(found)
     beyond = labels_inferred(index, metadata) and labels_beyond_guess(index, found)
     return (*told, guessed[0]) if beyond and told and guessed else None
