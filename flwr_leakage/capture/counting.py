@@ -105,7 +105,7 @@ def parameters_of(optimizer: Optimizer) -> list[Tensor]:
 
 
 def settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Return the learning rate and all else, by group of parameters."""
+    """Return the learning rate and all other settings, by group of parameters."""
     return [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
 
 

@@ -140,7 +140,7 @@ class TrainingFacts:
         return replace(self, sends=sends)
 
     def schedule(self) -> LocalSchedule:
-        """Return the schedule, for attacks.
+        """Return the schedule of local training, for attacks.
 
         Raises:
             ValueError: no schedule says how it was trained.
@@ -156,7 +156,7 @@ class TrainingFacts:
         )
 
     def spec(self) -> InputSpec:
-        """Return the inputs, for attacks.
+        """Return the public facts about the inputs, for attacks.
 
         The normalisation is unknown (``known=False``) if none is told, as after interpolation.
 
