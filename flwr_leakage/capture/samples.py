@@ -321,7 +321,7 @@ def captured_gradient_map(
     if {own.get(name) for name in model.state_dict()} != set(names) or any(
         own[name] != name for name in model.state_dict()
     ):
-        raise ValueError("the model that was called is not named as the arrays that were received")
+        raise ValueError("the called model's arrays have other names than those that were received")
     return GradientMap(model, call.loss, batch_norm_mode(training))
 
 

@@ -222,7 +222,7 @@ class Tape:
         if place is not None:
             return place
         if leaf.requires_grad and leaf.grad_fn is not None:
-            raise UnseenError("it was computed where nobody looked")
+            raise UnseenError("a trained tensor comes from a call that was not seen")
         return leaf if leaf.requires_grad else _constant(leaf)
 
 

@@ -60,7 +60,7 @@ def protection_report(values: Sequence[float | None], targets: Tensor) -> Protec
     """
     if len(values) != len(targets):
         raise ValueError(
-            f"values and targets must be as many, got {len(values)} and {len(targets)}."
+            f"values and targets must have equal lengths, got {len(values)} and {len(targets)}."
         )
     known = [(i, float(value)) for i, value in enumerate(values) if value is not None]
     if not known:

@@ -163,7 +163,7 @@ class SeenRound:
             ValueError: nothing was captured.
         """
         if self.capture is None:
-            raise ValueError("this training was glanced at and not captured")
+            raise ValueError("only the optimizer's steps of this training were seen")
         return self.capture
 
     def facts(self, kept: Replayed | None, glance: Glance | None) -> TrainingFacts | None:

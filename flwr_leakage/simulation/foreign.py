@@ -57,8 +57,8 @@ def check_targets(config: Config, groups: Collection[str] | None = None) -> None
     for path, call, _ in _calls(config):
         if call not in known:
             raise ConfigError(
-                f"{path} must be a class of the packaged config, called as there, got "
-                f"{dict(call)}: a run config cannot name others."
+                f"{path} must be a class of the packaged config, with the same keys _…_ as there, "
+                f"got {dict(call)}: a run config cannot name others."
             )
     for path, text in _texts(config):
         if "${" in text:

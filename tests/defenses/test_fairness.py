@@ -22,7 +22,7 @@ def test_soft_labels_count_for_their_likeliest_class() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "message"), [([0.1], "as many"), ([None, None], "at least one sample")]
+    ("values", "message"), [([0.1], "equal lengths"), ([None, None], "at least one sample")]
 )
 def test_nothing_to_report(values: list[float | None], message: str) -> None:
     with pytest.raises(ValueError, match=message):
