@@ -34,7 +34,7 @@ _TINY = 1e-150
 def sample_jacobian(
     local_round: LocalRound, schedule: LocalSchedule, max_samples: int
 ) -> tuple[SampleJacobian, Float[Tensor, " S"]]:
-    """Return ∂∇L/∂x of the first samples, each on its own, and the weights that make it A_i.
+    """Return ∂∇L/∂x of the first samples, each on its own, and their weights in the update.
 
     Where the client normalises with batch statistics, they are held at the batch's own.
     """
