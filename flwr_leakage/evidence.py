@@ -31,7 +31,12 @@ from flwr_leakage.report.nodes import NODES
 from flwr_leakage.report.page import as_shown, rounds_of, unfinished
 from flwr_leakage.report.remedies import attack_told, remedies
 from flwr_leakage.report.replays import replay_told, replays
-from flwr_leakage.report.story import is_defended, sentences
+from flwr_leakage.report.story import (
+    given_to_attacker,
+    is_defended,
+    sentences,
+    withheld_from_attacker,
+)
 from flwr_leakage.report.verdict import judge, labels_told, not_covered
 from flwr_leakage.tracking import RunData, read_run
 from flwr_leakage.tracking.jsonl import METADATA_FILE, RECORDS_FILE, write_private
@@ -197,7 +202,10 @@ def _sentences(data: RunData) -> list[tuple[str, str, str, Chosen | None]]:
     # A note of an attack's answer begins with what the attacker was given.
     noted = "; ".join(sorted({note for a in answers if (note := a.note.partition(";")[0])}))
     if threat := metadata.get("threat"):
-        add("What the attacker knew", f"It was given: {threat}.", None, METADATA_FILE)
+        given, withheld = given_to_attacker(metadata), withheld_from_attacker(metadata)
+        knew = f"It was given: {'; '.join(given) or threat}."
+        knew += f" It was not given: {'; '.join(withheld)}." * bool(withheld)
+        add("What the attacker knew", knew, None, METADATA_FILE)
     elif noted:
         add("What the attacker knew", f"It was given: {noted}.", _of("attack", names="^objective$"))
     else:

@@ -24,6 +24,9 @@ that is yet to come."""
 
 KEPT_FOR_LATER = "kept to be attacked later"
 """The end of an event's message on updates that are kept. The report finds these events by it."""
+
+DEFENDED_BY = "The update was defended by"
+"""The first words of a client's remark on its defense. The report finds the defense by it."""
 NUMBERS: tuple[State, ...] = ("exact", "within tolerance")
 """The states of a value that may be read as the quantity itself."""
 

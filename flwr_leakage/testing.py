@@ -267,7 +267,7 @@ def markdown(found: Check) -> str:
             for tile in found.tiles
         ) + " |", "",
     ]  # fmt: skip
-    for place, line in enumerate(found.lines, 1):
+    for place, line in enumerate(found.lines if found.outcome != "passed" else (), 1):
         lines += [f"{place}. {_md(line.text)}", *(f"   - {_md(item)}" for item in line.items)]
     groups = grouped((each.outcome, each) for each in found.updates)
     lines += [""] + [f"- {count(len(held), 'update')} {name}" for name, held in groups.items()]

@@ -44,7 +44,7 @@ from flwr_leakage.flower.contents import records_of
 from flwr_leakage.flower.shared_truth import TruthFolder
 from flwr_leakage.flower.wire import RECORD_KEY, pack_note
 from flwr_leakage.flower.withheld import unseen
-from flwr_leakage.measurements import NOT_CHECKED
+from flwr_leakage.measurements import DEFENDED_BY, NOT_CHECKED
 from flwr_leakage.params import Params, subtract
 from flwr_leakage.records import InputSpec, LocalSchedule, Observation, Update
 from flwr_leakage.scores.base import Score
@@ -331,7 +331,7 @@ def _work(plan: CapturePlan, seen: _Round, work: _Work) -> _Done:
     explained = work.explained()
     done = release(session, trained, work.context, lambda _: explained, work.train_seconds)
     # The server must not know the choice of the owner's gate.
-    remark = f"The update was defended by {type(plan.defense).__name__}." if plan.defends else ""
+    remark = f"{DEFENDED_BY} {type(plan.defense).__name__}." if plan.defends else ""
     return _Done(session, answer, done, remark, plan.truth is not None)
 
 

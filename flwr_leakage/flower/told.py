@@ -110,12 +110,27 @@ class ToldAudit(ServerAudit):
                 self._look_only(seen, facts.get(client_id), unknown)
                 continue
             mixed = _mixes(facts.get(client_id))
+            self._doubt(seen, assumed[client_id].schedule, facts.get(client_id))
             update = replace(update, schedule=assumed[client_id].schedule, mixed=mixed)
             attacked.append(replace(seen, update=update))
         told_inputs = {client: (one.spec, one.batch_norm) for client, one in assumed.items()}
         super().inspect(
             server_round, attacked, notes, unknown, num_updates, {**told_inputs, **(inputs or {})}
         )
+
+    def _doubt(
+        self, seen: Observation, schedule: LocalSchedule, told: TrainingFacts | None
+    ) -> None:
+        """Warn where the given schedule leaves out samples of a client that tells none itself."""
+        count, used = seen.update.num_examples, schedule.num_samples_used(seen.update.num_examples)
+        if (told is None or not told.num_steps) and used < count:
+            self.warn_once(
+                seen.server_round, seen.client_id,
+                f"client {seen.client_id}: the schedule that observe was given trains on {used} of "
+                f"its {count} samples, and the client does not tell its own. If it trains on more, "
+                f"the attack fails, which is no evidence of safety: give a batch_size of "
+                f"{count} or more.",
+            )  # fmt: skip
 
     def _remember(self, facts: Mapping[int, TrainingFacts | None]) -> None:
         """Remember the clients' normalisations, for clients whose inputs fit none."""

@@ -34,7 +34,7 @@ from flwr_leakage.report.attempts import (
     what_if_time_limit,
     worst_by_image,
 )
-from flwr_leakage.report.commands import rerun
+from flwr_leakage.report.commands import is_simulation, rerun
 from flwr_leakage.report.index import Index, Step, count, several
 from flwr_leakage.report.remedies import (
     STRONGER,
@@ -137,7 +137,7 @@ def _test(wanted: Worth, metadata: Mapping[str, Any]) -> Step:
     return Step("Test", wanted.do if commands else "", commands=commands, fold=fold)
 
 
-MAX_LINES, MAX_LINE = 5, 150
+MAX_LINES, MAX_LINE = 5, 200
 """Lines of what to do, and the characters that one has at most."""
 
 
@@ -176,7 +176,7 @@ def _in_short(
             go_on = _go_on("If it may, go on", "a new run", index.sample, is_accepted=True)
             last = [Line(go_on), _protection("If it may not")]
         return (*map(Line, lines[: MAX_LINES - len(last)]), *last)
-    stop, condition = "Decide whether such parts may be seen; if not:", "Then go on"
+    stop, condition = "Decide whether such parts may be seen. If not, change it.", "Then go on"
     if with_grade(found, LEAKED):
         stop, condition = "Stop, or leave out who is seen.", "Go on"
         if {client for _, client in fate.spared} - {client for _, client in fate.attacked}:
@@ -185,6 +185,8 @@ def _in_short(
     told = "; ".join(f"here {each.name} {_result(each)}" for each in asked[:MAX_DEFENSES])
     own = defense_of(metadata)
     defense = f"A stronger defense than {own}" if own else "A defense on each update, such as noise"
+    if not is_simulation(metadata):
+        defense += f": audit(app, defense={'…' if own else 'GaussianNoise(…)'})"
     other = " other one" if own else "ne"
     summed = "measured" if any(attempt.key[1] < 0 for attempt in found) else "not measured"
     changes = (

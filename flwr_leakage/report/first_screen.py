@@ -18,7 +18,7 @@ from flwr_leakage.report.attempts import (
 )
 from flwr_leakage.report.gallery import Exhibit, Gallery, Picture
 from flwr_leakage.report.grades import GRADES
-from flwr_leakage.report.index import Index, by_round, count, decibel, median, who
+from flwr_leakage.report.index import Index, by_round, count, decibel, median, values, who
 from flwr_leakage.report.large_clients import LargeClientsSection, inferred_beyond_guess
 from flwr_leakage.report.membership import MembershipSection
 from flwr_leakage.report.remedies import Remedy
@@ -64,7 +64,8 @@ def _seen(index: Index, found: Sequence[Attempt]) -> Tile:
     each = worst_by_image(found) or [attempt for attempt in found if attempt.grade]
     noun = sample.many if worst_by_image(found) else "attempts"
     if not any(attempt.grade for attempt in each):
-        return Tile(sample.many, UNTRIED, "no result that can be graded" if found else "")
+        attacked = found or values(index.series("attack", "objective"))
+        return Tile(sample.many, *(("not graded", "no original known") if attacked else (UNTRIED,)))
     seen = sum(attempt.grade in LEAKED for attempt in each)
     parts = sum(attempt.grade == "partly" for attempt in each)
     more = f", {parts:,} in part" if parts else ""

@@ -17,6 +17,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from flwr_leakage.measurements import DEFENDED_BY
+from flwr_leakage.records import RunEvent
 from flwr_leakage.report.advice import MAX_LINE, advise
 from flwr_leakage.report.attempts import attempts, fates, tally
 from flwr_leakage.report.figures import (
@@ -343,7 +345,7 @@ def as_shown(run: RunData) -> RunData:
     return with_short_names(
         replace(
             run,
-            metadata=_cleaned(run.metadata),
+            metadata=_cleaned({**_defense_said(run.events), **run.metadata}),
             records=tuple(
                 replace(record, note=homeless(record.note)) if record.note else record
                 for record in run.records
@@ -352,6 +354,13 @@ def as_shown(run: RunData) -> RunData:
             problems=tuple(map(homeless, run.problems)),
         )
     )
+
+
+def _defense_said(events: Sequence[RunEvent]) -> dict[str, str]:
+    """Return the defenses that clients say they use, for a run whose config is not known."""
+    said = (re.search(rf"says: {DEFENDED_BY} (\w{{1,60}})\.", event.message) for event in events)
+    names = sorted({found[1] for found in said if found})
+    return {"defense": f"{' and '.join(names[:3])} (as clients say)"} if names else {}
 
 
 def _cleaned(node: Any) -> Any:

@@ -172,7 +172,8 @@ def what_it_costs(
         last = max(accuracy)
         when = f"after round {last}" if last else "before training"
         reached = f"{100 * (median(accuracy[last]) or 0.0):.1f} % {when}"
-        known = f"Test accuracy was {reached} {f'under {own}' if own else 'without a defense'}. "
+        bare = " without a defense" if is_simulation(metadata) else ""
+        known = f"Test accuracy was {reached}{f' under {own}' if own else bare}. "
     words = words_of(metadata)
     if any(word.startswith("defense=") and "," in word for word in words):
         text = (
@@ -205,7 +206,7 @@ def what_it_costs(
 def _unknown(asked: Sequence[Remedy]) -> str:
     names = " and ".join(remedy.name for remedy in asked)
     if not names:
-        return "No defense was tried here, so that neither its effect nor its price is known."
+        return "No defense was tried on copies of the updates: its effect and price are not known."
     return (
         f"What it reaches under {names} is not known: here {names} only met copies of the updates, "
         f"and had no part in training."

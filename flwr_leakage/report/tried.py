@@ -379,6 +379,8 @@ _SETTINGS = (
     _Setting("the optimizer is", (), "schedule=LocalSchedule(…)",
              "it is attacked as if it were plain SGD then, which explains a part of it at most; a "
              "trial run of the same training by SGD says more"),
+    _Setting("tells neither its steps", (), "spec=…, schedule=…",
+             "that is what the attack assumes then; or let clients tell, by share='training'"),
     _Setting("told nothing of its training", (), "spec=…, schedule=…",
              "that is what the attack assumes then; or write app = audit(app) on the clients"),
     _Setting("max_bytes=|MB of intermediate results", (), "max_bytes=None",

@@ -213,3 +213,19 @@ def test_a_defense_acts_on_what_is_sent_or_the_client_refuses(tmp_path):
     assert any("Adam" in event.message for event in data.events)
     with pytest.raises(ValueError, match="encode"):
         audited(ClientApp(), defense=MixUp(k=2))
+
+
+def test_the_report_names_a_defense_that_clients_tell_and_a_schedule_of_fewer_samples_is_doubted(
+    tmp_path,
+):
+    app = audited(client_app(), defense=GaussianNoise(noise_std=0.1), share="replay")
+    given = {"spec": SPEC, "schedule": LocalSchedule(0.1), "attack": "idlg", "max_seconds": 0.1}
+    _, data, _ = run(tmp_path / "run", app, **given)
+    told = [
+        event.message for event in data.events if "trains on 1 of its 12 samples" in event.message
+    ]
+    assert len(told) == 2 and "give a batch_size of 12 or more" in told[0]
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "GaussianNoise (as clients say)" in page and "without a defense" not in page
+    _, data, _ = run(tmp_path / "whole", app, **{**given, "schedule": LocalSchedule(0.1, 1, 12)})
+    assert not any("samples, and the client" in event.message for event in data.events)

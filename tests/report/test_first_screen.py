@@ -160,7 +160,9 @@ def test_the_defense_of_the_training_stands_on_the_first_screen():
     strong = {**metadata, "config": {"defense": {"_target_": "x.Noise", "noise_std": 0.05}}}
     limits = limits_told(index, fates(index), attempts(index), strong)
     assert limits.startswith("Defense: gaussian (noise std 0.05). ")
-    told = "A stronger defense than gaussian; no other one was measured here."
+    told = (
+        "A stronger defense than gaussian: audit(app, defense=…); no other one was measured here."
+    )
     assert told in advise(index, metadata, []).lines[1].items
 
 

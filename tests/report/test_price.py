@@ -97,7 +97,7 @@ def test_time_that_only_trials_of_a_defense_had_too_little_of_changes_no_command
 
 def test_without_a_defense_that_was_tried_two_are_named():
     [step] = price(config={"choices": {}}, command="flwr-leakage run model=lenet,mlp ~tracker")
-    assert step.text.startswith("No defense was tried here")
+    assert step.text.startswith("No defense was tried on copies of the updates")
     (sweep,) = step.commands
     assert sweep.startswith("flwr-leakage run -m defense=none,pruning,gaussian seed=0,1,2")
     assert price(is_at_risk=False) == []
