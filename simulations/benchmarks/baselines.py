@@ -33,6 +33,7 @@ from flwr_leakage.tracking import read_run
 from flwr_leakage.tracking.run_data import RunData
 from simulations.benchmarks.fetched import fetched_methods
 from simulations.benchmarks.fetched_examples import fetched_examples
+from simulations.benchmarks.fetched_others import fetched_others
 from simulations.benchmarks.methods import METHODS, Method
 
 
@@ -201,6 +202,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", help="names of methods")
     parser.add_argument("--fetched", type=Path, help="the folder of Flower's baselines")
     parser.add_argument("--examples", type=Path, nargs="*", default=[], help="folders of apps")
+    parser.add_argument("--others", type=Path, help="a folder of repositories, as OWNER/NAME")
     parser.add_argument("--images", type=int, default=4, help="of a client")
     parser.add_argument("--seconds", type=float, default=60.0, help="CPU, for each update")
     arguments = parser.parse_args()
@@ -210,6 +212,8 @@ def main() -> None:
     found = fetched_methods(arguments.fetched) if arguments.fetched else {}
     for folder in arguments.examples:
         found |= fetched_examples(folder, arguments.images)
+    if arguments.others:
+        found |= fetched_others(arguments.others, arguments.images)
     methods = found or METHODS
     for name in arguments.only or methods:
         try:
