@@ -11,7 +11,7 @@ from flwr_leakage.capture.glance import some
 from flwr_leakage.capture.names import NamedTensor, as_received, name_tensors
 from flwr_leakage.capture.replay import replay
 from flwr_leakage.capture.sent import PARAMETERS, multiple_sent, name_of
-from flwr_leakage.capture.training import CapturedTraining, Correction
+from flwr_leakage.capture.training import CapturedTraining, Correction, Root
 from flwr_leakage.params import Params
 
 TOLERANCE = 1e-3
@@ -98,6 +98,11 @@ def check_replay(
     names = {name: named for name, named in names.items() if name in sent}
     personal = _personal(names, received, sent)
     names = {name: named for name, named in names.items() if name not in personal}
+    if any(_began_from(received, root) for root in training.besides):
+        return ReplayCheck(
+            None,
+            problem="two optimizers take steps, and what was received is the model of the second",
+        )
     parameters = [name for name, named in names.items() if named.is_parameter]
     if not parameters:
         return ReplayCheck(None, problem="the received arrays are none of a module that was called")
@@ -143,6 +148,12 @@ def check_replay(
         residual, by_entry, len(training.steps), training.num_steps, tuple(causes), sends,
         tuple(_remarks(training, names, received, own, sends, personal)), personal=personal,
     )  # fmt: skip
+
+
+def _began_from(received: Mapping[str, Tensor], root: Root) -> bool:
+    """Return whether a model had the values of the received arrays when it was first called."""
+    names = name_tensors(received, (root,)).items()
+    return bool(names) and all(_same(named.before, received[name]) for name, named in names)
 
 
 def _personal(

@@ -1,7 +1,7 @@
 """Count the steps after those that are kept, at next to no cost for the training."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -144,6 +144,20 @@ def tensors_of(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def reaches(loss: Tensor, parameters: Container[int]) -> bool:
+    """Return whether the gradient of ``loss`` reaches one of the parameters of these ids."""
+    seen, waiting = set(), [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if id(getattr(node, "variable", None)) in parameters:
+            return True
+        waiting += [each for each, _ in node.next_functions]
+    return False
 
 
 def requires_gradient(value: Any) -> bool:

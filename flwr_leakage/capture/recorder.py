@@ -25,6 +25,7 @@ from flwr_leakage.capture.counting import (
     batch_size,
     has_closure,
     parameters_of,
+    reaches,
     requires_gradient,
     settings_of,
     tensors_of,
@@ -175,7 +176,8 @@ class Recorder:
         self._versions: dict[int, int] = {}
         self._changed_outside = False
         self._outside = Outside()
-        self._ignored: set[int] = set()  # models that are trained separately, after the first step
+        self._ignored: set[int] = set()  # models that are trained separately
+        self._besides: list[Root] = []  # of them, those that were called before the first step
         self._problem = ""
         self._stepped = False
 
@@ -338,8 +340,8 @@ class Recorder:
             self._pending.append(found)
             self._count(found)
         except Exception as error:
-            # Otherwise the loss may be that of a model that is trained separately.
-            if not self._ignored:
+            # Otherwise the loss is that of a model that is trained separately.
+            if self._optimizer is None or reaches(args[0], self._held()):
                 self.give_up(str(error) or type(error).__name__)
         self._in_backward = True
         try:
@@ -396,14 +398,34 @@ class Recorder:
             self._writes = writes_of(parameters_of(optimizer), args, kwargs)
             self._outside = Outside(parameters_of(optimizer))
         elif optimizer is not self._optimizer:
-            known = {id(p) for p in (*self._trained, *parameters_of(self._optimizer))}
-            if any(id(p) in known for p in parameters_of(optimizer)):
-                raise ValueError("two optimizers take steps")
+            self._leave_out(frozenset(map(id, parameters_of(optimizer))))
             return
         self._options = tuple(settings_of(optimizer))
         self._outside.look()
         self._changed_outside |= self._versions_differ()
         self._begin_versions = versions_of(self._trained)
+
+    def _leave_out(self, others: frozenset[int]) -> None:
+        """Leave out the models that another optimizer trains, as a personal model in Ditto.
+
+        Raises:
+            ValueError: it trains a part of what the first one trains, or of what its losses use.
+        """
+        left = {
+            key for key, root in self._roots.items()
+            if any(id(p) in others for p in root.live.parameters())
+        }  # fmt: skip
+        backwards = (*self._pending, *(each for step in self._steps for each in step.backwards))
+        used = {id(entry.function) for each in backwards for entry in each.entries}
+        held = self._held()
+        shared = any(id(p) in held for key in left for p in self._roots[key].live.parameters())
+        if others & held or shared or left & used:
+            raise ValueError("two optimizers take steps")
+        for key in left:
+            self._besides.append(self._roots.pop(key))
+        self._ignored |= left
+        self._models -= left
+        self._trained = [p for p in self._trained if id(p) not in others]
 
     @_looking
     def _end_step(self, optimizer: Optimizer) -> None:
@@ -504,6 +526,7 @@ class Recorder:
             held=held,
             correction=correction,
             trains_another=bool(self._ignored),
+            besides=tuple(self._besides),
             problem=self._told_problem() or (rest.problem if rest else "") or self._missing(),
         )
 

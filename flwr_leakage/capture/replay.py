@@ -28,8 +28,8 @@ def replay(
         start: values to begin with; those of the copies where a name is missing.
 
     Raises:
-        ValueError: a tensor was changed after it was used, or the loss has a parameter that is in
-            no captured module.
+        ValueError: a tensor was changed after it was used, or the loss has a parameter or takes a
+            model that is in no captured module.
     """
     memo: dict[int, Any] = {}
     modules = [copy_root(root.copy, memo) for root in training.roots]
@@ -40,14 +40,22 @@ def replay(
     if training.optimizer is None:
         raise ValueError("no optimizer was captured")
     optimizer = copy_optimizer(training.optimizer, memo)
-    translated: dict[int, Any] = {
-        id(root.live): module for root, module in zip(training.roots, modules, strict=True)
-    }
+    translated: dict[int, Any] = {}
     for root, module in zip(training.roots, modules, strict=True):
+        # A loss may take the model, or a part of it, as an argument.
+        parts = dict(module.named_modules())
+        found = [(n, live) for n, live in root.live.named_modules() if n in parts]
+        translated.update((id(live), parts[name]) for name, live in found)
         pairs = zip(root.live.parameters(), module.parameters(), strict=True)
         translated.update((id(live), ours) for live, ours in pairs)
 
     def translate(thing: Any) -> Any:
+        if (
+            isinstance(thing, nn.Module)
+            and id(thing) not in translated
+            and any(id(p) in training.held for p in thing.parameters())
+        ):
+            raise ValueError("the loss takes a model that is in no module that was called")
         if isinstance(thing, Tensor) and id(thing) not in translated:
             if id(thing) in training.held:
                 raise ValueError("the loss has a parameter that is in no module that was called")

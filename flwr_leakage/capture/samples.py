@@ -166,9 +166,17 @@ def _is_trained(training: CapturedTraining, entry: Entry) -> bool:
 
 
 def has_parameter_term(training: CapturedTraining, backward: Backward) -> bool:
-    """Return whether trained parameters enter the loss beside the model, as in FedProx."""
+    """Return whether trained parameters enter the loss beside the model, as in FedProx.
+
+    They enter themselves, or with a model that a module of the loss takes as an argument.
+    """
     leaves = (leaf for entry in backward.entries for leaf in entry.inputs())
-    return any(isinstance(leaf, Tensor) and id(leaf) in training.held for leaf in leaves)
+    return any(
+        any(id(p) in training.held for p in leaf.parameters())
+        if isinstance(leaf, nn.Module)
+        else isinstance(leaf, Tensor) and id(leaf) in training.held
+        for leaf in leaves
+    )
 
 
 @dataclass(frozen=True)

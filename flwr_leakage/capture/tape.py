@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 
@@ -255,7 +255,7 @@ def play(
             return known[leaf] if leaf in known else results[leaf.entry][leaf.leaf]
         if isinstance(leaf, Constant):
             return leaf.get()
-        return translate(leaf) if isinstance(leaf, Tensor) else leaf
+        return translate(leaf) if isinstance(leaf, Tensor | nn.Module) else leaf
 
     for number, entry in enumerate(entries):
         if number in skipped:

@@ -82,9 +82,9 @@ class CapturedTraining:
         settings_changed: whether the optimizer's settings changed after the steps that were kept.
         writes: the number of writes to the gradients before the first step, see ``writes_of``.
         held: ids of the live parameters that the optimizer holds.
-        correction: the correction of the parameters after each step that was kept; ``None`` where
-            there was none.
-        trains_another: whether a second model was trained besides, with an optimizer of its own.
+        correction: of the parameters after each step that was kept; ``None`` where there was none.
+        trains_another: whether a model of its own was trained besides, with another optimizer.
+        besides: such models, if they were called before the first step.
         problem: why the training was not captured, in words; empty where it was.
     """
 
@@ -103,6 +103,7 @@ class CapturedTraining:
     held: frozenset[int] = frozenset()
     correction: Correction | None = None
     trains_another: bool = False
+    besides: tuple[Root, ...] = ()
     problem: str = ""
 
     @property

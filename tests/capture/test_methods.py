@@ -57,6 +57,33 @@ def proximal_to_a_copy(model):
     steps(model, sgd(model.parameters()), loss)
 
 
+class Drift(nn.Module):
+    """A loss that takes the model, or a part of it, as FL4Health's FedProx does."""
+
+    def forward(self, model, center):
+        pairs = zip(model.parameters(), center, strict=True)
+        return sum(((own - other) ** 2).sum() for own, other in pairs)
+
+
+def drifting(model, own):
+    center = [p.detach() + 1 for p in own.parameters()]
+    drift, optimizer = Drift(), sgd(model.parameters())
+    steps(model, optimizer, lambda m, x, y: F.cross_entropy(m(x), y) + drift(own, center))
+
+
+def proximal_by_the_model(model):
+    drifting(model, model)
+
+
+def proximal_by_a_layer(model):
+    drifting(model, model[-1])
+
+
+def proximal_by_another_holder(model):
+    """The parameters come with a module that nobody calls."""
+    drifting(model, nn.Sequential(*model))
+
+
 def accumulated(model):
     """The term of the second half is computed after the first half's backward."""
     optimizer = sgd(model.parameters())
@@ -106,13 +133,32 @@ def another_model_after(model):
     steps(own, sgd(own.parameters()), lambda m, x, y: F.cross_entropy(m(x), y))
 
 
+def in_tandem(model, second=False):
+    """A step of the model and one of a personal model alternate, as in FL4Health's Ditto."""
+    own = copy.deepcopy(model)
+    nets = [own, model] if second else [model, own]
+    with torch.no_grad():
+        own[-1].weight.mul_(0.5)
+    center = [p.detach().clone() for p in model.parameters()]
+    optimizers = [sgd(net.parameters()) for net in nets]
+    for images, labels in zip(IMAGES.split(4), LABELS.split(4), strict=True):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        losses = [F.cross_entropy(net(images), labels) for net in nets]
+        pairs = zip(own.parameters(), center, strict=True)
+        losses[nets.index(own)] += sum(((p - other) ** 2).sum() for p, other in pairs)
+        for loss, optimizer in zip(losses, optimizers, strict=True):
+            loss.backward()
+            optimizer.step()
+
+
 def clipped_by_value(model):
     Loop(model=model, on_gradients=lambda m: nn.utils.clip_grad_value_(m.parameters(), 0.01)).run()
 
 
 EXPLAINED = (
-    proximal, proximal_to_a_copy, accumulated, in_a_closure, built_within, in_turns,
-    another_model_after, clipped_by_value,
+    proximal, proximal_to_a_copy, proximal_by_the_model, proximal_by_a_layer, accumulated,
+    in_a_closure, built_within, in_turns, another_model_after, in_tandem, clipped_by_value,
 )  # fmt: skip
 
 
@@ -131,11 +177,41 @@ def test_a_method_is_trained_the_same_to_the_last_bit(train):
     assert all(torch.equal(value, seen[name]) for name, value in model.state_dict().items())
 
 
-def test_a_term_in_the_parameters_is_told_and_the_inputs_are_seen():
-    training, _, _ = trained(proximal)
+@pytest.mark.parametrize("train", [proximal, proximal_by_the_model])
+def test_a_term_in_the_parameters_is_told_and_the_inputs_are_seen(train):
+    training, _, _ = trained(train)
     facts = facts_of(training, 12, reported=12)
     assert (facts.loss, facts.shape, facts.num_classes) == (OWN_TERM, (1, 6, 6), 3)
     assert facts.travelling(as_trained=True).loss == OWN_TERM
+
+
+def test_a_loss_that_takes_a_model_nobody_called_is_not_replayed():
+    training, received, sent = trained(proximal_by_another_holder)
+    found = check_replay(training, received, sent)
+    assert found.residual is None and "takes a model that is in no module" in found.problem
+
+
+def test_a_personal_model_that_is_trained_in_tandem_is_told():
+    training, received, sent = trained(in_tandem)
+    assert "another model was trained besides" in check_replay(training, received, sent).sentence()
+
+
+def test_the_second_of_two_trained_models_is_not_taken_for_the_first():
+    training, received, sent = trained(lambda model: in_tandem(model, second=True))
+    found = check_replay(training, received, sent)
+    assert found.residual is None and "the model of the second" in found.problem
+
+
+def test_a_second_optimizer_of_what_a_loss_used_is_refused():
+    def train(model):
+        teacher = copy.deepcopy(model)
+        optimizers = [sgd(model.parameters()), sgd(teacher.parameters())]
+        for _ in range(2):
+            F.mse_loss(model(IMAGES), teacher(IMAGES)).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+
+    assert trained(train)[0].problem == "two optimizers take steps"
 
 
 def test_turns_are_the_reason_that_no_schedule_says_them():
