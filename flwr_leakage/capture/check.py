@@ -87,9 +87,9 @@ def check_replay(
         received: the arrays that the server sent.
         sent: the arrays that the client sends.
         variates: the client's control variates c_i, by the names of ``variate_names``; zero by
-            default. They explain a single step that was changed by −η (c − c_i), as SCAFFOLD
-            (Karimireddy et al., 2020) changes it. If there were several steps, the change after
-            each of them tells the variates by itself.
+            default. They explain gradients to which c − c_i was added, as in SCAFFOLD (Karimireddy
+            et al., 2020), and a single step that was followed by a change of −η (c − c_i). Of such
+            changes after several steps the change itself tells.
     """
     if training.problem:
         return ReplayCheck(None, problem=training.problem)
@@ -134,8 +134,11 @@ def check_replay(
     residual = _ratio(_norm(gap.values()), _norm(update.values()))
     causes: tuple[str, ...] = ()
     if not residual <= TOLERANCE:
-        if variates and training.changed_at_end and training.num_steps == 1:
-            corrected = replace(training, correction=_variates_of(names, received, variates))
+        rewritten = any(step.rescaled_to is not None for step in training.steps)
+        after = training.changed_at_end and training.num_steps == 1
+        if variates and training.correction is None and (after or rewritten):
+            change = _variates_of(names, received, variates, of_gradients=not after)
+            corrected = replace(training, correction=change)
             again = check_replay(corrected, received, answer)
             if again.explains:
                 return again
@@ -210,7 +213,9 @@ def _remarks(
         yield f"{others} of {len(received)} received arrays are none of the model's"
     if training.trains_another:
         yield "another model was trained besides, with an optimizer of its own, and not looked at"
-    if training.correction is not None:
+    if training.correction is not None and training.correction.of_gradients:
+        yield "the same change was added to the gradients of each step (control variates)"
+    elif training.correction is not None:
         yield "each step was followed by the same change of the parameters (control variates)"
 
 
@@ -270,6 +275,12 @@ def _causes(
             f"gradients were changed between backward and {rescaled} of "
             f"{len(training.steps)} steps, and not by a common factor: noise, or clipping "
             f"by sample (DP-SGD)"
+            + (
+                ", or control variates (SCAFFOLD), as arrays of the parameters' shapes were "
+                "received beside them"
+                if variate_names(names, received)
+                else ""
+            )
         )
 
 
@@ -278,12 +289,13 @@ def variate_names(
 ) -> dict[str, str]:
     """Return the array beside the model that fits each parameter, as a control variate does.
 
-    Arrays fit by their shapes and in order. Nothing is returned where a parameter has none.
+    Arrays fit by their shapes and in order. Frozen parameters have none. Nothing is returned where
+    another parameter has none.
     """
     others = iter([name for name in received if name not in names])
     found = {}
     for name, named in names.items():
-        if named.is_parameter:
+        if named.is_parameter and named.live.requires_grad:
             fits = (o for o in others if received[o].shape == received[name].shape)
             if (other := next(fits, None)) is None:
                 return {}
@@ -295,12 +307,14 @@ def _variates_of(
     names: Mapping[str, NamedTensor],
     received: Mapping[str, Tensor],
     variates: Mapping[str, Tensor],
+    *,
+    of_gradients: bool,
 ) -> Correction:
     """Return the change −(c − c_i) by the server's control variates c and the client's c_i."""
     return Correction({
         id(names[name].live): variates.get(other, torch.zeros(())) - received[other]
         for name, other in variate_names(names, received).items()
-    })  # fmt: skip
+    }, of_gradients)  # fmt: skip
 
 
 def _after_training(trained: Params, released: Params) -> str:

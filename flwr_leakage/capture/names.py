@@ -138,7 +138,11 @@ def _own_names(
         return {} if taken else _by_order(received, live, parameters, same)
     if _all_fit(received, live) and not taken:
         return {own: own for own in live}
-    best: dict[str, str] = {}
+    best = {
+        own: own
+        for own, value in live.items()
+        if own in received and own not in taken and received[own].shape == value.shape
+    }
     for wrapper in _WRAPPERS:
         inner = {own: own.removeprefix(wrapper) for own in live if own.startswith(wrapper)}
         if not inner:

@@ -40,6 +40,22 @@ def in_order(
     return _only_fit(arrays, own)
 
 
+def runs(
+    arrays: Sequence[Shape], own: Mapping[str, Shape], parameters: Collection[str]
+) -> list[str]:
+    """Return where in a model runs of tensors with the arrays' shapes begin, by their first names.
+
+    Two parts of one architecture, such as a global and a personal one, are told apart by nothing
+    else than their values.
+    """
+    found: dict[str, None] = {}
+    for names in (list(own), [name for name in own if name in parameters]):
+        for place in range(len(names) - len(arrays) + 1):
+            if list(arrays) == [own[name] for name in names[place : place + len(arrays)]]:
+                found[names[place]] = None
+    return list(found)
+
+
 def _parts(names: list[str], trained: list[str], count: int) -> list[list[str]]:
     """Return the parts of a model that known methods send and that have this number of arrays."""
     normal = {name.removesuffix("running_mean") for name in names if name.endswith("running_mean")}

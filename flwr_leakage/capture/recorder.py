@@ -318,6 +318,11 @@ class Recorder:
         if function is Tensor.backward:
             return self._backward(function, args, kwargs)
         before = torch.get_rng_state()
+        given = None
+        try:
+            given = self._tape.before_call(function, args, kwargs)
+        except Exception as error:
+            self.give_up(str(error) or type(error).__name__)
         result = function(*args, **kwargs)
         try:
             leaves = tensors_of(result)
@@ -325,8 +330,9 @@ class Recorder:
             if any(leaf.grad_fn is not None for leaf in leaves):
                 drew = not torch.equal(before, torch.get_rng_state())
                 self._tape.record(
-                    function, args, kwargs, result, before if drew else None, _autocast(leaves)
-                )
+                    function, args, kwargs, result, before if drew else None, _autocast(leaves),
+                    given=given,
+                )  # fmt: skip
         except Exception as error:
             self.give_up(str(error) or type(error).__name__)
         return result

@@ -73,8 +73,9 @@ def replay(
         parameters = [p for module in modules for p in module.parameters()]
         names_of = {id(ours): key for key, ours in translated.items()}
         rate: float | None = None
+        of_gradients = training.correction is not None and training.correction.of_gradients
         for step in training.steps:
-            if rate is not None:
+            if rate is not None and not of_gradients:
                 _correct(training, translated, rate)
             rate = rate_of(step.options)
             for group, options in zip(optimizer.param_groups, step.options, strict=True):
@@ -84,10 +85,12 @@ def replay(
                 for parameter in parameters:
                     parameter.requires_grad_(names_of[id(parameter)] not in backward.frozen)
                 _backward(backward, translate)
-            if step.rescaled_to is not None:
+            if of_gradients:
+                _correct(training, translated, -1.0)
+            elif step.rescaled_to is not None:
                 _rewrite(parameters, step.rescaled_to, step.clipped_to)
             optimizer.step()
-        if training.complete and rate is not None:
+        if training.complete and rate is not None and not of_gradients:
             _correct(training, translated, rate)
     return {name: value.detach() for name, value in ours.items()}
 
@@ -99,12 +102,14 @@ def _backward(backward: Backward, translate: Any) -> None:
 
 
 def _correct(training: CapturedTraining, translated: Mapping[int, Any], rate: float) -> None:
-    """Change the parameters as the training did after each of its steps."""
-    if training.correction is not None:
+    """Change the parameters, or their gradients, as the training did with each of its steps."""
+    if (correction := training.correction) is not None:
         with torch.no_grad():
-            for key, change in training.correction.per_rate.items():
-                if key in translated:
-                    translated[key].add_(change, alpha=rate)
+            for key, change in correction.per_rate.items():
+                if (ours := translated.get(key)) is not None:
+                    ours = ours.grad if correction.of_gradients else ours
+                    if ours is not None:
+                        ours.add_(change, alpha=rate)
 
 
 _CLOSE = 1e-3

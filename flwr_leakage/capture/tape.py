@@ -157,8 +157,9 @@ class Tape:
         rng_state: Tensor | None,
         autocast: Autocast,
         samples: int = 0,
+        given: Any = None,
     ) -> None:
-        """Add a call whose result depends on trained parameters.
+        """Add a call whose result depends on trained parameters; ``given`` is of ``before_call``.
 
         If the call uses a tensor that depends on trained parameters and was not seen, its result is
         marked as not replayable.
@@ -167,7 +168,7 @@ class Tape:
         leaves = [result] if isinstance(result, Tensor) else pytree.tree_leaves(result)
         tensors = {leaf: each for leaf, each in enumerate(leaves) if isinstance(each, Tensor)}
         try:
-            arguments = map_leaves(self._refer, (tuple(args), dict(kwargs)))
+            arguments = given or map_leaves(self._refer, (tuple(args), dict(kwargs)))
             shapes = {leaf: tuple(tensor.shape) for leaf, tensor in tensors.items()}
             entry = Entry(function, arguments, rng_state, autocast, shapes, samples)
             self._entries.append(entry)
@@ -177,6 +178,25 @@ class Tape:
             if tensor.grad_fn is not None:
                 self._place[id(tensor)] = Value(number, leaf)
                 self._alive.append((number, tensor))
+
+    def before_call(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Return the arguments of a function that will change its first one; ``None`` of others.
+
+        A sum that begins with ``torch.zeros(())`` and grows by ``+=`` is a constant before its
+        first change, and depends on trained parameters afterwards.
+        """
+        if not args or not changes_its_argument(function):
+            return None
+        try:
+            first, *rest = map_leaves(self._refer, tuple(args))
+            named = map_leaves(self._refer, dict(kwargs))
+        except UnseenError:
+            return None  # ``record`` then finds the same
+        if isinstance(first, Constant):
+            first = _constant(first.get().clone())
+        return (first, *rest), named
 
     def cut(self, loss: Tensor, gradient: Tensor | None) -> Backward:
         """Return the operations that lead to ``loss``.
@@ -226,6 +246,20 @@ class Tape:
         return leaf if leaf.requires_grad else _constant(leaf)
 
 
+_OPERATORS = {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "pow")}
+
+
+def changes_its_argument(function: Callable[..., Any]) -> bool:
+    """Return whether a torch function changes its first argument, by torch's convention of names.
+
+    Example:
+        >>> changes_its_argument(torch.Tensor.add_), changes_its_argument(torch.Tensor.__add__)
+        (True, False)
+    """
+    name = str(getattr(function, "__name__", ""))
+    return name in _OPERATORS or (name.endswith("_") and not name.endswith("__"))
+
+
 def _constant(tensor: Tensor) -> Constant:
     detached = tensor.detach()
     return Constant(detached, detached._version)
@@ -262,6 +296,10 @@ def play(
             results.append([])
             continue
         args, kwargs = pytree.tree_map(resolve, entry.arguments)
+        if changes_its_argument(entry.function) and isinstance(
+            next(iter(entry.arguments[0]), None), Constant
+        ):
+            args = args[0].clone(), *args[1:]  # the tape may be played again
         with _drawing_from(entry.rng_state), _under(entry.autocast):
             results.append(pytree.tree_leaves(translate(entry.function)(*args, **kwargs)))
     return results

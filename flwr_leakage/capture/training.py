@@ -49,10 +49,12 @@ class Correction:
     """The same change of the parameters after every step, as SCAFFOLD's control variates make it.
 
     Attributes:
-        per_rate: the change divided by the step's learning rate, by the live parameter's id.
+        per_rate: by the live parameter's id, the change divided by the step's learning rate.
+        of_gradients: whether its negative is added to the gradients before the step instead.
     """
 
     per_rate: Mapping[int, Tensor] = field(repr=False)
+    of_gradients: bool = False
 
 
 def rate_of(options: Sequence[Mapping[str, Any]]) -> float:

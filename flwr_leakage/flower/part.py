@@ -11,6 +11,7 @@ from flwr.app import Array
 from flwr_leakage.capture import TrainingFacts
 from flwr_leakage.capture.glance import some
 from flwr_leakage.capture.names import match
+from flwr_leakage.capture.order import runs
 from flwr_leakage.capture.sent import PARAMETERS, first_variates, multiple_of
 from flwr_leakage.flower.arrays import MalformedArraysError, read_reply
 from flwr_leakage.gradient_map import GradientMap
@@ -25,13 +26,16 @@ class Part:
         names: the names of the model's entries, by the arrays' names.
         extra: names of arrays that are none of the model's, such as control variates.
         missing: the model's parameters that are not exchanged: personal or frozen ones.
-        num_entries: the number of the model's entries.
+        num_entries: of the model.
+        alike: the first names of the parts that have the shapes of arrays without names; empty
+            where no more than one has.
     """
 
     names: Mapping[str, str]
     extra: tuple[str, ...]
     missing: tuple[str, ...]
     num_entries: int
+    alike: tuple[str, ...] = ()
 
     @staticmethod
     def of(shapes: Mapping[str, tuple[int, ...]], gradient_map: GradientMap) -> "Part":
@@ -56,7 +60,12 @@ class Part:
             )
         extra = tuple(name for name in shapes if name not in names)
         missing = tuple(name for name in params if name not in names.values())
-        return Part(names, extra, missing, len(state))
+        alike: list[str] = []
+        if missing and not extra and all(name.isdigit() for name in shapes):
+            order = [tuple(shapes[name]) for name in sorted(shapes, key=int)]
+            own = {name: tuple(value.shape) for name, value in state.items()}
+            alike = runs(order, own, params.keys())
+        return Part(names, extra, missing, len(state), tuple(alike) if len(alike) > 1 else ())
 
     @property
     def is_whole(self) -> bool:
@@ -107,6 +116,13 @@ class Part:
                 f"{some(list(self.missing))} {verb} not known to the server. Attacks take the "
                 f"given model's values for what is not known; where a client's own differ, an "
                 f"attack that fails is no evidence of safety"
+            )
+        if self.alike:
+            said.append(
+                f"The arrays have the shapes of several parts of the model, which begin with "
+                f"{' and '.join(self.alike)}, and are taken for {next(iter(self.names.values()))} "
+                f"and what follows. If they are another part, give a model whose state_dict begins "
+                f"with that one; until then no attack is evidence of safety"
             )
         if self.extra:
             several = len(self.extra) > 1

@@ -294,10 +294,26 @@ class CorrectedSGD(torch.optim.SGD):
                 par.data.add_(s_cv - c_cv, alpha=-group["lr"])
 
 
+class CorrectedGradients(torch.optim.SGD):
+    """SGD with momentum, to whose gradients control variates are added, as in FL4Health."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr, momentum=0.9)
+
+    def step_custom(self, server_cv: list[Tensor], client_cv: list[Tensor]) -> None:
+        """Take a step along g + c − c_i."""
+        for par, s_cv, c_cv in zip(
+            self.param_groups[0]["params"], server_cv, client_cv, strict=True
+        ):
+            par.grad.add_(s_cv - c_cv)
+        self.step()
+
+
 class Scaffold(Client):
     """Weights and control variates in one list; updates are sent (``baselines/niid_bench``)."""
 
     begins = staticmethod(torch.zeros_like)
+    optimizer: Any = CorrectedSGD
 
     def fit(self, parameters: list[Any], config: dict[str, Any]) -> Any:
         """Train with c − c_i, and send y − x and the change of c_i."""
@@ -308,7 +324,7 @@ class Scaffold(Client):
         client_cv = [self.begins(param).detach() for param in self.model.parameters()]
         if "client_cv" in self.context.state:
             client_cv = list(self.context.state["client_cv"].to_torch_state_dict().values())
-        optimizer = CorrectedSGD(self.model.parameters(), lr=RATE)
+        optimizer = self.optimizer(self.model.parameters(), lr=RATE)
         for images, labels in self.batches():
             optimizer.zero_grad()
             F.cross_entropy(self.model(images), labels).backward()
@@ -329,6 +345,12 @@ class ScaffoldFromParameters(Scaffold):
     """Its control variates begin with the parameters, as those of ``baselines/niid_bench`` do."""
 
     begins = staticmethod(torch.clone)
+
+
+class ScaffoldOfGradients(Scaffold):
+    """Its control variates enter the gradients."""
+
+    optimizer = CorrectedGradients
 
 
 class FedNova(Client):
@@ -639,6 +661,9 @@ METHODS: dict[str, Method] = {
     "SCAFFOLD": Method(list_app(Scaffold), strategy=ScaffoldStrategy),
     "SCAFFOLD, from its parameters": Method(
         list_app(ScaffoldFromParameters), strategy=ScaffoldStrategy
+    ),
+    "SCAFFOLD, of gradients": Method(
+        list_app(ScaffoldOfGradients), strategy=ScaffoldStrategy
     ),
     "FedNova": Method(list_app(FedNova), strategy=NovaStrategy),
     "MOON": Method(list_app(Moon), Logits),

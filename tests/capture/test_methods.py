@@ -57,6 +57,20 @@ def proximal_to_a_copy(model):
     steps(model, sgd(model.parameters()), loss)
 
 
+def proximal_in_place(model):
+    """The sum begins as a tensor, and grows in place."""
+    center = [p.detach() + 1 for p in model.parameters()]
+
+    def loss(model, images, labels):
+        term, total = torch.tensor(0.0), F.cross_entropy(model(images), labels)
+        for own, other in zip(model.parameters(), center, strict=True):
+            term += ((own - other) ** 2).sum()
+        total += 0.5 * term
+        return total.add_(term, alpha=0.1)
+
+    steps(model, sgd(model.parameters()), loss)
+
+
 class Drift(nn.Module):
     """A loss that takes the model, or a part of it, as FL4Health's FedProx does."""
 
@@ -157,8 +171,8 @@ def clipped_by_value(model):
 
 
 EXPLAINED = (
-    proximal, proximal_to_a_copy, proximal_by_the_model, proximal_by_a_layer, accumulated,
-    in_a_closure, built_within, in_turns, another_model_after, in_tandem, clipped_by_value,
+    proximal, proximal_to_a_copy, proximal_in_place, proximal_by_the_model, proximal_by_a_layer,
+    accumulated, in_a_closure, built_within, in_turns, another_model_after, in_tandem, clipped_by_value,
 )  # fmt: skip
 
 

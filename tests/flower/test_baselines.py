@@ -45,6 +45,7 @@ TOLD = {
     "FedPer": "2 of the model's 4 arrays are exchanged, and head.weight, head.bias are not known",
     "FedPer, named": "head.weight, head.bias are not known to the server",
     "FedRep": "head.weight, head.bias are not known to the server",
+    "SCAFFOLD, of gradients": "6 exchanged arrays are none of the model's",
     "SCAFFOLD": "6 exchanged arrays are none of the model's, such as control variates",
     "LoRA adapters": "4 of the model's 8 arrays are exchanged",
 }

@@ -29,6 +29,27 @@ def test_a_part_is_matched_by_names_a_wrapper_or_order():
     assert more.extra == ("variate",) and "(variate) is none of the model's" in more.sentence()
 
 
+class Twins(nn.Module):
+    """A personal and a global part of one architecture, as in APFL, FENDA and PerFCL."""
+
+    def __init__(self):
+        super().__init__()
+        self.personal, self.shared = nn.Linear(4, 3), nn.Linear(4, 3)
+
+
+def test_parts_that_only_their_values_tell_apart_are_named():
+    shapes = {"0": (3, 4), "1": (3,)}
+    part = Part.of(shapes, GradientMap(Twins()))
+    assert part.alike == ("personal.weight", "shared.weight")
+    assert "begin with personal.weight and shared.weight" in part.sentence()
+    assert "are taken for personal.weight and what follows" in part.sentence()
+    last = {"shared.weight": (3, 4), "shared.bias": (3,)}
+    named = Part.of(last, GradientMap(Twins()))
+    assert dict(named.names) == {name: name for name in last} and not named.alike
+    body = {str(place): shape for place, shape in enumerate(list(SHAPES.values())[:2])}
+    assert not Part.of(body, MAP).alike  # no other part of this model has these shapes
+
+
 def test_arrays_that_are_none_of_the_model_are_refused():
     with pytest.raises(MalformedArraysError, match="got 1 that no part fits"):
         Part.of({"other": (7,)}, MAP)
