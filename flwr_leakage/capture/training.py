@@ -127,11 +127,12 @@ def copy_root(live: nn.Module, memo: dict[Any, Any]) -> nn.Module:
 def copy_optimizer(live: Optimizer, memo: dict[Any, Any]) -> Optimizer:
     """Copy an optimizer with the attributes of its own class, which torch leaves out.
 
-    Attributes that cannot be copied are left out; a step that uses one then fails.
+    Attributes that cannot be copied are left out; a step that uses one then fails. Those that hide
+    a method are left out, too: a scheduler puts a function before ``step`` that steps ``live``.
     """
     copied = copy.deepcopy(live, memo)
     for name, value in vars(live).items():
-        if name not in vars(copied):
+        if name not in vars(copied) and not callable(getattr(type(live), name, None)):
             with suppress(Exception):
                 setattr(copied, name, copy.deepcopy(value, memo))
     return copied

@@ -166,13 +166,23 @@ def in_tandem(model, second=False):
             optimizer.step()
 
 
+def by_a_schedule(model):
+    """A scheduler hides the optimizer's ``step`` behind a function of its own."""
+    optimizer = sgd(model.parameters(), momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=4)
+    for images, labels in zip(IMAGES.split(4), LABELS.split(4), strict=True):
+        steps(model, optimizer, lambda m, x, y: F.cross_entropy(m(images), labels), count=1)
+        scheduler.step()
+
+
 def clipped_by_value(model):
     Loop(model=model, on_gradients=lambda m: nn.utils.clip_grad_value_(m.parameters(), 0.01)).run()
 
 
 EXPLAINED = (
     proximal, proximal_to_a_copy, proximal_in_place, proximal_by_the_model, proximal_by_a_layer,
-    accumulated, in_a_closure, built_within, in_turns, another_model_after, in_tandem, clipped_by_value,
+    accumulated, in_a_closure, built_within, in_turns, another_model_after, in_tandem, by_a_schedule,
+    clipped_by_value,
 )  # fmt: skip
 
 
@@ -181,6 +191,15 @@ def test_a_method_is_explained(train):
     found = check_replay(*trained(train))
     assert found.explains, found.sentence()
     assert found.residual < 1e-6
+
+
+@pytest.mark.parametrize("train", EXPLAINED, ids=lambda train: train.__name__)
+def test_a_replay_leaves_the_model_as_it_is(train):
+    model = network()
+    training, received, sent = trained(train, model)
+    end = {name: value.clone() for name, value in sent.items()}
+    check_replay(training, received, end)
+    assert all(torch.equal(value, end[name]) for name, value in model.state_dict().items())
 
 
 @pytest.mark.parametrize("train", EXPLAINED, ids=lambda train: train.__name__)
