@@ -11,7 +11,7 @@ from flwr_leakage.capture.glance import some
 from flwr_leakage.capture.names import NamedTensor, as_received, name_tensors
 from flwr_leakage.capture.replay import replay
 from flwr_leakage.capture.sent import PARAMETERS, multiple_sent, name_of
-from flwr_leakage.capture.training import CapturedTraining, Correction, Root
+from flwr_leakage.capture.training import CapturedTraining, Correction
 from flwr_leakage.params import Params
 
 TOLERANCE = 1e-3
@@ -98,11 +98,11 @@ def check_replay(
     names = {name: named for name, named in names.items() if name in sent}
     personal = _personal(names, received, sent)
     names = {name: named for name, named in names.items() if name not in personal}
-    if any(_began_from(received, root) for root in training.besides):
-        return ReplayCheck(
-            None,
-            problem="two optimizers take steps, and what was received is the model of the second",
-        )
+    if not _ended_as(sent, names) and any(
+        _ended_as(sent, name_tensors(received, (root,))) for root in training.besides
+    ):
+        problem = "two optimizers take steps, and what is sent is the model of the second"
+        return ReplayCheck(None, num_steps=training.num_steps, problem=problem)
     parameters = [name for name, named in names.items() if named.is_parameter]
     if not parameters:
         return ReplayCheck(None, problem="the received arrays are none of a module that was called")
@@ -153,10 +153,10 @@ def check_replay(
     )  # fmt: skip
 
 
-def _began_from(received: Mapping[str, Tensor], root: Root) -> bool:
-    """Return whether a model had the values of the received arrays when it was first called."""
-    names = name_tensors(received, (root,)).items()
-    return bool(names) and all(_same(named.before, received[name]) for name, named in names)
+def _ended_as(sent: Mapping[str, Tensor], names: Mapping[str, NamedTensor]) -> bool:
+    """Return whether a model has the values that are sent."""
+    shared = [(named.live, sent[name]) for name, named in names.items() if name in sent]
+    return bool(shared) and all(_same(sent, live) for live, sent in shared)
 
 
 def _personal(
@@ -328,7 +328,7 @@ def _after_training(trained: Params, released: Params) -> str:
     change = _norm(released[name] - trained[name] for name in trained)
     return (
         f"the update was changed by {_ratio(change, norm):.2g} of its norm after training "
-        f"(noise, clipping or a defense)"
+        f"(noise, clipping, an average over steps or a defense)"
     )
 
 

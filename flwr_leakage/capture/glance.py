@@ -119,7 +119,10 @@ class Glance:
             verb = "was" if len(own) == 1 else "were"
             found.append(f"{some(own)} {verb} not the server's before training")
         if changed := not_sent(self._live):
-            found.append(f"{some(changed)} changed after training (noise, clipping or a defense)")
+            found.append(
+                f"{some(changed)} changed after training (noise, clipping, an average over steps "
+                f"or a defense)"
+            )
         if seen.changed_outside or seen.changed_at_end:
             found.append("parameters were changed by something else than the optimizer")
         elif seen.unclear_within:

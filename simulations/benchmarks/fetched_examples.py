@@ -163,6 +163,9 @@ _EXAMPLES = {
         modules=("client_app", "model"), tokens=258, labels=_TWO_CLASSES,
         gives=lambda loader: (loader, torch.tensor(1.0)),
     ),
+    "opacus": _Example(
+        "opacus_fl", _CIFAR, ("img", "label"), {"target-delta": 1e-5, "max-grad-norm": 1.0}
+    ),
     "fl-diabetes-prediction": _Example(
         "fl_diabetes_prediction", (6,), older=True, labels=_TWO_CLASSES[:, None]
     ),
