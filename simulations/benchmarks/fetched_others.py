@@ -70,7 +70,7 @@ _FL4HEALTH = {
     "beta": 1.0, "clipping_bound": 5.0, "noise_multiplier": 1.0, "adaptive_clipping": True,
     "sparsity_level": 0.1, "normalize": True, "filter_by_percentage": True,
     "select_drift_more": True, "norm_threshold": 24.5, "exchange_percentage": 0.5,
-    "is_masked_model": True,
+    "is_masked_model": True, "gamma": 0.25,
 }  # fmt: skip
 
 
@@ -155,6 +155,23 @@ def _fedrep_net(load: Any) -> nn.Module:
 def _apfl_net(load: Any) -> nn.Module:
     made: nn.Module = load("fl4health.model_bases.apfl_base").ApflModule(
         _cnn("MnistNetWithBnAndFrozen")(load)
+    )
+    return made
+
+
+def _ensemble_net(load: Any) -> nn.Module:
+    net = load("examples.models.ensemble_cnn").ConfigurableMnistNet
+    parts = {f"model_{place}": net(out_channel_mult=place + 1) for place in range(3)}
+    made: nn.Module = load("fl4health.model_bases.ensemble_base").EnsembleModel(parts)
+    return made
+
+
+def _sequential_net(load: Any) -> nn.Module:
+    parts = load("examples.models.sequential_split_models")
+    bases = load("fl4health.model_bases.sequential_split_models")
+    made: nn.Module = bases.SequentiallySplitExchangeBaseModel(
+        base_module=parts.SequentialGlobalFeatureExtractorMnist(),
+        head_module=parts.SequentialLocalPredictionHeadMnist(),
     )
     return made
 
@@ -262,6 +279,14 @@ def _cvae(load: Any, loader: Any, number: int) -> Any:
     return module.FlowerDefaultClient(number, 2, 1, 0.05, ".", ".", "image", "label", "cnn3")
 
 
+def _kept_optimizer(load: Any, loader: Any, number: int) -> Any:
+    net = load("src.models.CNN").CNN()
+    return load("src.client_app").FlowerClient(
+        net, loader, loader, 1, "cpu", nn.CrossEntropyLoss(),
+        torch.optim.Adam(net.parameters(), lr=1e-3), Path(), None,
+    )  # fmt: skip
+
+
 _APPS: dict[str, _App] = {
     "FL4Health basic": _health("basic_example", "CifarClient", _cnn("Net"), _COLOUR),
     "FL4Health SCAFFOLD": _health(
@@ -310,6 +335,13 @@ _APPS: dict[str, _App] = {
         "sparse_tensor_partial_exchange_example", "CifarSparseCooTensorClient", _cnn("Net"),
         _COLOUR, "fedavg_sparse_coo_tensor.FedAvgSparseCooTensor",
     ),
+    "FL4Health ensemble": _health("ensemble_example", "MnistEnsembleClient", _ensemble_net),
+    "FL4Health FENDA and Ditto": _health(
+        "fenda_ditto_example", "MnistFendaDittoClient", _sequential_net, strategy=_PROX
+    ),
+    "FL4Health FLASH": _health(
+        "flash_example", "CifarFlashClient", _cnn("Net"), _COLOUR, "flash.Flash"
+    ),
     "cleanest_federated FedProx": _dermatology("client.FlClient", proximal_mu=0.1),
     "cleanest_federated FedNova": _dermatology("client_fednova.FlClientFedNova"),
     "mas-flwr-cifar100": _App(
@@ -339,12 +371,24 @@ _APPS: dict[str, _App] = {
         lambda load: load("src.ml_models.utils").initialize_model(load("src.ml_models.cnn").Net()),
         _pixels(_GREY, ("image", "label")),
     ),
+    "Moltas18, kept Adam": _App(
+        "Moltas18/FederatedLearning", _kept_optimizer, lambda load: load("src.models.CNN").CNN(),
+        _pixels(_COLOUR, ("img", "label")), {"save_parameters": False}, kept=True,
+    ),
     "heterogeneous CVAE, default client": _App(
         "arpit35/heterogeneous_federated_learning_with_conditional_variational_autoencoder",
         _cvae, lambda load: load("src.ml_models.cnn").CNN("cnn3"),
         _pixels(_GREY, ("image", "label")),
     ),
 }  # fmt: skip
+
+
+def _inputs_alone(loader: Any) -> Any:
+    """Loaders of inputs without labels, and what stands for labels of a test."""
+    inputs = [each for each, _ in loader.dataset]
+    alone: Any = torch.utils.data.DataLoader(inputs, batch_size=2)  # type: ignore[arg-type]
+    return alone, alone, alone, None
+
 
 _RATES = {"batch-size": 2, "local-epochs": 1, "learning-rate": 0.05}
 _HYBRID = {**_RATES, "dataset": "cifar10", "model": "resnet18", "group-norm": 1}
@@ -354,6 +398,10 @@ _RESNET = _Example(
     modules=("client", "models.resnet"),
 )  # fmt: skip
 _NAMED: dict[str, tuple[str, _Example]] = {
+    "intrusion-fl": (
+        "vinic011/intrusion-fl",
+        _Example("src", (39,), None, _RATES, older=True, gives=_inputs_alone),
+    ),
     "poisoning LSTM": (
         "LombardiGiacomo/master-thesis-fl-poisoning-simulated-annealing",
         _Example("LSTMfederated", (24, 11), None, _RATES, labels=_FLOATS),
