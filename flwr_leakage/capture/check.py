@@ -106,6 +106,11 @@ def check_replay(
     parameters = [name for name, named in names.items() if named.is_parameter]
     if not parameters:
         return ReplayCheck(None, problem="the received arrays are none of a module that was called")
+    for way, arrays in (("received", received), ("sent", sent)):
+        if broken := [name for name in parameters if not bool(arrays[name].isfinite().all())]:
+            verb = "was" if len(broken) == 1 else "were"
+            problem = f"{some(broken)} {verb} {way} with entries that are NaN or infinite"
+            return ReplayCheck(None, num_steps=training.num_steps, problem=problem)
     if not training.complete and (training.changed_at_end or training.changed_outside):
         problem = "parameters were changed outside of the optimizer, and not all steps were kept"
         return ReplayCheck(None, num_steps=training.num_steps, problem=problem)

@@ -27,6 +27,15 @@ class MalformedArraysError(ValueError):
     """Arrays that do not fit the model: other names, other shapes, entries that are not finite."""
 
 
+class NotFiniteError(MalformedArraysError):
+    """Arrays of the model that hold NaN or infinite entries, as of a training that diverged."""
+
+
+def diverged(error: NotFiniteError) -> str:
+    """Return in words that the strategy's own model is not finite: no client is to blame."""
+    return f"nothing is observed: the model that the strategy sends has diverged ({error})"
+
+
 def read_arrays(arrays: Mapping[str, Array], gradient_map: GradientMap) -> tuple[Params, Params]:
     """Split an ``ArrayRecord`` into the model's parameters and buffers, as copies.
 
@@ -247,7 +256,7 @@ def _read(name: str, array: Array, like: Tensor) -> Tensor:
     if not (_is_finite(value) and (value.dtype == like.dtype or _is_finite(value.to(like.dtype)))):
         finite = torch.isfinite(value) & torch.isfinite(value.to(like.dtype))
         count = finite.numel() - int(finite.sum())
-        raise MalformedArraysError(f"{name!r} holds {count} entries that are NaN or infinite.")
+        raise NotFiniteError(f"{name!r} holds {count} entries that are NaN or infinite.")
     return value
 
 

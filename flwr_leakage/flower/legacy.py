@@ -26,6 +26,7 @@ from flwr_leakage.attacks.base import Attack
 from flwr_leakage.audit import ClientNote, ServerAudit
 from flwr_leakage.capture import TrainingFacts
 from flwr_leakage.flower.accuracy import tell_accuracy
+from flwr_leakage.flower.arrays import NotFiniteError, diverged
 from flwr_leakage.flower.guarded import guarded
 from flwr_leakage.flower.heard import Heard
 from flwr_leakage.flower.log_lines import tell_end, tell_round
@@ -183,6 +184,9 @@ class LegacyHonestButCurious(Strategy):
             sent = [(model, self._whole(server_round, model)) for model in models]
         # Arrays of an unknown app may fail in any way; its clients' notes are recorded all the
         # same.
+        except NotFiniteError as error:
+            self.audit.warn_once(server_round, -1, diverged(error))
+            return []
         except Exception as error:
             self.audit.warn_once(
                 server_round, -1,

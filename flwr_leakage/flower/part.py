@@ -13,7 +13,7 @@ from flwr_leakage.capture.glance import some
 from flwr_leakage.capture.names import match
 from flwr_leakage.capture.order import runs
 from flwr_leakage.capture.sent import PARAMETERS, first_variates, multiple_of
-from flwr_leakage.flower.arrays import MalformedArraysError, read_reply
+from flwr_leakage.flower.arrays import MalformedArraysError, NotFiniteError, read_reply
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.params import Params, add, ravel, scale, subtract
 
@@ -88,7 +88,7 @@ class Part:
         for name in self.extra:
             values = torch.tensor(arrays[name].numpy())
             if not bool(torch.isfinite(values).all()):
-                raise MalformedArraysError(f"{name!r} holds entries that are NaN or infinite.")
+                raise NotFiniteError(f"{name!r} holds entries that are NaN or infinite.")
         return read_reply(held, params, buffers)
 
     def variates(self, arrays: Mapping[str, Array], gradient_map: GradientMap) -> Params:

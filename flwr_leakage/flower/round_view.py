@@ -10,7 +10,13 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 
 from flwr_leakage.audit import ClientNote, ServerAudit
 from flwr_leakage.capture import TrainingFacts
-from flwr_leakage.flower.arrays import Expected, MalformedArraysError, check_like
+from flwr_leakage.flower.arrays import (
+    Expected,
+    MalformedArraysError,
+    NotFiniteError,
+    check_like,
+    diverged,
+)
 from flwr_leakage.flower.contents import records_of
 from flwr_leakage.flower.names import ClientNames
 from flwr_leakage.flower.part import Part, Variates, change_made
@@ -163,6 +169,11 @@ class RoundView:
         node = reply.metadata.src_node_id
         if self._misfit:
             return None, check_like(records[0], self.sent.arrays(node))
+        try:
+            params, buffers, _ = self._state_sent_to(node)
+        except NotFiniteError as error:  # what was trained from there is no client's fault
+            self.audit.warn_once(self.server_round, -1, diverged(error))
+            return None, ()
         client = self.names.of(node)
         schedule = self.audit.schedule.for_client(count)
         whole = self._part is None and (self.drop or set(records[0]) == self._names_to(reply))
@@ -172,7 +183,6 @@ class RoundView:
             return None, narrow
         read = self.expected.read if whole else lambda _: self._read_part(reply)
         local_params, local_buffers, narrow = read(records[0])
-        params, buffers, _ = self._state_sent_to(node)
         if len(local_params) < len(params):
             self.audit.learn_from(local_params)
         delta = change_made(told, local_params, params)

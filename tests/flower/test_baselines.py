@@ -207,3 +207,21 @@ def test_a_client_that_sends_another_part_than_most_is_named(bad_replies, tmp_pa
     (said,) = [e.message for e in read_run(tmp_path / "run").events if "the reply of" in e.message]
     assert ("arrays ['arrays: conv1.bias, conv1.weight']" in said) == (bad_replies == "pass")
     assert ("was left out" in said) == (bad_replies == "drop")
+
+
+@pytest.mark.parametrize("name", ["FedAvg, lists", "FedAvgM"])
+def test_no_client_and_no_model_is_blamed_where_the_server_sends_nan(name, tmp_path):
+    method = METHODS[name]
+
+    def first(net):
+        with torch.no_grad():
+            net.conv1.weight.mul_(float("nan"))
+        return method.first(net)
+
+    settings = {"share": "everything", "num_rounds": 1}
+    data = run(replace(method, first=first), tmp_path / "run", **settings).data
+    said = {event.message for event in data.events}
+    diverged = {message for message in said if "nothing is observed" in message}
+    assert len(diverged) == 1 and "the model that the strategy sends has diverged" in diverged.pop()
+    assert not any("the reply of" in message or "does not explain" in message for message in said)
+    assert sum("was received with entries that are NaN" in message for message in said) == 2
