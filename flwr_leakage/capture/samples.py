@@ -359,7 +359,9 @@ def captured_schedule(training: CapturedTraining, num_examples: int) -> LocalSch
     if rewritten and all(step.clipped_to is not None for step in rewritten):
         raise ValueError("gradients were clipped by value between backward and a step")
     if rewritten:
-        raise ValueError("gradients were changed between backward and a step (clipping or noise)")
+        raise ValueError(
+            "gradients were changed between backward and a step (clipping, noise or control variates)"
+        )
     first = options[0]
     schedule = LocalSchedule(
         learning_rate=float(first["lr"]),

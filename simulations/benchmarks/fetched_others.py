@@ -1,4 +1,14 @@
-"""Apps that other people published, from fetched copies; their data alone are replaced."""
+"""Apps that other people published, from fetched copies; their data alone are replaced.
+
+The repositories and their commits: VectorInstitute/FL4Health ce141b95, BasiaKoch/cleanest_federated
+baabbaf, Sergo20025/mas-flwr-cifar100 e86cc0a, colinlaganier/FederatedDiffusionModels d86aac6,
+fceccucci/OptML-Project 37497f9, reinesaj2/federated-ids 3413106f, lucacorbucci/FlowerFLTemplate
+986fac1, alvieupnext/BrainAgeFederated 52491ea, Encore7/fluid fbfacdc,
+arpit35/heterogeneous_federated_learning_with_conditional_variational_autoencoder 1cd9264,
+LombardiGiacomo/master-thesis-fl-poisoning-simulated-annealing 61b0c61, tirohweder/dp-fedaug b92bdc6,
+ericbanzuzi/hybrid-ffl-algorithms 1b8f571, Moltas18/FederatedLearning 0e7ddcc and
+vinic011/intrusion-fl 094ca5b.
+"""
 
 import importlib
 import inspect
@@ -43,12 +53,12 @@ class _App:
     """A client of the older interface.
 
     Attributes:
-        repository: OWNER/NAME.
-        make: makes a client from ``Imports``, a loader, and the number of its partition.
-        net: makes the server's model from ``Imports``.
+        repository: OWNER/NAME, and the folder in it from which its modules are imported.
+        make: makes a client from what imports a module, a loader, and the number of its partition.
+        net: makes the server's model from what imports a module.
         data: the shape, the keys and the labels of its data.
         config: what the server tells in each round, beside the round's number.
-        strategy: makes the class of the strategy from ``Imports``.
+        strategy: makes the class of the strategy from what imports a module.
         kept: whether a client lives on from round to round, as under ``start_client``.
     """
 
