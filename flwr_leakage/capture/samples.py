@@ -360,7 +360,8 @@ def captured_schedule(training: CapturedTraining, num_examples: int) -> LocalSch
         raise ValueError("gradients were clipped by value between backward and a step")
     if rewritten:
         raise ValueError(
-            "gradients were changed between backward and a step (clipping, noise or control variates)"
+            "gradients were changed between backward and a step (clipping, noise or control "
+            "variates)"
         )
     first = options[0]
     schedule = LocalSchedule(

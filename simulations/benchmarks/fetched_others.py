@@ -5,8 +5,8 @@ baabbaf, Sergo20025/mas-flwr-cifar100 e86cc0a, colinlaganier/FederatedDiffusionM
 fceccucci/OptML-Project 37497f9, reinesaj2/federated-ids 3413106f, lucacorbucci/FlowerFLTemplate
 986fac1, alvieupnext/BrainAgeFederated 52491ea, Encore7/fluid fbfacdc,
 arpit35/heterogeneous_federated_learning_with_conditional_variational_autoencoder 1cd9264,
-LombardiGiacomo/master-thesis-fl-poisoning-simulated-annealing 61b0c61, tirohweder/dp-fedaug b92bdc6,
-ericbanzuzi/hybrid-ffl-algorithms 1b8f571, Moltas18/FederatedLearning 0e7ddcc and
+LombardiGiacomo/master-thesis-fl-poisoning-simulated-annealing 61b0c61, tirohweder/dp-fedaug
+b92bdc6, ericbanzuzi/hybrid-ffl-algorithms 1b8f571, Moltas18/FederatedLearning 0e7ddcc and
 vinic011/intrusion-fl 094ca5b.
 """
 
