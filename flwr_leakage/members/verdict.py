@@ -49,6 +49,15 @@ MIXED = (
 )
 """Why no record is exactly in an update of mixtures."""
 
+NOISY = (
+    "the noise leaves too few members to choose a statistic by, and gradient cosine ranks the "
+    "records: where each sample's gradient is clipped to one size and noise is Gaussian, its order "
+    "is that of the likelihood ratio"
+)
+"""Why a statistic answers that a rehearsal did not find: with ḡ the update, g a record's gradient of
+length C after clipping and noise σ, the ratio is exp((⟨g, ḡ⟩/n − C²/2n²) / σ²), other samples
+aside (Neyman and Pearson 1933)."""
+
 FIT_DAMPING = 1e-5
 """Damping of ``Membership.fits``: chosen on sums of ten clients' 320 samples, where 0 to 1e-4
 differ by less than a percent of clients named rightly."""
@@ -407,7 +416,12 @@ def _weigh(
     )
     if not rehearsal.is_clear:
         why += ", which is no better than chance"
-        return values, null_values, rehearsal, "none", "no statistic", why
+        if not std or "gradient_cosine" not in usual.names:
+            return values, null_values, rehearsal, "none", "no statistic", why
+        why += f"; {NOISY}"
+        column = usual.names.index("gradient_cosine")
+        values, null_values = usual.values[:, column], others.values[:, column]
+        return values, null_values, rehearsal, "statistical", "gradient_cosine", why
     best = rehearsal.weights.abs().argsort(descending=True)[:3].tolist()
     names = ", ".join(usual.names[index] for index in best)
     name = f"{len(usual.names)} statistics, most by {names}"

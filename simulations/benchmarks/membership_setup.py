@@ -125,9 +125,10 @@ ROWS = (
     Case("convnet, K = 10", 32, null=400, clients=10),
     Case("convnet, K = 10", 8, trained=True),
     Case("convnet, K = 100", 32),
-    Case("resnet18, eval mode", 8, clients=1, null=200, share=0.2),
-    Case("resnet18, train mode", 8, clients=1, null=200, sent=True, share=0.2),
-    Case("resnet18, train mode", 32, clients=1, null=200, sent=True, share=0.2),
+    Case("resnet18, eval mode", 8, clients=1, null=200),
+    Case("resnet18, eval mode", 32, clients=1, null=200),
+    Case("resnet18, train mode", 8, clients=1, null=200, sent=True),
+    Case("resnet18, train mode", 32, clients=1, null=200, sent=True),
     Case("resnet18, train mode", 8, clients=1, null=250, share=0.05),
 )
 

@@ -118,12 +118,18 @@ def test_noise_of_a_defense_ends_the_exactness_and_not_the_test():
     assert found.rank_p_values.max() < 0.05
 
 
-def test_an_update_of_noise_alone_gives_no_evidence():
+def test_under_noise_that_no_rehearsal_sees_through_gradient_cosine_ranks_alone():
     model, members, null = network(), data(0, 4), data(1, 600)
     change = trained(model, members, noise=10.0)
-    found = membership(model, change, members, spec=SPEC, null=null, **one_step(members))
-    assert found.evidence == "none" and found.p_values.tolist() == [1.0] * 4
-    assert "no better than chance" in str(found) and "nothing can be said" in str(found)
+    told = {"spec": SPEC, "null": null, **one_step(members)}
+    found = membership(model, change, members, **told)
+    assert found.evidence == "statistical" and found.statistic == "gradient_cosine"
+    assert "no better than chance" in str(found) and "was probably in" not in str(found)
+    alone = membership(model, change, members, **told, statistics=("gradient_cosine",))
+    assert found.rank_p_values.tolist() == alone.rank_p_values.tolist()
+    without = membership(model, change, members, **told, statistics=("row_space",))
+    assert without.evidence == "none" and without.p_values.tolist() == [1.0] * 4
+    assert "nothing can be said" in str(without)
 
 
 def test_frozen_layers_are_named_and_without_labels_nothing_else_answers():
