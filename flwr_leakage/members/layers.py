@@ -1,7 +1,7 @@
 """Find the layers whose update shows members, and the inputs that records have there."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -245,11 +245,11 @@ def shares(problem: Problem, spans: Sequence[LayerSpan], records: Batch) -> Floa
         spans: of S layers.
         records: N records with their labels.
     """
-    found = torch.zeros(len(records), len(spans)).double()
-    for at, start, e, h in _outer_products(problem, spans, records):
-        value = spans[at].space.share_of(e, h) / problem.num_samples
-        found[start : start + len(h), at] = value.cpu()
-    return found
+
+    def share(space: RowSpace, e: Tensor, h: Tensor) -> Tensor:
+        return space.share_of(e, h) / problem.num_samples
+
+    return _by_layer(problem, spans, records, share)
 
 
 def traces(problem: Problem, spans: Sequence[LayerSpan], records: Batch) -> Float[Tensor, "N S"]:
@@ -263,12 +263,24 @@ def traces(problem: Problem, spans: Sequence[LayerSpan], records: Batch) -> Floa
         spans: of S layers.
         records: N records with their labels.
     """
+
+    def trace(space: RowSpace, e: Tensor, h: Tensor) -> Tensor:
+        std = (space.rounding / len(space.left)) ** 0.5
+        return e.norm(dim=1) * h.norm(dim=1) / (problem.num_samples * max(std, 1e-300))
+
+    return _by_layer(problem, spans, records, trace)
+
+
+def _by_layer(
+    problem: Problem,
+    spans: Sequence[LayerSpan],
+    records: Batch,
+    measure: Callable[[RowSpace, Tensor, Tensor], Tensor],
+) -> Float[Tensor, "N S"]:
+    """Return a measure of each layer's row space and each record's e and h; 0 without these."""
     found = torch.zeros(len(records), len(spans)).double()
     for at, start, e, h in _outer_products(problem, spans, records):
-        space = spans[at].space
-        std = (space.rounding / len(space.left)) ** 0.5
-        value = e.norm(dim=1) * h.norm(dim=1) / (problem.num_samples * max(std, 1e-300))
-        found[start : start + len(h), at] = value.cpu()
+        found[start : start + len(h), at] = measure(spans[at].space, e, h).cpu()
     return found
 
 

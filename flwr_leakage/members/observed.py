@@ -55,7 +55,12 @@ def examine_observation(
 
 
 def _as_batch(records: Records, num_classes: int, generator: torch.Generator) -> Batch:
-    """Return records on the CPU with labels; unknown ones are drawn, for a rehearsal only."""
+    """Return records on the CPU with labels; unknown ones are drawn, for a rehearsal only.
+
+    They are contiguous, as many a model's ``view`` takes no images whose channels come last.
+    """
     if isinstance(records, Batch):
-        return records.to(torch.device("cpu"))
-    return Batch(records.cpu(), torch.randint(num_classes, (len(records),), generator=generator))
+        records = records.to(torch.device("cpu"))
+        return Batch(records.inputs.contiguous(), records.targets)
+    labels = torch.randint(num_classes, (len(records),), generator=generator)
+    return Batch(records.cpu().contiguous(), labels)

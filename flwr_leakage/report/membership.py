@@ -84,8 +84,9 @@ def membership_section(index: Index) -> MembershipSection | None:
     if called:
         sentences.append(
             "Were none of the records used, at most one run in a hundred would find any of them, "
-            "as far as the null records are like them. What is found without algebra may be a near "
-            "copy in the place of the record, or made by somebody who saw the update."
+            "as far as the null records, which no client holds, are like them. What is found "
+            "without algebra may be a near copy in the place of the record, or made by somebody "
+            "who saw the update."
         )
     unlabelled = any(UNLABELLED in record.note for record in evidence.values())
     if called and unlabelled:
@@ -122,12 +123,12 @@ def membership_section(index: Index) -> MembershipSection | None:
         f"Of the last update: {last.note}",
     )
     truth = any(each.used is not None for each in found)
-    columns = ("record", "verdict", "p, corrected", "most likely in", *(["was used"] * truth))
+    columns = ("record", "verdict", "p, corrected", "most clearly in", *(["was used"] * truth))
     rows = tuple(
         _row(each, truth)
         for each in sorted(found, key=lambda c: (2.0 if c.p_value is None else c.p_value, c.sample))
     )
-    texts = ("verdict", "most likely in")
+    texts = ("verdict", "most clearly in")
     return MembershipSection(
         len(called), tuple(sentences), Table(columns, rows, notes, MAX_ROWS, texts)
     )
@@ -174,7 +175,7 @@ def _power(index: Index) -> str:
         low, high = 100 * min(known), 100 * max(known)
         share = f"{low:.0f} %" if round(low) == round(high) else f"{low:.0f} to {high:.0f} %"
         told.append(f"in {count(len(known), 'update')} {share} of them in a rehearsal with the "
-                    "server's own records (at 1 % of false alarms, uncorrected)")  # fmt: skip
+                    "server's own records, where chance finds 1 % (uncorrected)")  # fmt: skip
     if untold:
         told.append(f"in {count(untold, 'update')} nobody knows how many")
     if silent:

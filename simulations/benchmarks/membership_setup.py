@@ -101,7 +101,7 @@ class Case:
         words += ", buffers sent" * self.sent
         words += f", batches of {size}" * (size < self.count)
         words += f", {self.epochs} epochs" * (self.epochs > 1)
-        words += ", trained" * self.trained + ", one step of Adam" * self.adam
+        words += ", trained" * self.trained + ", by Adam" * self.adam
         return words + f", {self.name}" * bool(self.name) + ", told" * self.told
 
 
@@ -116,6 +116,9 @@ ROWS = (
     Case(count=100, batch_size=32, epochs=3, null=600),
     Case(count=320, batch_size=32, null=1000),
     Case(count=8, adam=True, rate=0.001, null=400),
+    Case(count=32, adam=True, rate=0.001, null=400),
+    Case(count=8, epochs=5, adam=True, rate=0.001, null=400),
+    Case(count=32, batch_size=8, adam=True, rate=0.001, null=400),
     Case("mlp", 8, clients=10),
     Case("mlp", 32, clients=10),
     Case("mlp", 100),
@@ -275,9 +278,13 @@ def released(
         seen = replace(seen, update=replace(seen.update, buffers=dict(own.named_buffers())))
     if case.adam:
         own = {name: p.detach().clone().requires_grad_() for name, p in seen.params.items()}
-        loss = F.cross_entropy(gradient_map.logits(own, members.inputs), members.targets)
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.optim.Adam(own.values(), case.rate).step()
+        optimizer = torch.optim.Adam(own.values(), case.rate)
+        for window in case.schedule.slices(len(members)):
+            batch = members[window]
+            optimizer.zero_grad()
+            loss = F.cross_entropy(gradient_map.logits(own, batch.inputs), batch.targets)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
         delta = {name: own[name].detach() - value for name, value in seen.params.items()}
         return replace(seen, update=replace(seen.update, delta=delta))
     if case.defense is None:

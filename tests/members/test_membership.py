@@ -393,3 +393,28 @@ def test_labels_tell_where_the_samples_were_changed_beyond_recognition():
     assert "no record lies in it, and gradient_cosine alone ranks" in found.reason
     ranks = found.rank_p_values
     assert ranks[:12].mean() < 0.35 < 0.4 < ranks[12:].mean()
+
+
+def test_records_whose_channels_come_last_are_taken_by_a_model_that_views():
+    class Views(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.head = nn.Conv2d(3, 4, 3), nn.Linear(4 * 16, 10)
+
+        def forward(self, images):
+            return self.head(torch.relu(self.conv(images)).view(-1, 4 * 16))
+
+    torch.manual_seed(0)
+    model, images = Views(), torch.rand(203, 3, 6, 6)
+    labels = torch.arange(203) % 10
+    value = F.cross_entropy(model(images[:2]), labels[:2])
+    gradients = torch.autograd.grad(value, list(model.parameters()))
+    found, last = (
+        membership(
+            model, gradients, Batch(form(images[:3]), labels[:3]), spec=InputSpec((3, 6, 6), 10),
+            null=Batch(form(images[3:]), labels[3:]), num_examples=2,
+        )
+        for form in (torch.clone, lambda x: x.to(memory_format=torch.channels_last))
+    )  # fmt: skip
+    assert found.is_exact.tolist() == [True, True, False]
+    assert last.p_values.tolist() == found.p_values.tolist()
