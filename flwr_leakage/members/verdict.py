@@ -55,8 +55,8 @@ NOISY = (
     "is that of the likelihood ratio"
 )
 """Why a statistic answers that a rehearsal did not find. With ḡ the update of n samples, g a
-record's gradient of length C after clipping and noise σ, the ratio is exp((⟨g, ḡ⟩/n − C²/2n²) / σ²),
-other samples aside (Neyman and Pearson 1933)."""
+record's gradient of length C after clipping and noise σ, the ratio is
+exp((⟨g, ḡ⟩/n − C²/2n²) / σ²), other samples aside (Neyman and Pearson 1933)."""
 
 FIT_DAMPING = 1e-5
 """Damping of ``Membership.fits``: chosen on sums of ten clients' 320 samples, where 0 to 1e-4
