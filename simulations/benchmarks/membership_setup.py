@@ -1,7 +1,7 @@
 """What the membership benchmarks share: cases, networks, records, defenses, what a server sees.
 
-Every seed draws the weights, the members, 50 records that are no members and the null records; no
-image is in two of these.
+Every seed draws the weights, the members, others that are no members and the null records; no image
+is in two of these.
 """
 
 import copy
@@ -32,7 +32,6 @@ from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Observation, U
 from simulations.benchmarks import lab
 
 QUICKSTART = InputSpec((3, 32, 32), 10, (0.5,) * 3, (0.5,) * 3)
-OTHERS = 50
 RESERVED = 1600
 """Images at the end of the data that networks are trained on, and that no client has."""
 
@@ -65,6 +64,7 @@ class Case:
         rate: learning rate.
         trained: whether the network is trained before.
         null: null records.
+        others: records that are no members.
         defense: of the update, and its name.
         adam: whether the client steps by Adam, while the server assumes SGD.
         sent: whether the client sends the buffers of its BatchNorm layers, as Flower's own do.
@@ -80,6 +80,7 @@ class Case:
     rate: float = 0.1
     trained: bool = False
     null: int = 250
+    others: int = 50
     defense: Defense | None = None
     name: str = ""
     adam: bool = False
@@ -129,9 +130,9 @@ ROWS = (
     Case("convnet, K = 10", 8, trained=True),
     Case("convnet, K = 100", 32),
     Case("resnet18, eval mode", 8, clients=1, null=200),
-    Case("resnet18, eval mode", 32, clients=1, null=200),
+    Case("resnet18, eval mode", 32, clients=1, null=200, others=200, share=0.25),
     Case("resnet18, train mode", 8, clients=1, null=200, sent=True),
-    Case("resnet18, train mode", 32, clients=1, null=200, sent=True),
+    Case("resnet18, train mode", 32, clients=1, null=200, others=200, sent=True, share=0.25),
     Case("resnet18, train mode", 8, clients=1, null=250, share=0.05),
 )
 
@@ -249,7 +250,7 @@ def split(images: Images, case: Case, spec: InputSpec, seed: int) -> tuple[Batch
     """Members of all clients, non-members and null records; labels of 100 classes are drawn."""
     order = torch.randperm(len(images.records) - RESERVED, generator=lab.generator(seed))
     count = case.count * case.clients
-    ends = (count, count + OTHERS, count + OTHERS + case.null)
+    ends = (count, count + case.others, count + case.others + case.null)
     chosen = images.records[order[: ends[-1]]]
     if spec.num_classes == 100:
         labels = torch.randint(100, (len(chosen),), generator=lab.generator(seed))
