@@ -381,6 +381,7 @@ def _weigh(
 
     The statistic is ``Σ_f w_f x_f / σ_f`` with the rehearsal's weights w_f, see
     :func:`~flwr_leakage.members.rehearsal.discriminant`, and the spread σ_f on the observed update.
+    Under noise that leaves the rehearsal no better than chance it is gradient cosine.
     """
     generator = torch.Generator().manual_seed(seed)
     size = min(len(null) // 2, max(POOL, 3 * problem.num_samples))

@@ -278,15 +278,15 @@ def released(
         own(used.inputs)
         seen = replace(seen, update=replace(seen.update, buffers=dict(own.named_buffers())))
     if case.adam:
-        own = {name: p.detach().clone().requires_grad_() for name, p in seen.params.items()}
-        optimizer = torch.optim.Adam(own.values(), case.rate)
+        stepped = {name: p.detach().clone().requires_grad_() for name, p in seen.params.items()}
+        optimizer = torch.optim.Adam(stepped.values(), case.rate)
         for window in case.schedule.slices(len(members)):
             batch = members[window]
             optimizer.zero_grad()
-            loss = F.cross_entropy(gradient_map.logits(own, batch.inputs), batch.targets)
+            loss = F.cross_entropy(gradient_map.logits(stepped, batch.inputs), batch.targets)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-        delta = {name: own[name].detach() - value for name, value in seen.params.items()}
+        delta = {name: stepped[name].detach() - value for name, value in seen.params.items()}
         return replace(seen, update=replace(seen.update, delta=delta))
     if case.defense is None:
         return seen
