@@ -161,7 +161,7 @@ def check_replay(
 def _ended_as(sent: Mapping[str, Tensor], names: Mapping[str, NamedTensor]) -> bool:
     """Return whether a model has the values that are sent."""
     shared = [(named.live, sent[name]) for name, named in names.items() if name in sent]
-    return bool(shared) and all(_same(sent, live) for live, sent in shared)
+    return bool(shared) and all(_same(value, live) for live, value in shared)
 
 
 def _personal(

@@ -422,10 +422,11 @@ class Recorder:
             if any(id(p) in others for p in root.live.parameters())
         }  # fmt: skip
         backwards = (*self._pending, *(each for step in self._steps for each in step.backwards))
-        used = {id(entry.function) for each in backwards for entry in each.entries}
+        entries = [entry for each in backwards for entry in each.entries]
+        used = {id(each) for entry in entries for each in (entry.function, *entry.inputs())}
         held = self._held()
         shared = any(id(p) in held for key in left for p in self._roots[key].live.parameters())
-        if others & held or shared or left & used:
+        if others & held or shared or (left | others) & used:
             raise ValueError("two optimizers take steps")
         for key in left:
             self._besides.append(self._roots.pop(key))

@@ -236,12 +236,18 @@ def test_the_second_of_two_trained_models_is_not_taken_for_the_first(alike):
     assert found.residual is None and "the model of the second" in found.problem
 
 
-def test_a_second_optimizer_of_what_a_loss_used_is_refused():
+@pytest.mark.parametrize("by_outputs", [True, False])
+def test_a_second_optimizer_of_what_a_loss_used_is_refused(by_outputs):
     def train(model):
         teacher = copy.deepcopy(model)
         optimizers = [sgd(model.parameters()), sgd(teacher.parameters())]
         for _ in range(2):
-            F.mse_loss(model(IMAGES), teacher(IMAGES)).backward()
+            logits, others = model(IMAGES), teacher(IMAGES)
+            loss = F.mse_loss(logits, others)
+            if not by_outputs:
+                gap = model[-1].weight - teacher[-1].weight
+                loss = F.cross_entropy(logits, LABELS) + gap.square().sum()
+            loss.backward()
             for optimizer in optimizers:
                 optimizer.step()
 
