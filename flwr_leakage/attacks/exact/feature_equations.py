@@ -74,7 +74,6 @@ def solve_features(
     uses: Sequence[Use],
     errors: Sequence[Tensor],
     gradients: Sequence[Tensor],
-    trims: int = TRIMS,
 ) -> Solved:
     """Return the features (1, C, H, W) that convolutions take in, from their weight gradients.
 
@@ -92,7 +91,6 @@ def solve_features(
         uses: the convolutions, at least one.
         errors: ∂L/∂outputs of each, (1, O, H', W').
         gradients: ∂L/∂W of each, (O, C, *kernel).
-        trims: number of solutions; after each but the last, contradicting channels are left out.
 
     Raises:
         ValueError: all errors are zero.
@@ -109,7 +107,7 @@ def solve_features(
     names = [(i, channel) for i, (m, _) in enumerate(pairs) for channel in range(len(m))]
     counts = [len(m) for m, _ in pairs]
     kept = torch.ones(len(sizes), dtype=torch.bool)
-    for last in reversed(range(trims)):
+    for last in reversed(range(TRIMS)):
         rows = kept.repeat_interleave(sizes)
         equations = _whiten(matrix[rows], target[rows])
         residual = (matrix @ (equations.rows.T @ equations.values) - target)[rows]

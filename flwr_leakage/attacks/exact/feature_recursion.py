@@ -35,7 +35,6 @@ from flwr_leakage.attacks.distance import gradient_distance
 from flwr_leakage.attacks.exact.feature_fit import (
     Fit,
     fit_features,
-    fit_smoothly,
     read_input,
     settle_signs,
 )
@@ -114,7 +113,6 @@ class FeatureRecursion(ExactAttack):
             ValueError: no features could be read.
         """
         start = self.initialisation(problem.spec, 1, restart, generator).double()
-        problem = problem.held
         known = recover_features(problem)
         targets = assume_targets(problem, SignOfGradient(), generator).values
         if known.is_pooled:
@@ -125,15 +123,8 @@ class FeatureRecursion(ExactAttack):
             if stem is not None:
                 fit = self._nearer(problem, chosen, stem, targets, budget)
             else:
-                if chosen.table is not None:
-                    fit = fit_smoothly(narrow, chosen, budget)
-                else:
-                    fit = self._search(narrow, single(chosen), generator, budget)
+                fit = self._search(narrow, single(chosen), generator, budget)
                 fit = self._finish(problem, chosen, fit, budget)
-        elif problem.gradient_map.held:
-            chosen = known.first(FITTED)
-            fit = fit_smoothly(problem.to(torch.float32), chosen, budget)
-            fit = self._finish(problem, chosen, fit, budget)
         else:
             fit = self._fit(problem, known, Fit(start, float("inf")), budget)
         is_met = _is_met(fit, known)

@@ -346,8 +346,8 @@ class _Search:
 def fit_stem(problem: Problem, features: Features, budget: Budget) -> Fit | None:
     """Return the input that a stem's pooled outputs and its gradient determine, or None.
 
-    It returns None if the outputs are not those of one convolution of the input, if no error of
-    them is known, or if BatchNorm holds the batch's own statistics.
+    It returns None if the outputs are not those of one convolution of the input, or if no error of
+    them is known.
 
     The value of the fit is the features' :func:`feature_distance`.
 
@@ -362,7 +362,6 @@ def fit_stem(problem: Problem, features: Features, budget: Budget) -> Fit | None
         found is None
         or features.error is None
         or features.table is None
-        or problem.gradient_map.held
         or found[2] not in problem.gradient_map.trained
     ):
         return None

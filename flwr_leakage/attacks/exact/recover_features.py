@@ -41,11 +41,6 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from flwr_leakage.attacks.exact.feature_equations import TRIMS, Solved, solve_features
 from flwr_leakage.attacks.exact.known import MARGIN, Mask, above_noise
 from flwr_leakage.attacks.exact.last_mask import LAST_GEOMETRY, averaged_mask, maxima_mask
-from flwr_leakage.attacks.exact.own_statistics import (
-    completed,
-    fixed_point,
-    normalised_mask,
-)
 from flwr_leakage.attacks.exact.relu_walk import ReluWalk, Use
 from flwr_leakage.attacks.exact.weight_equations import Whitened
 from flwr_leakage.attacks.labels.counts import mean_feature
@@ -152,14 +147,11 @@ class Backward:
         logit_error: ∂L/∂logits (K,).
         inputs: any input that requires its gradient, (1, C, H, W). With all masks known, errors do
             not depend on it.
-        normal: x̂ of the BatchNorm behind a convolution, by the convolution's index, if it holds the
-            batch's own statistics; see :mod:`flwr_leakage.attacks.exact.own_statistics`.
     """
 
     problem: Problem
     logit_error: Tensor
     inputs: Tensor
-    normal: dict[int, Tensor] = field(default_factory=dict)
 
     def __call__(self, masks: Mapping[int, Mask]) -> tuple[ReluWalk, list[Tensor]]:
         """Return a forward pass with these masks, and the errors of all convolutions' outputs."""
@@ -176,8 +168,6 @@ class Backward:
         passed = ReluWalk(self.problem, self.inputs, masks)
         assert passed.logits is not None
         total = (passed.logits * self.logit_error).sum()
-        for index, layer in passed.normalised.items():
-            total = total + (layer.pull(self.normal.get(index)) * layer.op.inputs).sum()
         return passed, total
 
     def gradients(self, uses: Sequence[Use]) -> list[Tensor]:
@@ -215,11 +205,9 @@ def recover_features(problem: Problem) -> Features:
     layer = find_last_layer(problem)
     if layer.bias is None:
         raise ValueError("the last layer must have a bias.")
-    problem = problem.held
     if problem.gradient_map.uses_batch_statistics:
         raise ValueError(
-            "the network has BatchNorm in train mode, and the update does not tell the statistics: "
-            "no mask of a ReLU behind it is read off."
+            "the network has BatchNorm in train mode, through which no mask of a ReLU is read off."
         )
     logit_error = problem.gradient[layer.bias]
     inputs = logit_error.new_zeros(1, *problem.spec.shape).requires_grad_()
@@ -303,10 +291,7 @@ def _solve(backward: Backward, masks: dict[int, Mask], number: int) -> tuple[Sol
         if not gradients:
             return None, turned
         try:
-            if all(i in passed.normalised for i in own):
-                solved = _solve_normalised(backward, masks, passed, own)
-            else:
-                solved = solve_features(uses, [errors[i] for i in own], gradients)
+            solved = solve_features(uses, [errors[i] for i in own], gradients)
         except ValueError:
             return None, turned
         if not solved.equations.is_determined or not solved.contradicted:
@@ -316,43 +301,6 @@ def _solve(backward: Backward, masks: dict[int, Mask], number: int) -> tuple[Sol
         if not more:
             break
     return solved, turned
-
-
-def _solve_normalised(
-    backward: Backward, masks: Mapping[int, Mask], passed: ReluWalk, own: Sequence[int]
-) -> Solved:
-    """Return the input of convolutions, with BatchNorm behind each that holds own statistics.
-
-    Args:
-        backward: computes the network's errors; x̂ of these BatchNorm layers is filled in.
-        masks: the masks of all ReLUs by number.
-        passed: a pass through the network.
-        own: indices of the convolutions, which take the same input.
-
-    Raises:
-        ValueError: the equations have no solution.
-    """
-    uses = [passed.uses[i] for i in own]
-    layers = [passed.normalised[i] for i in own]
-    weights = [backward.problem.params[use.name] for use in uses]
-    gradients = backward.gradients(uses)
-
-    def solve(trims: int = TRIMS) -> Solved:
-        _, errors = backward(masks)
-        solved = solve_features(uses, [errors[i] for i in own], gradients, trims)
-        return completed(solved, uses, weights, layers)
-
-    def step(inputs: Tensor) -> Tensor:
-        for i, use, weight, layer in zip(own, uses, weights, layers, strict=True):
-            outputs = weight.flatten(1) @ use.geometry.patches(inputs)[0]
-            normal = layer.normal(outputs.reshape(use.outputs.shape))
-            # Otherwise the sum of the errors is not zero, and seems to determine directions that
-            # are open.
-            backward.normal[i] = normal - normal.mean((2, 3), keepdim=True)
-        return solve(1).values.clamp_min(0)
-
-    step(fixed_point(step, solve(1).values.clamp_min(0)))
-    return solve()
 
 
 def _repair(
@@ -437,12 +385,6 @@ def _last_mask(
             "1 and stride 1."
         )
     observed = backward.problem.gradient[passed.uses[last[-1]].name]
-    if window is None and last[-1] in passed.normalised:
-        layer, use = passed.normalised[last[-1]], passed.uses[last[-1]]
-        shared = errors[last[-1]] - layer.pull(None)
-        weight = backward.problem.params[use.name]
-        mask, backward.normal[last[-1]] = normalised_mask(layer, shared, weight, observed)
-        return Mask.of(mask)
     if window is None:
         return Mask.of(averaged_mask(errors[last[-1]], observed) > 0)
     return Mask.of(maxima_mask(errors[last[-1]], observed, active, window) > 0)

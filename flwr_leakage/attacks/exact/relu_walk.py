@@ -19,8 +19,7 @@ from torch.nn import functional as F
 
 from flwr_leakage.attacks.exact.known import Mask
 from flwr_leakage.attacks.network.activations import Elementwise
-from flwr_leakage.attacks.network.blur import blurred_relu
-from flwr_leakage.attacks.network.calls import Affine, Geometry, Normalise, Op, Pair, Pool
+from flwr_leakage.attacks.network.calls import Affine, Geometry, Op, Pair, Pool
 from flwr_leakage.attacks.network.trace import ReachedError, Run, Trace
 from flwr_leakage.attacks.problem import Problem
 
@@ -44,48 +43,6 @@ class Use:
     geometry: Geometry
 
 
-@dataclass(frozen=True)
-class Normalised:
-    """A BatchNorm of a pass whose batch's own statistics are held as constants.
-
-    Attributes:
-        op: the call, with its inputs z (1, C, H, W) and the statistics.
-        first: m₁ (C,).
-        second: m₂ (C,).
-    """
-
-    op: Normalise
-    first: Tensor
-    second: Tensor
-
-    @classmethod
-    def of(cls, op: Normalise, held: tuple[Tensor, Tensor]) -> "Normalised":
-        """Return the call with ``γ ∂L/∂β`` and ``γ ∂L/∂γ`` of its layer."""
-        count = op.inputs[0, 0].numel()
-        return cls(op, held[0] / count, held[1] / count)
-
-    @property
-    def deviation(self) -> Tensor:
-        """The standard deviation σ (C,)."""
-        assert self.op.variance is not None
-        return (self.op.variance + self.op.eps).sqrt()
-
-    def normal(self, inputs: Tensor) -> Tensor:
-        """Return x̂ of inputs z (1, C, H, W)."""
-        assert self.op.mean is not None
-        return (inputs - _wide(self.op.mean)) / _wide(self.deviation)
-
-    def pull(self, normal: Tensor | None) -> Tensor:
-        """Return the statistics' part of δ, for x̂ (1, C, H, W); ``None`` stands for x̂ = 0."""
-        first, second = _wide(self.first), _wide(self.second)
-        own = first if normal is None else first + second * normal
-        return (-own / _wide(self.deviation)).expand_as(self.op.inputs)
-
-
-def _wide(values: Tensor) -> Tensor:
-    return values[:, None, None]
-
-
 class ReluWalk:
     """A pass that applies known masks of ReLUs, which are numbered in their order.
 
@@ -95,7 +52,6 @@ class ReluWalk:
         masks: known masks of ReLUs, by number.
         last: the number of the ReLU at which to stop; ``None`` for the whole network.
         pooled: windows of the ReLUs that are known to be pooled, by number.
-        blur: width of the blur of ReLUs without a mask, in units of their inputs' deviation.
 
     Attributes:
         logits: the logits, or ``None`` if the pass stopped at ``last``.
@@ -106,8 +62,6 @@ class ReluWalk:
         pools: the pooled outputs, by the number of the ReLU.
         sources: numbers of the ReLUs by the ``id`` of their output, pooled or not.
         uses: the convolutions in their order.
-        normalised: by the index of a convolution in ``uses``, the BatchNorm that takes its outputs
-            and holds the batch's own statistics as constants.
     """
 
     def __init__(
@@ -117,12 +71,10 @@ class ReluWalk:
         masks: Mapping[int, Mask] | None = None,
         last: int | None = None,
         pooled: Mapping[int, Pair] | None = None,
-        blur: float = 0.0,
     ) -> None:
         self.masks = masks or {}
         self.last = last
         self.pooled = pooled or {}
-        self.blur = blur
         self.preactivations: list[Tensor] = []
         self.maxima: dict[int, Tensor] = {}
         self.windows: dict[int, Pair] = {}
@@ -130,9 +82,6 @@ class ReluWalk:
         self.pools: dict[int, Tensor] = {}
         self.sources: dict[int, int] = {}
         self.uses: list[Use] = []
-        self.normalised: dict[int, Normalised] = {}
-        self._held = problem.gradient_map.held
-        self._convolved: dict[int, int] = {}
         self._kept: list[Tensor] = []  # the id of a tensor that is kept alive is not reused
         run = partial(problem.logits, inputs)
         trace = Trace.of(run, problem.params, self._answer, records=False)
@@ -149,11 +98,6 @@ class ReluWalk:
         number = self.sources.get(id(op.inputs), -1)
         if number >= 0 and isinstance(op, Pool) and op.is_largest:
             return self._pool(op, number)
-        if isinstance(op, Normalise) and id(op.inputs) in self._convolved:
-            name = op.name.removesuffix(".weight")
-            if name in self._held:
-                use = self._convolved[id(op.inputs)]
-                self.normalised[use] = Normalised.of(op, self._held[name])
         outputs: Tensor = run()
         if not isinstance(op, Affine) or not op.is_convolution:
             return outputs
@@ -161,10 +105,7 @@ class ReluWalk:
         assert geometry is not None
         self.uses.append(Use(op.name, number, op.inputs.shape[1:], outputs, geometry))
         # A later call may write into its input, and must not change the recorded outputs.
-        outputs = outputs.clone()
-        self._convolved[id(outputs)] = len(self.uses) - 1
-        self._kept.append(outputs)
-        return outputs
+        return outputs.clone()
 
     def _activate(self, op: Elementwise) -> Tensor:
         number = len(self.preactivations)
@@ -173,8 +114,6 @@ class ReluWalk:
         if number == self.last and number not in self.pooled:
             raise ReachedError(inputs)
         outputs = inputs.clamp_min(0)
-        if self.blur and number not in self.masks:
-            outputs = blurred_relu(inputs, self.blur * inputs.detach().std())
         if number in self.masks:
             outputs = self.masks[number].gate(inputs, outputs)
         return self._from(number, op.answer(outputs))

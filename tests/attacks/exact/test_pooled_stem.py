@@ -1,9 +1,17 @@
-"""Which windows of a stem's max pooling share their maximum."""
+"""Which windows of a stem's max pooling share their maximum, and the image that they tell."""
 
 import torch
+from attacked import observe
 from torch.nn import functional as F
 
-from flwr_leakage.attacks.exact.pooled_stem import Groups
+from flwr_leakage.attacks.budget import UNLIMITED
+from flwr_leakage.attacks.exact.pooled_stem import Groups, fit_stem
+from flwr_leakage.attacks.exact.recover_features import recover_features
+from flwr_leakage.attacks.exact.relu_walk import ReluWalk
+from flwr_leakage.attacks.problem import pose
+from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.models.resnet import ResNet
+from flwr_leakage.records import Batch, InputSpec, LocalSchedule, ThreatModel
 
 
 def grouped(entries, errors):
@@ -36,3 +44,23 @@ def test_no_window_is_lost_where_a_flat_area_repeats_a_value():
     groups, values, is_maximum = grouped(entries, errors)
     assert is_maximum.any(1).all()
     torch.testing.assert_close(groups.errors.sum(), errors.flatten()[values[0] > 0].sum())
+
+
+def test_features_are_read_through_overlapping_max_pooling_and_fitted():
+    torch.manual_seed(0)
+    shape = (3, 16, 16)
+    gradient_map = GradientMap(ResNet(shape, 4, (1, 1), 32, stem="large"), batch_norm="running")
+    spec = InputSpec(shape, 4, (0.5,) * 3, (0.25,) * 3)
+    pixels = F.interpolate(torch.rand(1, 3, 5, 5), 16, mode="bicubic").clamp(0, 1)
+    batch = Batch(spec.normalize(pixels), torch.tensor([2]))
+    observation = observe(gradient_map, batch, LocalSchedule(1.0))
+    problem = pose(gradient_map, spec, observation, ThreatModel()).to(torch.float64)
+    found = recover_features(problem)
+    assert found.table is not None
+    assert found.windows == {0: (3, 3)}
+    inputs = batch.inputs.double()
+    truth = ReluWalk(problem, inputs, pooled=found.windows).compared(0).clamp_min(0)
+    torch.testing.assert_close(found.outputs[0], truth, atol=1e-4, rtol=1e-4)
+    fit = fit_stem(problem.to(torch.float32), found.first(1), UNLIMITED)
+    assert (fit.inputs - inputs).norm() < 1e-4 * inputs.norm()
+    assert fit.value < 1e-8
