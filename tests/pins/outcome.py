@@ -26,7 +26,7 @@ RIGHT = 40.0
 """In dB: a proven image is right to a hundredth of the pixels' range."""
 
 SHOWN = (
-    *("applies", "attack", "stage", "stopped", "equations", "edges", "sharpening", "order"),
+    *("applies", "attack", "stage", "stopped", "equations", "end", "order"),
     *("layer", "rank", "found", "proven", "masks", "proven_masks", "ranks", "positions"),
     "labels_changed",
 )

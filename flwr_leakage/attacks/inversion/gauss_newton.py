@@ -137,7 +137,7 @@ class GaussNewton(OneByOne):
             model, moved, products, steps = self._correct_labels(model, likelihood, budget, start)
         solver, equations, known, fitted = self._choose(problem, model, likelihood, generator)
         share = 1.0 if not self.both else 0.7
-        found = solver._fit(equations, known, model, likelihood, budget.part(share), start)
+        found = solver.fit(equations, known, model, likelihood, budget.part(share), start)
         best, products, steps = found[0], products + found[1], steps + found[2]
         # The other equations failed if the relative squared distance of several steps is above 0.1.
         # On 48 development draws it was at most 0.04 after a success, and at least 0.5 in the four
@@ -146,7 +146,7 @@ class GaussNewton(OneByOne):
         if failed:
             fitted = f"{fitted}, which led nowhere"
         if (self.both or failed) and not (self._explains(best) or budget.is_spent):
-            found = self._fit(model, likelihood, model, likelihood, budget, start)
+            found = self.fit(model, likelihood, model, likelihood, budget, start)
             products, steps = products + found[1], steps + found[2]
             energies = (each.grouped_energy(model, likelihood) for each in (found[0], best))
             # The budget may have ended the fit of the gradient too early.
@@ -172,14 +172,14 @@ class GaussNewton(OneByOne):
             },
         )
 
-    def _fit(
+    def fit(
         self,
         equations: Equations,
         known: Likelihood,
         model: Equations,
         likelihood: Likelihood,
         budget: Budget,
-        start: Tensor | None,
+        start: Tensor | None = None,
     ) -> tuple[RunEnd, int, int]:
         """Return the likeliest end of all annealings, judged by the gradient; products; steps."""
         settling, products, steps = self.settling, 0, 0

@@ -12,7 +12,6 @@ from flwr_leakage.attacks.distance import gradient_distance
 from flwr_leakage.attacks.exact.batch_linear import choose_layer, recover_batch
 from flwr_leakage.attacks.exact.batch_proof import BatchInputs
 from flwr_leakage.attacks.exact.batch_search import SearchSettings
-from flwr_leakage.attacks.inversion.annealing import RunEnd
 from flwr_leakage.attacks.inversion.gauss_newton import GaussNewton
 from flwr_leakage.attacks.inversion.jacobian import calls_kinks
 from flwr_leakage.attacks.inversion.likelihood import estimate_noise
@@ -20,7 +19,7 @@ from flwr_leakage.attacks.labels.assumed import answer
 from flwr_leakage.attacks.one_by_one import OneByOne
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.whole_batch.known_errors import KnownErrors
-from flwr_leakage.attacks.whole_batch.sharp import BEFORE_EDGES, Edges, Sharpening
+from flwr_leakage.attacks.whole_batch.sharp import Edges, Sharpening
 from flwr_leakage.records import Batch, Reconstruction
 
 LARGEST_FEATURE_ERROR = 1e-2
@@ -77,63 +76,55 @@ class BatchImages(OneByOne):
         feature_seconds = watch.seconds
         noise = self.solver.noise_std
         likelihood = model.likelihood(estimate_noise(problem) if noise is None else noise)
-        solver, enough = self.solver, self.edges.obstacle(model)
-        if not enough:
-            share = int(BEFORE_EDGES * solver.products)
-            solver = replace(solver, products=max(1, share))
-        if not calls_kinks(problem):
-            faster = [replace(each, factor=SMOOTH_FACTOR) for each in solver.annealings]
-            solver = replace(solver, annealings=faster)
-        best: RunEnd | None = None
-        products = steps = chosen = sharp = drawn = 0
-        for number, annealing in enumerate(solver.annealings):
-            candidate = solver.run(model, likelihood, annealing, budget)
-            products, steps = products + candidate.products, steps + candidate.steps
-            if best is None or candidate.energy < best.energy:
-                best, chosen = candidate, number
-            if best.distance <= solver.solved_distance or budget.is_spent:
-                break
-        assert best is not None
-        if not math.isfinite(best.distance):
+        end, told = self._end(model)
+        solver = self._faded(problem, end)
+        run, products, steps = solver.fit(model, likelihood, model, likelihood, budget)
+        if not math.isfinite(run.distance):
             return failure("the objective was never finite.")
-        inputs, equations = best.inputs, best.distance
-        obstacle = self.sharpening.obstacle(model)
-        if budget.is_spent:
-            obstacle = obstacle or "the budget was spent"
-        if not obstacle:
-            enough = enough or "sharpening ran"
-            sharper, sharp = self.sharpening(model, likelihood, inputs, budget)
-            met = likelihood.distance(likelihood.residual(model.gradient(sharper, 0.0, True)))
-            if met < equations:
-                inputs, equations = sharper, met
-        elif not enough and equations <= solver.solved_distance:
-            enough = "the equations were met"
-        elif not enough and budget.is_spent:
-            enough = "the budget was spent"
-        elif not enough:
-            inputs, drawn = self.edges(model, likelihood, inputs, budget)
-            equations = likelihood.distance(
-                likelihood.residual(model.gradient(inputs, 0.0, precise=True))
-            )
+        inputs = run.inputs
+        if end is not None:
+            inputs, told = end(model, likelihood, run, solver.solved_distance, budget)
         batch = Batch(problem.spec.clamp(inputs), found.labels)
+        residual = likelihood.residual(model.gradient(inputs, 0.0, precise=True))
         stats: dict[str, Any] = {
-            "stage": f"run {chosen + 1} of {len(solver.annealings)}, {best.stage}"
-            f"{model.passed.contrast.note}",
+            "stage": f"{run.stage}{model.passed.contrast.note}",
             "layer": found.layer,
             **({"scale": found.scale} if found.scale != 1 else {}),
             "features_proven": found.proven,
             "features": found,
             "weight": model.passed.narrow.weight,
             "features_seconds": feature_seconds,
-            "equations": equations,
+            "equations": likelihood.distance(residual),
             "iterations": steps,
             "products": products,
-            "sharpening": f"not run: {obstacle}" if obstacle else f"{sharp} steps",
-            "edges": f"not run: {enough}" if enough else f"{drawn} steps" if drawn else "not kept",
-            **stop_mark(best.stopped),
+            "end": told,
+            **stop_mark(run.stopped),
         }
         distance = gradient_distance(problem, batch)
         return Reconstruction(answer(batch.inputs, batch.targets), distance, stats)
+
+    def _end(self, model: KnownErrors) -> tuple[Sharpening | Edges | None, str]:
+        """Return the end that follows the run, or None with the reasons against each.
+
+        One asks for two equations for each unknown and the other for at most 1.25, so that no batch
+        gets both.
+        """
+        reasons = []
+        for end in (self.sharpening, self.edges):
+            if not (reason := end.obstacle(model)):
+                return end, ""
+            reasons.append(reason)
+        return None, f"none, as {' and '.join(reasons)}"
+
+    def _faded(self, problem: Problem, end: Sharpening | Edges | None) -> GaussNewton:
+        """Return the settings of the run before an end, which fades faster on smooth networks."""
+        solver = self.solver
+        if end is not None:
+            solver = replace(solver, products=max(1, int(end.before * solver.products)))
+        if not calls_kinks(problem):
+            faster = [replace(each, factor=SMOOTH_FACTOR) for each in solver.annealings]
+            solver = replace(solver, annealings=faster)
+        return solver
 
     def equations(
         self, problem: Problem, generator: torch.Generator, budget: Budget = UNLIMITED

@@ -26,12 +26,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.budget import Budget
-from flwr_leakage.attacks.inversion.annealing import Equations, residuals
+from flwr_leakage.attacks.inversion.annealing import Equations, RunEnd, residuals
 from flwr_leakage.attacks.inversion.likelihood import Likelihood
 from flwr_leakage.attacks.inversion.settling import Doubts
 from flwr_leakage.attacks.settings import require
@@ -53,10 +54,10 @@ SYSTEM_ITERATIONS, POSTERIOR_DRAWS = 60, 4
 """Largest number of iterations of conjugate gradients in a step of either end, and number of draws
 of the posterior in a step of sharpening. Both bound the cost."""
 
-EDGE_POWER, EDGE_WEIGHT, EDGE_BLURS, BEFORE_EDGES = 0.5, 0.5, (0.5, 0.03), 0.5
+EDGE_POWER, EDGE_WEIGHT, EDGE_BLURS = 0.5, 0.5, (0.5, 0.03)
 """The power p of differences, the weight of the prior of edges (1 follows from the residual's own
-size), the blurs of the first and the last step, and the share of a run's products that the run
-before this end takes. They were chosen on development draws; no table."""
+size), and the blurs of the first and the last step. They were chosen on development draws; no
+table."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,9 @@ class Sharpening:
             number of unknowns times that of the gradient's entries.
         steps: largest number of steps, ≥ 1.
     """
+
+    before: ClassVar[float] = 1.0
+    """The share of a run's products that the run before this end takes."""
 
     unknowns: int = 2000
     max_bytes: int = 4 * 2**30
@@ -95,19 +99,23 @@ class Sharpening:
         return ""
 
     def __call__(
-        self, model: KnownErrors, likelihood: Likelihood, inputs: Tensor, budget: Budget
-    ) -> tuple[Tensor, int]:
-        """Return better images (B, C, H, W) in double precision, and the number of steps."""
+        self, model: KnownErrors, likelihood: Likelihood, run: RunEnd, met: float, budget: Budget
+    ) -> tuple[Tensor, str]:
+        """Return better images (B, C, H, W) in double precision, and what was done in words.
+
+        It goes on where equations are met, as masks may still be in doubt.
+        """
+        inputs = run.inputs
         prior = ImagePrior.of(model.problem.spec)
         groups = channels(model, likelihood)
-        best, least = inputs, float("inf")
+        best, least = inputs, run.distance
 
         def is_over(at: Iterate, _: Posterior | None) -> bool:
             nonlocal best, least
             here = prior.inputs(at.point)
-            met = likelihood.distance(likelihood.residual(model.gradient(here, 0.0, True)))
-            if met < least:
-                best, least = here, met
+            found = likelihood.distance(likelihood.residual(model.gradient(here, 0.0, True)))
+            if found < least:
+                best, least = here, found
             # At a relative squared distance of 1e-13 only rounding is left.
             return least <= 1e-13 or at.steps == self.steps or budget.is_spent
 
@@ -126,7 +134,7 @@ class Sharpening:
             # and the draw is what they leave open.
             return step, replace(step, tolerance=1e-5)
 
-        run = Doubts(
+        doubts = Doubts(
             model,
             prior,
             likelihood,
@@ -140,8 +148,8 @@ class Sharpening:
             is_sharp=True,
         )
         start = prior.coordinates(inputs.double())
-        end = descend(run.pose, start, Shortening())
-        return best, end.steps
+        end = descend(doubts.pose, start, Shortening())
+        return best, f"sharpened in {end.steps} steps"
 
 
 def _alone(model: KnownErrors, index: int) -> KnownErrors:
@@ -239,6 +247,9 @@ class Edges:
         steps: number of steps, ≥ 0; with 0 there is no such end.
     """
 
+    before: ClassVar[float] = 0.5
+    """See :class:`Sharpening`. The end takes about as long as the other half."""
+
     steps: int = 14
 
     def __post_init__(self) -> None:
@@ -255,16 +266,19 @@ class Edges:
         return ""
 
     def __call__(
-        self, model: KnownErrors, likelihood: Likelihood, inputs: Tensor, budget: Budget
-    ) -> tuple[Tensor, int]:
-        """Return images (B, C, H, W) in double precision, and the number of steps to them.
+        self, model: KnownErrors, likelihood: Likelihood, run: RunEnd, met: float, budget: Budget
+    ) -> tuple[Tensor, str]:
+        """Return images (B, C, H, W) in double precision, and what was done in words.
 
-        If the steps do not lower the energy, these are ``inputs`` and 0.
+        They are the run's own if the steps do not lower the energy, if the run ended at a relative
+        squared distance of at most ``met``, or if the budget is spent.
         """
+        if run.distance <= met:
+            return run.inputs, "no edges, as the equations were met"
         if budget.is_spent:
-            return inputs, 0
+            return run.inputs, "no edges, as the budget was spent"
         prior = model.prior
-        start = prior.coordinates(inputs.float())
+        start = prior.coordinates(run.inputs.float())
 
         def pose(at: Iterate, blur: float) -> Posed:
             residual_at = residuals(model, likelihood, blur)
@@ -282,7 +296,9 @@ class Edges:
         end = follow(blurs, pose, start, lambda *_: budget.is_spent)
         point, taken = end.point, end.steps
         before, after = (self.energy(model, likelihood, each) for each in (start, point))
-        return (model.prior.inputs(point).double(), taken) if after < before else (inputs, 0)
+        if not after < before:
+            return run.inputs, "edges were not kept"
+        return model.prior.inputs(point).double(), f"edges in {taken} steps"
 
     def energy(self, model: KnownErrors, likelihood: Likelihood, point: Tensor) -> float:
         """Return −2 log posterior + constant of coordinates (B, C, H, W) at the last blur."""

@@ -8,7 +8,7 @@ from torch import nn
 from flwr_leakage.attacks import AttackJob, BatchImages, GaussNewton, pose
 from flwr_leakage.attacks.budget import Budget
 from flwr_leakage.attacks.exact.known import Known
-from flwr_leakage.attacks.inversion.annealing import Annealing
+from flwr_leakage.attacks.inversion.annealing import Annealing, RunEnd
 from flwr_leakage.attacks.inversion.settling import spreads
 from flwr_leakage.attacks.whole_batch.known_errors import FeaturePass
 from flwr_leakage.attacks.whole_batch.sharp import (
@@ -108,7 +108,8 @@ def test_all_images_are_found_from_the_update_alone():
     assert sorted(found.batch.targets.tolist()) == [0, 1]
     distances = torch.cdist(found.batch.inputs.flatten(1), batch.inputs.flatten(1))
     assert float(distances.amin(0).max()) < 0.2 * float(batch.inputs.flatten(1).norm(dim=1).min())
-    assert found.stats["sharpening"] == "not run: 128 unknowns, at most 0 are asked for"
+    many = "1064 equations leave 128 unknowns little room"
+    assert found.stats["end"] == f"none, as 128 unknowns, at most 0 are asked for and {many}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,17 +144,24 @@ def near_the_truth(noise, model=None, seed=1):
     return model, truth, truth + noise * draw
 
 
+def ended(model, inputs):
+    """The likelihood of equations, and a run that ended at some images."""
+    likelihood = model.likelihood(None)
+    run = RunEnd(inputs, *[float("nan")] * 4, steps=0, products=0, stage="")
+    return likelihood, run.judged(model, likelihood)
+
+
 def test_the_end_corrects_masks():
     model, truth, start = near_the_truth(0.02)
-    found, steps = Sharpening(steps=4)(model, model.likelihood(None), start, Budget())
-    assert 0 < steps <= 4
+    found, told = Sharpening(steps=4)(model, *ended(model, start), 0.0, Budget())
+    assert told in {f"sharpened in {steps} steps" for steps in range(1, 5)}
     assert float((found - truth).norm()) < 0.01 * float((start - truth).norm())
 
 
 def test_the_end_is_exact_where_masks_taken_as_they_are_stand_still():
     # Without a blur of its own for each unit 0.2 of the distance stays after twelve steps.
     model, truth, start = near_the_truth(0.4, narrow(2), seed=2)
-    found, _ = Sharpening()(model, model.likelihood(None), start, Budget())
+    found, _ = Sharpening()(model, *ended(model, start), 0.0, Budget())
     assert float((found - truth).norm()) < 1e-4 * float((start - truth).norm())
 
 
@@ -170,8 +178,8 @@ def test_a_batch_that_is_too_large_or_told_too_little_is_refused_in_words():
 def test_the_end_stops_within_a_step_where_the_budget_does():
     model, _, start = near_the_truth(0.02)
     budget = Looked()
-    found, steps = Sharpening(steps=4)(model, model.likelihood(None), start, budget)
-    assert (len(budget.looks), steps) == (3, 0)
+    found, told = Sharpening(steps=4)(model, *ended(model, start), 0.0, budget)
+    assert (len(budget.looks), told) == (3, "sharpened in 0 steps")
     assert torch.allclose(found, start)
 
 
@@ -226,13 +234,13 @@ def test_edges_are_sharp_where_equations_leave_images_open():
         solver = GaussNewton(annealings=(Annealing(factor=0.5),), products=400, iterations=30)
         found = attacked(BatchImages(solver=solver, edges=edges), gradient_map, seen)
         distances = torch.cdist(found.batch.inputs.flatten(1), batch.inputs.flatten(1))
-        return float(distances.amin(0).square().sum()), found.stats["edges"]
+        return float(distances.amin(0).square().sum()), found.stats["end"]
 
     seeds = range(6)
     without, told = zip(*(off(Edges(0), *sharp_edges(seed)) for seed in seeds), strict=True)
-    assert set(told) == {"not run: no step was asked for"}
+    assert {each.rpartition(" and ")[2] for each in told} == {"no step was asked for"}
     found, told = zip(*(off(Edges(), *sharp_edges(seed)) for seed in seeds), strict=True)
-    assert set(told) == {"14 steps"}
+    assert set(told) == {"edges in 14 steps"}
     # By how much, and on which draws, depends on rounding.
     assert sum(found) < 0.97 * sum(without)
     assert sum(after < before for after, before in zip(found, without, strict=True)) >= 3
@@ -243,15 +251,14 @@ def test_images_that_meet_their_equations_are_left_alone_by_the_end_with_edges()
     gradient_map, seen, _ = posed(model, batch)
     solver = GaussNewton(products=20, solved_distance=10.0)
     found = attacked(BatchImages(solver=solver), gradient_map, seen)
-    assert found.stats["edges"] == "not run: the equations were met"
+    assert found.stats["end"] == "no edges, as the equations were met"
 
 
 def test_no_such_end_where_equations_are_many_or_the_budget_is_spent():
     model, _, start = near_the_truth(0.02)
     assert Edges().obstacle(model) == "1064 equations leave 128 unknowns little room"
-    likelihood = model.likelihood(None)
-    found, steps = Edges()(model, likelihood, start, Budget(0.0))
-    assert (steps, float((found - start).abs().max())) == (0, 0.0)
+    found, told = Edges()(model, *ended(model, start), 0.0, Budget(0.0))
+    assert told == "no edges, as the budget was spent" and torch.equal(found, start)
 
 
 def test_the_end_with_edges_is_kept_by_its_own_energy_alone():
@@ -261,11 +268,10 @@ def test_the_end_with_edges_is_kept_by_its_own_energy_alone():
 
     model, _, inputs = near_the_truth(0.1)
     start = model.prior.coordinates(inputs.float())
-    likelihood = model.likelihood(None)
-    found, steps = Rising(steps=2)(model, likelihood, inputs, Budget())
-    assert steps == 0 and torch.equal(found, inputs)
-    found, steps = Edges(steps=2)(model, likelihood, inputs, Budget())
-    assert steps == 2 and not torch.equal(found, inputs)
+    found, told = Rising(steps=2)(model, *ended(model, inputs), 0.0, Budget())
+    assert told == "edges were not kept" and torch.equal(found, inputs)
+    found, told = Edges(steps=2)(model, *ended(model, inputs), 0.0, Budget())
+    assert told == "edges in 2 steps" and not torch.equal(found, inputs)
 
 
 @pytest.mark.parametrize("power", [0.5, 2.0])
