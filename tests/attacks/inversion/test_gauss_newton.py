@@ -336,7 +336,7 @@ def fit_nearly(monkeypatch, features, gradient):
         found = RunEnd(inputs, math.nan, math.nan, math.nan, 0.0, 1, 1, "")
         return found.judged(model, likelihood), 1, 1
 
-    monkeypatch.setattr(GaussNewton, "_fit", fitted)
+    monkeypatch.setattr(GaussNewton, "fit", fitted)
 
 
 def seen_in_steps(steps):
