@@ -35,8 +35,8 @@ from flwr_leakage.attacks.solve.linearization import Linearized
 
 NEGLIGIBLE = 1e-6
 """Share of the largest singular value of the masked layer's own equations below which equations are
-left out: rows below it are orthonormal to three digits only (:meth:`Whitened.by_gram`). Below
-``LEAST_SINGULAR`` they lose weight (:meth:`Whitened.faded`)."""
+left out. Below ``LEAST_SINGULAR`` they lose weight (:meth:`Whitened.faded`), and have 1 % of it
+there."""
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,7 @@ class Hidden:
             matrix, right = self.link.equations(
                 errors.reshape(1, *self.link.output_shape), proven_channels(self.known.mask)
             )
-            stated = Whitened.by_gram(matrix, right, NEGLIGIBLE)
+            stated = Whitened.by_svd(matrix, right, NEGLIGIBLE)
             own = stated.faded(LEAST_SINGULAR) if stated.num_equations else None
         return MaskEquations.of(self.before, self.link, self.known, own, self.behind)
 

@@ -81,21 +81,6 @@ class Whitened:
         values = (left[:, :rank].T @ right) / singular[:rank, None]
         return cls(rows[:rank], values, singular[:rank])
 
-    @classmethod
-    def by_gram(cls, matrix: Tensor, right: Tensor, rank_tolerance: float) -> "Whitened":
-        """Return the whitened equations from the eigenvectors of M Mᵀ; see :meth:`by_svd`.
-
-        It takes a third of the time if M has few rows. The equations stay exact, as both sides are
-        combined alike. But rows of V whose singular value is below 1e-6 of the largest are
-        orthonormal only to about three digits.
-        """
-        matrix, right = matrix.flatten(0, 1), right.flatten(0, 1)
-        squares, left = torch.linalg.eigh(matrix @ matrix.T)
-        singular, left = squares.flip(0).clamp_min(0).sqrt(), left.flip(1)
-        rank = int((singular > rank_tolerance * singular[0]).sum())
-        combined = left[:, :rank].T / singular[:rank, None]
-        return cls(combined @ matrix, combined @ right, singular[:rank])
-
     @property
     def num_equations(self) -> int:
         """The number r of directions of a channel that are determined."""

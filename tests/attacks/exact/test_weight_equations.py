@@ -34,11 +34,10 @@ def test_the_input_of_a_linear_layer_does_too():
     torch.testing.assert_close(matrix @ inputs, right)
 
 
-@pytest.mark.parametrize("whiten", [Whitened.by_svd, Whitened.by_gram])
-def test_whitened_equations_have_the_same_solutions_and_orthonormal_rows(whiten):
+def test_whitened_equations_have_the_same_solutions_and_orthonormal_rows():
     matrix, inputs = draw(3, 4, 20), draw(20, 2, seed=1)
     matrix[2] = matrix[0] - matrix[1]  # rank 8
-    found = whiten(matrix, matrix @ inputs, 1e-6)
+    found = Whitened.by_svd(matrix, matrix @ inputs, 1e-6)
     assert (found.num_equations, found.num_positions) == (8, 20)
     torch.testing.assert_close(found.rows @ found.rows.T, torch.eye(8, dtype=torch.float64))
     assert float(found.residual(inputs.T[None]).abs().max()) < 1e-10
