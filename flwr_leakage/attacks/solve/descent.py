@@ -111,13 +111,10 @@ class Damping:
     Attributes:
         first: μ of the first step, > 0.
         trials: largest number of trials of a step, ≥ 1.
-        factor: factor of μ, > 1, or ``None`` for the rule above. If it is given, any decrease of Φ
-            is enough and divides μ by the factor; otherwise μ grows by it.
     """
 
     first: float = 1e-3
     trials: int = 24
-    factor: float | None = None
 
     def __call__(self, posed: Posed, at: Iterate) -> Iterate:
         """Return the iterate at the first trial that lowers Φ enough."""
@@ -127,11 +124,6 @@ class Damping:
             step, iterations = posed.solve(damping)
             trial = posed.point + step
             found = posed.cost(trial)
-            if self.factor is not None:
-                damping *= 1 / self.factor if found < value else self.factor
-                if found < value:
-                    break
-                continue
             promised = -float((posed.slope * step).sum())
             if found <= value - 0.25 * promised:
                 damping /= 10 if found <= value - 0.75 * promised else 2

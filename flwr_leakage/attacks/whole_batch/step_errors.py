@@ -411,7 +411,7 @@ def _settled(start: _Mixture, sums: _Sums, layer: _LastLayer) -> _Mixture | None
 
         return Posed(at.point, base.cost, slope.reshape(at.point.shape), solve, cost)
 
-    follow(range(20), pose, start.mixing, ends, Damping(factor=6))
+    follow(range(20), pose, start.mixing, ends, Damping())
     return here if is_finite else None
 
 

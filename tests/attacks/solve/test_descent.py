@@ -62,11 +62,7 @@ def test_where_nothing_is_lower_the_point_stays(search):
 def test_damping_falls_while_steps_keep_their_promise_and_grows_where_they_do_not():
     pose, _ = bowl(2)
     assert descend(pose, torch.zeros(2).double(), Damping(1e-3)).damping == pytest.approx(1e-5)
-    for factor in (None, 6.0):
-        pose, tried = bowl(1, stretch=4.0)
-        end = descend(pose, torch.zeros(2).double(), Damping(0.1, factor=factor))
-        assert end.has_moved
-        assert len(tried) > 1
-    pose, _ = bowl(2)
-    end = descend(pose, torch.zeros(2).double(), Damping(0.1, factor=6.0))
-    assert end.damping == pytest.approx(0.1 / 36)
+    pose, tried = bowl(1, stretch=4.0)
+    end = descend(pose, torch.zeros(2).double(), Damping(0.1))
+    assert end.has_moved
+    assert len(tried) > 1
