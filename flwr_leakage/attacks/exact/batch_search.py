@@ -34,15 +34,12 @@ from flwr_leakage.attacks.settings import require
 
 ROW_START_SHARE = 0.75
 """Probability that a proposal's search starts at a random row of the gradient's left factor U
-(``LayerFactor.left``) rather than at a Gaussian vector (chosen on development draws; no table)."""
+(``LayerFactor.left``) rather than at a Gaussian vector. Both starts end at samples, so that the
+share decides how long a search takes, and not what it finds."""
 
 ONE_SAMPLE_MISFIT = 0.1
 """Largest misfit of a unit's gradient that one sample alone may leave. A larger one shows that
 several samples activate the unit (chosen on development draws; no table)."""
-
-PATIENCE = 100
-"""Number of failed proposals in a row after which the duals found are recomputed. That takes a pass
-for each sample found, which is little beside the passes of these proposals."""
 
 LAST_ATTEMPTS = 5
 """Number of attempts to read the last sample off the remaining gradient. Each one looks for wrong
@@ -137,7 +134,6 @@ class BatchSearch:
         self.accepted: dict[str, int] = {}
         self._following_duals: list[Tensor] = []
         self._following_columns: list[Tensor] = []
-        self._misses = 0
         # candidates that show the client's scale factor, see ``told_scale``
         self._scaled: list[BatchSample] = []
         # The next layer's gradient spans its inputs only if its errors have full rank.
@@ -313,18 +309,12 @@ class BatchSearch:
         if candidate is not None:
             candidate = self._passed(candidate)
         if candidate is None:
-            # Most units of a peeling pass fail: they say nothing about the duals found.
-            if source != "peeling":
-                self._misses += 1
-                if self._misses == PATIENCE:
-                    self._refresh()
             return False
         self._take(source, candidate)
         return True
 
     def _take(self, source: str, candidate: BatchSample) -> None:
         """Add a sample to those found, and remove it from the equations."""
-        self._misses = 0
         self.found.append(candidate)
         self.accepted[source] = self.accepted.get(source, 0) + 1
         if self._left:
@@ -409,37 +399,6 @@ class BatchSearch:
             if not self._left:
                 break
             self._take("masks", candidate)
-
-    def _refresh(self) -> None:
-        """Recompute the duals of the samples found, as the columns of the others are known now.
-
-        A dual is orthogonal to these columns, so that its own equations have few unknowns left.
-        More exact duals also make the remaining equations more exact.
-        """
-        for index, sample in enumerate(self.found):
-            others = [other.column for other in self.found if other is not sample]
-            if not others:
-                return
-            known = torch.stack(others, 1)
-            free = torch.linalg.qr(known, mode="complete").Q[:, len(others) :]
-            dual: Tensor | None = None
-            if self._features is not None:
-                dual = self._solved(sample.outputs > 0, self.layer.projected @ free)
-            elif self.layer.takes_input or self.layer.sparse_inputs:
-                right = self.layer.right
-                zeros = zero_entries(sample.dual @ right, self.layer.factor.rank)
-                if zeros is not None:
-                    dual, _ = null_vector((right.T @ free)[zeros])
-            if dual is None:
-                continue
-            better = self.layer.check(free @ dual, sample.label)
-            if better is not None and (better.is_aligned or better.misfit <= 2 * sample.misfit):
-                self.found[index] = better
-        self._following_duals.clear()
-        self._following_columns.clear()
-        for sample in self.found:
-            self._follow(sample)
-        self._rest = self._remainder()
 
     def _follow(self, candidate: BatchSample) -> None:
         """Add the sample's dual and column in the next layer's gradient to the lists of both."""

