@@ -34,8 +34,7 @@ from flwr_leakage.attacks.settings import require
 
 ROW_START_SHARE = 0.75
 """Probability that a proposal's search starts at a random row of the gradient's left factor U
-(``LayerFactor.left``) rather than at a Gaussian vector. Both starts end at samples, so that the
-share decides how long a search takes, and not what it finds."""
+(``LayerFactor.left``) rather than at a Gaussian vector (chosen on development draws; no table)."""
 
 ONE_SAMPLE_MISFIT = 0.1
 """Largest misfit of a unit's gradient that one sample alone may leave. A larger one shows that
