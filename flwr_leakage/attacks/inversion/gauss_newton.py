@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.base import failure
-from flwr_leakage.attacks.budget import UNLIMITED, Budget, stop_mark
+from flwr_leakage.attacks.budget import UNLIMITED, Budget, Stopwatch, stop_mark
 from flwr_leakage.attacks.contrast import Contrast
 from flwr_leakage.attacks.inversion.annealing import Annealed, Annealing, Equations, RunEnd
 from flwr_leakage.attacks.inversion.likelihood import Groups, Likelihood, estimate_noise
@@ -121,6 +121,7 @@ class GaussNewton(OneByOne):
         """Return the samples that explain the update of one problem.
 
         Raises:
+            BudgetExhausted: the budget does not last for one step.
             ValueError: labels cannot be inferred for this model or update, or both fits are
                 asked for and the update provides no other equations.
         """
@@ -136,6 +137,8 @@ class GaussNewton(OneByOne):
         if assumed.may_change and self.label_trials:
             model, moved, products, steps = self._correct_labels(model, likelihood, budget, start)
         solver, equations, known, fitted = self._choose(problem, model, likelihood, generator)
+        if not products:
+            self._require(equations, budget)
         share = 1.0 if not self.both else 0.7
         found = solver.fit(equations, known, model, likelihood, budget.part(share), start)
         best, products, steps = found[0], products + found[1], steps + found[2]
@@ -172,7 +175,17 @@ class GaussNewton(OneByOne):
             },
         )
 
-    def fit(
+    def _require(self, equations: Equations, budget: Budget) -> None:
+        """Raise ``BudgetExhausted`` unless the budget lasts for one step of five iterations.
+
+        Steps with fewer make no progress. Linearising takes about as long as an iteration.
+        """
+        if budget.left < math.inf:
+            watch = Stopwatch()
+            equations.linearize(equations.prior.inputs(torch.zeros(equations.shape)), 1.0)
+            budget.require(6 * watch.seconds, "one step")
+
+    def _fit(
         self,
         equations: Equations,
         known: Likelihood,
@@ -370,7 +383,7 @@ class _Model:
 
     def linearize(self, inputs: Tensor, blur: float) -> Linearized:
         """Return the gradient in single precision, with products with its Jacobian."""
-        return Linearization(partial(self.gradient, blur=blur), inputs)
+        return Linearization(partial(self._parts, blur=blur), inputs)
 
     def kinks(self, inputs: Tensor) -> list[Tensor]:
         """Return the inputs of every call with kinks, in the order of the calls in one pass.
@@ -387,6 +400,10 @@ class _Model:
 
     def gradient(self, inputs: Tensor, blur: float, precise: bool = False) -> Tensor:
         """Return g(x; β) (P,), all rounds one after another."""
+        return torch.cat(self._parts(inputs, blur, precise))
+
+    def _parts(self, inputs: Tensor, blur: float, precise: bool = False) -> list[Tensor]:
+        """Return g(x; β) by its tensors, each flat."""
         dtype = torch.float64 if precise else torch.float32
         targets = self.targets.to(dtype) if self.targets.is_floating_point() else self.targets
         batch = Batch(inputs.to(dtype), targets)
@@ -395,4 +412,4 @@ class _Model:
             with blurring(self.deviations, blur):
                 gradient = posed.replay(batch)
             found += [gradient[name].reshape(-1) for name in posed.gradient]
-        return torch.cat(found)
+        return found

@@ -1,6 +1,6 @@
 """Linearise a function at one point, for many products with its Jacobian."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -36,28 +36,52 @@ class Linearization(Linearized):
     """A function that is linearised by autograd, with graphs that are built once.
 
     ``Jᵀu`` is a backward pass of f. It is linear in u, so that ``Jv`` is a backward pass of
-    ``u ↦ Jᵀu`` at any u.
+    ``u ↦ Jᵀu`` at any u. If f is of several parts, each has a u of its own: autograd would fill a
+    common one anew for each part, which takes most of the time of large networks.
     """
 
-    def __init__(self, function: Callable[[Tensor], Tensor], point: Tensor) -> None:
-        """Evaluate f, which returns a flat tensor, at a point of any shape."""
+    def __init__(
+        self, function: Callable[[Tensor], Tensor | Sequence[Tensor]], point: Tensor
+    ) -> None:
+        """Evaluate f, which returns one tensor or several parts, at a point; all of any shape."""
         at = point.detach().requires_grad_()
         with torch.enable_grad():
-            output = function(at)
-            dual = torch.zeros_like(output, requires_grad=True)
-            (pulled,) = torch.autograd.grad(output, at, dual, create_graph=True)
+            found = function(at)
+            parts = (found,) if isinstance(found, Tensor) else found
+            outputs = [part for part in parts if part.requires_grad]
+            duals = [torch.zeros_like(output, requires_grad=True) for output in outputs]
+            (pulled,) = torch.autograd.grad(outputs, at, duals, create_graph=True)
 
         def columns(directions: Tensor, batched: bool = True) -> Tensor:
-            (images,) = torch.autograd.grad(
-                pulled, dual, directions, retain_graph=True, is_grads_batched=batched
+            images = iter(
+                torch.autograd.grad(
+                    pulled,
+                    duals,
+                    directions,
+                    retain_graph=True,
+                    is_grads_batched=batched,
+                    allow_unused=True,
+                )
             )
-            return images
+            many = directions.shape[:1] if batched else ()
+            whole = []
+            for part in parts:
+                image = next(images) if part.requires_grad else None
+                whole.append(part.new_zeros(*many, *part.shape) if image is None else image)
+            return torch.cat([each.reshape(*many, -1) for each in whole], -1)
 
         def pull(given: Tensor) -> Tensor:
-            (image,) = torch.autograd.grad(output, at, given, retain_graph=True)
+            pieces = given.split([part.numel() for part in parts])
+            shaped = [
+                piece.reshape(part.shape)
+                for piece, part in zip(pieces, parts, strict=True)
+                if part.requires_grad
+            ]
+            (image,) = torch.autograd.grad(outputs, at, shaped, retain_graph=True)
             return image
 
-        super().__init__(output.detach(), lambda direction: columns(direction, False), pull)
+        value = torch.cat([part.detach().reshape(-1) for part in parts])
+        super().__init__(value, lambda direction: columns(direction, False), pull)
         self._columns = columns
 
     def columns(self, directions: Tensor) -> Tensor:

@@ -232,7 +232,7 @@ class KnownErrors:
         """Return the equations at images (B, C, H, W), with products with their Jacobian."""
         chain = self.passed.chain
         if chain is None:
-            return Linearization(partial(self.gradient, blur=blur), inputs)
+            return Linearization(partial(self.parts, blur=blur), inputs)
         widths = [blur * each for each in self.passed.deviations] if blur else []
         params = self.passed.narrow.problem.params
         return ChainLinearization(chain, params, widths, partial(self._top, blur=blur), inputs)
@@ -263,6 +263,10 @@ class KnownErrors:
 
     def gradient(self, inputs: Tensor, blur: float, precise: bool = False) -> Tensor:
         """Return the gradients of all names, then features (P,), with blurred ReLUs and pooling."""
+        return torch.cat(self.parts(inputs, blur, precise))
+
+    def parts(self, inputs: Tensor, blur: float, precise: bool = False) -> list[Tensor]:
+        """Return what :meth:`gradient` does by its tensors, each flat."""
         run = self.features if precise else self.passed.narrow
         dtype = torch.float64 if precise else torch.float32
         with torch.enable_grad():
@@ -286,8 +290,8 @@ class KnownErrors:
             functional = (self.errors.to(dtype) * live).sum() + rest
             follows = torch.is_grad_enabled() and inputs.requires_grad
             gradients = torch.autograd.grad(functional, list(leaves.values()), create_graph=follows)
-        value = torch.cat([*(each.flatten() for each in gradients), told.flatten()])
-        return value if follows else value.detach()
+        found = [each.flatten() for each in (*gradients, told)]
+        return found if follows else [each.detach() for each in found]
 
     def _width(self, blur: float, outputs: Tensor) -> Tensor | None:
         """Return σ of the blur of the ReLU that was left out (B, n), ``None`` for no blur."""
@@ -323,18 +327,28 @@ class Passed:
         weight: str,
         generator: torch.Generator,
         prior: ImagePrior | None = None,
+        needs_relu: bool = False,
     ) -> "Passed":
         """Return the pass to a layer, measured on draws of the prior.
 
+        Args:
+            problem: the problem with the network.
+            weight: the name of the layer's weight.
+            generator: draws the images.
+            prior: the prior of each image; the spec's by default.
+            needs_relu: whether the pass must leave out a ReLU before the layer.
+
         Raises:
-            ValueError: the logits also depend on the images by a path around the layer, or no
-                parameter is used before the layer only.
+            ValueError: the logits also depend on the images by a path around the layer, no
+                parameter is used before the layer only, or a ReLU is needed and cannot be left out.
         """
         single = problem.to(torch.float32)
         prior = (prior or ImagePrior.of(problem.spec)).single()
         draws = torch.randn(DRAWS, *problem.spec.shape, generator=generator)
         images = problem.spec.clamp(prior.inputs(draws))
         narrow = FeaturePass.of(single, weight, images)
+        if needs_relu and narrow.left_out < 0:  # said first, as what follows takes far longer
+            raise ValueError(f"the features at {weight} are no ReLU's outputs or their maxima.")
         names = _names_before(narrow, images)
         deviations = measure(lambda: narrow(single.params, images))
         spread = narrow(single.params, images).detach().std()

@@ -63,12 +63,12 @@ class LocalSteps(KnownErrors):
         """The number of gradients that one product takes."""
         return 1 + sum(self.sloped)
 
-    def gradient(self, inputs: Tensor, blur: float, precise: bool = False) -> Tensor:
-        """Return the gradients of all names, summed over steps, then features (P,).
+    def parts(self, inputs: Tensor, blur: float, precise: bool = False) -> list[Tensor]:
+        """Return the gradients of all names, summed over steps, then features, as one part.
 
         Its derivative is that of the first step's term and of the later terms with a slope.
         """
-        total = last = first = super().gradient(inputs, blur, precise)
+        total = last = first = torch.cat(super().parts(inputs, blur, precise))
         run = self.features if precise else self.passed.narrow
         params: Params = run.problem.params
         for errors, is_sloped in zip(self.later.to(total), self.sloped, strict=True):
@@ -82,7 +82,7 @@ class LocalSteps(KnownErrors):
                 )
             last = F.pad(torch.cat([each.flatten() for each in found]), (0, self.errors.numel()))
             total = total + last
-        return total
+        return [total]
 
     def linearize(self, inputs: Tensor, blur: float) -> Linearized:
         """Return the equations, with products with their Jacobian."""
@@ -161,9 +161,7 @@ def local_steps(
         schedule.num_steps,
         noise,
     )
-    passed = Passed.of(problem, weight, generator, ImagePrior.natural(problem.spec))
-    if passed.narrow.left_out < 0:
-        raise ValueError("the last layer's features are no ReLU's outputs or their maxima.")
+    passed = Passed.of(problem, weight, generator, ImagePrior.natural(problem.spec), True)
     # A wide limit is needed, as an error of the mixture affects all features alike.
     on = above_noise(steps.features, steps.deviations)
     moved, errors = problem.params[weight], []
@@ -284,9 +282,7 @@ def _behind(
     # A relative residual of up to 1e-3 may be rounding on the client's side.
     if not float(left.norm()) <= max(1e-3 * float(seen.norm()), SIGNIFICANT_DEVIATIONS * noise):
         raise ValueError(f"the gradient of {layer.weight} is not that of one sample.")
-    passed = Passed.of(problem, layer.weight, generator, ImagePrior.natural(problem.spec))
-    if passed.narrow.left_out < 0:
-        raise ValueError(f"the features at {layer.weight} are no ReLU's outputs or their maxima.")
+    passed = Passed.of(problem, layer.weight, generator, ImagePrior.natural(problem.spec), True)
     # If pruning kept nothing of a column, the row of the largest error bounds its feature best.
     largest = int(error.abs().argmax())
     below = torch.where(

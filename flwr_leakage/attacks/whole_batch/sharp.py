@@ -215,7 +215,7 @@ def _normal_matrix(
     blocks: list[Tensor] = []
     for index in range(count):
         alone = _alone(model, index)
-        here = Linearization(partial(alone.gradient, blur=blur), inputs[[index]].float())
+        here = Linearization(partial(alone.parts, blur=blur), inputs[[index]].float())
         rows = torch.empty(size, shared + features)
         for part in torch.arange(size).split(32):
             if budget.is_spent:

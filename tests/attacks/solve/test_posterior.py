@@ -12,6 +12,27 @@ SPEC = InputSpec((1, 6, 6), 4, (0.4,), (0.3,))
 PRIOR = ImagePrior.of(SPEC)
 
 
+def test_parts_have_the_products_of_one_tensor():
+    generator = torch.Generator().manual_seed(0)
+    matrix = torch.randn(3, 36, generator=generator).double()
+    point = torch.randn(1, 1, 6, 6, generator=generator).double()
+
+    def parts(inputs):
+        flat = inputs.flatten()
+        constant = torch.ones(4).double()
+        # the third part is linear, and the second does not depend on the inputs
+        return [(matrix @ flat).sinh(), constant, flat[:6].reshape(2, 3), 0 * flat[:2].detach()]
+
+    found = Linearization(parts, point)
+    one = Linearization(lambda inputs: torch.cat([p.flatten() for p in parts(inputs)]), point)
+    torch.testing.assert_close(found.value, one.value)
+    directions = torch.randn(5, 1, 1, 6, 6, generator=generator).double()
+    torch.testing.assert_close(found.push(directions[0]), one.push(directions[0]))
+    torch.testing.assert_close(found.columns(directions), one.columns(directions))
+    dual = torch.randn(len(one.value), generator=generator).double()
+    torch.testing.assert_close(found.pull(dual), one.pull(dual))
+
+
 def case(**settings):
     """A posterior of 20 bent equations of 36 unknowns, and J L at its point."""
     generator = torch.Generator().manual_seed(0)
