@@ -4,6 +4,8 @@ import math
 import time
 from dataclasses import dataclass, field
 
+from flwr_leakage.operators.budget import BudgetExhausted
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -39,6 +41,21 @@ class Budget:
     def affordable(self, count: int, seconds: float) -> int:
         """Return how many of ``count`` tasks fit into the budget, each of ``seconds``."""
         return int(min(count, self.left / max(seconds, 1e-9)))
+
+    def require(self, seconds: float, what: str) -> None:
+        """Raise an error if what comes next does not fit into the budget.
+
+        Args:
+            seconds: about how many CPU seconds it takes.
+            what: its name, with which the message begins.
+
+        Raises:
+            BudgetExhausted: fewer seconds are left.
+        """
+        if seconds > self.left:
+            raise BudgetExhausted(
+                f"{what} takes about {seconds:.2g} CPU s, and {self.left:.2g} are left."
+            )
 
     @property
     def is_spent(self) -> bool:

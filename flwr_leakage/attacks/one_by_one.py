@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flwr_leakage.attacks.base import AttackProgress, ProgressCallback, failure, require_kind
-from flwr_leakage.attacks.budget import Budget, Stopwatch
+from flwr_leakage.attacks.budget import Budget, BudgetExhausted, Stopwatch, stop_mark
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.attacks.labels.assumed import idlg_label
 from flwr_leakage.attacks.labels.counts import mean_feature
@@ -105,7 +105,8 @@ class OneByOne(ABC):
                 stats = {**told, **found.stats, "cpu_seconds": watch.seconds}
                 results.append(replace(found, stats=stats))
             except (ValueError, RuntimeError, ArithmeticError) as error:
-                results.append(failure(error))
+                is_spent = isinstance(error, BudgetExhausted)
+                results.append(replace(failure(error), stats=stop_mark(is_spent)))
             if progress is not None:
                 objective = results[-1].objective
                 progress(AttackProgress(index + 1, len(job.observations), 1, 1, objective))
@@ -125,6 +126,7 @@ class OneByOne(ABC):
             budget: an attack that iterates ends with its best result once this is spent.
 
         Raises:
+            BudgetExhausted: the budget does not last for what an answer needs.
             ValueError: the attack does not fit the problem.
         """
 

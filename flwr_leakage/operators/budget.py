@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 
 class BudgetExhausted(RuntimeError):  # noqa: N818 - an outcome, not a mistake
-    """The next product would exceed the budget."""
+    """What comes next would exceed the budget."""
 
 
 @dataclass(frozen=True)

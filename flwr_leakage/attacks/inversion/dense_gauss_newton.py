@@ -103,6 +103,7 @@ class DenseGaussNewton(OneByOne):
         """Return the samples that explain the update of one problem in float64.
 
         Raises:
+            BudgetExhausted: the budget does not last to find out if the network is smooth.
             ValueError: the Jacobian has more than ``max_entries`` entries, or the network has ReLUs
                 or other kinks, at which its gradient jumps without a trace in J.
         """
@@ -115,7 +116,7 @@ class DenseGaussNewton(OneByOne):
         likelihood, prior = equations.likelihood, equations.prior
         # the size is checked before passes of a large network
         model.require(int((likelihood.bounds == 0).sum()))
-        if is_rough(problem):
+        if is_rough(problem, budget.part(self.share)):
             raise ValueError("the network must be smooth, and its derivative jumps between images.")
         own = budget.part(self.share)
         before, begun = self._look_ahead(problem, generator, restart, own)

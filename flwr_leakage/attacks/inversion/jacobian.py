@@ -132,9 +132,13 @@ class Jacobian:
         return torch.cat(found)
 
 
-def has_kinks(problem: Problem) -> bool:
-    """Return whether the derivative of the logits by the inputs jumps, by names or by numbers."""
-    return calls_kinks(problem) or is_rough(problem)
+def has_kinks(problem: Problem, budget: Budget = UNLIMITED) -> bool:
+    """Return whether the derivative of the logits by the inputs jumps, by names or by numbers.
+
+    Raises:
+        BudgetExhausted: no name tells, and the budget does not last for :func:`is_rough`.
+    """
+    return calls_kinks(problem) or is_rough(problem, budget)
 
 
 def calls_kinks(problem: Problem) -> bool:
@@ -155,7 +159,7 @@ def calls_kinks(problem: Problem) -> bool:
     return False
 
 
-def is_rough(problem: Problem) -> bool:
+def is_rough(problem: Problem, budget: Budget = UNLIMITED) -> bool:
     """Return whether logits have kinks along lines between images of the prior.
 
     For steps of length h, the second differences of a smooth function are h² f'' and the fourth
@@ -163,7 +167,7 @@ def is_rough(problem: Problem) -> bool:
     second ones, or as large.
 
     The test finds kinks of any function under any name, such as ReLU6, ``abs`` or a maximum. It
-    costs up to 198 forward passes. It misses kinks outside the range of these images, such as
+    costs up to 199 forward passes. It misses kinks outside the range of these images, such as
     hardswish's at ±3. It also misses kinks with less than a tenth of the second differences'
     squares, such as those of a few among many smooth units. Activations whose second derivative
     jumps, such as ELU, count as smooth. Activations that change within a few hundredths of the way
@@ -175,11 +179,16 @@ def is_rough(problem: Problem) -> bool:
     draws = torch.randn(2, 3, *problem.spec.shape, generator=stream, dtype=torch.float64)
     images = problem.spec.clamp(prior.inputs(draws.flatten(0, 1)))
     starts, ends = images.reshape(draws.shape)
+    watch = Stopwatch()
+    with torch.no_grad():
+        problem.logits(images[:1])
+    each = watch.seconds
     # These lengths are in units of the distance between a line's ends. Steep activations are smooth
     # on the short line only. If there are few ReLUs, they flip on the long line only.
     for length in (1 / 8, 1.0):
         steps = torch.linspace(0, length, 33, dtype=torch.float64).reshape(-1, 1, 1, 1)
         lines = [start + steps * (end - start) for start, end in zip(starts, ends, strict=True)]
+        budget.require(each * sum(map(len, lines)), "the test for kinks")
         with torch.no_grad():
             logits = torch.stack([problem.logits(line) for line in lines])
         second = logits.diff(n=2, dim=1)

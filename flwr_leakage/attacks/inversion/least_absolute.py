@@ -64,11 +64,12 @@ class LeastAbsolute(OneByOne):
         """Return the samples that explain the update of one problem in float64.
 
         Raises:
+            BudgetExhausted: the budget does not last to find out if the network is smooth.
             ValueError: the Jacobian has more than ``max_entries`` entries, or the network is
                 smooth.
         """
         problem, stopped = problem.held, False
-        if not has_kinks(problem):
+        if not has_kinks(problem, budget):
             raise ValueError("the network must have ReLUs or max pooling, and is smooth.")
         targets = assume_targets(problem, self.labels, generator).values
         model = Jacobian(problem, targets, self.max_entries)

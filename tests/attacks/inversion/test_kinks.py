@@ -6,6 +6,7 @@ from attacked import observe
 from torch import nn
 from torch.nn import functional as F
 
+from flwr_leakage.attacks.budget import Budget, BudgetExhausted
 from flwr_leakage.attacks.inversion.jacobian import calls_kinks, has_kinks, is_rough
 from flwr_leakage.attacks.problem import pose
 from flwr_leakage.gradient_map import GradientMap
@@ -88,3 +89,11 @@ class Pooled(nn.Module):
 
     def forward(self, x):
         return self.pool(x)[0]
+
+
+def test_passes_that_do_not_fit_into_the_budget_are_not_begun(spec):
+    smooth = posed(spec, Network(torch.tanh))
+    assert not is_rough(smooth, Budget.of(1000.0))
+    with pytest.raises(BudgetExhausted, match="the test for kinks takes about .* and 0 are left"):
+        has_kinks(smooth, Budget.of(0.0))
+    assert has_kinks(posed(spec, Network(F.relu)), Budget.of(0.0))  # its name tells
