@@ -94,6 +94,6 @@ class Pooled(nn.Module):
 def test_passes_that_do_not_fit_into_the_budget_are_not_begun(spec):
     smooth = posed(spec, Network(torch.tanh))
     assert not is_rough(smooth, Budget.of(1000.0))
-    with pytest.raises(BudgetExhausted, match="the test for kinks takes about .* and 0 are left"):
+    with pytest.raises(BudgetExhausted, match=r"the test for kinks takes about .* and 0 are left"):
         has_kinks(smooth, Budget.of(0.0))
     assert has_kinks(posed(spec, Network(F.relu)), Budget.of(0.0))  # its name tells
