@@ -267,6 +267,7 @@ class _Target:
     energy: float = math.inf
     plain: float = math.inf  # the least energy of the attacks' own answers
     seconds: float = 0.0
+    posing: float = 0.0
     judging: float = 0.0
     is_solved: bool = False
     is_done: bool = False
@@ -305,7 +306,7 @@ class _Target:
         target = cls(evidence, none, problem, seconds=watch.seconds, judging=judging.seconds)
         if target.left(limit) > 0:
             _ = evidence.told  # it is needed to judge an answer, and must fit into the budget
-            target.seconds = watch.seconds
+            target.seconds = target.posing = watch.seconds
         return target
 
     def alone(self, job: AttackJob, index: int) -> AttackJob:
@@ -316,17 +317,25 @@ class _Target:
     def left(self, limit: float) -> float:
         """Return the CPU seconds that an attack may take, 0 where no attack gets anywhere in them.
 
-        The time of judging its answer is kept back. A step of an attack takes about as long as
-        judging a candidate a few times.
+        The time of judging its answer is kept back.
         """
         left = limit - self.seconds - self.judging
-        return left if left > 3 * self.judging else 0.0
+        return left if left > self.least else 0.0
+
+    @property
+    def least(self) -> float:
+        """About how many CPU seconds an attack takes to its first step.
+
+        It learns about the update what posing it did, and a step takes about as long as judging a
+        candidate a few times.
+        """
+        return self.posing + 3 * self.judging
 
     def spent(self, limit: float) -> str:
         """Return that the budget is spent, and what an attack needs if none was run."""
         if any(part.seconds for part in self.parts):
             return f"the budget of {limit:g} s was spent"
-        needs = self.seconds + 4 * self.judging
+        needs = self.seconds + self.judging + self.least
         return f"a budget of {limit:g} s was given, the first attack needs {needs:.2g} s"
 
     @property

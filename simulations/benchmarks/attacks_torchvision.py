@@ -5,7 +5,8 @@
 
 prints a Markdown row a network and draw: PSNR, the attack that gave the answer, CPU seconds, and
 what the attacks that read features said. Networks are untrained and in eval mode, with as many
-outputs as CIFAR-10 has classes. An image of 64 × 64 pixels is put together from four test images,
+outputs as CIFAR-10 has classes. ``--networks`` also takes those of :data:`NARROW`, of 11 to 12
+million parameters. An image of 64 × 64 pixels is put together from four test images,
 so that no pixel is interpolated; its label is that of the first. ``--size 32`` takes one image.
 ``--limit`` adds how many directions of the image the gradient tells, and the PSNR that it allows to
 first order (:mod:`simulations.benchmarks.limits`). That takes as many products as the image has
@@ -14,11 +15,12 @@ attack said, and rows that are there are not run again. One thread.
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import flwr_leakage._torchvision  # noqa: F401
 from flwr_leakage.attacks import Strongest
@@ -36,6 +38,23 @@ NETWORKS = (
     "mobilenet_v3_small", "efficientnet_b0", "convnext_tiny", "shufflenet_v2_x1_0",
     "regnet_y_400mf",
 )  # fmt: skip
+
+
+def _narrow(name: str, inputs: int, width: int) -> nn.Module:
+    """One of torchvision's networks with a head of one hidden layer."""
+    network = models.get_model(name, num_classes=lab.CLASSES)
+    hidden, last = nn.Linear(inputs, width), nn.Linear(width, lab.CLASSES)
+    network.classifier = nn.Sequential(hidden, nn.ReLU(), last)
+    return network
+
+
+NARROW: dict[str, Callable[[], nn.Module]] = {
+    "alexnet_narrow": lambda: _narrow("alexnet", 256 * 6 * 6, 1024),
+    "vgg11_bn_narrow": lambda: _narrow("vgg11_bn", 512 * 7 * 7, 64),
+    "vit_small": lambda: models.VisionTransformer(64, 8, 6, 6, 384, 1536, num_classes=lab.CLASSES),
+}
+"""AlexNet and VGG-11 with narrow heads, and a vision transformer for 64 × 64 pixels, whose head
+starts at zero, as torchvision's do."""
 
 READERS = ("analytic", "exact_batch", "feature_matching", "feature_recursion")
 """The attacks that read features from a gradient, whose words are printed."""
@@ -75,7 +94,9 @@ def main() -> None:
             if (name, seed) in done:
                 continue
             torch.manual_seed(seed)
-            network = models.get_model(name, num_classes=lab.CLASSES).eval()
+            narrow = NARROW.get(name)
+            network = narrow() if narrow else models.get_model(name, num_classes=lab.CLASSES)
+            network.eval()
             tiles = lab.load(given.root, given.split, given.first + tiles_each * draw, tiles_each)
             image = mosaic(tiles.inputs) if tiles_each > 1 else tiles.inputs
             pixels = Batch(image, tiles.targets[:1])

@@ -78,11 +78,11 @@ class Jacobian:
     def transposed(
         self, inputs: Tensor, budget: Budget = UNLIMITED, rows: Tensor | None = None
     ) -> Tensor | None:
-        """Return ``(∂g/∂x)ᵀ`` (N, P) at inputs; ``None`` if the budget is spent.
+        """Return ``(∂g/∂x)ᵀ`` (N, P) at inputs; ``None`` if the budget does not last for it.
 
         Args:
             inputs: (B, C, H, W) x.
-            budget: a limit that is checked between blocks of columns.
+            budget: a limit that is checked between blocks of columns, by the time of those before.
             rows: (P,) whether an entry of the update is wanted; ``None`` for all.
         """
         if not self._is_mean(inputs):
@@ -124,8 +124,10 @@ class Jacobian:
         found = []
         basis = torch.eye(inputs.numel(), dtype=inputs.dtype).reshape(-1, *inputs.shape)
         entries = sum(value.numel() for p in self.problem.rounds for value in p.gradient.values())
-        for block in basis.split(max(1, min(128, _ENTRIES // entries))):
-            if budget.is_spent:
+        blocks, watch = basis.split(max(1, min(128, _ENTRIES // entries))), Stopwatch()
+        for number, block in enumerate(blocks):
+            left, each = len(blocks) - number, watch.seconds / max(1, number)
+            if budget.is_spent or budget.affordable(left, each) < left:
                 return None
             columns = torch.func.vmap(lambda v: torch.func.jvp(function, (inputs,), (v,))[1])(block)
             found.append(columns if rows is None else columns[:, rows])

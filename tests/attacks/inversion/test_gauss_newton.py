@@ -346,11 +346,3 @@ def seen_in_steps(steps):
     )
     schedule = LocalSchedule(0.2, steps, 1)
     return seen_by_server(network, smooth_image(), torch.tensor([2]), schedule=schedule)
-
-
-def test_a_run_is_not_begun_if_the_budget_lasts_for_no_step():
-    gradient_map, seen = seen_by_server(relu_network(), smooth_image(), torch.tensor([1]))
-    job = AttackJob(gradient_map, SPEC, [seen], ThreatModel(), max_seconds=1e-9)
-    (found,) = GaussNewton()(job)
-    assert found.batch is None and found.stats["stopped"] == "budget"
-    assert "one step takes about" in found.error
