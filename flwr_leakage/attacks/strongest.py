@@ -332,11 +332,12 @@ class _Target:
         return self.posing + 3 * self.judging
 
     def spent(self, limit: float) -> str:
-        """Return that the budget is spent, and what an attack needs if none was run."""
-        if any(part.seconds for part in self.parts):
-            return f"the budget of {limit:g} s was spent"
+        """Return that the budget is spent, or which one an attack needs if it is not begun."""
         needs = self.seconds + self.judging + self.least
-        return f"a budget of {limit:g} s was given, the first attack needs {needs:.2g} s"
+        if self.seconds >= limit:
+            return f"the budget of {limit:g} s was spent"
+        which = "another" if any(part.seconds for part in self.parts) else "the first"
+        return f"a budget of {limit:g} s was given, {which} attack needs {needs:.2g} s"
 
     @property
     def num_samples(self) -> int:

@@ -629,4 +629,6 @@ def test_a_budget_below_that_of_the_first_attack_is_told_what_that_needs(job):
     assert target.left(6.9) == 0 < target.left(7.1)
     assert "the first attack needs 7 s" in target.spent(6.9)
     target.take("first", Reconstruction(None, math.nan, error="refused"), 1.0)
+    assert target.spent(6.9) == "a budget of 6.9 s was given, another attack needs 8 s"
+    target.take("second", Reconstruction(None, math.nan, error="refused"), 1.0)
     assert target.spent(6.9) == "the budget of 6.9 s was spent"

@@ -24,7 +24,13 @@ from torch import Tensor
 from flwr_leakage.attacks.base import failure
 from flwr_leakage.attacks.budget import UNLIMITED, Budget, Stopwatch, stop_mark
 from flwr_leakage.attacks.contrast import Contrast
-from flwr_leakage.attacks.inversion.annealing import Annealed, Annealing, Equations, RunEnd
+from flwr_leakage.attacks.inversion.annealing import (
+    POWER_ITERATIONS,
+    Annealed,
+    Annealing,
+    Equations,
+    RunEnd,
+)
 from flwr_leakage.attacks.inversion.likelihood import Groups, Likelihood, estimate_noise
 from flwr_leakage.attacks.inversion.settling import Settling
 from flwr_leakage.attacks.labels.assumed import (
@@ -178,12 +184,14 @@ class GaussNewton(OneByOne):
     def _require(self, equations: Equations, budget: Budget) -> None:
         """Raise ``BudgetExhausted`` unless the budget lasts for one step of five iterations.
 
-        Steps with fewer make no progress. Linearising takes about as long as an iteration.
+        Steps with fewer make no progress. The first weight of the prior takes some before it, and
+        the step's trials and judging its end about as long as five more. Linearising takes about as
+        long as one.
         """
         if budget.left < math.inf:
             watch = Stopwatch()
             equations.linearize(equations.prior.inputs(torch.zeros(equations.shape)), 1.0)
-            budget.require(6 * watch.seconds, "one step")
+            budget.require((POWER_ITERATIONS + 10) * watch.seconds, "one step")
 
     def _fit(
         self,
