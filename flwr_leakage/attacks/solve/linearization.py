@@ -43,12 +43,18 @@ class Linearization(Linearized):
     def __init__(
         self, function: Callable[[Tensor], Tensor | Sequence[Tensor]], point: Tensor
     ) -> None:
-        """Evaluate f, which returns one tensor or several parts, at a point; all of any shape."""
+        """Evaluate f, which returns one tensor or several parts, at a point; all of any shape.
+
+        Raises:
+            ValueError: no part depends on the point.
+        """
         at = point.detach().requires_grad_()
         with torch.enable_grad():
             found = function(at)
             parts = (found,) if isinstance(found, Tensor) else found
             outputs = [part for part in parts if part.requires_grad]
+            if not outputs:
+                raise ValueError("the gradient does not depend on the inputs.")
             duals = [torch.zeros_like(output, requires_grad=True) for output in outputs]
             (pulled,) = torch.autograd.grad(outputs, at, duals, create_graph=True)
 

@@ -1,5 +1,6 @@
 """A step's slope, curvature and draws, against dense matrices."""
 
+import pytest
 import torch
 
 from flwr_leakage.attacks.solve.linearization import Linearization
@@ -31,6 +32,8 @@ def test_parts_have_the_products_of_one_tensor():
     torch.testing.assert_close(found.columns(directions), one.columns(directions))
     dual = torch.randn(len(one.value), generator=generator).double()
     torch.testing.assert_close(found.pull(dual), one.pull(dual))
+    with pytest.raises(ValueError, match="does not depend on the inputs"):
+        Linearization(lambda inputs: [torch.ones(2)], point)
 
 
 def case(**settings):
