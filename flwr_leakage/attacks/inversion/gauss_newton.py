@@ -193,7 +193,7 @@ class GaussNewton(OneByOne):
             equations.linearize(equations.prior.inputs(torch.zeros(equations.shape)), 1.0)
             budget.require((POWER_ITERATIONS + 10) * watch.seconds, "one step")
 
-    def _fit(
+    def fit(
         self,
         equations: Equations,
         known: Likelihood,
