@@ -143,7 +143,7 @@ class GaussNewton(OneByOne):
         if assumed.may_change and self.label_trials:
             model, moved, products, steps = self._correct_labels(model, likelihood, budget, start)
         solver, equations, known, fitted = self._choose(problem, model, likelihood, generator)
-        if not products:
+        if not products:  # trials of labels have an answer already
             self._require(equations, budget)
         share = 1.0 if not self.both else 0.7
         found = solver.fit(equations, known, model, likelihood, budget.part(share), start)
