@@ -141,8 +141,8 @@ def replay_told(
         if off:
             how = f"at most {number(off, 1)} of the update’s size (Euclidean norm)"
         told.append(
-            f"Replay check passed: {whole}, {_as(defended)}, {one} what {whose} training gives. "
-            f"The client itself ran its training again from its own {sample.many}, and reported "
+            f"Replay check passed: {whole}, {_as(defended, one)}, {one} what {whose} training "
+            f"gives. The client itself ran its training again from its own {sample.many}, and reported "
             f"the difference to the server (in a simulation all on one machine): {how}. More than "
             f"{TOLERANCE:g} would have failed. This is about the attacked updates only; the table "
             f"of clients has every replayed round."
@@ -156,8 +156,10 @@ def replay_told(
     return tuple(told)
 
 
-def _as(defended: bool) -> str:
-    """Return in words which update a replay is compared with."""
+def _as(defended: bool, verb: str) -> str:
+    """Return in words which update, or updates, a replay is compared with."""
+    if verb == "are":
+        return "before their defense" if defended else "as they were sent"
     return "before its defense" if defended else "as it was sent"
 
 

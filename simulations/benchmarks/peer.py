@@ -5,6 +5,7 @@ import time
 import torch
 from torch import Tensor, nn
 
+import flwr_leakage._torchvision  # noqa: F401  # breaching imports torchvision
 from flwr_leakage.records import InputSpec, Observation
 
 
