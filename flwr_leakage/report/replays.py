@@ -142,9 +142,9 @@ def replay_told(
             how = f"at most {number(off, 1)} of the update’s size (Euclidean norm)"
         told.append(
             f"Replay check passed: {whole}, {_as(defended, one)}, {one} what {whose} training "
-            f"gives. The client itself ran its training again from its own {sample.many}, and reported "
-            f"the difference to the server (in a simulation all on one machine): {how}. More than "
-            f"{TOLERANCE:g} would have failed. This is about the attacked updates only; the table "
+            f"gives. The client itself ran its training again from its own {sample.many}, and "
+            f"reported the difference to the server (in a simulation all on one machine): {how}. More "
+            f"than {TOLERANCE:g} would have failed. This is about the attacked updates only; the table "
             f"of clients has every replayed round."
         )
     if left or not places:
