@@ -143,9 +143,9 @@ def replay_told(
         told.append(
             f"Replay check passed: {whole}, {_as(defended, one)}, {one} what {whose} training "
             f"gives. The client itself ran its training again from its own {sample.many}, and "
-            f"reported the difference to the server (in a simulation all on one machine): {how}. More "
-            f"than {TOLERANCE:g} would have failed. This is about the attacked updates only; the table "
-            f"of clients has every replayed round."
+            f"reported the difference to the server (in a simulation all on one machine): {how}. "
+            f"More than {TOLERANCE:g} would have failed. This is about the attacked updates only; "
+            f"the table of clients has every replayed round."
         )
     if left or not places:
         whom = f" for {where(left)}" if left and (same or other) else ""
