@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from scipy import stats
 
 from flwr_leakage.members.verdict import UNLABELLED
-from flwr_leakage.report.index import MAX_ROWS, Index, Table, count, number, who
+from flwr_leakage.report.index import MAX_ROWS, Index, Table, count, number, several, who
 
 LEVEL = 0.01
 """Corrected p-values up to this count as found: of runs without any of the candidates, at most one
@@ -77,15 +77,17 @@ def membership_section(index: Index) -> MembershipSection | None:
     found = _candidates(index, len(evidence))
     called = [each for each in found if each.is_found]
     exact = sum(each.exact_in > 0 for each in called)
+    rounds = several(sorted({key[0] for key in evidence}), "round")
+    clients = sorted({key[1] for key in evidence if key[1] >= 0})
+    whose = several(clients) if clients else "the sum of all clients"
     tested = f"{count(len(found), 'record')} in {count(len(evidence), 'update')}"
-    answer = f"The server tested {tested}. It found {len(called)} of them used"
-    answer += f", {exact} by algebra." if called else "."
-    sentences = [answer]
+    sentences = [f"The server tested {tested}: of {whose} in {rounds}. {_told(len(called), exact)}"]
     if called:
         sentences.append(
-            "Were none of the records used, at most one run in a hundred would find any of them, "
-            "as far as the null records, which no client holds, are like them. What is found "
-            "without algebra may be a near copy in the place of the record, or made by somebody "
+            "By chance alone, had none of the records been used, at most one run in a hundred "
+            "would find any of them, if the null records are like them: records of the server's "
+            "own, which are taken for used by no client. Chance is not the only error: what "
+            "statistics find may be a near copy of a used record, or a record that somebody made "
             "who saw the update."
         )
     unlabelled = any(UNLABELLED in record.note for record in evidence.values())
@@ -110,17 +112,23 @@ def membership_section(index: Index) -> MembershipSection | None:
         )
     sentences += _judged(found)
     sentences += _rates(index)
-    (*_, last) = evidence.values()
+    (*_, (place, last)) = evidence.items()
+    where = f"{who(place[1])} in round {place[0]}" if place[1] >= 0 else f"round {place[0]}"
     notes = (
-        "Records are numbered from 0 in the order in which the server was given them.",
-        f"p is the chance that a record which was not used looks as much like a used one, "
-        f"corrected for all records and updates; up to {LEVEL:g} it counts as found.",
-        "By algebra: what the record adds to the update is in it up to rounding, as for no null "
-        "record; only one that is the same to the network up to a factor could be taken for it."
+        "Records are numbered from 0 in the order in which the server was given them, and sorted "
+        "by p.",
+        f"p is the chance that a record which was not used looks as much like a used one as this "
+        f"one does, corrected for all records and updates; up to {LEVEL:g} it counts as found. It "
+        f"is not the chance that the verdict is wrong, and a large p does not show that the record "
+        f"was not used. A p that is less than one among the null records is that of a fitted tail.",
+        "Most clearly in: the update in which p is least. How sure that client is, no number says.",
+        "By algebra: the record's own trace is in the update up to rounding, and no null record's "
+        "is. Only a record that is the same to the network, such as the image scaled by a factor, "
+        "could be taken for it."
         if not unlabelled
         else "By algebra: the inputs that the record gives to the layers are combinations of those "
         "of the used records up to rounding, as no null record's are.",
-        f"Of the last update: {last.note}",
+        f"Of the last update, {where}: {last.note}",
     )
     truth = any(each.used is not None for each in found)
     columns = ("record", "verdict", "p, corrected", "most clearly in", *(["was used"] * truth))
@@ -132,6 +140,21 @@ def membership_section(index: Index) -> MembershipSection | None:
     return MembershipSection(
         len(called), tuple(sentences), Table(columns, rows, notes, MAX_ROWS, texts)
     )
+
+
+def _told(called: int, exact: int) -> str:
+    """Return how many records were found, by algebra and by statistics."""
+    if not called:
+        return "It found none of them used."
+    likely, told = called - exact, []
+    if exact:
+        told.append(f"{exact} {'was' if exact == 1 else 'were'} used, by algebra")
+    if likely:
+        told.append(f"of {likely} {'more ' * bool(exact)}the record or a near copy probably was")
+    if likely:
+        told[-1] += ", by statistics"
+    sentence = "; ".join(told)
+    return f"{sentence[0].upper()}{sentence[1:]}."
 
 
 def _candidates(index: Index, updates: int) -> list[_Candidate]:
@@ -169,13 +192,17 @@ def _power(index: Index) -> str:
     untold = len(evidence) - exact - silent - len(known)
     told = []
     if exact:
-        told.append(f"in {count(exact, 'update')} nearly all, but those that the model knew well "
-                    "already, and those that the client had augmented or mixed")  # fmt: skip
+        told.append(
+            f"in {count(exact, 'update')}, by algebra, nearly all except those that the model knew "
+            f"well already, and those that the client had augmented or mixed"
+        )
     if known:
         low, high = 100 * min(known), 100 * max(known)
         share = f"{low:.0f} %" if round(low) == round(high) else f"{low:.0f} to {high:.0f} %"
-        told.append(f"in {count(len(known), 'update')} {share} of them in a rehearsal with the "
-                    "server's own records, where chance finds 1 % (uncorrected)")  # fmt: skip
+        told.append(
+            f"in {count(len(known), 'update')}, by statistics, {share} of them in a rehearsal with "
+            f"null records, at 1 % false alarms; the corrected verdict is stricter, and finds fewer"
+        )
     if untold:
         told.append(f"in {count(untold, 'update')} nobody knows how many")
     if silent:
@@ -193,15 +220,16 @@ def members_told(index: Index, with_link: bool = True) -> str:
     evidence = index.series("membership", "membership_evidence")
     found = _candidates(index, len(evidence))
     called = sum(each.is_found for each in found)
+    exact = sum(each.is_found and each.exact_in > 0 for each in found)
     if not called:
         return ""
+    near = ", or near copies," if exact < called else ""
     if not with_link:
-        return f"{called} of {count(len(found), 'tested record')} found used"
-    exact = sum(each.is_found and each.exact_in > 0 for each in found)
+        return f"{called} of {count(len(found), 'tested record')}{near} found used"
     by = f", {exact} by algebra" if exact else ""
     return (
-        f"Of {count(len(found), 'record')} that the server tested, it found {called} used{by}: see "
-        f"“Was this record used?”."
+        f"Of {count(len(found), 'record')} that the server tested, it found {called}{near} "
+        f"used{by}: see “Was this record used?”."
     )
 
 
