@@ -35,7 +35,7 @@ from flwr_leakage.report.attempts import (
     worst_by_image,
 )
 from flwr_leakage.report.commands import is_simulation, rerun
-from flwr_leakage.report.index import Index, Step, count, several
+from flwr_leakage.report.index import Index, Step, count, section, several
 from flwr_leakage.report.remedies import (
     STRONGER,
     Remedy,
@@ -116,14 +116,15 @@ def advise(
         steps.append(_what_helps(index, asked, at_risk, metadata))
     steps += what_it_costs(index, asked, metadata, bool(at_risk))
     if at_risk:
-        steps.append(_go_on_if(found, metadata, index.sample, with_changes=True))
+        labels = _labels_beyond_guess(index, metadata, found) is not None
+        steps.append(_go_on_if(found, metadata, index.sample, True, labels))
     if leaking:
         steps.append(_test(nothing_seen, metadata))
     else:
         fold = "The command that tests more"
         steps.append(Step("Do", nothing_seen.do, commands=nothing_seen.commands, fold=fold))
     if not at_risk and nothing_seen.level == "unknown":
-        steps.append(_go_on_if(found, metadata, index.sample, with_changes=False))
+        steps.append(_go_on_if(found, metadata, index.sample))
     lines = _in_short(index, metadata, found, fate, asked, unsure, nothing_seen)
     return Advice(headline, answer, lines, tuple(step for step in steps if step.text))
 
@@ -132,6 +133,8 @@ def _test(wanted: Worth, metadata: Mapping[str, Any]) -> Step:
     """Return a new run that attacks all that the conditions ask for, under a defense."""
     changes = [*wanted.changes, *([] if defense_of(metadata) else [f"defense={STRONGER}"])]
     under = "under a stronger defense" if defense_of(metadata) else f"here under {STRONGER} noise"
+    if section(metadata, "config", "server").get("attack_max_seconds") is not None:
+        changes.append("server.attack_max_seconds=null")  # time is to cut off no attack
     commands = rerun(metadata, [*changes, "what_if=null"]) if changes else ()
     fold = f"The command of a new run that attacks every client, {under}"
     return Step("Test", wanted.do if commands else "", commands=commands, fold=fold)
@@ -446,7 +449,11 @@ def _besides(remedy: Remedy, at_risk: set[int]) -> str:
 
 
 def _go_on_if(
-    found: Sequence[Attempt], metadata: Mapping[str, Any], sample: Sample, with_changes: bool
+    found: Sequence[Attempt],
+    metadata: Mapping[str, Any],
+    sample: Sample,
+    with_changes: bool = False,
+    with_labels: bool = False,
 ) -> Step:
     """Return the conditions to train on."""
     limit = time_limit(metadata)
@@ -461,6 +468,7 @@ def _go_on_if(
             f"Its time limit{seconds} ends no attack.",
             f"No {sample.one} has a grade above “nothing”.",
             condition_told(found),
+            *(["No more labels are inferred than by chance, or they may be known."] * with_labels),
         ),
         note=identifying_told(found),
     )

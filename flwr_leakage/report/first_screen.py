@@ -65,7 +65,7 @@ def _seen(index: Index, found: Sequence[Attempt]) -> Tile:
     noun = sample.many if worst_by_image(found) else "attempts"
     if not any(attempt.grade for attempt in each):
         attacked = found or values(index.series("attack", "objective"))
-        return Tile(sample.many, *(("not graded", "no original known") if attacked else (UNTRIED,)))
+        return Tile(sample.many, *(("not graded", "originals unknown") if attacked else (UNTRIED,)))
     seen = sum(attempt.grade in LEAKED for attempt in each)
     parts = sum(attempt.grade == "partly" for attempt in each)
     more = f", {parts:,} in part" if parts else ""

@@ -239,7 +239,9 @@ def _written(attempt: Attempt | None, is_telling: bool) -> str:
     identified = ""
     if attempt.rank == 1 and attempt.grade not in ("exact", "recognisable"):
         whole = f" among {size} {attempt.sample.many}" if (size := pool_size(attempt)) else ""
-        identified = f", yet identified{whole}" if is_telling else f", identified{whole} by chance"
+        identified = (
+            f", yet identified{whole}" if is_telling else f", identified{whole}, as chance may"
+        )
     return f"{decibel(attempt.psnr)} dB{blind}{decided}{identified}"
 
 

@@ -310,9 +310,13 @@ def test_records_found_used_ask_for_a_decision_where_no_update_was_attacked(corr
     verdict, advice = judge(index, []), advise(index, {}, [])
     if found:
         assert advice.headline == (
-            "Not without a decision: 1 of 2 tested records found used; no update was attacked."
+            "Not without a decision: 1 of 2 tested records, or near copies, found used; no update "
+            "was attacked."
         )
-        assert verdict.level == "partly" and "1 of 2 tested records found used" in verdict.sentence
+        assert (
+            verdict.level == "partly"
+            and "1 of 2 tested records, or near copies, found used" in verdict.sentence
+        )
         assert advice.lines[0].text == "Decide whether the server may know what was found."
     else:
         assert "cannot say" in advice.headline and verdict.level == "unknown"
