@@ -26,13 +26,13 @@ an error of 20 % does no harm."""
 
 @dataclass(frozen=True)
 class Annealing:
-    """The settings by which blur and prior fade in one run from grey.
+    """The settings by which blur and prior fade in one run of Gauss–Newton from grey.
 
     Attributes:
-        blur: β at the start, in units of each layer's spread under the prior, ≥ 0.
-        exponent: the power of ρ that β is proportional to, > 0.
-        factor: ratio of ρ between a step and the step before, in (0, 1).
-        model_error: κ in [0, 1], the share of the residual that counts as the model's own error.
+        blur: blur β at the start, in units of each layer's spread under the prior, ≥ 0.
+        exponent: exponent of the power of the prior's weight ρ that β is proportional to, > 0.
+        factor: ratio of ρ in a step to ρ in the step before, in (0, 1).
+        model_error: share κ in [0, 1] of the residual that counts as the model's own error.
     """
 
     blur: float = 2.0
@@ -49,7 +49,7 @@ class Annealing:
 
 @runtime_checkable
 class Equations(Protocol):
-    """The equations that a run fits: observed numbers, as a function of the images and the blur."""
+    """The equations that a run fits: observed numbers as a function of images and a blur."""
 
     @property
     def prior(self) -> ImagePrior:
@@ -57,7 +57,7 @@ class Equations(Protocol):
 
     @property
     def passes(self) -> int:
-        """The number of gradients that one evaluation takes."""
+        """The number of gradients that one evaluation of the equations takes."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -68,19 +68,19 @@ class Equations(Protocol):
         """The groups of equations; a wrong mask moves the equations of a group alike."""
 
     def gauged(self, coordinates: Tensor) -> Tensor:
-        """Return coordinates of equal numbers, with a contrast that is assumed if none is told."""
+        """Return coordinates with the same numbers, at an assumed contrast if none is known."""
 
     def gradient(self, inputs: Tensor, blur: float, precise: bool = False) -> Tensor:
-        """Return the numbers (P,), differentiable twice; in double precision if precise."""
+        """Return the predicted numbers (P,), differentiable twice; in float64 if ``precise``."""
 
     def linearize(self, inputs: Tensor, blur: float) -> Linearized:
-        """Return the numbers in single precision, with products with their Jacobian."""
+        """Return the predicted numbers in float32, with products with their Jacobian."""
 
     def kinks(self, inputs: Tensor) -> list[Tensor]:
         """Return the inputs of every ReLU and pooling for images (B, C, H, W), in float32."""
 
     def blurred_by(self, widths: Sequence[Tensor]) -> "Equations":
-        """Return these equations with a blur of the given width for each of these inputs."""
+        """Return these equations, with given blurs of the inputs of each ReLU and pooling."""
 
 
 @dataclass(frozen=True)
@@ -89,14 +89,15 @@ class RunEnd:
 
     Attributes:
         inputs: (B, C, H, W) images in double precision, not clamped.
-        energy: −2 log posterior up to a constant: the likelihood's energy plus ``‖s‖²``.
+        energy: −2 log posterior up to a constant: the likelihood's energy plus ``‖s‖²`` for the
+            coordinates s.
         distance: relative squared distance of the gradients.
         misfit: mean squared residual in units of noise.
         prior_mean_square: mean square of the coordinates s; 1 for a draw of the prior.
         steps: number of steps taken.
         products: number of products with the Jacobian or its transpose.
-        stage: the way in which the run ended, in words.
-        stopped: whether the budget ended it.
+        stage: a text that says how the run ended.
+        stopped: whether the budget ended the run.
     """
 
     inputs: Tensor
@@ -127,7 +128,7 @@ class RunEnd:
         return found.judged(model, likelihood)
 
     def judged(self, model: Equations, likelihood: Likelihood) -> "RunEnd":
-        """Return the same images, judged by these equations."""
+        """Return the same images, with the measures of their fit to other equations."""
         residual = likelihood.residual(model.gradient(self.inputs, 0.0, precise=True))
         return replace(
             self,
@@ -137,7 +138,7 @@ class RunEnd:
         )
 
     def grouped_energy(self, model: Equations, likelihood: Likelihood) -> float:
-        """Return the energy with an own error for each group of equations, which ranks runs.
+        """Return the energy with one error for each group of equations, which ranks runs.
 
         Wrong masks and maxima spoil few groups; see :meth:`.Likelihood.energy`.
         """
@@ -149,21 +150,24 @@ class RunEnd:
 
 @dataclass
 class Annealed:
-    """One annealing, with its state between steps.
+    """One run of Gauss–Newton whose blur and prior fade, with its state between steps.
 
     If the budget does not allow all products, each step takes fewer iterations, so that the run
     reaches its end.
 
     Attributes:
-        most_steps: largest number of steps; ``most_products`` is about that of products.
+        most_steps: largest number of steps.
+        most_products: approximate largest number of products with the Jacobian or its transpose.
         tolerance: relative residual of a step's linear system.
-        weight: ρ of the step over ``unit``; ``first`` is that of the first step.
-        unit: the update's own weighted size. Weights are in its units, so that float32 does not
+        weight: the weight ρ of the prior in the present step, divided by ``unit``.
+        first: the same ratio in the first step.
+        unit: the weighted size of the update. Weights are in this unit, so that float32 does not
             overflow.
         iterations: largest number of iterations of a step's linear system.
-        products: number of products with the Jacobian so far.
+        products: number of products with the Jacobian or its transpose so far.
         precise: whether gradients are evaluated in double precision.
-        here: the equations at the last step; ``distance`` is their relative squared distance.
+        here: the linearised equations at the last step.
+        distance: relative squared distance of the numbers at the last step from the observed ones.
     """
 
     model: Equations
@@ -188,7 +192,7 @@ class Annealed:
     def run(self, start: Tensor) -> RunEnd:
         """Return the end of the annealing from coordinates (B, C, H, W).
 
-        Equations that are symmetric in samples of one label keep equal those that start equal.
+        Samples of one label that start equal stay equal if the equations are symmetric in them.
 
         Raises:
             ValueError: the model is not finite at the start.
@@ -204,7 +208,7 @@ class Annealed:
         if self._is_over(at):
             return None
         model, annealing = self.model, self.annealing
-        if at.steps:  # a grey image has no contrast to set
+        if at.steps:  # the first point is grey, and has no contrast that could be set
             at = replace(at, point=model.gauged(at.point))
         share = (self.weight / self.first) ** annealing.exponent if at.steps else 1.0
         blur = annealing.blur * share
@@ -230,7 +234,7 @@ class Annealed:
         return posterior.posed(Solver(self.iterations, self.tolerance, budget=self.budget))
 
     def _begin(self, posterior: Posterior) -> None:
-        """Choose the first ρ, and the number of iterations of each step that the budget allows."""
+        """Choose the prior's first weight ρ, and how many iterations of a step fit the budget."""
         watch = Stopwatch()
         self.first = self.weight = max(
             0.1 * largest_eigenvalue(posterior, self.budget), 1 / self.unit
@@ -245,7 +249,7 @@ class Annealed:
             self.iterations = max(5, self.iterations * allowed // planned)
 
     def _is_over(self, at: Iterate) -> bool:
-        """Count the last step, fade the prior, and return whether the run ends here."""
+        """Count the last step, reduce the prior's weight, and return whether the run ends here."""
         if self.here is None:
             return False
         self.products += self.here.products
@@ -270,7 +274,7 @@ def residuals(
     precise: bool = True,
     prior: ImagePrior | None = None,
 ) -> Callable[[Tensor], Tensor]:
-    """Return the map from coordinates (B, C, H, W) to residuals (P,)."""
+    """Return the map from coordinates (B, C, H, W) to the residuals (P,) of the equations."""
     prior = prior or model.prior
     return lambda point: likelihood.residual(
         model.gradient(prior.inputs(point), blur, precise=precise)

@@ -49,11 +49,11 @@ have 36,864."""
 
 @dataclass(frozen=True)
 class Places:
-    """The indices by which m places are filled with n values, each used any number of times.
+    """The indices by which m places are filled with n values; a value may fill several places.
 
     Attributes:
-        gathered: (m,) index of the value at each place; n for none.
-        scattered: (r, n) indices of the places that hold each value; m for none.
+        gathered: (m,) index of the value at each place; n marks an empty place.
+        scattered: (r, n) indices of the places that hold each value, with m in unused entries.
     """
 
     gathered: Tensor
@@ -61,7 +61,7 @@ class Places:
 
     @classmethod
     def of(cls, gathered: Tensor, count: int) -> "Places":
-        """Return the places with given indices below ``count``, which stands for none."""
+        """Return the places that hold values of given indices; the index ``count`` marks none."""
         inside = (gathered < count).nonzero()[:, 0]
         order = inside[gathered[inside].argsort(stable=True)]
         uses = gathered[order].bincount(minlength=count)
@@ -83,7 +83,7 @@ class Places:
 
 
 def _take(values: Tensor, places: Tensor) -> Tensor:
-    """Return the rows of values (n, B) with given indices, as (m, B); row n is zero."""
+    """Return the rows of values (n, B) with given indices, as (m, B); index n gives zeros."""
     samples = values.shape[1]
     if samples == 1:  # selecting rows of one number is slow
         values = values[:, 0]
@@ -93,7 +93,10 @@ def _take(values: Tensor, places: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Elementwise:
-    """The slope φ' (n, B) of each value, and φ'' (n, B), times the errors once these are known."""
+    """The derivatives φ' and φ'' (n, B) of an activation at its inputs.
+
+    Once the errors of its outputs are known, φ'' is multiplied by them.
+    """
 
     slope: Tensor
     curvature: Tensor
@@ -110,11 +113,11 @@ class _Elementwise:
 
 @dataclass(frozen=True)
 class Elements:
-    """An activation.
+    """A stage of a chain that applies one activation to every value.
 
     Attributes:
         shape: shape of a sample's inputs.
-        activation: the activation.
+        activation: the activation φ.
     """
 
     shape: torch.Size
@@ -122,18 +125,18 @@ class Elements:
 
     @property
     def has_kinks(self) -> bool:
-        """Return whether the stage has kinks, so that it can be blurred by a width."""
+        """Return whether the activation has kinks, which a blur smooths."""
         return bool(self.activation.kinks)
 
     def at(self, values: Tensor, width: Tensor | None) -> tuple[Tensor, "Bend"]:
-        """Return the outputs at values (n, B), and the linearisation there."""
+        """Return the outputs at values (n, B), blurred by widths (n, B), and the linearisation."""
         outputs, slope, curvature = blurred_parts(self.activation, values, width)
         return outputs, _Elementwise(slope, curvature)
 
 
 @dataclass(frozen=True)
 class _Windows:
-    """A pooling linearised at B samples, with m windows of k inputs in each of them.
+    """The linearisation of a pooling at B samples, with m windows of k inputs in each sample.
 
     φ maps the k inputs of one window to its output.
 
@@ -168,12 +171,12 @@ class _Windows:
 
 @dataclass(frozen=True)
 class Pooling:
-    """A pooling, which gives one value for each window.
+    """A stage of a chain that pools: it gives one value for each window.
 
     Attributes:
         shape: shape of a sample's inputs.
-        places: the k · m places of the windows' inputs, first those at each window's first
-            position.
+        places: the k · m places of the windows' inputs. Those at the first position of every window
+            come first.
         size: number k of values in a window.
         reduce: map from the values of windows (k, …) to their outputs (…).
     """
@@ -199,11 +202,11 @@ class Pooling:
 
     @property
     def has_kinks(self) -> bool:
-        """Return whether the stage has kinks, so that it can be blurred by a width."""
+        """Return whether the pooling has kinks, which a blur smooths."""
         return self.reduce is largest
 
     def at(self, values: Tensor, width: Tensor | None) -> tuple[Tensor, "Bend"]:
-        """Return the outputs at values (n, B), and the linearisation there."""
+        """Return the outputs at values (n, B), blurred by widths (n, B), and the linearisation."""
         windows = self._windows(values)
         if self.reduce is mean:
             slope = torch.full_like(windows, 1 / self.size)
@@ -227,7 +230,7 @@ class Pooling:
 
 
 def below(values: Tensor) -> Tensor:
-    """Return values (B, …) as (n, B)."""
+    """Return values (B, …) of B samples as a matrix (n, B) with one sample in each column."""
     return values.flatten(1).T.contiguous()
 
 
@@ -240,16 +243,16 @@ Nonlinear = Elements | Pooling
 
 @dataclass(frozen=True)
 class MatrixLayer:
-    """A convolution, or a linear layer, as a product of matrices.
+    """A convolution or a linear layer, computed as a product of its weight with patches.
 
     The values of a layer have the shape (n, B), with one sample in each column.
 
     Attributes:
-        weight: the name of W.
-        bias: the name of b; empty for none.
+        weight: the name of the weight W.
+        bias: the name of the bias b; empty if the layer has none.
         rows: number K of entries of a patch.
-        places: (K · P) the place of each entry of the columns in a sample's inputs; ``None`` if
-            the inputs are the columns.
+        places: places that each of the K · P entries of a sample's P patches take from its inputs;
+            ``None`` for a linear layer, whose inputs are its only patch.
     """
 
     weight: str
@@ -269,13 +272,16 @@ class MatrixLayer:
         return cls(weight, bias, len(found), Places.of(gathered, count))
 
     def columns(self, values: Tensor) -> Tensor:
-        """Return the patches (K, P · B) of inputs (n, B)."""
+        """Return the patches (K, P · B) of inputs (n, B), with one patch in each column."""
         if self.places is not None:
             values = self.places.taken(values)
         return values.reshape(self.rows, -1)
 
     def summed(self, columns: Tensor, samples: int) -> Tensor:
-        """Return the sum over the places of each input (n, B), the transpose of :meth:`columns`."""
+        """Return the sum (n, B) of the entries that each input has in patches (K, P · B).
+
+        This is the transpose of :meth:`columns`.
+        """
         values = columns.reshape(-1, samples)
         return values if self.places is None else self.places.summed(values)
 
@@ -318,7 +324,8 @@ class Chain:
             forward: the pass, which takes its parameters from ``params``.
             params: the parameters by name.
             names: the names of the parameters whose gradients are wanted.
-            images: possible inputs, as far from natural images as candidates get.
+            images: images on which the pass is tried, as unlike natural images as candidates may
+                be.
         """
         with torch.no_grad():
             trace = Trace.of(partial(forward, images), params)
@@ -348,7 +355,7 @@ def _same(some: Tensor, others: Tensor) -> bool:
 
 
 def _posed(step: Step) -> MatrixLayer | Nonlinear | None:
-    """Return the step of a chain for a call, or None if a chain has no such step."""
+    """Return the layer or stage of a chain that a call of the pass is, or None if it is neither."""
     op, shape = step.op, step.inputs.shape[1:]
     if isinstance(op, Elementwise):
         return Elements(shape, op.activation)
@@ -358,7 +365,7 @@ def _posed(step: Step) -> MatrixLayer | Nonlinear | None:
         if not isinstance(op, Affine) or not op.is_named:
             return None
         geometry = op.geometry
-    except ValueError:  # such a call has several groups, uneven padding, or windows beyond the maps
+    except ValueError:  # a chain allows one group, even padding, and windows within the maps
         return None
     names = op.name, op.bias_name or ""
     if geometry is None:
@@ -370,12 +377,14 @@ def _posed(step: Step) -> MatrixLayer | Nonlinear | None:
 
 @dataclass(frozen=True)
 class Top:
-    """The functional F of the outputs c, and observed functions of c, all of shape (n, B).
+    """Values and derivatives of functions of a network's outputs c, all of shape (n, B).
+
+    F is the functional whose gradients the client sends.
 
     Attributes:
-        told: the value of an observed function of each output, besides the gradients.
+        told: the value that the attacker observes of each output, besides the gradients.
         slope: the derivative of ``told`` by c.
-        errors: ∂F/∂c.
+        errors: the errors ∂F/∂c.
         curvature: the second derivative of F by each output.
     """
 
@@ -386,9 +395,10 @@ class Top:
 
 
 class ChainLinearization(Linearized):
-    """F's gradients and ``Top.told`` at a point, with products with their Jacobian.
+    """A functional's gradients by a chain's parameters, and their Jacobian J by the images.
 
-    The value holds the gradients of the chain's names, then ``Top.told`` (B, n).
+    The value at a point holds the gradients of the parameters ``Chain.names``, then the observed
+    function ``Top.told`` of the outputs.
     """
 
     def __init__(
@@ -402,7 +412,7 @@ class ChainLinearization(Linearized):
         """Pass the point up the chain, and the errors down.
 
         Args:
-            chain: the layers.
+            chain: the layers and stages of the network.
             params: the parameters by name, in the point's precision.
             widths: σ of the blur of each ReLU and max pooling, broadcast to its inputs (B, …);
                 empty for no blur.
@@ -445,9 +455,9 @@ class ChainLinearization(Linearized):
         self.value = self._joined(gradients[::-1], biases[::-1], found.told)
 
     def push(self, direction: Tensor) -> Tensor:
-        """Return J v (P,), for v of the point's shape."""
+        """Return J v (P,), for a direction v of the images' shape (B, C, H, W)."""
         self.products += 1
-        # the columns of a layer, or the inputs of an activation or pooling
+        # the change of each layer's patches, or of each stage's inputs
         moved: list[Tensor] = []
         values = below(direction)
         for step in self._at:
@@ -472,10 +482,10 @@ class ChainLinearization(Linearized):
         return self._joined(gradients[::-1], changes[::-1], told)
 
     def pull(self, dual: Tensor) -> Tensor:
-        """Return Jᵀ u, of the point's shape, for u (P,)."""
+        """Return Jᵀ u, of the images' shape (B, C, H, W), for a vector u (P,)."""
         self.products += 1
         duals, told = self._parted(dual)
-        inner: list[Tensor] = []  # the inputs of an activation or pooling
+        inner: list[Tensor] = []  # the duals at each step's inputs on the way up
         values: Tensor | None = None
         parts = iter(duals)
         for step in self._at:
@@ -501,7 +511,7 @@ class ChainLinearization(Linearized):
         return values.T.reshape(self._shape)
 
     def _joined(self, weights: Sequence[Tensor], errors: Sequence[Tensor], told: Tensor) -> Tensor:
-        """Return the gradients of the wanted names in their order, then ``told``, flat."""
+        """Return the gradients of the wanted parameters in their order, then ``told``, as (P,)."""
         found: dict[str, Tensor] = {}
         for layer, weight, error in zip(self._chain.layers, weights, errors, strict=True):
             found[layer.weight] = weight.reshape(-1)
@@ -510,7 +520,7 @@ class ChainLinearization(Linearized):
         return torch.cat([*(found[name] for name in self._chain.names), told.T.reshape(-1)])
 
     def _parted(self, dual: Tensor) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
-        """Return the parts of u of each layer's weight (m, K) and bias (m,), and of the outputs.
+        """Split a vector u (P,) by each layer's weight (m, K) and bias (m,), and the outputs.
 
         The parts of parameters whose gradients are not wanted are zero.
         """
@@ -528,7 +538,7 @@ class ChainLinearization(Linearized):
 
 @dataclass(frozen=True)
 class _Reached:
-    """A layer at a point: W (m, K), columns of its inputs (K, P · B), errors of its outputs."""
+    """A layer at a point: W (m, K), its inputs' patches (K, P · B), and its outputs' errors."""
 
     layer: MatrixLayer
     weight: Tensor
@@ -536,10 +546,10 @@ class _Reached:
     errors: Tensor = field(default_factory=lambda: torch.empty(0))
 
     def by(self, errors: Tensor) -> "_Reached":
-        """Return the same with errors (n, B)."""
+        """Return the same layer with the errors (n, B) of its outputs."""
         return replace(self, errors=errors.reshape(len(self.weight), -1))
 
     def down(self, errors: Tensor) -> Tensor:
-        """Return Wᵀ δ of errors (n, B), summed over overlapping patches."""
+        """Return Wᵀ δ for errors δ of the outputs (n, B), summed over overlapping patches."""
         columns = self.weight.T @ errors.reshape(len(self.weight), -1)
         return self.layer.summed(columns, errors.shape[1])

@@ -1,4 +1,4 @@
-"""Run Gauss–Newton with the dense Jacobian, a prior of images, and variances by the residual."""
+"""Run Gauss–Newton with a dense Jacobian, a prior of images, and variances from the residual."""
 
 import math
 from collections.abc import Iterator
@@ -48,16 +48,17 @@ class DenseGaussNewton(OneByOne):
 
         Σ_i e_i² / v_i + ‖s‖²,    v_i = max(σ_t², κ m_t)
 
-    for the entries i of each tensor t. The residual of an entry that may have been pruned is its
+    for the entries i of each tensor t. If an entry may have been pruned, its residual is its
     distance from the values that pruning allows. m_t is the mean of e² over the entries that were
-    kept, and σ is the noise, or float32's rounding. While the gradient is far from met, variances
-    are large, so that the prior determines the directions that the linearisation leaves open. They
-    fall with the residual, until the prior only decides what the update leaves open (Bakushinskii
-    1992). The distances of pixels from their range are residuals as well.
+    kept, and σ_t the size of the noise or of float32's rounding. While the gradient is far from the
+    observed one, variances are large, so that the prior determines the directions that the
+    linearisation leaves open. Variances fall with the residual, until the prior only decides about
+    the directions that the update leaves open (Bakushinskii 1992). The distances of pixels from
+    their range are residuals as well.
 
-    J is dense and in float64: N forward derivatives of the gradient, for N pixels of all samples,
-    8 N P' bytes for P' entries that are not within their bounds, and N² P'/2 + N³/6 multiplications
-    for the factor of a step's matrix, which preconditions several steps.
+    J is dense and in float64. It takes N forward derivatives of the gradient, for N pixels of all
+    samples, and 8 N P' bytes, for P' entries that are not within their bounds. The factor of a
+    step's matrix takes N² P'/2 + N³/6 multiplications, and preconditions several steps.
 
     From some starts the steps end far from the gradient. Then the next start is tried, and the
     likeliest candidate is kept. A batch may begin at the end of another attack.
@@ -65,14 +66,14 @@ class DenseGaussNewton(OneByOne):
     Attributes:
         steps: largest number of steps from a start, ≥ 1.
         starts: largest number of starts, ≥ 1. A start that is not random is taken once.
-        share: share of the budget that the attack takes unless it is then near a solution, in
-            (0, 1].
+        share: share of the budget in (0, 1] that the attack takes. Near a solution, it may take the
+            whole budget.
         model_error: κ in (0, 1].
         tolerance: relative squared distance of gradients at which the attack stops, ≥ 0.
         labels: the inference of labels that the threat model does not grant.
-        initialisation: the first candidate.
-        ahead: the attack whose answer, with its labels, is the first candidate of a batch;
-            ``None`` for a start.
+        initialisation: the images at the first start.
+        ahead: another attack, whose answer and labels are the first start of a batch; ``None`` for
+            a start by ``initialisation``.
         max_entries: largest number of entries of the Jacobian without the rows of entries within
             their bounds; a larger one is refused.
     """
@@ -94,7 +95,7 @@ class DenseGaussNewton(OneByOne):
         require(self, "lie in (0, 1]", "model_error", "share")
 
     def with_share(self, share: float) -> "DenseGaussNewton":
-        """Return the attack that takes this share of a budget, and more of it near a solution."""
+        """Return the attack with this share of a budget; near a solution it may take the whole."""
         return replace(self, share=share)
 
     def solve(
@@ -105,7 +106,7 @@ class DenseGaussNewton(OneByOne):
         Raises:
             BudgetExhausted: the budget does not last to find out if the network is smooth.
             ValueError: the Jacobian has more than ``max_entries`` entries, or the network has ReLUs
-                or other kinks, at which its gradient jumps without a trace in J.
+                or other kinks. At a kink the gradient jumps, which J does not show.
         """
         problem = problem.held
         if calls_kinks(problem):
@@ -114,7 +115,7 @@ class DenseGaussNewton(OneByOne):
         model = Jacobian(problem, targets, self.max_entries)
         equations = _Equations.of(problem, model, self.model_error)
         likelihood, prior = equations.likelihood, equations.prior
-        # the size is checked before passes of a large network
+        # The size of the Jacobian is checked before the network is called.
         model.require(int((likelihood.bounds == 0).sum()))
         if is_rough(problem, budget.part(self.share)):
             raise ValueError("the network must be smooth, and its derivative jumps between images.")
@@ -155,7 +156,7 @@ class DenseGaussNewton(OneByOne):
     def _look_ahead(
         self, problem: Problem, generator: torch.Generator, restart: int, budget: Budget
     ) -> tuple[Batch | None, str]:
-        """Return the answer of the attack ahead, or None, and the place of the first start."""
+        """Return the answer of the attack ahead, or None, and a description of the first start."""
         if self.ahead is None or problem.num_samples == 1:
             return None, "its own start"
         try:
@@ -169,7 +170,7 @@ class DenseGaussNewton(OneByOne):
     def _begin(
         self, problem: Problem, generator: torch.Generator, restart: int, before: Batch | None
     ) -> Iterator[Tensor]:
-        """Yield different starts (B, C, H, W), first the end of an earlier attack if given."""
+        """Yield different starts (B, C, H, W), first the answer ``before`` if it is given."""
         last = None
         for number in range(restart * self.starts, (restart + 1) * self.starts):
             if last is None and before is not None:
@@ -184,7 +185,7 @@ class DenseGaussNewton(OneByOne):
 
 @dataclass(frozen=True)
 class _Equations:
-    """The gradient, the likelihood and the prior of the images.
+    """The nonlinear least-squares equations of the images, by the gradient and the prior.
 
     Attributes:
         model: the gradient as a function of the images.
@@ -192,7 +193,7 @@ class _Equations:
         prior: the prior of each image.
         noise: (T,) σ of each tensor.
         kept: (T,) share of each tensor's entries that was not pruned.
-        model_error: κ.
+        model_error: share κ of the mean squared residual that is taken for a variance.
     """
 
     model: Jacobian
@@ -214,7 +215,7 @@ class _Equations:
         return cls(model, likelihood, ImagePrior.of(problem.spec), noise, kept, model_error)
 
     def wrong(self, inputs: Tensor, gradient: Tensor) -> Tensor:
-        """Return the residuals (P + N,) of the update, then pixels' distances from their range."""
+        """Return residuals (P + N,): the update's, then distances of pixels from their range."""
         residual = self.likelihood.residual(gradient)
         excess = residual.sign() * self.likelihood.excess(residual)
         spec = self.model.problem.spec
@@ -224,14 +225,14 @@ class _Equations:
         """Return 1 / v of all residuals (P + N,)."""
         means = self.likelihood.mean_squares(residual) / self.kept
         variances = (self.model_error * means).maximum(self.noise.square())
-        # The deviation of pixels from their range is the relative distance of the gradients, and
-        # 1e-4 of the range of pixel values once these are met.
+        # The standard deviation of pixels' distances from their range is the relative distance of
+        # the gradients, or 1e-4 of the range of pixel values if that is larger.
         outside = max(self.likelihood.distance(residual), 1e-4**2)
         entries = self.likelihood.spread(1 / variances)
         return torch.cat([entries, entries.new_full((self.model.size,), 1 / outside)])
 
     def energy(self, point: Tensor, residual: Tensor) -> float:
-        """Return −2 log posterior up to a constant, at each tensor's most likely error."""
+        """Return −2 log posterior up to a constant, at the most likely error of each tensor."""
         misfit = self.likelihood.energy(residual, self.model.size)
         energy = misfit + float(point.square().sum())
         return energy if math.isfinite(energy) else math.inf
@@ -244,8 +245,10 @@ class _Run:
     Attributes:
         equations: the gradient, the likelihood and the prior of the images.
         attack: the settings.
-        budget: the limit near a solution; ``own`` is the limit elsewhere.
-        point: the coordinates of the run; ``residual`` is the update's residual there.
+        budget: the limit of CPU time near a solution.
+        own: the smaller limit that holds elsewhere.
+        point: the present coordinates of the images.
+        residual: the residual of the update at these coordinates.
         end: a description of the end; empty if the run converged or took all its steps.
     """
 
@@ -262,7 +265,7 @@ class _Run:
 
     def __post_init__(self) -> None:
         self._watch, self._misfits = Stopwatch(), list[float]()
-        self._longest = 0.0  # of the steps so far, in CPU seconds
+        self._longest = 0.0  # CPU seconds of the longest step so far
         # A step may take one iteration for 16 unknowns with an earlier step's matrix as the
         # preconditioner. After a step that takes as many, the next one has a matrix of its own,
         # which costs as much as 700 iterations or more.
@@ -275,7 +278,7 @@ class _Run:
         inputs = prior.inputs(at.point)
         watch = Stopwatch()
         linear = Linearization(model.gradient, inputs)
-        product = watch.seconds  # about as long as one iteration
+        product = watch.seconds  # one iteration of conjugate gradients takes about as long
         self.point, self.residual = at.point, equations.likelihood.residual(linear.value)
         if self._is_over(at):
             return None
@@ -301,11 +304,11 @@ class _Run:
             pulled = linear.pull((rows * dual)[: -model.size])
             return pulled + (rows * dual)[-model.size :].reshape(inputs.shape) / prior.scale
 
-        # The derivative of the residuals that are not within bounds or the pixels' range.
+        # Residuals within their bounds, and pixels within their range, have no derivative.
         here = Linearized(wrong, push, pull)
         posterior = Posterior(here, prior, weights, wrong, at.point, wrong_at)
-        # A larger residual than 1e-4, in the norm of the preconditioner, would fill the directions
-        # that the gradient hardly determines with errors.
+        # A residual above 1e-4, in the norm of the preconditioner, would leave errors in the
+        # directions that the gradient hardly determines.
         iterations = max(1, self.budget.affordable(self._limit, product))
         return posterior.posed(Solver(iterations, 1e-4, partial(cholesky_solve, factor)))
 
@@ -342,7 +345,7 @@ class _Run:
         return self.is_stopped
 
     def _matrix(self, inputs: Tensor, weights: Tensor, rows: Tensor) -> Tensor | None:
-        """Return the factor of the posterior's dense precision (N, N); None if time is spent."""
+        """Return the Cholesky factor (N, N) of the posterior's precision; None if time is spent."""
         equations, model, size = self.equations, self.equations.model, self.equations.model.size
         told, outside = rows[:-size], rows[-size:]
         model.require(int(told.sum()))
@@ -361,6 +364,6 @@ class _Run:
 
 
 def _is_stalled(misfits: list[float]) -> bool:
-    """Return whether the misfit is no noise, and 0.8 of it or more remained over three steps."""
+    """Return whether 0.8 or more of the misfit remained over three steps, and it is no noise."""
     lately = misfits[-4:]
     return len(lately) > 3 and lately[-1] > max(FITTED_MISFIT, 0.8 * lately[0])

@@ -20,12 +20,12 @@ Seen = tuple[Params, Params, Params, Params]
 
 @dataclass(frozen=True)
 class Candidates:
-    """The map from rows of D variables to batches.
+    """The map from rows of D optimised variables to batches of inputs and targets.
 
     Attributes:
         shape: shape (B, C, H, W) of one candidate's inputs.
         num_classes: number K of classes.
-        joint_labels: whether label logits (B, K) follow the inputs in a row.
+        joint_labels: whether a row holds label logits (B, K) behind the inputs.
     """
 
     shape: tuple[int, ...]
@@ -36,8 +36,8 @@ class Candidates:
         """Return the inputs (B, C, H, W) and targets of one row (D,).
 
         Args:
-            row: (D,) the inputs, then label logits if labels are variables.
-            targets: the targets to return if labels are no variables.
+            row: (D,) the inputs, then the label logits if labels are optimised.
+            targets: the targets to return if labels are not optimised.
         """
         size = torch.Size(self.shape).numel()
         inputs = row[:size].reshape(self.shape)
@@ -48,16 +48,16 @@ class Candidates:
 
 @dataclass
 class Evaluator:
-    """The objectives of rows of candidates and their gradients, for problems of one shape.
+    """Evaluate the objective of many rows of candidates, and its gradient by the variables.
 
     Attributes:
-        problems: the problems of the targets, with the same model, shapes, schedule and dtype.
-        targets: (R, B) or (R, B, K) targets of every row.
+        problems: the attacked problems, with the same model, shapes, schedule and dtype.
+        targets: (R, B) labels or (R, B, K) label probabilities of every row.
         orders: (R, B) the samples of every row in the order in which the steps use them.
-        owner: (R,) index of each row's problem.
+        owner: (R,) index of the problem that each row belongs to.
         candidates: the map from rows to batches.
-        objective: distance of gradients.
-        priors: penalties of the inputs.
+        objective: the distance of a candidate's gradient from the observed one.
+        priors: the penalties of a candidate's inputs.
         batching: ``vmap`` evaluates all rows in one pass, ``loop`` one by one.
     """
 
@@ -76,7 +76,7 @@ class Evaluator:
         self._reorders = not bool((self.orders == in_order).all())
 
     def __call__(self, points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return values (A,) and gradients (A, D) of ``points`` (A, D) of the ``rows`` (A,)."""
+        """Return objectives (A,) and gradients (A, D) at ``points`` (A, D) of ``rows`` (A,)."""
         if self.batching != "vmap" or len(rows) == 1:
             results = [
                 self._single(point, int(row)) for point, row in zip(points, rows, strict=True)
@@ -87,7 +87,7 @@ class Evaluator:
         return self._gathered[1](points)
 
     def moves(self, point: Tensor, row: int, orders: Tensor, targets: Tensor) -> Tensor:
-        """Return the values (M,) of one point (D,) with other orders and targets, (M, B) each."""
+        """Return objectives (M,) of one point (D,) under M orders and M targets, each (M, B)."""
         rounds = _seen(self.problems[int(self.owner[row])])
 
         def value(order: Tensor, target: Tensor) -> Tensor:
@@ -132,7 +132,7 @@ class Evaluator:
         return value.detach(), gradient.detach()
 
     def _gather(self, rows: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-        """Return the evaluation of some rows by one ``vmap``.
+        """Return a function that evaluates the objectives of some rows by one ``vmap``.
 
         Parameters and buffers that are equal for all rows are passed once, which is far faster
         than a stack of copies.

@@ -1,15 +1,16 @@
 """Run iteratively regularised Gauss–Newton on the gradient itself, through blurred networks.
 
-The update is g* = g(x) + noise, with g the replay of local training. With a Gaussian prior of
-images, x = μ + L s and s ~ N(0, I), each step minimises to first order
+The update is g* = g(x) + noise, where g replays local training. The prior of the images is normal,
+x = μ + L s with s ~ N(0, I). Each step minimises to first order
 
     Σ_i (g_i(x; β) − g*_i)² / v_i + ρ ‖s‖²
 
-(Bakushinskii 1992). ReLUs and max pooling are averaged over noise of size β
-(:mod:`flwr_leakage.attacks.network.blur`), and v_i is the variance of an entry
-(:mod:`flwr_leakage.attacks.inversion.likelihood`). ρ falls from a tenth of the largest eigenvalue
-of LᵀJᵀWJL to 1, Bayes' weight, and β falls with a power of ρ. So early steps follow the majority of
-the equations, in smooth images, and units that are off have a slope in these steps.
+(iteratively regularised Gauss–Newton, Bakushinskii 1992). The blur β is the size of the noise over
+which ReLUs and max pooling are averaged (:mod:`flwr_leakage.attacks.network.blur`). The variance of
+an entry is v_i (:mod:`flwr_leakage.attacks.inversion.likelihood`), and W holds 1 / v_i. The weight
+ρ of the prior falls from a tenth of the largest eigenvalue of LᵀJᵀWJL to 1, its weight in the
+posterior, and β falls with a power of ρ. So early steps keep images smooth and follow the majority
+of the equations. Through the blur, units that are off have a slope, too.
 """
 
 import math
@@ -56,16 +57,17 @@ deviation of 16 draws has an error of 1/√32, 18 %, far less than the blur fade
 
 @dataclass(frozen=True)
 class GaussNewton(OneByOne):
-    """Find the samples of an update by Gauss–Newton with a prior and a blur that fade.
+    """Find the samples of an update by Gauss–Newton with a fading prior and a fading blur.
 
     The attack takes any network, any batch whose labels are known or inferred, several local
     steps, sums of clients and several rounds, noise, and pruning. It solves all samples jointly.
-    It answers the run with the least energy: the misfit in units of noise plus the prior.
+    It answers the end of the run with the least energy: the misfit in units of noise plus the
+    prior.
 
     Attributes:
         annealings: settings of the runs from grey, at least one.
-        spread: standard deviation of a batch's starts around grey, in units of the prior's, ≥ 0.
-            From grey itself, samples of one label would move alike.
+        spread: standard deviation of a batch's starts around grey, in the prior's, ≥ 0. From
+            grey itself, samples of one label would move alike.
         noise_std: σ of independent noise on every entry of the pseudo-gradient, if the attacker
             knows it; ``None`` estimates it from the last layer's gradient (see
             :func:`flwr_leakage.attacks.inversion.likelihood.estimate_noise`).
@@ -79,14 +81,16 @@ class GaussNewton(OneByOne):
             :func:`flwr_leakage.attacks.labels.counts.label_moves`), ≥ 0, if labels of a
             batch in one plain step are inferred.
         trial_steps: largest number of steps of a short run, ≥ 1.
-        solved_distance: relative squared distance up to which no further run follows.
+        solved_distance: relative squared distance of the gradients at which no further run follows.
         labels: the inference of labels that the threat model does not grant.
-        settling: the end of the best runs of one image, kept if it lowers the energy.
-        rewriting: other equations of the same images, which are fitted in place of the gradient if
-            the update provides them, with annealings, products and an end of their own.
-        both: whether the gradient is always fitted as well, and the likelier end answered. Then an
-            update without other equations is refused. If False, the gradient is also fitted only
-            if the other equations of several steps failed.
+        settling: settings of the additional steps that end the best runs of one image. Their answer
+            is kept if it lowers the energy.
+        rewriting: a source of other equations of the same images. If the update provides them, they
+            are fitted in place of the gradient, with annealings, products and settling of their
+            own.
+        both: whether the gradient is fitted in any case, and the likelier of both answers is kept.
+            Then an update without other equations is refused. If False, the gradient is also fitted
+            only if the fit of other equations of several steps failed.
     """
 
     purpose: ClassVar[str] = "gauss newton"
@@ -143,7 +147,7 @@ class GaussNewton(OneByOne):
         if assumed.may_change and self.label_trials:
             model, moved, products, steps = self._correct_labels(model, likelihood, budget, start)
         solver, equations, known, fitted = self._choose(problem, model, likelihood, generator)
-        if not products:  # trials of labels have an answer already
+        if not products:  # short runs for the trials of labels already have an answer
             self._require(equations, budget)
         share = 1.0 if not self.both else 0.7
         found = solver.fit(equations, known, model, likelihood, budget.part(share), start)
@@ -158,7 +162,8 @@ class GaussNewton(OneByOne):
             found = self.fit(model, likelihood, model, likelihood, budget, start)
             products, steps = products + found[1], steps + found[2]
             energies = (each.grouped_energy(model, likelihood) for each in (found[0], best))
-            # The budget may have ended the fit of the gradient too early.
+            # The budget may have ended the fit of the gradient early, far from the observed
+            # gradient.
             is_nearer = self.both or found[0].distance < best.distance
             if next(energies) < next(energies) and is_nearer:
                 best, fitted = found[0], "the gradient, which is the likelier fit"
@@ -184,9 +189,9 @@ class GaussNewton(OneByOne):
     def _require(self, equations: Equations, budget: Budget) -> None:
         """Raise ``BudgetExhausted`` unless the budget lasts for one step of five iterations.
 
-        Steps with fewer make no progress. The first weight of the prior takes some before it, and
-        the step's trials and judging its end about as long as five more. Linearising takes about as
-        long as one.
+        Steps with fewer iterations make no progress. The first weight of the prior takes a few
+        products before the step. The trials of a step's length and the judgement of its end take
+        about as long as five more iterations, and a linearisation about as long as one.
         """
         if budget.left < math.inf:
             watch = Stopwatch()
@@ -202,7 +207,10 @@ class GaussNewton(OneByOne):
         budget: Budget,
         start: Tensor | None = None,
     ) -> tuple[RunEnd, int, int]:
-        """Return the likeliest end of all annealings, judged by the gradient; products; steps."""
+        """Return the likeliest end of all annealings, and their numbers of products and steps.
+
+        The gradient judges the ends, whatever equations were fitted.
+        """
         settling, products, steps = self.settling, 0, 0
         is_single = model.shape[0] == 1 and settling.steps > 0
         ends = min(settling.candidates, len(self.annealings)) if is_single else 0
@@ -237,7 +245,7 @@ class GaussNewton(OneByOne):
     def _choose(
         self, problem: Problem, model: Equations, likelihood: Likelihood, generator: torch.Generator
     ) -> "tuple[GaussNewton, Equations, Likelihood, str]":
-        """Return the settings, the equations to be fitted, their values, and the choice as text."""
+        """Return the settings, the equations to fit, their observed values, and a description."""
         if self.rewriting is None:
             return self, model, likelihood, "the gradient"
         try:
@@ -267,7 +275,8 @@ class GaussNewton(OneByOne):
         if bias is None:
             return model, 0, 0, 0
         short = replace(self, steps=self.trial_steps)
-        # The energy compares short runs only if residuals that are not fitted yet count as errors.
+        # Residuals far from convergence must count as errors of the model, so that energies
+        # compare.
         annealing = replace(self.annealings[0], model_error=1.0)
         best = short.run(model, likelihood, annealing, budget, start)
         products, steps, moved, trials = best.products, best.steps, 0, 0
@@ -276,7 +285,7 @@ class GaussNewton(OneByOne):
             batch = Batch(best.inputs, model.targets)
             gradient = problem.gradient_map(problem.params, batch, problem.buffers)
             residual = (gradient[bias] - problem.gradient[bias]).flatten()
-            # A residual below 0.03 of a sample's share asks for no change.
+            # A residual of the label equations below 0.03 of a sample's share asks for no change.
             if float(residual.abs().max()) * problem.num_samples < 0.03:
                 break
             # Three changes are compared before the best is taken, as classes may be nearly tied.
@@ -307,26 +316,26 @@ class GaussNewton(OneByOne):
         budget: Budget = UNLIMITED,
         start: Tensor | None = None,
     ) -> RunEnd:
-        """Return the end of one annealing from given coordinates, or from grey."""
+        """Return the end of one annealing that starts from given coordinates, or from grey."""
         limits = (budget, self.steps, self.products, self.iterations, self.tolerance)
         start = torch.zeros(model.shape) if start is None else start
         return Annealed(model, likelihood, annealing, *limits).run(start)
 
     def _start(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor | None:
-        """Return coordinates (B, C, H, W) around grey, or None to start one sample at grey."""
+        """Return random coordinates (B, C, H, W) around grey; None starts one sample at grey."""
         if shape[0] == 1 or not self.spread:
             return None
         return self.spread * torch.randn(shape, generator=generator)
 
 
 class Rewriting(Protocol):
-    """Derive other equations of the images from an update.
+    """Derive other equations of the images from an update; they are fitted in its place.
 
     Attributes:
-        purpose: the name of the equations, in words.
+        purpose: the name of the equations, for messages.
         annealings: settings of the runs from grey.
         products: approximate largest number of products; see :class:`GaussNewton`.
-        settling: the end of the best runs; see :class:`GaussNewton`.
+        settling: the additional steps that end the best runs; see :class:`GaussNewton`.
     """
 
     purpose: ClassVar[str]
@@ -342,10 +351,11 @@ class Rewriting(Protocol):
         Args:
             problem: the problem in double precision.
             likelihood: the value, noise and bound of every entry of the update.
-            generator: draws the probes.
+            generator: draws the random directions by which the equations are probed.
 
         Raises:
-            ValueError: the update does not determine them. The message follows the word "as".
+            ValueError: the update does not determine such equations. The message completes a
+                sentence after the word "as".
         """
 
 
@@ -371,7 +381,7 @@ class _Model:
 
     @property
     def passes(self) -> int:
-        """The number of gradients that one replay takes."""
+        """The number of gradients that the replay of one update takes."""
         return sum(posed.schedule.num_steps for posed in self.problem.rounds)
 
     @property
@@ -379,7 +389,7 @@ class _Model:
         return (self.problem.num_samples, *self.problem.spec.shape)
 
     def gauged(self, coordinates: Tensor) -> Tensor:
-        """Return coordinates of equal numbers, with a contrast that is assumed if none is told."""
+        """Return coordinates with the same gradient, at an assumed contrast if none is known."""
         return self.contrast.gauged(self.prior, coordinates)
 
     @property
@@ -390,28 +400,28 @@ class _Model:
         )
 
     def linearize(self, inputs: Tensor, blur: float) -> Linearized:
-        """Return the gradient in single precision, with products with its Jacobian."""
+        """Return the gradient at blurred images, with products with its Jacobian, in float32."""
         return Linearization(partial(self._parts, blur=blur), inputs)
 
     def kinks(self, inputs: Tensor) -> list[Tensor]:
         """Return the inputs of every call with kinks, in the order of the calls in one pass.
 
-        Such calls are activations with kinks, as ReLU, and max pooling. The pass is that of these
-        images through the network with the parameters at which the replay begins.
+        Such calls are activations with kinks, such as ReLU, and max pooling. The images pass the
+        network with the parameters at which the replay begins.
         """
         posed = self.single
         return kink_inputs(lambda: posed.logits(inputs.float()))
 
     def blurred_by(self, widths: Sequence[Tensor]) -> "_Model":
-        """Return the same replay with a blur of the given width for each of these inputs."""
+        """Return the same replay, in which the inputs of each call with kinks have a given blur."""
         return replace(self, deviations=widths)
 
     def gradient(self, inputs: Tensor, blur: float, precise: bool = False) -> Tensor:
-        """Return g(x; β) (P,), all rounds one after another."""
+        """Return the replayed gradient g(x; β) (P,), all rounds one after another."""
         return torch.cat(self._parts(inputs, blur, precise))
 
     def _parts(self, inputs: Tensor, blur: float, precise: bool = False) -> list[Tensor]:
-        """Return g(x; β) by its tensors, each flat."""
+        """Return the replayed gradient g(x; β) as one flat tensor for each parameter."""
         dtype = torch.float64 if precise else torch.float32
         targets = self.targets.to(dtype) if self.targets.is_floating_point() else self.targets
         batch = Batch(inputs.to(dtype), targets)

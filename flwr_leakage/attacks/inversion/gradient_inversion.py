@@ -1,4 +1,4 @@
-"""Invert gradients by parts: search for samples whose update equals the observed one."""
+"""Invert gradients by optimisation: search for samples whose update equals the observed one."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -36,30 +36,32 @@ class GradientInversion:
 
     Targets of equal shape and schedule are solved together. Each target has its own optimizer
     state and its own random stream, so that the result equals that of solving it alone. The
-    attacker's own objective chooses the best iterate. A result's stats have the objective at the
-    start, with penalties, as ``initial_objective``, so that the loss drop can be computed.
+    attacker's own objective chooses the best iterate. ``stats["initial_objective"]`` of a result is
+    the objective at the start, with penalties, so that the loss drop can be computed.
 
     Attributes:
-        objective: distance of the answer's pseudo-gradient from the observed one.
-        priors: penalties of the answer's inputs, by name.
+        objective: distance of a candidate's pseudo-gradient from the observed one.
+        priors: penalties of a candidate's inputs, by name.
         labels: the inference of labels, or ``joint`` to optimise label logits with the inputs
             (DLG). It is not used if the threat model grants the labels.
-        initialisation: the answer to begin with.
+        initialisation: the first candidate.
         optimizer: the minimiser, with its schedule and stopping rules.
         order: the search for the order of the samples over several local steps; without it,
             samples are taken in the order of their labels. It is not used if the threat model
             grants the labels of every step.
-        normalize_by: the statistics by which BatchNorm normalises an answer, for clients in
+        normalize_by: the statistics by which BatchNorm normalises a candidate, for clients in
             train mode. ``candidate``: those of its own batch, or those that the threat model
             states, as the client does. ``granted``: the private statistics that the threat model
             grants, as constants (BN_exact of Huang et al. 2021, section 3). ``running``: the
             server's buffers (BN_proxy).
-        box: whether answers stay within pixels [0, 1].
+        box: whether candidates stay within pixels [0, 1].
         dtype: precision of the computation.
-        batching: the evaluation of rows. ``vmap``: all in one pass. ``loop``: one by one. ``auto``:
-            ``vmap`` unless the gradients of all rows would have more than ``max_entries`` entries.
-        max_rows: largest number of answers that are solved together, ≥ 1, which limits memory.
-        max_entries: see ``batching``, ≥ 1. In float32, 1e8 entries take 0.4 GB.
+        batching: how the rows of candidates are evaluated: ``vmap`` in one pass, ``loop`` one by
+            one. ``auto`` takes ``vmap`` unless the gradients of all rows together would have more
+            than ``max_entries`` entries.
+        max_rows: largest number of candidates that are solved together, ≥ 1, which limits memory.
+        max_entries: largest number of entries of gradients under ``auto``, ≥ 1. In float32, 1e8
+            entries take 0.4 GB.
     """
 
     objective: Objective = field(default_factory=Euclidean)
@@ -95,7 +97,7 @@ class GradientInversion:
     def __call__(
         self, job: AttackJob, progress: ProgressCallback | None = None
     ) -> list[Reconstruction]:
-        """Attack all observations; see :class:`flwr_leakage.attacks.base.Attack`."""
+        """Return a reconstruction for each observation of a job."""
         results: list[Reconstruction | None] = [None] * len(job.observations)
         groups: dict[tuple[Any, ...], list[_Rows]] = {}
         for index in range(len(job.observations)):
@@ -111,7 +113,8 @@ class GradientInversion:
             for begin in range(0, len(group), size):
                 chunk = group[begin : begin + size]
                 report = Reporter(progress, done, len(results), self.optimizer.iterations)
-                # each target has a budget, and the targets of a chunk share theirs
+                # Each target has a budget of its own; targets that are solved together add theirs
+                # up.
                 seconds = job.max_seconds
                 budget = Budget.of(None if seconds is None else seconds * len(chunk))
                 solved = self._solve_safely(chunk, report, budget)
@@ -121,9 +124,9 @@ class GradientInversion:
         return [result for result in results if result is not None]
 
     def _prepare(self, job: AttackJob, index: int) -> "_Rows":
-        """Return the starts of one target, each with its own targets and order of the samples.
+        """Return the starts of one target, each with its own labels and order of the samples.
 
-        There are several if the order is searched, else one.
+        There are several starts if the order is searched, and one otherwise.
         """
         require_kind(self, job.spec)
         problem = unscaled(job.problem(index))
@@ -161,7 +164,7 @@ class GradientInversion:
     def _start(
         self, problem: Problem, assumed: AssumedTargets, number: int, stream: torch.Generator
     ) -> Tensor:
-        """Return the variables (D,) of a start: the inputs, and label logits if they vary."""
+        """Return the variables (D,) of a start: the inputs, then the label logits if they vary."""
         inputs = self.initialisation(problem.spec, problem.num_samples, number, stream)
         if self.box:
             inputs = problem.spec.clamp(inputs)
@@ -171,13 +174,13 @@ class GradientInversion:
         return torch.cat([inputs.reshape(-1), logits])
 
     def _searches_order(self, assumed: AssumedTargets) -> bool:
-        """Return whether the order is searched; granted targets come in the order of the steps."""
+        """Return whether the order is searched; granted labels come in the order of the steps."""
         return self.order is not None and assumed.origin != "granted"
 
     def _solve_safely(
         self, chunk: "list[_Rows]", report: Reporter, budget: Budget
     ) -> list[Reconstruction]:
-        """Return the results; after an error solve in halves, so that one target harms no other."""
+        """Return the results; after an error, solve halves, so that no target harms another."""
         try:
             return self._solve(chunk, report, budget)
         except (RuntimeError, ValueError, IndexError, MemoryError) as error:
@@ -190,7 +193,7 @@ class GradientInversion:
     def _solve(
         self, chunk: "list[_Rows]", report: Reporter, budget: Budget
     ) -> list[Reconstruction]:
-        """Return the results of targets of one kind."""
+        """Return the results of targets that share shape and schedule."""
         watch = Stopwatch()
         rows = _Rows.joined(chunk)
         bounds = rows.project if self.box else None
@@ -213,7 +216,7 @@ class GradientInversion:
     def _search_order(
         self, rows: "_Rows", batching: Batching, report: Reporter, budget: Budget
     ) -> "_Rows":
-        """Return rows with the best order and labels found, one for each target, not start."""
+        """Return one row for each target, with the best order and labels that its starts found."""
         assert self.order is not None
         points, targets, orders = self.order.search(
             lambda targets, orders: self._evaluator(
@@ -239,17 +242,17 @@ class GradientInversion:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Candidates of several targets that are solved together, in R rows.
+    """R rows of candidates for several targets, which are solved together.
 
     Attributes:
         indices: the positions of the targets' observations in the job.
-        problems: the problems of the targets, of one kind.
-        assumed: the assumed targets of the first problem; all have its origin.
+        problems: the problems of the targets, which share shape and schedule.
+        assumed: the targets that are assumed for the first problem; those of all have its origin.
         steps: (B,) the local step of each place of the clients' sequences, the same for all.
         streams: the random stream of each target.
-        points: (R, D) the variables, those of the first target first.
-        targets: (R, B) or (R, B, K) targets.
-        orders: (R, B) the sample at each place of these sequences.
+        points: (R, D) the variables; the rows of the first target come first.
+        targets: (R, B) labels, or (R, B, K) label probabilities.
+        orders: (R, B) the sample that stands at each place of the clients' sequences.
     """
 
     indices: list[int]
@@ -263,7 +266,7 @@ class _Rows:
 
     @classmethod
     def joined(cls, chunk: "Sequence[_Rows]") -> "_Rows":
-        """Return the rows of targets of one kind together."""
+        """Return the rows of several targets, which share shape and schedule, as one."""
         return replace(
             chunk[0],
             indices=[index for rows in chunk for index in rows.indices],
@@ -289,7 +292,7 @@ class _Rows:
 
     @property
     def candidates(self) -> Candidates:
-        """The map from rows of variables to batches of candidates."""
+        """The map from rows of variables to candidate batches."""
         problem = self.problems[0]
         shape = (problem.num_samples, *problem.spec.shape)
         return Candidates(shape, problem.spec.num_classes, self.assumed.origin == "variables")
@@ -313,7 +316,7 @@ class _Rows:
 
 
 def _reconstruction(rows: _Rows, found: Minimum, row: int, stats: dict[str, Any]) -> Reconstruction:
-    """Return the answer of one row, its samples in the order in which the steps first use them."""
+    """Return the answer of one row, with its samples in the order in which steps first use them."""
     objective = float(found.values[row])
     if not math.isfinite(objective):
         return failure("the objective was never finite.")

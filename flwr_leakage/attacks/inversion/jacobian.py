@@ -1,4 +1,4 @@
-"""Compute the dense Jacobian of an update by the samples, and test if a derivative jumps."""
+"""Compute the dense Jacobian of an update by the samples, and test whether a gradient jumps."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from flwr_leakage.spectral.image_prior import ImagePrior
 
 
 def gram_seconds(rows: Tensor) -> float:
-    """Return about how many CPU seconds ``gram(rows)`` takes, from the time of one of its blocks.
+    """Return an estimate of the CPU seconds that ``A Aᵀ`` takes, from the time of one block of it.
 
     Args:
         rows: (n, k) the matrix A of ``A Aᵀ``.
@@ -34,11 +34,11 @@ parameters 128 columns would take 11 GB. The budget is checked between such bloc
 
 @dataclass(frozen=True)
 class Jacobian:
-    """The gradients of all rounds as one function of the inputs, and its derivative.
+    """The gradients of all rounds as one function g of the inputs, and the Jacobian of g.
 
-    If a batch's gradient is the mean of its samples' gradients, as in one plain step without batch
-    statistics, a column is the derivative of one sample's gradient. It then costs less by a factor
-    of the number of samples. The gradients at the point itself decide whether this holds.
+    The gradient of a batch may be the mean of its samples' gradients, as in one plain step without
+    batch statistics. Then a column of the Jacobian is the derivative of one sample's gradient, and
+    costs less by a factor of the number of samples. The gradients at the point show if this holds.
 
     Attributes:
         problem: the problem in double precision.
@@ -51,7 +51,7 @@ class Jacobian:
     max_entries: int
 
     def require(self, entries: int) -> None:
-        """Raise an error if the Jacobian of this number of entries would be too large.
+        """Raise an error if a Jacobian with this number of entries would be too large.
 
         Raises:
             ValueError: it has more than ``max_entries`` entries.
@@ -68,22 +68,23 @@ class Jacobian:
 
     @property
     def size(self) -> int:
-        """Number of pixels of all samples, times channels."""
+        """Number N of entries of all samples: pixels times channels."""
         return torch.Size(self.shape).numel()
 
     def gradient(self, inputs: Tensor) -> Tensor:
-        """Return g(x) (P,), all rounds one after another."""
+        """Return the gradient g(x) (P,) at inputs x, all rounds one after another."""
         return simulate_rounds(self.problem, Batch(inputs, self.targets))
 
     def transposed(
         self, inputs: Tensor, budget: Budget = UNLIMITED, rows: Tensor | None = None
     ) -> Tensor | None:
-        """Return ``(∂g/∂x)ᵀ`` (N, P) at inputs; ``None`` if the budget does not last for it.
+        """Return ``(∂g/∂x)ᵀ`` (N, P) at inputs x, or ``None`` if the budget is too small for it.
 
         Args:
             inputs: (B, C, H, W) x.
-            budget: a limit that is checked between blocks of columns, by the time of those before.
-            rows: (P,) whether an entry of the update is wanted; ``None`` for all.
+            budget: a limit of CPU time. Before each block of columns, the time of the blocks so far
+                tells whether the rest fits.
+            rows: (P,) booleans, true for the wanted entries of the update; ``None`` for all.
         """
         if not self._is_mean(inputs):
             return self._columns(self.gradient, inputs, budget, rows)
@@ -135,19 +136,21 @@ class Jacobian:
 
 
 def has_kinks(problem: Problem, budget: Budget = UNLIMITED) -> bool:
-    """Return whether the derivative of the logits by the inputs jumps, by names or by numbers.
+    """Return whether the derivative of the logits by the inputs jumps.
+
+    The names of the called functions tell, or else a numerical test.
 
     Raises:
-        BudgetExhausted: no name tells, and the budget does not last for :func:`is_rough`.
+        BudgetExhausted: no name tells, and the budget is too small for :func:`is_rough`.
     """
     return calls_kinks(problem) or is_rough(problem, budget)
 
 
 def calls_kinks(problem: Problem) -> bool:
-    """Return whether a forward pass of a grey image calls functions with kinks, by their names.
+    """Return whether a forward pass of a grey image calls functions that are known to have kinks.
 
-    These kinks can be blurred. They are ReLUs, leaky or not, max pooling, and other activations if
-    a kink lies in the range of their inputs there. Those of hardswish at ±3 are mostly outside.
+    Such kinks can be blurred. The functions are ReLUs, leaky or not, max pooling, and other
+    activations with a kink in the range of their inputs. Hardswish's at ±3 are mostly outside.
     """
     grey = torch.full((1, *problem.spec.shape), 0.5)
     inputs = problem.spec.normalize(grey).to(problem.like)
@@ -164,9 +167,9 @@ def calls_kinks(problem: Problem) -> bool:
 def is_rough(problem: Problem, budget: Budget = UNLIMITED) -> bool:
     """Return whether logits have kinks along lines between images of the prior.
 
-    For steps of length h, the second differences of a smooth function are h² f'' and the fourth
-    ones h⁴ f''''. At a kink both are h times the jump of f'. So fourth differences are far below
-    second ones, or as large.
+    Along a line with steps of length h, the second differences of a smooth function are h² f'' and
+    the fourth differences h⁴ f''''. At a kink both are h times the jump of f'. So fourth
+    differences far below the second ones show a smooth function, and as large ones show a kink.
 
     The test finds kinks of any function under any name, such as ReLU6, ``abs`` or a maximum. It
     costs up to 199 forward passes. It misses kinks outside the range of these images, such as

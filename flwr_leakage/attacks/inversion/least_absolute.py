@@ -42,7 +42,7 @@ class LeastAbsolute(OneByOne):
         steps: largest number of steps, ≥ 1.
         tolerance: relative squared distance of gradients at which the attack stops.
         labels: the inference of labels that the threat model does not grant.
-        initialisation: the first candidate. From grey most masks are wrong.
+        initialisation: the first candidate. From a grey image, most masks would be wrong.
         max_entries: largest number of entries of the Jacobian without the rows of entries within
             their bounds; a larger one is refused.
     """
@@ -64,7 +64,7 @@ class LeastAbsolute(OneByOne):
         """Return the samples that explain the update of one problem in float64.
 
         Raises:
-            BudgetExhausted: the budget does not last to find out if the network is smooth.
+            BudgetExhausted: the budget is too small to find out whether the network is smooth.
             ValueError: the Jacobian has more than ``max_entries`` entries, or the network is
                 smooth.
         """
@@ -117,10 +117,11 @@ class LeastAbsolute(OneByOne):
         )
 
     def _step(self, transposed: Tensor, residual: Tensor, rounds: int) -> Tensor:
-        """Return the step s (N,) with the least sum of absolute values of r + J s, for r (P',).
+        """Return the step s (N,) that minimises ``Σ_i |r + J s|_i``, for residuals r (P',).
 
-        At first, residuals below 0.1 of their mean have equal weights; this limit halves with each
-        reweighting. Both it and the ridge were chosen on development draws; no table.
+        At first, residuals below 0.1 of their mean have equal weights. With each reweighting, this
+        limit is halved. The limit and the ridge were chosen on development draws; there is no
+        table.
         """
         linear, step = residual, transposed.new_zeros(len(transposed))
         for number in range(rounds):

@@ -1,9 +1,10 @@
-"""Compute the likelihood of a noised, pruned or plain update, given a candidate's gradient.
+"""Compute the likelihood of a noisy, pruned or plain update, given a candidate's gradient.
 
-The attacker's residual is ``r = g(x) − g*``, entry by entry. An entry that is not zero has the
-noise's variance σ². An entry that is zero may have been pruned. It only states that ``|g| ≤ τ``,
-with τ the smallest magnitude that its tensor kept. Without pruning τ is almost zero, so that this
-bound changes nothing. An entry that was clipped states that ``|g|`` is larger, and is left out.
+The attacker's residual is ``r = g(x) − g*``, entry by entry. An observed entry that is not zero has
+the variance σ² of the noise. An entry that is zero may have been pruned. It only states that
+``|g| ≤ τ``, where τ is the smallest magnitude that its tensor kept. Without pruning τ is almost
+zero, so that this bound changes nothing. An entry that was clipped states that ``|g|`` is larger
+than its value, and is left out.
 """
 
 import math
@@ -37,7 +38,7 @@ class Groups:
     its inputs), or a single entry of any other tensor. Groups are numbered tensor by tensor.
 
     Attributes:
-        shapes: the shape of each of T tensors, which stand one after another in P entries.
+        shapes: the shapes of T tensors, which are flattened one after another into P entries.
 
     Example:
         >>> groups = Groups([torch.Size((2, 1, 1, 2)), torch.Size((2, 2)), torch.Size((2,))])
@@ -51,17 +52,17 @@ class Groups:
 
     @property
     def counts(self) -> Tensor:
-        """Number of entries of each group (G,)."""
+        """Number of entries of each of the G groups, (G,)."""
         sizes = torch.tensor([shape.numel() for shape in self.shapes])
         return (sizes // torch.tensor(self._numbers))[self.tensors]
 
     @property
     def tensors(self) -> Tensor:
-        """Index of each group's tensor (G,)."""
+        """Index of the tensor that holds each of the G groups, (G,)."""
         return torch.arange(len(self.shapes)).repeat_interleave(torch.tensor(self._numbers))
 
     def sums(self, values: Tensor) -> Tensor:
-        """Return the sum of each group's values (G,), for values of all entries (P,)."""
+        """Return the sum over each group (G,) of the values of all entries (P,)."""
         pieces = values.split([shape.numel() for shape in self.shapes])
         found = []
         for piece, shape in zip(pieces, self.shapes, strict=True):
@@ -73,7 +74,7 @@ class Groups:
         return torch.cat(found)
 
     def spread(self, values: Tensor) -> Tensor:
-        """Return the value of each entry's group (P,), for values of all groups (G,)."""
+        """Return for each entry (P,) the value of its group, from the values of all groups (G,)."""
         found = []
         for piece, shape in zip(values.split(self._numbers), self.shapes, strict=True):
             if len(shape) > 2:
@@ -100,8 +101,8 @@ class Likelihood:
         observed: (P,) entries g*, all rounds and tensors one after another.
         counts: (T,) number of entries of each tensor.
         noise: (T,) σ of each tensor's entries, > 0.
-        bounds: (P,) τ of the entries that are zero, a large one of those that were clipped, and 0
-            of the others.
+        bounds: (P,) τ for entries that are zero, a large number for entries that were
+            clipped, and 0 for all others.
     """
 
     observed: Tensor
@@ -115,7 +116,8 @@ class Likelihood:
 
         Args:
             gradients: pseudo-gradients in double precision.
-            noise_std: σ of all entries; ``None`` if there is only float32's rounding.
+            noise_std: σ of the noise on all entries; ``None`` if float32's rounding is the only
+                noise.
         """
         pieces = [value.reshape(-1) for gradient in gradients for value in gradient.values()]
         observed = torch.cat(pieces)
@@ -129,7 +131,7 @@ class Likelihood:
             float(piece.abs().masked_fill_(at, math.inf).min())
             for piece, at in zip(pieces, zeros, strict=True)
         ]
-        # A tensor without nonzero entries was pruned by a threshold of the whole update, which is
+        # If pruning left a tensor no nonzero entry, the threshold is one of the whole update. It is
         # at most the smallest magnitude that any other tensor kept.
         smallest = min(tau for tau in kept if tau < math.inf)
         clipped = [at for each in gradients for at in clipped_entries(each).values()]
@@ -143,26 +145,26 @@ class Likelihood:
 
     @property
     def tensors(self) -> Tensor:
-        """Index of each entry's tensor (P,)."""
+        """Index of the tensor that holds each entry, (P,)."""
         return self.spread(torch.arange(len(self.counts), device=self.counts.device))
 
     def spread(self, values: Tensor) -> Tensor:
-        """Return the value of each entry's tensor (P,), for values of all tensors (T,)."""
+        """Return for each entry (P,) the value of its tensor, out of the values (T,) of all."""
         return values.repeat_interleave(self.counts.long())
 
     def sums(self, values: Tensor) -> Tensor:
-        """Return the sum of each tensor's values (T,), for values of all entries (P,)."""
+        """Return the sum over each tensor (T,) of the values of all entries (P,)."""
         pieces = values.split(self.counts.long().tolist())
         return torch.stack([piece.sum() for piece in pieces])
 
     def residual(self, gradient: Tensor) -> Tensor:
-        """Return ``g − g*`` (P,)."""
+        """Return the residual ``g − g*`` (P,) of a candidate's gradient g."""
         return gradient.double() - self.observed
 
     def excess(self, residual: Tensor) -> Tensor:
-        """Return each entry's distance from its possible values (P,).
+        """Return the distance of each entry (P,) of a gradient from its possible values.
 
-        It is ``|r|``, or ``max(0, |r| − τ)`` for entries that are zero.
+        For a residual r it is ``|r|``, or ``max(0, |r| − τ)`` for observed entries that are zero.
         """
         return residual.abs().sub_(self.bounds).clamp_min_(0)
 
@@ -175,13 +177,13 @@ class Likelihood:
     ) -> Tensor:
         """Return the variance v of each entry (P,), which divides its squared residual.
 
-        It is ``σ² + κ max(0, mean r² − σ²)``: the error of the model itself, from its blur and its
-        linearisation, is read from the residual, tensor by tensor. An entry that may have been
-        pruned has at least τ²/3, the variance of a uniform law on [−τ, τ].
+        The variance is ``v = σ² + κ max(0, mean r² − σ²)``. Blur and linearisation cause an error
+        of the model itself, which is read from the mean square of each tensor's residuals. An entry
+        that may have been pruned has at least the variance τ²/3 of a uniform law on [−τ, τ].
 
         Args:
-            residual: (P,) r.
-            model_error: κ in [0, 1].
+            residual: (P,) residuals r.
+            model_error: share κ in [0, 1] of the excess over the noise that counts as model error.
             groups: entries with similar errors. A group's mean square is averaged with that of its
                 tensor, which counts as three entries. ``None`` takes each tensor as one group.
         """
@@ -202,7 +204,7 @@ class Likelihood:
     def energy(
         self, residual: Tensor, unknowns: float = math.inf, groups: Groups | None = None
     ) -> float:
-        """Return −2 log likelihood up to a constant, at each tensor's most likely model error.
+        """Return −2 log likelihood up to a constant, at the most likely model error of each tensor.
 
         A residual has noise in all P_t entries of a tensor, and the candidate's own error in D_t
         directions, with D_t the smaller of P_t and the number of unknowns. With m_t the mean square
@@ -237,25 +239,25 @@ class Likelihood:
         return float(common.sum() + (shares * counts * wrong.log1p()).sum())
 
     def independent(self, unknowns: float) -> Tensor:
-        """Return D_t (T,), the largest number of independent equations of each tensor."""
+        """Return the largest number of independent equations of each tensor, D_t (T,)."""
         return self.counts.clamp_max(unknowns)
 
     def distance(self, residual: Tensor) -> float:
-        """Return ``‖excess‖² / ‖g*‖²``."""
+        """Return the relative squared distance ``‖excess‖² / ‖g*‖²`` of the gradients."""
         excess = self.excess(residual)
         return float(excess.dot(excess) / self.observed.dot(self.observed))
 
 
 def estimate_noise(problem: Problem) -> float | None:
-    """Return σ of equal, independent noise on all entries, from an equation of every batch.
+    """Return σ of equal, independent noise on all entries, read from the last layer's gradient.
 
     Softmax cross-entropy depends on differences of logits only, so the gradients of the last
     layer's weight and bias sum to zero over classes, for any batch and any number of steps
-    without weight decay. With noise, ``Σ_k g_kf`` has the variance K σ² in each column f.
+    without weight decay. With noise, ``Σ_k g_kf`` over K classes has the variance K σ² in column f.
 
     Returns:
-        σ̂, or ``None`` if a grey image shows that the equation does not hold for this model and
-        loss, if entries were clipped, if entries of the layer were pruned, or if it is frozen.
+        σ̂, or ``None`` if the sum over classes of a grey image's gradient is not zero, if entries
+        were clipped, if entries of the layer were pruned, or if the layer is frozen.
     """
     try:
         layer = find_last_layer(problem)
@@ -271,7 +273,7 @@ def estimate_noise(problem: Problem) -> float | None:
     if any(bool(at.any()) for at in clipped_entries(problem.gradient).values()):
         return None
     observed = columns(problem.gradient)
-    # A unit that no sample activates has a whole column of zeros; pruning makes parts of it zero.
+    # If no sample activates a unit, its whole column is zero; pruning makes parts of columns zero.
     zeros = (observed == 0).sum(0)
     if bool(((zeros > 0) & (zeros < len(observed))).any()) or bool((zeros > 0).all()):
         return None
@@ -279,7 +281,7 @@ def estimate_noise(problem: Problem) -> float | None:
     targets = torch.zeros(problem.num_samples, dtype=torch.int64)
     targets = grey if problem.spec.next_token else targets
     own = columns(problem.gradient_of(names, Batch(grey, targets)))
-    if float(own.sum(0).norm()) > 1e-3 * float(own.norm()):  # the equation does not hold
+    if float(own.sum(0).norm()) > 1e-3 * float(own.norm()):  # sums over classes are not zero
         return None
     sums = observed[:, zeros < len(observed)].sum(0)
     return float((sums.square().mean() / len(observed)).sqrt())

@@ -19,7 +19,7 @@ class Objective(Protocol):
     """A distance of a candidate's gradient from the observed one."""
 
     def __call__(self, candidate: Params, observed: Params) -> Tensor:
-        """Return a scalar, differentiable in the candidate's gradient, and smallest if both agree.
+        """Return the distance, a scalar that is least if both gradients agree, and differentiable.
 
         Args:
             candidate: the candidate's gradient g, by parameter name.
@@ -29,16 +29,17 @@ class Objective(Protocol):
 
 
 def inner_product(left: Params, right: Params) -> Tensor:
-    """Return ``Σ ⟨left_l, right_l⟩`` over all entries, a scalar."""
+    """Return the inner product ``Σ_l ⟨left_l, right_l⟩`` over all tensors l, a scalar."""
     terms = [(left[k] * right[k]).sum() for k in right]
     return sum(terms[1:], start=terms[0])
 
 
 @dataclass(frozen=True)
 class Cosine:
-    """``1 − ⟨g, g*⟩ / (‖g‖ ‖g*‖)`` in [0, 2], the objective of Inverting Gradients.
+    """The cosine distance ``1 − ⟨g, g*⟩ / (‖g‖ ‖g*‖)`` of gradients, in [0, 2].
 
-    It ignores the gradient's length (Geiping et al. 2020, eq. 4).
+    This is the objective of Inverting Gradients (Geiping et al. 2020, eq. 4). It ignores the
+    gradient's length.
     """
 
     def __call__(self, candidate: Params, observed: Params) -> Tensor:
@@ -51,10 +52,10 @@ class Cosine:
 
 @dataclass(frozen=True)
 class Euclidean:
-    """The objective of DLG and iDLG, made scale-free: ``scale · ‖g − g*‖² / ‖g*‖²``.
+    """The objective ``scale · ‖g − g*‖² / ‖g*‖²`` of DLG and iDLG, made free of scale.
 
-    The division by the observed norm changes no minimum, and makes tolerances and the weights of
-    priors comparable over models. The papers' own objective is not divided.
+    The papers' own objective is not divided by the observed norm. The division changes no minimum,
+    and makes tolerances and the weights of priors comparable over models.
 
     Attributes:
         scale: factor of the objective, > 0.
@@ -72,14 +73,14 @@ class Euclidean:
 
 @dataclass(frozen=True)
 class Masked:
-    """``objective(1[g* ≠ 0] ∘ g, g*)``, for an attacker who knows of pruning.
+    """The distance ``objective(1[g* ≠ 0] ∘ g, g*)``, for an attacker who knows of pruning.
 
-    Pruned entries of an update are exactly zero, which only shows that the sample's own gradient
-    is small there. Entries that are zero without pruning (units that no sample activates) are also
-    left out.
+    Pruning sets entries of an update to exactly zero, so that such an entry only shows that the
+    sample's own gradient is small there. The objective leaves out all zero entries, also those of
+    units that no sample activates.
 
     Attributes:
-        objective: the distance of the masked gradients.
+        objective: the distance that compares the masked gradients.
     """
 
     objective: Objective
@@ -98,10 +99,10 @@ class PriorContext:
         gradient_map: the model, for priors on its features.
         spec: the public facts about the data.
         params: the parameters θ_t.
-        buffers: the statistics that the attacker normalises with, if in running mode.
+        buffers: the BatchNorm statistics by which the attacker normalises in running mode.
         statistics: BatchNorm statistics that the threat model grants, or empty.
-        first_step: (b, C, H, W) the candidate's inputs of the first local step, which
-            ``statistics`` are compared with; all inputs if ``None``.
+        first_step: (b, C, H, W) the candidate's inputs of the first local step, whose statistics
+            are compared with ``statistics``; ``None`` for all inputs.
     """
 
     gradient_map: GradientMap
@@ -114,7 +115,7 @@ class PriorContext:
 
 @runtime_checkable
 class Prior(Protocol):
-    """A penalty of candidate inputs, added to the objective."""
+    """A penalty of candidate inputs, which is added to the objective."""
 
     def __call__(self, inputs: Tensor, context: PriorContext) -> Tensor:
         """Return the penalty of inputs (B, C, H, W) in model space, a scalar."""
@@ -137,7 +138,7 @@ def total_variation(images: Float[Tensor, "B C H W"]) -> Tensor:
 
 
 def colour_differences(images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D H W"]:
-    """Return the C channels and the differences of every two of them.
+    """Return the C channels of images, and the differences of every two of them (D in all).
 
     These are the double opponents of Åström and Schnörr (2016). Edges of natural images show in all
     channels at once, so that differences of channels vary less than the channels.
@@ -148,7 +149,7 @@ def colour_differences(images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D H
 
 @dataclass(frozen=True)
 class TotalVariation:
-    """``weight ·`` total variation of the candidate.
+    """The penalty ``weight · total_variation(x)`` of candidate inputs x.
 
     Attributes:
         weight: weight relative to the objective, ≥ 0.
@@ -182,8 +183,10 @@ def statistics_distance(
     channels instead.
 
     Args:
-        candidate: mean and variance of every layer's input, keyed as its buffers.
-        known: the known means and variances with the same keys; layers missing here do not count.
+        candidate: the mean and variance of every BatchNorm layer's input, under the names of the
+            layer's buffers.
+        known: the known means and variances under the same names. Layers without an entry here do
+            not count.
         relative: whether distances are in units of the known standard deviations and variances.
     """
     names = [name for name in candidate if name in known]
@@ -195,7 +198,7 @@ def statistics_distance(
             variance = known[f"{layer}.running_var" if layer else "running_var"]
             scale = variance.clamp_min(1e-5) ** (1 if kind == "running_mean" else 2)
             squares = squares / scale / squares.numel()
-        # A root has no derivative at zero, the value of an exact match.
+        # A small number is added, as a root has no derivative at zero, the value of an exact match.
         gap = (squares.sum() + 1e-12).sqrt()
         total = total + gap
     return total
@@ -203,12 +206,12 @@ def statistics_distance(
 
 @dataclass(frozen=True)
 class BatchNormStatistics:
-    """``weight ·`` distance of the candidate's BatchNorm statistics from the known ones.
+    """A penalty: weight times the distance of the candidate's BatchNorm statistics from known ones.
 
     The threat model states the known statistics (``exact``, ``derived`` or ``running``). If it
-    grants none there is no penalty, and the statistics are inferred with the images. They are
-    compared at θ_t, for the samples of the first local step. ``derived`` statistics of several
-    steps are a mean over the steps.
+    grants none, there is no penalty, and the statistics are inferred with the images. Statistics
+    are compared at θ_t, for the samples of the first local step. ``derived`` statistics of several
+    steps are means over the steps.
 
     Attributes:
         weight: weight relative to the objective, ≥ 0.

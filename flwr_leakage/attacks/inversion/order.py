@@ -1,9 +1,10 @@
 """Search for the sample of each local step, by the attacker's own objective.
 
-The order of a client's samples shows in an update only to second order in the learning rate:
-exchanging two samples of neighbouring steps changes the sum of their gradients by η times a
-commutator ``H_i g_j − H_j g_i``. So samples found under a wrong order are nearly right, and
-exchanges can be tried on them at the cost of one replayed update each.
+The order of a client's samples shows in an update only to second order in the learning rate η:
+exchanging samples i and j of neighbouring steps changes the sum of their gradients by η times the
+commutator ``H_i g_j − H_j g_i``, with g the gradients and H the Hessians. So samples found under a
+wrong order are nearly right. On them exchanges can be tried, at the cost of one replayed update
+each.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +26,7 @@ Values = Callable[[Tensor, Tensor], Tensor]
 
 
 def local_steps_of(problem: Problem) -> Int[Tensor, " N"]:
-    """Return the local step that uses each place of a client's sequence of samples (N,).
+    """Return the number of the local step that uses each of the N places of a client's sequence.
 
     Steps are counted over all clients; −1 stands for none. The client takes its samples in the same
     order in all epochs.
@@ -42,7 +43,7 @@ def local_steps_of(problem: Problem) -> Int[Tensor, " N"]:
 
 @dataclass(frozen=True)
 class OrderSearch:
-    """Alternate between short fits and exchanging samples between steps, from several starts.
+    """Alternate between short fits and exchanges of samples between steps, from several starts.
 
     A *move* exchanges two samples between two steps, or gives a sample another label.
     A turn tries all moves and makes the best one, as long as it lowers the objective. Then a short
@@ -56,7 +57,7 @@ class OrderSearch:
         iterations: largest number of iterations of the optimizer in the fit of a turn, ≥ 1.
         max_moves: largest number of moves that are tried at once, ≥ 1. If there are more, some are
             drawn at random.
-        required: whether updates are refused if the order is known or makes no difference.
+        required: whether an update is refused if its order is known or makes no difference.
     """
 
     starts: int = 4
@@ -83,7 +84,7 @@ class OrderSearch:
         report: Report | None,
         budget: Budget = UNLIMITED,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the best point, targets and order of each ``starts`` rows."""
+        """Return the best point, targets and order for each target, out of its ``starts`` rows."""
         quick = replace(optimizer, iterations=self.iterations)  # type: ignore[type-var]
         values = points.new_zeros(len(points))
         for turn in range(self.turns + 1):
@@ -117,7 +118,7 @@ class OrderSearch:
         generator: torch.Generator,
         budget: Budget = UNLIMITED,
     ) -> tuple[Tensor, Tensor, float]:
-        """Return order, targets and objective after repeated best moves, until no move improves."""
+        """Return order, targets and objective after the best moves, until no move improves them."""
         value = float(values(order[None], targets[None])[0])
         for _ in range(2 * len(order)):
             orders, labels = _moves(order, targets, steps, num_classes)
@@ -136,7 +137,7 @@ class OrderSearch:
 def _moves(
     order: Tensor, targets: Tensor, steps: Tensor, num_classes: int | None
 ) -> tuple[Tensor, Tensor]:
-    """Return all orders (M, N) and targets (M, N) that differ by one exchange or one label."""
+    """Return all M orders and targets, (M, N) each, that one exchange or one new label makes."""
     size = len(order)
     i, j = torch.triu_indices(size, size, offset=1)
     apart = steps[i] != steps[j]

@@ -1,13 +1,13 @@
-"""End a run: blur each unit by its own posterior deviation, and let weights follow residuals.
+"""End a run by steps that blur each unit by its own posterior deviation.
 
 At the end of a run, the masks of units near zero are guesses, and a wrong mask moves the gradient
 as much as a right one. The equations, solved to first order, leave a normal posterior of the
-images. Its draws show how far each unit may still move. A unit whose sign is settled keeps its
-kink, and a doubtful unit is averaged over both masks. Errors of masks are not noise, so variances
-are read from the residual, kernel by kernel and feature by feature: a wrong mask spoils the
-equations of its own unit, and the others keep their weight. Blur and variances fade by themselves
-as the residual falls. The prior decides what the equations leave open. It is first the run's own.
-Once an image shows its kinds of patches, it is
+images. Draws from it show how far each unit may still move. A unit whose sign is certain keeps its
+kink, and a doubtful unit is averaged over both masks. A wrong mask is no noise: it spoils the
+equations of its own unit only. So variances are read from the residual, kernel by kernel and
+feature by feature, and the other equations keep their weight. Blur and variances fall with the
+residual. The prior decides about the directions that the equations leave open. It is first the
+prior of the run, and then, once an image shows its kinds of patches,
 :class:`flwr_leakage.spectral.patch_prior.PatchPrior`.
 """
 
@@ -30,24 +30,24 @@ from flwr_leakage.spectral.patch_prior import PatchPrior
 
 @dataclass(frozen=True)
 class Settling:
-    """The settings of the end of a run of one image.
+    """Settings of the steps that end a run of one image, with a blur of each unit's own.
 
     If a budget does not allow all products, each step takes fewer.
 
     Attributes:
-        steps: number of steps, ≥ 0; with 0 a run has no such end.
+        steps: number of steps, ≥ 0; with 0 a run ends without them.
         products: approximate largest number of products with the Jacobian of one gradient or its
             transpose, ≥ 1. A product with the Jacobian of n local steps counts n times. A quarter
-            is for one draw of the posterior in each step. Directions that the draw's system leaves
-            unsolved count as unknown.
-        before: share in (0, 1] of a run's own products that the run before this end takes.
+            of them serves one draw of the posterior in each step. Directions that the draw's linear
+            system leaves unsolved count as unknown.
+        before: share in (0, 1] of a run's own products that it may take before these steps.
         least: least blur after the first draw, in posterior deviations, > 0. The blur grows with
             the relative distance of the equations.
         most: largest blur after the first draw, in posterior deviations.
         last: blur after the last draw, in posterior deviations, > 0.
-        patches_from: share of the steps, ≥ 0, after which the prior is one of patches; above 1 it
-            never is.
-        candidates: number of runs, the most likely ones, that get such an end, ≥ 1.
+        patches_from: share of the steps, ≥ 0, after which the prior of patches is used; above 1 it
+            is never used.
+        candidates: number of runs that get these steps, the most likely ones first, ≥ 1.
     """
 
     steps: int = 12
@@ -72,7 +72,7 @@ class Settling:
     def __call__(
         self, model: Equations, likelihood: Likelihood, start: RunEnd, budget: Budget
     ) -> RunEnd:
-        """Return the settled end of a run."""
+        """Return the end of a run after these steps."""
         if not self.steps:
             return start
         prior = model.prior
@@ -108,16 +108,16 @@ class _Pace:
         self._watch = Stopwatch()
 
     def solvers(self) -> tuple[Solver, Solver]:
-        """Return the solvers of a step and of a draw, which has a quarter of the iterations.
+        """Return the solver of a step, and that of a draw with a quarter of the iterations.
 
-        A draw is solved to a tight tolerance. Its right side is mostly what the equations
-        determine, and the draw is what they leave open.
+        A draw is solved to a tight tolerance. The equations determine most of its right side, and
+        the draw itself lies in the directions that they leave open.
         """
         quarter = self.each // 4
         return Solver(self.each - quarter), Solver(quarter, 1e-3)
 
     def is_over(self, at: Iterate, last: Posterior | None) -> bool:
-        """Return whether the run ends here; shorten the next steps if time is short."""
+        """Return whether the run ends here, and shorten the next steps if time is short."""
         assert last is not None
         self.products += last.linear.products
         left = self.steps - at.steps
@@ -133,22 +133,22 @@ class _Pace:
 class Doubts:
     """Pose equations whose units are blurred by their own posterior deviations.
 
-    Before each step, images are drawn from the posterior of the last equations. The spread of
-    every unit over the draws is its blur.
+    Before each step, images are drawn from the posterior of the last equations. The spread of a
+    unit's inputs over the draws is its blur.
 
     Attributes:
         model: the equations.
         prior: the prior of the point, in the point's precision.
         likelihood: the observed values of the equations.
-        widths: the blur after each drawing, in posterior deviations.
+        widths: the blur after each set of draws, in posterior deviations.
         variances: map from residuals (P,) to the variance of each.
-        solvers: map from equations, their blur, images and weights to the solvers of a step and of
-            a draw, or to ``None``, which ends the descent.
+        solvers: map from equations, their blur, images and weights to the solver of a step and that
+            of a draw, or to ``None``, which ends the descent.
         is_over: map from an iterate and the last posterior to whether the descent ends there.
         patches: a prior of patches, or ``None``.
         patches_from: number of the first posterior that uses the prior of patches.
         draws: number of draws that estimate the deviations, ≥ 1.
-        is_sharp: whether the first step has no blur and no drawing before it.
+        is_sharp: whether the first step has no blur, and no draws before it.
     """
 
     model: Equations
@@ -169,7 +169,7 @@ class Doubts:
         self._blurred, self._blur, self._count = self.model, 0.0, 0
 
     def pose(self, at: Iterate) -> Posed | None:
-        """Return the next step's system, blurred by draws of the last posterior, or None."""
+        """Return the next step's system, with the units' blurs, or None at the end."""
         at = replace(at, point=self.model.gauged(at.point))
         if self._last is None and not self.is_sharp:
             self._last = self._linearise(at)
@@ -187,7 +187,7 @@ class Doubts:
         return self._last and self._last[0].posed(self._last[1])
 
     def _linearise(self, at: Iterate) -> tuple[Posterior, Solver, Solver] | None:
-        """Return the posterior of the blurred equations at an iterate, and its two solvers."""
+        """Return the posterior of the blurred equations, and the solvers of a step and a draw."""
         model, blur, inputs = self._blurred, self._blur, self.prior.inputs(at.point)
         residual_at = residuals(model, self.likelihood, blur, prior=self.prior)
         residual = residual_at(at.point)
@@ -216,7 +216,8 @@ def spreads(model: Equations, centre: Tensor, draws: Sequence[Tensor]) -> list[T
     for total in sums:
         axes = [axis for axis in range(total.ndim) if axis > 1]
         shared = total.mean(axes, keepdim=True) / len(draws)
-        # A few draws alone would estimate a unit badly: its channel counts as two more (no table).
+        # Few draws estimate a unit's deviation badly. The mean of its channel counts as two more
+        # draws.
         squares = (total + 2.0 * shared) / (len(draws) + 2.0)
         found.append(squares.sqrt())
     return found
