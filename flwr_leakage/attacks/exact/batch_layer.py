@@ -1,9 +1,9 @@
-"""Pose one linear layer with a batch's gradient, and check candidates for its samples.
+"""Hold one linear layer with a batch's gradient, and check candidates for its samples.
 
-The network behind the layer judges a candidate for one sample's input h. Its pass from the layer
-onwards gives the errors ``s = ∂L/∂z`` for each label, m numbers. If h was in the batch, s is a
-column of S: it lies in the b-dimensional span of the gradient's columns U, and is dual to h
-(:mod:`~flwr_leakage.attacks.network.linear` defines S and U). These are m − b + 1 equations
+The network behind the layer judges a candidate for one sample's input h. Its pass from the layer's
+outputs z onwards gives the errors ``s = ∂L/∂z`` for each label, m numbers. If h was in the batch, s
+is a column of the errors S of all b samples: it lies in the span of the columns of U, and is dual
+to h (:mod:`~flwr_leakage.attacks.network.linear` defines S and U). These are m − b + 1 equations
 that the search for h does not use.
 """
 
@@ -52,12 +52,12 @@ class BatchSample:
     """A candidate for one sample's input of a layer, and the evidence for it.
 
     Attributes:
-        dual: t (b,), the sample's row of T, with t·β = 1.
+        dual: t (b,), the sample's row of T = Q⁻¹, with t·β = 1 (see :class:`LayerFactor`).
         inputs: h = t R (n,), the sample's input of the layer.
         outputs: z (m,), the layer's outputs of this input.
         label: the class whose errors fit the gradient best.
-        errors: s = ∂L/∂z (m,), which the network behind predicts for that label.
-        column: q (b,), the sample's column of Q.
+        errors: s = ∂L/∂z (m,), which the network behind the layer predicts for that label.
+        column: q (b,), the sample's column of Q, with s = U q.
         misfit: the share of s outside the span of U, in [0, 1].
         expected: the misfit that noise of the gradient alone would cause.
         scale_error: |t·q − 1|, which is zero for a true sample.
@@ -77,7 +77,7 @@ class BatchSample:
     def is_aligned(self) -> bool:
         """Return whether noise and rounding alone explain the misfit.
 
-        The misfit of a true sample with the right mask is ``expected``, within some per cent.
+        The misfit of a true sample with the right mask is ``expected``, up to some per cent.
         """
         return self.misfit <= explained_misfit(self.expected)
 
@@ -88,13 +88,13 @@ class BatchSample:
 
 
 def explained_misfit(expected: float) -> float:
-    """Return the largest misfit that rounding explains, and noise of the misfit ``expected``."""
+    """Return the largest misfit that rounding, and noise with a given expected misfit, explain."""
     return EXACT_MULTIPLE * expected + FLOAT32_RELATIVE_ERROR
 
 
 @dataclass(frozen=True)
 class BatchLayer:
-    """A linear layer ``z = W h + c`` of m units and n inputs, with its gradient's factors.
+    """A linear layer ``z = W h + c`` of m units and n inputs, with its gradient in factors.
 
     Attributes:
         problem: the network and the observed gradient.
@@ -104,10 +104,10 @@ class BatchLayer:
         factor: the factors of the gradient ``[∂L/∂W, ∂L/∂c]``, of rank b.
         order: the order in which the layer takes the pixels of the network's input; ``None`` if it
             takes features.
-        sparse_inputs: whether h is nonnegative with zeros, as outputs of a ReLU are.
-        rectified: whether a ReLU follows, so that errors are zero where a unit is inactive.
-        alone: whether no other path leads around the layer, so that the network behind can judge
-            its samples.
+        sparse_inputs: whether h is nonnegative with zeros, as the outputs of a ReLU are.
+        rectified: whether a ReLU follows the layer, so that errors of inactive units are zero.
+        alone: whether all paths of the network lead through the layer, so that the network behind
+            it can judge a sample.
     """
 
     problem: Problem
@@ -122,7 +122,7 @@ class BatchLayer:
 
     @property
     def takes_input(self) -> bool:
-        """Return whether h is the network's input, in any order."""
+        """Return whether the layer takes the network's input, in any order of its pixels."""
         return self.order is not None
 
     def images(self, inputs: Tensor) -> Tensor | None:
@@ -143,12 +143,12 @@ class BatchLayer:
 
     @cached_property
     def projected(self) -> Tensor:
-        """``W Rᵀ`` (m, b), with which a dual t has the outputs ``W Rᵀ t + c``."""
+        """The matrix ``W Rᵀ`` (m, b), by which a dual t gives the outputs ``W Rᵀ t + c``."""
         return self.matrix @ self.factor.right.T
 
     @cached_property
     def right(self) -> Tensor:
-        """R (b, n') in units in which an input without signal is zero; see :meth:`in_pixels`."""
+        """R (b, n') in units in which an input without signal is 0; see :meth:`in_pixels`."""
         return self.in_pixels(self.factor.right, self.factor.bias)
 
     @cached_property
@@ -158,14 +158,15 @@ class BatchLayer:
 
     @property
     def surplus(self) -> int:
-        """Number of live units beyond the rank: equations that only a true sample's errors meet."""
+        """Number of live units beyond the rank, each an equation that only true samples meet."""
         return int(self.live.sum()) - self.factor.rank
 
     @cached_property
     def scale_noise(self) -> float:
         """Standard deviation of an entry of ∂L/∂c, estimated from its part outside the span of U.
 
-        It may exceed the weight's: if the wire rounds parameters, larger ones get more noise.
+        The noise may exceed that of the weight's entries: if the client's rounding of parameters is
+        relative, larger parameters get more noise.
         """
         bias = self.problem.gradient[self.bias]
         left = self.factor.left
@@ -173,7 +174,7 @@ class BatchLayer:
         return max(rest, self.factor.noise)
 
     def in_units(self, inputs: Tensor) -> Tensor:
-        """Return factors (M,) that turn relative errors of inputs (M, n) into judged errors.
+        """Return factors (M,) that turn relative errors of inputs (M, n) into comparable errors.
 
         Errors of features are judged relative to the features' size, errors of images relative to
         the range of pixels.
@@ -184,7 +185,7 @@ class BatchLayer:
         return inputs.square().mean(1).sqrt() * contrast
 
     def in_pixels(self, rows: Tensor, shares: Tensor) -> Tensor:
-        """Return mixtures (r, n') of inputs in units in which an input without signal is zero.
+        """Return mixtures (r, n') of inputs, in units in which an input without signal is zero.
 
         Outputs of a ReLU are zero where the unit is inactive. An image is zero where it is black:
         its normalisation, ``(pixel − mean) / std``, is undone for mixtures too. Inputs that are
@@ -250,7 +251,7 @@ class BatchLayer:
         return {name: share * value for name, value in gradients.items() if name not in own}
 
     def check(self, dual: Tensor, label: int | None = None) -> BatchSample | None:
-        """Return a dual's candidate, judged by the network behind the layer; None if t·β is zero.
+        """Return the candidate of a dual, judged by the network behind; None if t·β is zero.
 
         Args:
             dual: t (b,), of any length.
@@ -283,7 +284,7 @@ class BatchLayer:
         )
 
     def misfits(self, duals: Tensor) -> Tensor:
-        """Return the misfit (M,) of each dual (M, b) at its best label.
+        """Return the misfit (M,) of each dual's candidate, under the label that fits best.
 
         It is computed as √(1 − explained share of ‖s‖²), so that misfits below 1e-7 may come out
         as zero.
@@ -305,7 +306,7 @@ class BatchLayer:
         return torch.cat(sizes).nan_to_num(torch.inf)
 
     def repaired(self, candidate: BatchSample, generator: torch.Generator) -> BatchSample:
-        """Return the candidate, with the errors at a nearby point if their misfit is lower.
+        """Return the candidate, with the errors of a nearby point if these have a lower misfit.
 
         An input that is known to some digits leaves the signs of a few units open. Points within
         that uncertainty have either sign, and the gradient shows which sign is right.
@@ -313,7 +314,7 @@ class BatchLayer:
         best = candidate
         sizes = self.factor.singular[: self.factor.rank]
         typical = (candidate.dual * sizes).norm() / len(sizes) ** 0.5
-        for radius in (1e-4, 1e-3):  # this step is relative to the size of the dual
+        for radius in (1e-4, 1e-3):  # distances of the points, relative to the size of the dual
             steps = torch.randn(NEARBY, len(sizes), generator=generator, dtype=torch.float64)
             duals = candidate.dual + radius * typical * steps.to(sizes) / sizes
             inputs = duals @ self.factor.right
@@ -356,7 +357,7 @@ class BatchLayer:
         return points[int(misfits.argmin())]
 
     def _columns(self, errors: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the columns (M, b) of errors (M, m), and the misfit (M,) of each."""
+        """Return the columns q (M, b) of errors s ≈ U q (M, m), and the misfit (M,) of each."""
         columns = errors @ self.factor.left
         rest = (errors - columns @ self.factor.left.T).norm(dim=1)
         return columns, rest / errors.norm(dim=1).clamp_min(1e-300)
@@ -366,13 +367,13 @@ class BatchLayer:
         columns, misfits = self._columns(errors)
         scales = (columns @ dual - 1).abs().nan_to_num(10.0).clamp_max(10)
         best, aligned = int((misfits + scales).argmin()), int(misfits.argmin())
-        # In a scaled update no error has the right size, but the true error has the right
-        # direction.
+        # In an update that the client scaled, no error has the right size, but the true error has
+        # the right direction.
         is_scaled = float(misfits[aligned]) < 0.1 * float(misfits[best])
         return aligned if is_scaled else best, columns, misfits
 
     def expected(self, column: Tensor, errors: Tensor) -> float:
-        """Return the misfit that the gradient's noise causes for a column (b,) and errors (m,)."""
+        """Return the misfit that noise of the gradient causes for errors s (m,) with column q (b,)."""
         spread = (column / self.factor.singular[: self.factor.rank]).norm()
         outside = self.factor.noise * max(self.surplus, 1) ** 0.5
         return outside * float(spread / errors.norm().clamp_min(1e-300))
@@ -421,7 +422,7 @@ def _posed(
     rectified: bool = False,
     alone: bool = True,
 ) -> BatchLayer:
-    """Return a layer with its gradient's factors."""
+    """Return a layer with the factors of its gradient."""
     assert use.bias is not None
     weight, bias = problem.gradient[use.weight], problem.gradient[use.bias]
     factor = factorize(weight, bias, problem.num_samples, generator)
@@ -434,7 +435,7 @@ def _posed(
 def layer_behind(
     layer: BatchLayer, layers: Sequence[BatchLayer], generator: torch.Generator
 ) -> BatchLayer | None:
-    """Return the layer that takes in the ReLU of this layer's outputs, or None.
+    """Return the layer whose inputs are the ReLU of this layer's outputs, or None.
 
     It is None if there is no such layer or its gradient cannot be split. Other paths may lead
     around the layer returned, as in a residual block: its gradient spans its inputs all the same.
@@ -461,7 +462,7 @@ def layer_behind(
 
 
 def _obstacle(problem: Problem, use: LinearUse, uses: list[LinearUse]) -> str:
-    """Return why a layer cannot be used, or an empty string if its gradient may be split."""
+    """Return the reason why a layer cannot be used; empty if its gradient may be split."""
     if sum(other.weight == use.weight for other in uses) > 1:
         return "its weights are used several times in a pass."
     if use.bias is None:
@@ -499,7 +500,7 @@ def _entanglement(
 
 
 def _is_rectified(problem: Problem, use: LinearUse, probes: Tensor) -> bool:
-    """Return whether the logits' slopes are zero for all of the layer's negative outputs."""
+    """Return whether the logits do not change with any of the layer's negative outputs."""
     leaf = use.outputs.detach().clone().requires_grad_()
     logits = logits_behind(problem, use.weight, leaf, probes)
     weights = torch.linspace(1, 2, logits.shape[1]).to(logits)

@@ -1,16 +1,17 @@
-"""Find samples of a batch by the ReLU masks of the layer before the logits' layer.
+"""Find samples of a batch by their ReLU masks, if the next layer has few directions of errors.
 
-Where a mask determines a sample's errors (:func:`settle_masks`), these errors are exact before the
-sample's input is. A second sample with a small error changes a unit's gradient, and with it the
-input that is read from it, but not its mask. All columns together determine all inputs.
+A layer with weights W₂ follows a linear layer with ReLU. If a mask determines a sample's errors
+(:func:`settle_masks`), these errors are exact before the sample's input is. A second sample with a
+small error changes a unit's gradient, and with it the input that is read from it, but not its mask.
+The errors of all samples together determine all inputs.
 
-Masks determine errors as follows. A layer with weights W₂ follows a linear layer with ReLU. Its
-errors lie in a known span V₂ (of K − 1 directions for the logits: errors of cross-entropy sum to
-zero). A sample's errors are ``s = D W₂ᵀ V₂ e``, with D its mask, and ``s = U q``, as they are one
-column of the gradient's factor S. With D given, this is an equation for each unit about the few
-numbers e and q. With e and q given, a unit is on if U q is nearer to ``W₂ᵀ V₂ e`` than to zero.
-Both steps in turn lead from the mask of a mixture of samples to the mask of one sample. The layer's
-inputs are not used.
+Masks determine errors as follows. The errors of the next layer lie in a known span V₂ (of K − 1
+directions for K logits, as errors of cross-entropy sum to zero). A sample's errors before the ReLU
+are ``s = D W₂ᵀ V₂ e`` with its mask D, and also ``s = U q``, as they are one column of the
+gradient's factor S. With D given, this is an equation for each unit about the few numbers e and q.
+With e and q given, a unit is on if U q is nearer to ``W₂ᵀ V₂ e`` than to zero. Both steps in turn
+lead from the mask of a mixture of samples to the mask of one sample. The layer's inputs are not
+used.
 
 Masks also show as zeros. A column of S is zero for every unit that its sample leaves inactive, and
 the layer's inputs have zeros behind a ReLU, or where an image is black. The gradient gives the
@@ -33,22 +34,22 @@ from flwr_leakage.attacks.rounding import FLOAT32_RELATIVE_ERROR, FLOAT64_MISFIT
 def sparsest(basis: Tensor, start: Tensor, nonnegative: bool = False) -> Tensor:
     """Return a vector v, near a start, for which ``basis @ v`` has many zeros.
 
-    It is a local minimum of ``Σ_j log((Mv)_j² + e²)`` on the unit sphere as e falls (iteratively
-    reweighted least squares with p = 0, Chartrand and Yin 2008). In each round v is the smallest
-    eigenvector of ``Mᵀ diag(1 / ((Mv)² + e²)) M``, from two inverse iterations.
+    It is a local minimum of ``Σ_j log((Mv)_j² + e²)`` on the unit sphere, as the width e falls
+    (iteratively reweighted least squares with p = 0, Chartrand and Yin 2008). In each round two
+    inverse iterations give v, the smallest eigenvector of ``Mᵀ diag(1 / ((Mv)² + e²)) M``.
 
     Args:
         basis: M (m, b), with orthonormal columns.
         start: (b,) the vector to start from, of any length.
-        nonnegative: whether negative entries get the largest weight, like missed zeros.
+        nonnegative: whether a negative entry is penalised like an entry that should be zero.
 
     Returns:
         v (b,) of length 1.
     """
     vector = start / start.norm()
     values = basis @ vector
-    # A small width keeps the vector near its start (this and its decay: development draws, no
-    # table).
+    # A small first width keeps the vector near its start. It and its decay were chosen on
+    # development draws; there is no table.
     width = 0.3 * float(values.abs().max())
     identity = torch.eye(len(vector), dtype=basis.dtype, device=basis.device)
     for _ in range(60):
@@ -70,7 +71,7 @@ def sparsest(basis: Tensor, start: Tensor, nonnegative: bool = False) -> Tensor:
 
 
 def zero_entries(values: Tensor, at_least: int) -> Tensor | None:
-    """Return which entries are zeros up to noise of unknown size, or None if none stand out.
+    """Return which entries are zero up to noise of unknown size, or None if none stand out.
 
     The sorted magnitudes are split where two Gaussians of mean zero, one for each part, explain
     them best. The k entries below the split have the root mean square σ₀, the m − k above it σ₁,
@@ -82,7 +83,8 @@ def zero_entries(values: Tensor, at_least: int) -> Tensor | None:
         at_least: least number of zeros.
 
     Returns:
-        (m,) booleans, true for zeros; ``None`` if the ratio is smaller or ``at_least`` ≥ m.
+        (m,) booleans, true for zeros; ``None`` if no split has parts that differ by ten times in
+        size, or ``at_least`` ≥ m.
     """
     if at_least >= len(values):
         return None
@@ -94,7 +96,7 @@ def zero_entries(values: Tensor, at_least: int) -> Tensor | None:
     high = squares.flip(0).cumsum(0).flip(0)[1:] / above
     cost = (below * low.log() + above * high.log())[at_least - 1 :]
     count = at_least + int(cost.argmin())
-    # The two parts must differ by ten times in size.
+    # The entries in both parts must differ in size by a factor of ten.
     if float(high[count - 1]) < 10.0**2 * float(low[count - 1]):
         return None
     zeros = torch.zeros_like(values, dtype=torch.bool)
@@ -103,7 +105,7 @@ def zero_entries(values: Tensor, at_least: int) -> Tensor | None:
 
 
 def null_vector(matrix: Tensor) -> tuple[Tensor, float]:
-    """Return the unit vector v of least ``‖Mv‖``, and the ratio of the two least singular values.
+    """Return the unit vector v of least ``‖Mv‖``, and the ratio of M's least singular values.
 
     The ratio is near 0 if v is the only null vector, and 1 if a matrix of too few rows has several.
     """
@@ -119,11 +121,11 @@ def null_vector(matrix: Tensor) -> tuple[Tensor, float]:
 
 @dataclass(frozen=True)
 class MaskColumns:
-    """The solver that finds samples behind one layer's gradient by their masks.
+    """Find the samples behind one layer's gradient by their ReLU masks.
 
     Attributes:
         layer: the layer whose gradient is split.
-        behind: ``W₂ᵀ V₂`` (m, d), the directions that the next layer leaves to a sample's errors;
+        behind: ``W₂ᵀ V₂`` (m, d), the directions that a sample's errors may have before the mask;
             see :func:`settle_masks`.
     """
 
@@ -132,11 +134,11 @@ class MaskColumns:
 
     @classmethod
     def posed(cls, layer: BatchLayer, following: BatchLayer | None) -> "MaskColumns | None":
-        """Return the mask solver for ``layer``, or None if masks do not determine its errors.
+        """Return the mask solver for a layer, or None if masks do not determine its errors.
 
-        They do not if no next layer takes in the ReLU of the layer's outputs, if other paths lead
-        around the next layer, or if the layer has too few live units: fewer than the ranks of both
-        layers' gradients and ``SPARE_EQUATIONS`` together.
+        They do not if no next layer takes the ReLU of the layer's outputs, if other paths lead
+        around the next layer, or if the layer has fewer live units than the ranks of both layers'
+        gradients and ``SPARE_EQUATIONS`` together.
         """
         if following is None or not (layer.rectified and following.alone):
             return None
@@ -145,7 +147,7 @@ class MaskColumns:
         return cls(layer, following.matrix.T @ following.factor.left)
 
     def of_duals(self, duals: Tensor, found: Sequence[BatchSample]) -> Iterator[BatchSample]:
-        """Return the new samples found from the masks of duals (M, b), one after another."""
+        """Return the new samples that the masks of duals (M, b) lead to, one after another."""
         duals = duals / (duals @ self.layer.factor.bias)[:, None]
         masks = duals @ self.layer.projected.T + self.layer.offset > 0
         return self._of_masks(masks, lambda start: self.layer.check(duals[start]), found)
@@ -153,7 +155,7 @@ class MaskColumns:
     def of_candidate(
         self, candidate: BatchSample, found: Sequence[BatchSample]
     ) -> BatchSample | None:
-        """Return the sample that is found from a candidate's mask, or None if it is not new."""
+        """Return the sample that a candidate's mask leads to, or None if it is not new."""
         mask = candidate.outputs[None] > 0
         return next(self._of_masks(mask, lambda _: candidate, found), None)
 
@@ -175,10 +177,10 @@ class MaskColumns:
         return EXACT_MULTIPLE * expected + self._rounding
 
     def settled(self, found: Sequence[BatchSample]) -> list[BatchSample]:
-        """Return the samples, with inputs that are solved from the columns of all samples at once.
+        """Return the samples, with inputs solved from the errors of all samples at once.
 
-        If some samples are not found yet, it returns those whose own columns already give exact
-        inputs.
+        If some samples are not found yet, only those are returned whose own errors already give
+        exact inputs.
         """
         duals = [sample.dual for sample in found]
         is_whole = len(found) == self.layer.factor.rank
@@ -191,7 +193,7 @@ class MaskColumns:
 
     @cached_property
     def _rounding(self) -> float:
-        """The misfit that rounding of the client's own pass may cause.
+        """The misfit that the rounding of the client's own pass may cause.
 
         It is 100 times the gradient's relative noise, between the rounding of float64 and that of
         float32 (the factor was chosen on development draws; no table).
@@ -204,10 +206,10 @@ class MaskColumns:
     def _new_column(
         self, errors: Tensor, misfit: float, found: Sequence[BatchSample]
     ) -> Tensor | None:
-        """Return the column (b,) of errors (m,), or None if it is known or the misfit is too large.
+        """Return the column q (b,) of errors s = U q, or None if it is known or misfits too much.
 
-        A column counts as known if at most a share of 1e-6, or 10 times its own misfit, lies
-        outside the span of the columns found (chosen on development draws; no table).
+        A column is known if at most a share of 1e-6, or 10 times its own misfit, lies outside the
+        span of the found samples' columns (chosen on development draws; no table).
         """
         column = self.layer.factor.left.T @ errors
         if misfit > self.limit(self.layer.expected(column, errors)):
@@ -223,15 +225,16 @@ class MaskColumns:
         misfit: float,
         found: Sequence[BatchSample],
     ) -> BatchSample:
-        """Return the sample of a column, with the candidate's dual if both are the same sample.
+        """Return the sample with given errors, which keeps the candidate's dual if it is the same.
 
-        If the scale error is large, the column belongs to another sample than the candidate, whose
-        dual is not known yet. The part of the column outside the span of the columns found then
-        stands in for it.
+        A large scale error shows that the errors belong to another sample than the candidate, whose
+        dual is not known yet. In its place stands the part of the errors' column outside the span
+        of the columns found.
         """
         scale, dual = float(errors @ candidate.errors), candidate.dual
         scale_error = abs(scale * float(column @ dual) - 1)
-        # Small shares of other samples in the candidate's dual leave less than this scale error.
+        # If the candidate's dual holds small shares of other samples, the scale error is below
+        # this.
         if scale_error <= 0.3:
             errors, column = scale * errors, scale * column
         else:
@@ -249,7 +252,7 @@ class MaskColumns:
 
 
 def _apart(column: Tensor, found: Sequence[BatchSample]) -> Tensor:
-    """Return the part of a column (b,) outside the span of the found samples' columns."""
+    """Return the part of a column q (b,) outside the span of the found samples' columns."""
     if not found:
         return column
     columns = torch.stack([other.column for other in found], 1)
@@ -259,10 +262,11 @@ def _apart(column: Tensor, found: Sequence[BatchSample]) -> Tensor:
 def settle_masks(
     left: Float[Tensor, "m b"], behind: Float[Tensor, "m d"], masks: Bool[Tensor, "s m"]
 ) -> list[tuple[int, Tensor, float]]:
-    """Return the errors of masks that were corrected until nothing changed.
+    """Return the errors that masks give, once corrections no longer change the masks.
 
     For a mask D, the errors are the vector of span(D W₂ᵀ V₂) with the least angle to span(U). A
-    correction takes m d (b + d) operations for each mask.
+    unit is then on if U q is nearer to the unmasked errors than to zero. A correction takes
+    m d (b + d) operations for each mask.
 
     Args:
         left: U (m, b), the orthonormal columns of the factored gradient.
@@ -287,7 +291,7 @@ def settle_masks(
         masked = torch.where(masks.T[:, :, None], behind[:, None], 0.0)  # (m, S, d)
         inside = (left.T @ masked.flatten(1)).reshape(-1, *masked.shape[1:]).transpose(0, 1)
         gram = (masks.to(behind) @ products).reshape(-1, directions, directions)
-        # The rows of the units that are on may be dependent: the ridge keeps the root finite.
+        # The rows of the active units may be dependent; the ridge keeps the Cholesky root finite.
         gram.diagonal(dim1=1, dim2=2).add_(1e-10 * float(gram.amax()))
         root = torch.linalg.inv(torch.linalg.cholesky(gram))
         through = inside @ root.mT
@@ -298,12 +302,12 @@ def settle_masks(
         same = (corrected == masks).all(1)
         ends += list(zip(starts[same].tolist(), masks[same], strict=True))
         masks, starts = corrected[~same], starts[~same]
-    # Errors from the Gram matrix have half of the digits, so that they are computed anew.
+    # Errors from Gram matrices have only half of the digits. So the final errors are computed anew.
     return [(start, *_nearest(left, behind, mask)) for start, mask in ends]
 
 
 def _nearest(left: Tensor, behind: Tensor, mask: Tensor) -> tuple[Tensor, float]:
-    """Return the errors (m,) of a mask with the least angle to span(U), and that angle's sine."""
+    """Return the errors (m,) under a mask with the least angle to span(U), and the angle's sine."""
     basis = torch.linalg.qr(torch.where(mask[:, None], behind, 0.0)).Q
     _, singular, right = torch.linalg.svd(basis - left @ (left.T @ basis), full_matrices=False)
     return basis @ right[-1], float(singular[-1])

@@ -4,12 +4,12 @@ The gradient of a linear layer ``u = W h + c`` is ``e [h, 1]ᵀ`` for one sample
 its outputs. Pruned gradients give these facts:
 
 * A kept entry is exact, or its noise shows in its distance from the product ``e [h, 1]ᵀ``. Kept
-  bias entries give errors. These errors and kept entries of their rows give inputs. These inputs
-  and kept entries of their columns give errors of further rows.
+  entries of the bias give errors. Known errors and kept entries of their rows give inputs. Known
+  inputs and kept entries of their columns give errors of further rows.
 * A zero entry has ``|e_i h_j| ≤ τ``, with τ the smallest magnitude that its tensor kept.
-* A unit is on if its error or its entry in the next layer's input was kept.
-* The next layer's errors give the error that each unit has if it is on. If pruning would have kept
-  that error, but the unit's gradient is zero, the unit is off.
+* A unit is on if its error was kept, or its entry in the next layer's input.
+* The next layer's errors give the error that each unit would have if it were on. If pruning would
+  have kept that error, but the unit's gradient is zero, the unit is off.
 """
 
 import math
@@ -44,8 +44,8 @@ class PrunedLayer:
         has_error: booleans (m,), true for the known errors.
         inputs: h (n,), zero if unknown.
         seen: booleans (n,), true for the known inputs.
-        deviations: standard deviations (n,) of the known inputs through the gradient's noise, zero
-            for unknown inputs.
+        deviations: standard deviations (n,) of the known inputs, which the gradient's noise causes;
+            zero for unknown inputs.
         noise: standard deviation of the gradient's entries.
         threshold: τ; infinite if pruning removed larger entries than it kept.
     """
@@ -68,10 +68,10 @@ class PrunedLayer:
         weight: Float[Tensor, "m n"],
         bias: Float[Tensor, " m"],
     ) -> "PrunedLayer":
-        """Return the layer with the errors and inputs that its kept entries give.
+        """Return the layer with the errors and inputs that the kept entries of its gradient give.
 
         Raises:
-            ValueError: nothing of the bias or of the weight is kept, or the entries are not those
+            ValueError: no entry of the bias or of the weight is kept, or the entries are not those
                 of one sample.
         """
         if not bool(bias.any()) or not bool(weight.any()):
@@ -84,7 +84,8 @@ class PrunedLayer:
         has_error = kept @ known.to(kept) > 0
         product = errors[:, None] * row
         left = kept * (product - both)
-        # A larger distance from an outer product is no noise (chosen on development draws).
+        # A gradient farther from an outer product than noise explains has several samples. (The
+        # limit was chosen on development draws; no table.)
         if not float(left.norm()) <= 0.1 * float(both.norm()):
             raise ValueError("the kept entries do not fit one sample's gradient.")
         surplus = float(kept.sum()) - float(has_error.sum() + known.sum())
@@ -121,10 +122,10 @@ class PrunedLayer:
         return (self.threshold + NOISE_DEVIATIONS * self.noise) / float(self.inputs.abs().max())
 
     def doubt(self, of_others: Tensor | float) -> Tensor:
-        """Return bounds (m,) on the error of e: noise where e is known, ``of_others`` elsewhere.
+        """Return bounds (m,) on the error of each e_i: noise if e_i is known, ``of_others`` if not.
 
         Args:
-            of_others: bound for the unknown errors, one for all or (m,).
+            of_others: bound for the unknown errors, a number or (m,).
         """
         own = NOISE_DEVIATIONS * self.noise / float(self.inputs.abs().max())
         others = torch.as_tensor(of_others).to(self.errors).expand_as(self.errors)
@@ -133,7 +134,7 @@ class PrunedLayer:
 
 @dataclass(frozen=True)
 class PrunedPass:
-    """The first layers of a pass, with nothing but ReLUs between them.
+    """The first linear layers of a pass, with only ReLUs between them.
 
     Attributes:
         layers: at least one layer, in the order of the pass.
@@ -143,7 +144,7 @@ class PrunedPass:
 
     @classmethod
     def of(cls, problem: Problem, first: LinearUse, generator: torch.Generator) -> "PrunedPass":
-        """Return the layers from ``first`` on, as long as only ReLUs stand between them.
+        """Return the layers from the use ``first`` on, as far as only ReLUs stand between them.
 
         Raises:
             ValueError: the first layer's gradient gives no input; see :meth:`PrunedLayer.of`.
@@ -169,7 +170,7 @@ class PrunedPass:
 
     @cached_property
     def features(self) -> list[Known]:
-        """The facts about the outputs (m,) of the ReLU behind each layer but the last."""
+        """The known outputs (m,) and unit states of the ReLU behind each layer but the last."""
         last = self.layers[-1]
         errors = last.errors
         doubt = last.doubt(last.error_bound)
@@ -207,7 +208,7 @@ column for each pixel: 320 MB in float64."""
 
 @dataclass(frozen=True)
 class Filled:
-    """An image with its unseen pixels filled in.
+    """An image whose unseen pixels are filled in.
 
     Attributes:
         inputs: the whole image (n,), normalised.
@@ -224,7 +225,7 @@ class Filled:
 
 @dataclass(frozen=True)
 class Bounds:
-    """Bounds on k linear forms of the u unseen pixels, with the normal factors that replace them.
+    """Bounds on k linear forms of u unseen pixels, with normal factors that approximate them.
 
     Attributes:
         forms: (k, u) the coefficients, one form in each row.
@@ -242,7 +243,7 @@ class Bounds:
 
     @classmethod
     def of(cls, forms: Tensor, low: Tensor, high: Tensor) -> "Bounds":
-        """Return bounds on linear forms of pixels, each with its first normal approximation.
+        """Return bounds on linear forms of pixels, each with a first normal approximation.
 
         A form with two bounds gets the moments of the uniform law between them, and any other form
         gets precision zero. The arguments are the attributes of the same name.
@@ -253,11 +254,11 @@ class Bounds:
         return cls(forms, low, high, precision, shift)
 
     def renewed(self, mean: Tensor, covariance: Tensor) -> "Bounds":
-        """Return bounds whose factors are moved towards the truncated laws' moments."""
+        """Return the bounds with factors that are moved towards the truncated laws' moments."""
         means = self.forms @ mean
         variances = ((self.forms @ covariance) * self.forms).sum(1).clamp_min(0)
         rest = 1 / variances.clamp_min(LEAST_SPREAD**2) - self.precision
-        # If a factor determines its form almost alone, rounding swallows the rest of the law.
+        # If a factor determines its form almost alone, the rest of the law is lost in rounding.
         is_told = (variances > LEAST_SPREAD**2) & (rest * variances > 1e-3)
         rest = rest.where(is_told, torch.ones_like(rest))
         centre = (means / variances.clamp_min(LEAST_SPREAD**2) - self.shift) / rest
@@ -274,7 +275,7 @@ class Bounds:
 def fill_unseen(
     spec: InputSpec, order: InputOrder, found: PrunedPass, budget: Budget = UNLIMITED
 ) -> Filled | None:
-    """Return an image with the posterior mean of its unseen pixels, or None if they are too many.
+    """Return an image whose unseen pixels are posterior means, or None if they are too many.
 
     Each turn takes u³ operations for u unseen pixels, and u n memory for the prior of n pixels.
 
@@ -348,7 +349,7 @@ def _bounds(
     base: Tensor,
     unseen: Tensor,
 ) -> Bounds:
-    """Return the bounds on the unseen pixels and on the first layer's outputs."""
+    """Return bounds on the unseen pixels, and on the first layer's outputs as functions of them."""
     first = layers[0]
     dark, bright = (bound.flatten() for bound in spec.bounds(base))
     ends = torch.stack([order.pixels(torch.full_like(base, x * first.bound)) for x in (-1.0, 1.0)])
@@ -375,13 +376,13 @@ def _linearised(
     mean: Tensor,
     covariance: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Return the equations ``H x = y`` that seen features give about the unseen pixels, or None.
+    """Return the equations ``H x = y`` that known features give about the unseen pixels, or None.
 
-    They are H (k, u), y (k,) and the positive definite covariance (k, k) of their errors.
+    The equations are H (k, u), y (k,) and the positive definite covariance (k, k) of their errors.
 
-    ReLUs are linearised under the law of the unseen pixels x with the given mean and covariance.
-    Features of a layer are ``v + H (x − mean) + T ε``, with ε standard normal. The seen pixels have
-    the standard deviations ``blur`` (n,).
+    ReLUs are linearised under the normal law of the unseen pixels x, with the given mean and
+    covariance. Features of a layer are then ``v + H (x − mean) + T ε``, with ε standard normal. The
+    seen pixels have the standard deviations ``blur`` (n,).
     """
     value = base.clone()
     value[unseen] = mean
@@ -419,7 +420,7 @@ def _posterior(
     bounds: Bounds,
     equations: tuple[Tensor, Tensor, Tensor] | None,
 ) -> tuple[Tensor, Tensor]:
-    """Return mean and covariance, given the prior, the factors of the bounds and the equations."""
+    """Return the posterior's mean and covariance, by the prior, the bounds and the equations."""
     total = precision + bounds.forms.T @ (bounds.precision[:, None] * bounds.forms)
     wanted = shift + bounds.forms.T @ bounds.shift
     if equations is not None:
@@ -434,7 +435,7 @@ def _posterior(
 
 
 def _rectified(mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the line that fits a ReLU best under a normal law of its input.
+    """Return the line that fits a ReLU best under a normal law of the ReLU's input.
 
     Returns:
         The slope, the line's value at the mean, and the variance of the ReLU around the line.

@@ -1,15 +1,15 @@
 """Read features of a ReLU network from its gradients, from the last ReLU towards the input.
 
-Let a be the output of a ReLU that a convolution takes in, and δ the error of the convolution's
-output. The convolution's weight gradient is linear in a
+Let a be the output of a ReLU that a convolution takes as its input, and δ the error of the
+convolution's output. The convolution's weight gradient is linear in a
 (:mod:`flwr_leakage.attacks.exact.weight_equations`). With the masks of all later ReLUs known, δ is
 exact: it is propagated back from the error of the logits, which is the last bias's gradient. If the
 equations determine a, its zeros are the mask of its ReLU, and the recursion goes one ReLU further.
 
 Among 200,000 entries of masks a few lie so near zero that noise hides their sign. One wrong entry
 suffices to spoil the features two layers in front, along the skip connections. But it contradicts
-the next equations, which outnumber their unknowns: they reveal it, and repair it (see below). So
-the limit below which an entry counts as zero is measured layer by layer, and need not be right
+the next equations, which outnumber their unknowns: they reveal it, and a repair turns it. So the
+limit below which an entry counts as zero is measured layer by layer, and need not be right
 everywhere. If the equations leave directions of a layer open, the recursion ends, and returns the
 determined directions as equations.
 
@@ -54,21 +54,22 @@ _BY_SAMPLE = (nn.GroupNorm, nn.LayerNorm, _InstanceNorm)
 
 @dataclass(frozen=True)
 class Features:
-    """The known outputs of ReLUs, which are numbered in the order of a forward pass.
+    """The known outputs of a network's ReLUs, numbered in the order of a forward pass.
 
     Attributes:
-        outputs: the output (1, C, H, W) of a ReLU by its number; the pooled output if max pooling
-            follows right after the ReLU.
+        outputs: the output (1, C, H, W) of each known ReLU by its number. If max pooling follows
+            the ReLU, it is the pooled output.
         windows: (height, width) of the windows of such pooling, by the ReLU's number.
         noise: standard deviation of each output's error over its root mean square, by the ReLU's
             number; NaN if no equation checks the others.
-        equations: equations about the output of a ReLU further in front, by its number, which
-            leave some directions of it open.
+        equations: linear equations about the output of a ReLU nearer to the input, by its number.
+            They leave some directions of the output open.
         repaired: number of repaired entries of masks.
         contradicted: number of output channels that contradict the others after the repair.
-        table: (K, P) the K positions that each of P overlapping windows of the shallowest outputs
-            holds, −1 beyond the map; ``None`` if they do not overlap.
-        error: ∂L/∂ of the shallowest outputs, of their shape, if their windows overlap.
+        table: (K, P) the K positions that each of P pooling windows of the shallowest output holds,
+            with −1 beyond the map; ``None`` if the windows do not overlap.
+        error: the derivative of the loss by the shallowest output, of its shape, if its windows
+            overlap; else ``None``.
     """
 
     outputs: Mapping[int, Tensor]
@@ -93,7 +94,7 @@ class Features:
 
     @property
     def shallowest(self) -> int:
-        """The number of the ReLU that is nearest to the input."""
+        """The number of the known ReLU that is nearest to the input."""
         return min(self.outputs)
 
     @property
@@ -102,16 +103,16 @@ class Features:
         return self.shallowest in self.windows
 
     def first(self, count: int) -> "Features":
-        """Return the ``count`` shallowest of these outputs, without equations."""
+        """Return the ``count`` known outputs that are nearest to the input, without equations."""
         return replace(self, outputs=dict(sorted(self.outputs.items())[:count]), equations={})
 
     def beginnings(self, count: int) -> list["Features"]:
         """Return parts of these features to which an input is first fitted, the best first.
 
-        These are the equations of the shallowest layer, the shallowest layer alone, and the
-        ``count`` shallowest ones. Without equations, the shallowest layer may be one whose
-        equations barely determine its features, so that they are noisy: the ``count`` shallowest
-        without it come last.
+        These are the equations of the shallowest layer, the output of the shallowest layer alone,
+        and the ``count`` shallowest outputs. If no equations are left over, the equations of the
+        shallowest layer may barely determine its output, which is then noisy. So the ``count``
+        shallowest outputs without it come last.
         """
         nearest = self.first(count)
         if self.equations:
@@ -123,7 +124,7 @@ class Features:
 
     @property
     def least_noise(self) -> float:
-        """The noise of the output that is known best; 0 if no noise is known."""
+        """The least noise among all known outputs; 0 if no noise is known."""
         return min((n for k, n in self.noise.items() if k in self.outputs and n > 0), default=0.0)
 
     def weight(self, number: int) -> float:
@@ -140,10 +141,10 @@ class Features:
 
 @dataclass(frozen=True)
 class Backward:
-    """The backward pass of a network, with given masks in place of its ReLUs.
+    """The backward pass of a network whose ReLUs are replaced by given masks.
 
     Attributes:
-        problem: holds the network.
+        problem: the problem with the network.
         logit_error: ∂L/∂logits (K,).
         inputs: any input that requires its gradient, (1, C, H, W). With all masks known, errors do
             not depend on it.
@@ -154,13 +155,13 @@ class Backward:
     inputs: Tensor
 
     def __call__(self, masks: Mapping[int, Mask]) -> tuple[ReluWalk, list[Tensor]]:
-        """Return a forward pass with these masks, and the errors of all convolutions' outputs."""
+        """Return a forward pass with given masks, and the errors of all convolutions' outputs."""
         passed, total = self._pass(masks)
         outputs = [use.outputs for use in passed.uses]
         return passed, list(torch.autograd.grad(total, outputs))
 
     def pooled(self, masks: Mapping[int, Mask], number: int) -> Tensor:
-        """Return the error of the pooled outputs of a ReLU."""
+        """Return the error of the pooled outputs of the ReLU with this number, given masks."""
         passed, total = self._pass(masks)
         return torch.autograd.grad(total, passed.pools[number])[0]
 
@@ -171,7 +172,7 @@ class Backward:
         return passed, total
 
     def gradients(self, uses: Sequence[Use]) -> list[Tensor]:
-        """Return the observed weight gradients of convolutions; none if one of them is frozen."""
+        """Return the observed weight gradients of convolutions; an empty list if one is frozen."""
         if any(use.name not in self.problem.gradient_map.trained for use in uses):
             return []
         return [self.problem.gradient[use.name] for use in uses]
@@ -194,7 +195,7 @@ class Backward:
 
 
 def recover_features(problem: Problem) -> Features:
-    """Return the outputs of ReLUs that the gradients of one sample in one plain step determine.
+    """Return the ReLU outputs that the gradient of one sample in one plain step determines.
 
     Raises:
         ValueError: the update is not the plain gradient of one sample, the last layer has no
@@ -269,18 +270,18 @@ def recover_features(problem: Problem) -> Features:
 
 
 def above_zero(solved: Solved) -> Tensor:
-    """Return the solved features (1, C, H, W), with zeros in place of values that may be noise."""
+    """Return the solved features (1, C, H, W), with zeros for values that may be noise."""
     noise = solved.noise if solved.is_checked else torch.ones_like(solved.noise)
     on = above_noise(solved.values, noise.clamp_min(1e-300), 0.0, MARGIN)
     return torch.where(on, solved.values, 0.0)
 
 
 def _solve(backward: Backward, masks: dict[int, Mask], number: int) -> tuple[Solved | None, int]:
-    """Return the outputs of one ReLU, and repair the masks behind it that contradict them.
+    """Return the outputs of one ReLU, and repair contradicting masks of later ReLUs in place.
 
     Returns:
-        The solution, or ``None`` if no convolution's gradient determines these outputs; and the
-        number of entries of ``masks`` that were turned.
+        The solution, or ``None`` if no convolution's gradient determines these outputs, and the
+        number of mask entries that were turned.
     """
     turned = 0
     for _ in range(TRIMS):
@@ -311,15 +312,15 @@ def _repair(
     features: Tensor,
     solved: Solved,
 ) -> int:
-    """Repair the masks that contradict the gradients, and return the number of entries turned.
+    """Repair masks that contradict the gradients, and return the number of entries turned.
 
     Args:
-        backward: computes the network's errors.
+        backward: the backward pass, which gives the errors.
         masks: the masks of all ReLUs by number; repaired ones are replaced in place.
-        number: the number of the ReLU whose outputs are solved.
+        number: the number of the ReLU whose outputs were solved for.
         own: indices of the convolutions that take these outputs, in the order of a forward pass.
-        features: these outputs (1, C, H, W).
-        solved: names the channels that contradict them.
+        features: the solved outputs (1, C, H, W).
+        solved: the solution, with the channels whose equations contradict it.
     """
     turned = 0
     for position, index in enumerate(own):
@@ -352,7 +353,7 @@ def _repair(
 
 
 def _all(like: Tensor, on: bool) -> Mask:
-    """Return the mask of a tensor's shape in which all units are on, or all are off."""
+    """Return a mask with the shape of a tensor, in which all units are on, or all are off."""
     return Mask.of(torch.full_like(like, on, dtype=torch.bool))
 
 
@@ -365,13 +366,13 @@ def _last_mask(
     """Return the mask of the last ReLU, from the gradient of the last 3×3 convolution.
 
     Args:
-        backward: computes the network's errors.
+        backward: the backward pass, which gives the errors.
         masks: a mask for each ReLU, by number, in which all units are on.
         window: window of the max pooling behind the last ReLU; ``None`` if features are averaged.
         active: booleans (F,), true where the input of the last layer is positive.
 
     Raises:
-        ValueError: the network has no such end, or the mask is not found.
+        ValueError: no 3×3 convolution with such pooling ends the network, or the mask is not found.
     """
     passed, errors = backward(masks)
     if any(use.source == len(masks) - 1 for use in passed.uses):
@@ -393,7 +394,7 @@ def _last_mask(
 def repaired(
     on: Tensor, gradient: Tensor, patches: Tensor, closed: Tensor, opened: Tensor, limit: float
 ) -> Tensor | None:
-    """Return the mask of a channel with a few entries turned so that the gradient agrees, or None.
+    """Return a channel's mask, with a few entries turned so that its gradient agrees, or None.
 
     Args:
         on: booleans (P,), true where the following ReLU is on in this channel.
@@ -401,7 +402,7 @@ def repaired(
         patches: the inputs of the convolution at each output position, (C·K, P).
         closed: the errors (P,) of the channel's output if the following ReLU were closed.
         opened: the errors (P,) if that ReLU were open.
-        limit: norm of the residual up to which gradient and error agree.
+        limit: norm of the gradient's residual up to which the mask agrees with the gradient.
     """
     on, change = on.clone(), opened - closed
     squares = change.square() * patches.square().sum(0)
