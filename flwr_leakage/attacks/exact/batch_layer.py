@@ -373,7 +373,7 @@ class BatchLayer:
         return aligned if is_scaled else best, columns, misfits
 
     def expected(self, column: Tensor, errors: Tensor) -> float:
-        """Return the misfit that noise of the gradient causes for errors s (m,) with column q (b,)."""
+        """Return the misfit that gradient noise causes for errors s (m,) with the column q (b,)."""
         spread = (column / self.factor.singular[: self.factor.rank]).norm()
         outside = self.factor.noise * max(self.surplus, 1) ** 0.5
         return outside * float(spread / errors.norm().clamp_min(1e-300))

@@ -1,12 +1,12 @@
 """Prove, without the truth, that recovered samples of a batch are right.
 
 If all b samples of a layer's gradient are found, the network behind predicts their errors S from
-their inputs H. Then ``[∂L/∂W, ∂L/∂c] = S [H, 1]`` must hold to the gradient's noise: m (n + 1)
-equations for b n unknowns. S has full column rank, so that no other H fits the same S. The search
-does not use the last column, which must be 1 for every sample, nor the gradients of the layers
-behind. If some samples are missing, two facts prove a single sample. Its errors lie in the span of
-the gradient, and further equations determine its input: zeros that outnumber the unknowns, or
-outputs in the span of the next layer's gradient.
+their inputs H. Then ``[∂L/∂W, ∂L/∂c] = S [H, 1]`` must hold up to the gradient's noise. These are
+m (n + 1) equations for b n unknowns. S has full column rank, so that no other H fits the same S.
+The search uses neither the last column, which must be 1 for every sample, nor the gradients of the
+layers behind. If some samples are missing, two facts prove a single sample. Its errors lie in the
+span of the gradient, and further equations determine its input: zeros that outnumber the unknowns,
+or outputs in the span of the next layer's gradient.
 """
 
 import math
@@ -47,7 +47,7 @@ class BatchInputs:
             NaN.
         scale: the factor by which the client scaled its update; see :class:`Problem`.
         refusals: the reasons why other layers were not used.
-        stats: number of proposals and of acceptances of each source.
+        stats: number of proposals and of accepted proposals by source; ``None`` without a search.
     """
 
     layer: str
@@ -75,7 +75,7 @@ def conclude(
     found: list[BatchSample],
     generator: torch.Generator,
 ) -> BatchInputs:
-    """Return the samples found, refined, with a verdict for each."""
+    """Return the samples found with more exact inputs, and a verdict for each."""
     found = [_sharpened(layer, sample) for sample in found]
     if len(found) == layer.factor.rank:
         return _whole(layer, found, generator)
@@ -104,7 +104,8 @@ def conclude(
 def _zeros(layer: BatchLayer, sample: BatchSample) -> Tensor | None:
     """Return the columns of R at which a sample's input is zero, or None if they are too few.
 
-    They are E (b, z), with z zeros of b mixtures; the sample's dual t solves ``Eᵀ t = 0``.
+    They form E (b, z), for z zeros and b mixtures R of inputs. The sample's dual t solves
+    ``Eᵀ t = 0``.
     """
     if not (layer.takes_input or layer.sparse_inputs):
         return None
@@ -114,10 +115,10 @@ def _zeros(layer: BatchLayer, sample: BatchSample) -> Tensor | None:
 
 
 def _sharpened(layer: BatchLayer, sample: BatchSample) -> BatchSample:
-    """Return the sample with the dual that solves the equations of its zeros.
+    """Return the sample with the dual that its zeros determine.
 
-    If a column of errors has the error ε, the dual from it has ε times the condition number of all
-    errors. The dual from zeros only has the gradient's noise. Zeros and dual are computed from each
+    A dual from a column of errors has the column's error times the condition number of all
+    errors. A dual from zeros only has the gradient's noise. Zeros and dual are computed from each
     other three times.
     """
     for _ in range(3):
@@ -132,13 +133,13 @@ def _sharpened(layer: BatchLayer, sample: BatchSample) -> BatchSample:
 
 
 def _uncertainty(layer: BatchLayer, following: BatchLayer | None, sample: BatchSample) -> float:
-    """Return the relative error that a sample's own equations leave in its input; ∞ without any.
+    """Return the relative error of a sample's input that its own equations leave; ∞ without any.
 
-    The equations are the zeros z of the input, at which ``R_z t`` is noise of the gradient, or the
-    outputs on the sample's mask, which are the next layer's inputs up to a residual. The covariance
-    of the least-squares solution t is ``σ² (EᵀE)⁻¹``, and R maps it to the input. Noise of R adds
-    ``‖t‖ σ`` to each entry of ``t R`` even at the true t; the entries at the zeros show its size.
-    Noise of β adds an error of the input's length.
+    There are two kinds of equations. At the zeros z of the input, ``R_z t`` is noise of the
+    gradient. On the sample's mask, the outputs are the next layer's inputs up to a residual. The
+    covariance of the least-squares dual t is ``σ² (EᵀE)⁻¹``, and R maps it to the input. Noise of
+    R adds ``‖t‖ σ`` to each entry of ``t R`` even at the true t; the entries at the zeros show its
+    size. Noise of β adds an error of the input's length.
     """
     rank = layer.factor.rank
     size = float(sample.inputs.norm())
@@ -174,7 +175,7 @@ def _uncertainty(layer: BatchLayer, following: BatchLayer | None, sample: BatchS
 
 
 def _whole(layer: BatchLayer, found: list[BatchSample], generator: torch.Generator) -> BatchInputs:
-    """Return all samples with their verdicts, which rest on the residual and on a replay.
+    """Return all samples with verdicts, which depend on the residual and on a replay.
 
     Columns and inputs are first computed from each other, up to eight times.
     """
@@ -192,7 +193,7 @@ def _whole(layer: BatchLayer, found: list[BatchSample], generator: torch.Generat
                 continue
             if not other.is_exact:
                 other = layer.repaired(other, generator)
-            # the previous column fits better
+            # The previous column q fits the gradient better.
             if not (other.is_exact or other.misfit < sample.misfit):
                 other = replace(
                     other, column=sample.column, errors=sample.errors, misfit=sample.misfit
@@ -233,8 +234,8 @@ def _whole(layer: BatchLayer, found: list[BatchSample], generator: torch.Generat
     relative = torch.minimum(pins, relative)
     ones = (solved[:, -1] - 1).abs() <= NOISE_DEVIATIONS * deviations + 1e-3
     units = layer.in_units(inputs)
-    # Units near zero make the gradient jump within the inputs' uncertainty. The client's rounding,
-    # 2⁻²¹ of the outputs of a float32 pass, decides on which side they are: both are tried.
+    # Units near zero make the gradient jump within the inputs' uncertainty, as does the client's
+    # rounding, 2⁻²¹ of the outputs of a float32 pass. So inputs with either sign are tried.
     spreads = relative.clamp_min(2.0**-21) * inputs.norm(dim=1) / inputs.shape[1] ** 0.5
     points = torch.stack(
         [
@@ -242,7 +243,7 @@ def _whole(layer: BatchLayer, found: list[BatchSample], generator: torch.Generat
             for each, label, spread in zip(inputs, labels, spreads, strict=True)
         ]
     )
-    # Any samples span the errors of few outputs: then each sample needs a proof of its own.
+    # If the layer has few outputs, any samples span the errors: then each needs its own proof.
     sound = (
         residual <= NOISE_DEVIATIONS * noise + FLOAT32_RELATIVE_ERROR
         and (layer.surplus >= SPARE_EQUATIONS or bool((pins * units <= PROVEN_DEVIATION).all()))
@@ -266,29 +267,29 @@ def replays(
     relative: Tensor,
     generator: torch.Generator,
 ) -> bool:
-    """Return whether inputs give the observed gradients of all parameters in a replay.
+    """Return whether a replay of inputs gives the observed gradients of all parameters.
 
-    The gradients may differ by noise, and by a multiple of the change that moving the inputs makes:
-    a few units near zero change sides there by chance. The three limits were chosen on development
-    draws; there is no table.
+    The gradients may differ by noise, and by a multiple of the change that a small move of the
+    inputs causes, as a few units near zero change sides then. The three limits were chosen on
+    development draws; there is no table.
 
     Args:
-        layer: the layer whose gradient's noise is known.
-        replay: maps inputs (B, n) to gradients; an all-zero gradient is not compared.
+        layer: the layer whose gradient shows the noise.
+        replay: map from inputs (B, n) to gradients by name; an all-zero gradient is not compared.
         inputs: (B, n) inputs of the layer.
         relative: (B,) standard deviations of the inputs' errors, relative to the inputs' size.
         generator: draws the direction in which the inputs are moved.
     """
     problem = layer.problem
     steps = torch.randn(inputs.shape, generator=generator, dtype=torch.float64).to(inputs)
-    # The inputs move by ten deviations of their errors.
+    # The inputs move by ten standard deviations of their errors.
     sizes = 10.0 * relative * inputs.norm(dim=1) / inputs.shape[1] ** 0.5
     replayed, nearby = replay(inputs), replay(inputs + sizes[:, None] * steps)
     own = problem.params[layer.weight].square().mean().sqrt()
     for name, value in replayed.items():
         if not bool(value.any()):
             continue
-        # A wire that rounds parameters adds noise in proportion to their size.
+        # If the client rounds parameters before sending, noise grows with a parameter's size.
         share = max(float(problem.params[name].square().mean().sqrt() / own), 1.0)
         observed = problem.gradient[name]
         size = float(observed.norm())

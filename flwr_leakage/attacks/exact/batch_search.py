@@ -1,22 +1,23 @@
 """Search for the samples behind a linear layer's gradient, one after another.
 
-Every sample found is removed from the equations, so that the others become easier to find. The
-sources of proposals are
+Every sample found is removed from the equations, so that the others become easier to find. A
+*proposal* is a dual t, which gives a candidate for a sample's input (see
+:class:`~flwr_leakage.attacks.network.linear.LayerFactor` for t, S and R). The sources are
 
 * ``peeling``: if one sample alone activates a unit, the unit's gradient is that sample's input
   (Cascading: Shariati and Alambardar 2026);
 * ``errors``: a sparse vector in the span of S gives a mask;
 * ``features``: a sparse nonnegative vector in the span of the next layer's inputs gives a mask;
 * ``inputs``: a sparse nonnegative vector in the span of the layer's own inputs (outputs of a ReLU,
-  or images with black pixels) is a sample's input itself;
+  or images with black pixels) is itself a sample's input;
 * ``masks``: if the next layer gives the logits, a mask determines a sample's errors, and these
   correct the mask. It starts at the mask of a unit's gradient, a mixture of the samples that
   activate the unit, and ends at the mask of one of them.
 
-Closure turns a mask into an input. The next layer's inputs a lie in the span of the next gradient
+*Closure* turns a mask into an input. The next layer's inputs a lie in the span of the next gradient
 and are zero outside of the mask, which determines a up to its length. On the mask the layer's
-outputs equal a. These outputs correct the mask until it no longer changes. The network behind
-judges every proposal (``BatchLayer.check``).
+outputs equal a. Conversely, the outputs correct the mask, until it no longer changes. The network
+behind the layer judges every proposal (``BatchLayer.check``).
 """
 
 from dataclasses import dataclass
@@ -64,13 +65,13 @@ class SearchSettings:
 
 @dataclass(frozen=True)
 class _Rest:
-    """The equations without the samples found.
+    """The factors of a layer's gradient without the samples found.
 
     Attributes:
-        layer: the layer attacked.
+        layer: the attacked layer.
         factor: the factors of the gradient of the r samples that remain.
         lift: C (r, b), which maps a dual t of these factors to the dual t C of the whole gradient.
-        features: an orthonormal basis (m, r) of the next layer's inputs of the samples that remain,
+        features: an orthonormal basis (m, r) of the next layer's inputs of the remaining samples,
             or ``None`` if the next layer's gradient does not have the same rank.
     """
 
@@ -87,12 +88,12 @@ class _Rest:
 
     @cached_property
     def projected(self) -> Tensor:
-        """``W Rᵀ`` (m, r) for the R of the remaining factors."""
+        """``W Rᵀ`` (m, r) with the factor R of the remaining samples."""
         return self.layer.projected @ self.lift.T
 
     @cached_property
     def pixels(self) -> Tensor:
-        """The remaining Rᵀ (n', r), one row for each input; see :meth:`BatchLayer.in_pixels`."""
+        """Rᵀ (n', r) of the remaining samples; see :meth:`BatchLayer.in_pixels` for its units."""
         return self.layer.in_pixels(self.factor.right, self.factor.bias).T
 
     @cached_property
@@ -103,18 +104,18 @@ class _Rest:
 
 
 class BatchSearch:
-    """The search for samples behind one layer's gradient.
+    """Search for the samples behind one layer's gradient.
 
     Args:
         layer: the layer whose gradient is split.
-        following: the layer that takes in the ReLU of this layer's outputs, if there is one.
+        following: the layer whose inputs are the ReLU of this layer's outputs, if there is one.
         settings: the limits of the search.
-        generator: draws all starts.
+        generator: draws all random starts.
 
     Attributes:
         found: the samples found so far.
-        proposals: the number of proposals of each source.
-        accepted: the number of accepted proposals of each source.
+        proposals: the number of proposals by the name of their source.
+        accepted: the number of accepted proposals by the name of their source.
     """
 
     def __init__(
@@ -133,29 +134,30 @@ class BatchSearch:
         self.accepted: dict[str, int] = {}
         self._following_duals: list[Tensor] = []
         self._following_columns: list[Tensor] = []
-        # candidates that show the client's scale factor, see ``told_scale``
+        # Samples that are true except for the size of their errors, from which the scale is read.
         self._scaled: list[BatchSample] = []
         # The next layer's gradient spans its inputs only if its errors have full rank.
         self._linked = following is not None and following.factor.rank == layer.factor.rank
         self._features = following.factor.right.T if following and self._linked else None
         self._masks = None if self._linked else MaskColumns.posed(layer, following)
         self._rest = self._remainder()
-        self._peeled = torch.zeros_like(layer.factor.left)  # the duals of units at the last peeling
-        self._misfits = torch.full_like(layer.offset, torch.inf)  # the misfits of these duals
+        self._peeled = torch.zeros_like(layer.factor.left)  # each unit's dual at the last peeling
+        self._misfits = torch.full_like(layer.offset, torch.inf)  # the misfits of those duals
 
     def run(self, scaled: bool = True) -> list[BatchSample]:
         """Return the samples found when all are found or the budget is spent.
 
         Args:
-            scaled: whether the client may have scaled its update. The search then ends once
-                candidates tell the factor (:attr:`told_scale`), which must be divided out first.
+            scaled: whether the client may have scaled its update. If so, the search ends once
+                candidates agree on the factor (:attr:`told_scale`), which must be divided out
+                first.
         """
         budget = Budget.of(self.settings.max_seconds)
         sources = self._sources()
         peeled = -1  # number of samples found when peeling was last tried
         for _ in range(self.settings.starts):
             # If other sources find masks, too, many samples share each unit. Then peeling runs
-            # once, and again after each sample only if it has found any.
+            # once, and again after a sample is found only if it has found any before.
             rarely = self._linked or self._masks is not None
             pays = not rarely or peeled < 0 or "peeling" in self.accepted
             if len(self.found) > peeled and self.layer.rectified and pays:
@@ -195,7 +197,7 @@ class BatchSearch:
         return sources + ["inputs"] * (layer.takes_input or layer.sparse_inputs)
 
     def _propose(self, source: str) -> None:
-        """Judge the proposal of one random start of a source."""
+        """Take one random start of a source, and judge the proposal that it leads to."""
         rest, rank = self._rest, self._left
         live = rest.live.nonzero()[:, 0]
         row = rest.factor.left[live[int(torch.randint(len(live), (), generator=self.generator))]]
@@ -213,7 +215,7 @@ class BatchSearch:
         elif source == "features":
             assert rest.features is not None
             values = rest.features @ sparsest(rest.features, noise, nonnegative=True)
-            # at least one sample activates these units
+            # At least one of the remaining samples activates these units.
             live = rest.features.abs().amax(1) > ZERO_SHARE
             zeros = zero_entries(values[live], rank)
             if zeros is not None:
@@ -229,7 +231,7 @@ class BatchSearch:
         self._judge(source, dual)
 
     def _close(self, mask: Tensor) -> Tensor | None:
-        """Return the dual (r,) of the sample with a mask (m,), or None if equations are too few.
+        """Return the dual (r,) of the sample with a mask (m,), or None without enough equations.
 
         The outputs of the dual correct the mask, up to six times.
         """
@@ -247,13 +249,13 @@ class BatchSearch:
         return dual
 
     def _solved(self, mask: Tensor, projected: Tensor) -> Tensor:
-        """Return the dual (r,) whose outputs on a mask are the next layer's inputs.
+        """Return the dual (r,) whose outputs at active units equal the next layer's inputs.
 
         These inputs a are zero outside of the mask, which determines them up to a factor λ.
 
         Args:
             mask: (m,) booleans, true for the units that the sample activates.
-            projected: (m, r) outputs of r basic duals, without the offset.
+            projected: (m, r) the layer's outputs for r unit duals, without the bias.
         """
         assert self._features is not None
         mixture, _ = null_vector(self._features[~mask])
@@ -267,19 +269,19 @@ class BatchSearch:
     def _peel(self, budget: Budget) -> None:
         """Judge every unit's gradient as one sample's input, the smallest misfits first.
 
-        If two samples activate a unit, it shows one of them once the other is found. So a few
-        samples from other sources may lead to many. A unit may seem to have one sample if a second
-        sample's error is small. Such an input is not exact, and would spoil the remaining
-        equations. So each round takes only the units whose misfit is near the least.
+        Two samples may share a unit. Its gradient shows one of them once the other is found, so
+        that a few samples from other sources may lead to many. A unit may seem to have one sample
+        if a second sample's error is small. The input from that unit is not exact, and would spoil
+        the remaining equations. So each round takes only the units whose misfit is near the least.
         """
         while self._left > 1 and not budget.is_spent:
             rest = self._rest
             duals = rest.factor.left @ rest.lift
             duals = duals / duals.norm(dim=1, keepdim=True).clamp_min(1e-300)
-            # A unit's direction does not change if no sample found activates it.
+            # A unit's dual does not change if no sample found since then activates the unit.
             moved = (duals - self._peeled).norm(dim=1) > 1e-9
             self._misfits[moved] = torch.inf
-            # Each unit is active for the input of its own dual.
+            # A unit must be active under the input that its own dual gives.
             outputs = (self.layer.projected * duals).sum(1) / (duals @ self.layer.factor.bias)
             is_active = outputs + self.layer.offset > 0
             tried = (moved & rest.live & is_active).nonzero()[:, 0]
@@ -298,7 +300,7 @@ class BatchSearch:
                     self._misfits[unit] = torch.inf
 
     def _judge(self, source: str, dual: Tensor | None, whole: Tensor | None = None) -> bool:
-        """Accept a dual if the network behind confirms it, and return whether it did."""
+        """Add a dual's sample if the network behind confirms it, and return whether it did."""
         self.proposals[source] = self.proposals.get(source, 0) + 1
         if whole is None:
             if dual is None:
@@ -321,7 +323,7 @@ class BatchSearch:
             self._rest = self._remainder()
 
     def _last_by_zeros(self) -> Tensor | None:
-        """Return the dual (b,) of the last sample from its zeros, or None if they are too few."""
+        """Return the last sample's dual (b,) by zeros of its input, or None if they are few."""
         layer = self.layer
         if not (layer.takes_input or layer.sparse_inputs):
             return None
@@ -334,9 +336,9 @@ class BatchSearch:
         return dual
 
     def _is_known(self, dual: Tensor, samples: list[BatchSample]) -> bool:
-        """Return whether a dual (b,) belongs to one of some samples: it is not orthogonal to all.
+        """Return whether a dual (b,) belongs to one of the given samples, as it is not orthogonal.
 
-        Both are compared as they are, whatever the size of the samples' columns.
+        A dual is orthogonal to the columns of all samples but its own. Lengths do not matter.
         """
         scale = float(dual @ self.layer.factor.bias)
         return any(
@@ -345,7 +347,7 @@ class BatchSearch:
         )
 
     def _passed(self, candidate: BatchSample) -> BatchSample | None:
-        """Return the candidate, repaired, or None if noise does not explain its misfit.
+        """Return a candidate, possibly repaired, or None if noise does not explain its misfit.
 
         A candidate that is nearly right would spoil the remaining equations, and all later samples.
         """
@@ -354,7 +356,7 @@ class BatchSearch:
             return told
         if self._is_scaled(candidate) and not self._is_known(candidate.dual, self._scaled):
             self._scaled.append(candidate)
-        # One wrong sign of a unit causes at most this misfit; most wrong candidates have more.
+        # A unit with a wrong sign causes at most this misfit. Most wrong candidates have more.
         if max(candidate.misfit, candidate.scale_error) > 0.6:
             return None
         if self._is_known(candidate.dual, self.found):
@@ -362,7 +364,7 @@ class BatchSearch:
         if not candidate.is_exact:
             candidate = self.layer.repaired(candidate, self.generator)
         is_exact = candidate.is_exact
-        # no mask confirms the candidate, so that it must meet the tighter limit of masks
+        # If no mask confirms a candidate, it must meet the tighter limit for masks.
         if self._masks is not None:
             is_exact = is_exact and candidate.misfit <= self._masks.limit(candidate.expected)
         return candidate if is_exact else None
@@ -374,11 +376,10 @@ class BatchSearch:
 
     @property
     def told_scale(self) -> float | None:
-        """The factor by which the client scaled its update, or None if no samples tell one.
+        """The factor by which the client scaled its update, or None if no samples show it.
 
-        The errors that the network predicts for a sample lie in the gradient's span whatever the
-        factor is, and are that many times too large. Different samples must agree on it to a
-        thousandth.
+        The errors that the network predicts for a sample lie in the gradient's span at any factor,
+        and are too large by it. Different samples must agree on the factor to a thousandth.
         """
         told = self._scaled or [each for each in self.found if self._is_scaled(each)]
         scales = [1 / float(each.column @ each.dual) for each in told]
@@ -388,7 +389,7 @@ class BatchSearch:
         return least if 0 < most <= 1.001 * least else None
 
     def _from_units(self, masks: MaskColumns) -> None:
-        """Accept the samples that the masks of 32 random units' gradients lead to."""
+        """Add the samples that masks of the gradients of 32 random units lead to."""
         rest = self._rest
         live = rest.live.nonzero()[:, 0]
         drawn = torch.randint(len(live), (32,), generator=self.generator)
@@ -400,7 +401,7 @@ class BatchSearch:
             self._take("masks", candidate)
 
     def _follow(self, candidate: BatchSample) -> None:
-        """Add the sample's dual and column in the next layer's gradient to the lists of both."""
+        """Add a sample's dual and column under the next layer's gradient to the lists of them."""
         if self.following is None or not self._linked:
             return
         behind = self.following

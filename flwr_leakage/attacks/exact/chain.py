@@ -1,10 +1,11 @@
-"""Read a network as a chain of layers, which attacks walk backwards, however it is written.
+"""Read a network as a chain of layers, in whatever way its code is written.
 
 Layers are recognised by the functions that compute them, not by modules: ``F.relu`` and
 ``nn.ReLU``, ``view`` and ``nn.Flatten``, a module called twice or a function written by hand give
 the same chain. The values of a pass show whether a layer follows another, and whether several
-calls, such as ``(z + z.abs()) / 2``, compute a ReLU. A :class:`Level` is a layer whose outputs and
-their errors are known; :func:`solve_layer` gives its input.
+calls, such as ``(z + z.abs()) / 2``, compute a ReLU. Attacks walk the chain backwards. A
+:class:`Level` is a layer whose outputs, and the errors of these, are known.
+:func:`solve_layer` gives the input of a level.
 """
 
 from collections.abc import Iterable
@@ -33,7 +34,7 @@ class Link:
     """One layer of a chain: φ(z) with z = scale · (W ∗ a + b) + shift, for an input a.
 
     Attributes:
-        name: the prefix of its parameters' names.
+        name: the prefix of the names of the layer's parameters.
         geometry: kernel, padding and stride of a convolution; ``None`` for a linear layer.
         input_shape: shape of a for one sample, without the batch.
         output_shape: shape of z for one sample, without the batch.
@@ -42,9 +43,9 @@ class Link:
         scale: (C,) factors of a BatchNorm with fixed statistics; 1 without BatchNorm.
         shift: (C,) offsets of that BatchNorm; 0 without BatchNorm.
         activation: φ; the identity for the last layer.
-        weight_gradient: ∂L/∂W, observed for the sample that is sought.
-        bias_gradient: ∂L/∂b of that sample. If only BatchNorm has a bias, it is computed from the
-            gradient of that bias. It is ``None`` if neither has one.
+        weight_gradient: the observed ∂L/∂W of the sample that is sought.
+        bias_gradient: the observed ∂L/∂b of that sample. If only BatchNorm has a bias, ∂L/∂b is
+            computed from its gradient. It is ``None`` if neither has a bias.
     """
 
     name: str
@@ -66,7 +67,7 @@ class Link:
 
     @property
     def gain(self) -> Tensor:
-        """Standard deviation of z under inputs of unit variance: |scale_o| ‖W_o‖ per channel o."""
+        """|scale_o| ‖W_o‖ per channel o, the deviation of z for inputs of unit variance."""
         return self.scale.abs() * self.weight.flatten(1).norm(dim=1)
 
     def linear(self, inputs: Tensor) -> Tensor:
@@ -77,7 +78,7 @@ class Link:
         return F.conv2d(inputs, self.weight, None, stride, padding, dilation)
 
     def scaled(self, inputs: Tensor) -> Tensor:
-        """Return the change ``scale · (W ∗ a)`` of z for a change a (B, *input_shape) of inputs."""
+        """Return the change ``scale · (W ∗ a)`` of z for a change a (B, *input_shape)."""
         outputs = self.linear(inputs)
         return per_channel(self.scale, outputs) * outputs
 
@@ -94,11 +95,12 @@ class Link:
         return self.activation.function(self.preactivation(inputs))
 
     def patches(self, inputs: Tensor) -> Tensor:
-        """Return the entries of an input (1, *input_shape) that each output position sees.
+        """Return the patches of an input (1, *input_shape), one for each output position.
 
         Returns:
-            (K, P): a channel's K weights meet these entries at P positions. Times the channel's
-            errors ``∂L/∂(W ∗ a)`` (P,) they give its ``∂L/∂W`` (K,).
+            (K, P): the K entries that meet the K weights of a channel, at each of P positions.
+            Their product with a channel's errors ``∂L/∂(W ∗ a)`` (P,) is the channel's ``∂L/∂W``
+            (K,).
         """
         if self.geometry is None:
             return inputs.reshape(-1, 1)
@@ -111,7 +113,7 @@ class Link:
         return pull(errors)[0]
 
     def equations(self, errors: Tensor, channels: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the equations that the weight gradient states; see :func:`weight_equations`."""
+        """Return the equations M a = T of the weight gradient; see :func:`weight_equations`."""
         gradient = self.weight_gradient
         if channels is not None:
             errors, gradient = errors[:, channels], gradient[channels]
@@ -119,12 +121,12 @@ class Link:
 
 
 def per_channel(values: Tensor, outputs: Tensor) -> Tensor:
-    """Return values (C,) of the channels in a shape that broadcasts over outputs (B, C, …)."""
+    """Return one value per channel (C,), in a shape that broadcasts over outputs (B, C, …)."""
     return values.reshape((-1,) + (1,) * (outputs.ndim - 2))
 
 
 def features_of(links: Iterable[Link], inputs: Tensor) -> Tensor:
-    """Return the last layer's outputs of successive layers, for inputs (B, *shape) of the first."""
+    """Return the outputs of the last of successive layers, for inputs (B, *shape) of the first."""
     for link in links:
         inputs = link.outputs(inputs)
     return inputs
@@ -151,7 +153,8 @@ def trace_chain(problem: Problem) -> list[Link]:
             the calls that changed values before it, with their lines in the model.
     """
     like = problem.like
-    # A layer follows another if it takes that layer's outputs as inputs. Random values show this.
+    # A layer follows another if its inputs are that layer's outputs. A pass of random values shows
+    # it.
     stream = torch.Generator().manual_seed(0)
     probe = torch.rand(1, *problem.spec.shape, dtype=like.dtype, generator=stream)
     steps, unlinked, logits = _walked(problem, probe)
@@ -191,11 +194,11 @@ def trace_chain(problem: Problem) -> list[Link]:
 
 
 def _walked(problem: Problem, probe: Tensor) -> tuple[list[Step], list[list[str]], Tensor]:
-    """Return the calls of a pass that a chain may hold, the other calls between them, and logits.
+    """Return the calls of a pass that may be part of a chain, and the calls that may not.
 
     Returns:
-        The calls; for each of them, and at the end, the descriptions of the calls before it that
-        changed values; and the logits.
+        The calls that may; for each of them, and for the end of the pass, descriptions of the
+        other calls before it that changed values; and the logits.
     """
     trace = Trace.of(partial(problem.logits, probe), problem.params, notes_all=True)
     steps: list[Step] = []
@@ -210,7 +213,7 @@ def _walked(problem: Problem, probe: Tensor) -> tuple[list[Step], list[list[str]
 
 
 def _name(op: Op) -> str:
-    """Return the name of a layer's or BatchNorm's weight; empty if it has none."""
+    """Return the name of the weight of a layer or BatchNorm; empty if it has none."""
     return op.name if isinstance(op, Affine | Normalise) else ""
 
 
@@ -218,7 +221,7 @@ def _is_relu(problem: Problem, probe: Tensor, number: int) -> bool:
     """Return whether the calls before step ``number`` compute a ReLU of the last step's outputs."""
     for factor in (1, 1e4):  # ReLU6 equals a ReLU for small numbers only
         steps, _, _ = _walked(problem, factor * probe)
-        if number >= len(steps):  # a mask that keeps all entries does not show a ReLU
+        if number >= len(steps):  # all inputs were positive, so that a mask shows no ReLU
             return False
         if not same_values(steps[number].inputs, steps[number - 1].outputs.clamp_min(0)):
             return False
@@ -226,7 +229,7 @@ def _is_relu(problem: Problem, probe: Tensor, number: int) -> bool:
 
 
 def _extend(links: list[Link], step: Step, what: str, problem: Problem) -> None:
-    """Append a layer to the chain, or fold BatchNorm or an activation into its last layer."""
+    """Append a layer to a chain, or merge a BatchNorm or an activation into its last layer."""
     if isinstance(step.op, Affine):
         if links and links[-1].activation is IDENTITY:
             raise ValueError(f"an activation must precede {what}.")
@@ -253,7 +256,7 @@ def _extend(links: list[Link], step: Step, what: str, problem: Problem) -> None:
 
 
 def _link(op: Affine, outputs: Tensor, what: str, problem: Problem) -> Link:
-    """Return a layer without BatchNorm and activation, with its parameters' observed gradients."""
+    """Return a chain's layer for a call, without BatchNorm and activation, with its gradients."""
     if op.name not in problem.gradient:
         raise ValueError("a layer's weight must be a parameter of the model as it is.")
     weight = problem.params[op.name]
@@ -277,13 +280,13 @@ def _link(op: Affine, outputs: Tensor, what: str, problem: Problem) -> Link:
 
 @dataclass(frozen=True)
 class Level:
-    """The facts about one layer, whose outputs are φ(z(a)) for an input a.
+    """A layer of a chain with known outputs φ(z(a)), and the facts about its input a.
 
     Attributes:
         link: the layer.
-        known: the facts about its outputs, of the shape (1, *output_shape).
+        known: the known values of the outputs, and bounds of the others, (1, *output_shape).
         errors: ∂L/∂(W ∗ a), (1, *output_shape).
-        equations: the equations about a that the layer's weight gradient states.
+        equations: the linear equations about a that the layer's weight gradient gives.
     """
 
     link: Link
@@ -293,7 +296,7 @@ class Level:
 
     @classmethod
     def of(cls, link: Link, known: Known, output_errors: Tensor) -> "Level":
-        """Return the level of a layer whose outputs and their errors are known."""
+        """Return the level of a layer, from its known outputs and their errors ∂L/∂φ."""
         shape = (1, *link.output_shape)
         known = known.map(lambda each: each.reshape(shape))
         assert link.activation.slope is not None
@@ -312,10 +315,10 @@ class Level:
         return self.link.pull_back(self.errors)
 
     def forward_residual(self, inputs: Tensor) -> Tensor:
-        """Return the distance of each entry of ``z(a)`` from the known outputs, in the units of a.
+        """Return the distance of each entry of ``z(a)`` from its known value, in the units of a.
 
-        If an output gives only a bound on z, as a ReLU's zero does, only the excess of ``z(a)``
-        over the bound counts.
+        A known output may give only a bound on z, as a ReLU's zero does. Then only the excess of
+        ``z(a)`` over the bound counts.
         """
         link, outputs, activation = self.link, self.known.values, self.link.activation
         z = link.preactivation(inputs)
@@ -333,12 +336,12 @@ def solve_layer(
 ) -> tuple[Tensor, float]:
     """Return the input a of a layer behind an invertible activation, by a convex problem.
 
-    The gradient's equations ``M(δ) a = ∂L/∂W`` hold exactly: a is one solution of them plus a
-    vector of their null space. The vector meets the forward equations ``z(a) = φ⁻¹(outputs)`` and
-    the range [low, high] of a in least squares.
+    The equations ``M(δ) a = ∂L/∂W`` of the layer's gradient hold exactly. So a is one of their
+    solutions plus a vector of M's null space. By least squares, this vector meets the forward
+    equations ``z(a) = φ⁻¹(outputs)`` and the range [low, high] of a.
 
     Returns:
-        a (1, *input_shape), and the mean squared residual divided by a's mean square.
+        a (1, *input_shape), and the mean squared residual divided by the mean square of a.
     """
     equations = level.equations
     null = equations.null_space()

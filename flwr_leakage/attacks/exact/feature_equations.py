@@ -1,6 +1,6 @@
-"""Solve for the features that convolutions take in, by the convolutions' weight gradients.
+"""Solve for the features that convolutions take as inputs, from the convolutions' gradients.
 
-Their weight gradients state ``M(δ) a = T`` about the features a
+The weight gradients give equations ``M(δ) a = T`` for the features a and errors δ
 (:mod:`flwr_leakage.attacks.exact.weight_equations`). Let V be the eigenvectors and λ the
 eigenvalues of ``MᵀM``. The least-squares solution is ``a = V λ⁻¹ Vᵀ Mᵀ T``. Its residual measures
 the noise of the equations, whatever its source: float32 arithmetic, the rounding of parameters on
@@ -11,15 +11,16 @@ C input channels, and rank k,
 
 The equations of one output channel o may contradict the others. If there are hardly more equations
 than unknowns, the solution bends to any of them, and r hides the contradiction. So the test
-compares by how much ``‖r‖²`` falls if o is left out (Cook and Weisberg 1982, section 2.2), for each
-of the f equations of o that the others check. With the block H_oo of ``H = M V λ⁻¹ Vᵀ Mᵀ``,
+measures by how much ``‖r‖²`` falls if o is left out (Cook and Weisberg 1982, section 2.2), for each
+of the f equations of o that the other channels check. With the block H_oo of
+``H = M V λ⁻¹ Vᵀ Mᵀ``,
 
     s_o² = r_oᵀ (1 − H_oo)⁻¹ r_o / (C f),
 
 whose mean is σ² if there is noise alone. For a channel that was left out already, 1 + H_oo stands
-in place of 1 − H_oo: the others' noise adds to its own. If no s_o exceeds the median by far, since
-the solution bent all of them, the test takes the channel with the greatest ratio of s_o² to the σ²
-that remains without it.
+in place of 1 − H_oo, as the others' noise adds to its own. A solution may bend to a wrong channel,
+so that no s_o exceeds the median by far. Then the test takes the channel with the greatest ratio of
+s_o² to the σ² that remains without it.
 """
 
 from collections.abc import Sequence
@@ -50,12 +51,12 @@ class Solved:
 
     Attributes:
         values: the least-squares solution (1, C, H, W), the shortest one if there are several.
-        noise: (1, 1, H, W), the standard deviation of its error; NaN if no equation checks the
-            others.
+        noise: (1, 1, H, W), the standard deviation of each position's error; NaN if there are no
+            more equations than unknowns.
         equations: the directions of the features that the gradients determine.
         contradicted: pairs (convolution, output channel) that were left out as they contradict the
             others.
-        limits: largest residual norm of each of these pairs that would agree with the others.
+        limits: for each of these pairs, the largest residual norm that would agree with the others.
     """
 
     values: Tensor
@@ -75,22 +76,23 @@ def solve_features(
     errors: Sequence[Tensor],
     gradients: Sequence[Tensor],
 ) -> Solved:
-    """Return the features (1, C, H, W) that convolutions take in, from their weight gradients.
+    """Return the features (1, C, H, W) that convolutions take, from their weight gradients.
 
     They are a least-squares solution over the equations of all output channels. If a ReLU's mask
     has a wrong entry, the error of its channel is wrong too, and the channel's equations contradict
     all others. Such channels are left out, and the rest is solved again.
 
-    A channel contradicts a solution if s_o exceeds ``CONTRADICTION`` times the median, and
-    s_o / ‖gradient‖ that multiple of its median. (Rounding grows with the gradient, but less: large
-    gradients have large residuals, small ones large shares.) It also does if s_o exceeds that
-    multiple of the σ that remains without the channel. With less than twice as many equations as
-    unknowns only this second rule counts, for one channel at a time.
+    A channel contradicts a solution if s_o exceeds ``CONTRADICTION`` times its median over the
+    channels, and s_o / ‖gradient‖ does, too. (Rounding grows with the gradient, but less: large
+    gradients have large residuals, and small gradients have large relative residuals.) A channel
+    also contradicts it if s_o exceeds the same multiple of the σ that remains without the
+    channel. With less than twice as many equations as unknowns only this second rule counts,
+    for one channel at a time.
 
     Args:
-        uses: the convolutions, at least one.
-        errors: ∂L/∂outputs of each, (1, O, H', W').
-        gradients: ∂L/∂W of each, (O, C, *kernel).
+        uses: the convolutions that take the features, at least one.
+        errors: ∂L/∂outputs of each convolution, (1, O, H', W').
+        gradients: ∂L/∂W of each convolution, (O, C, *kernel).
 
     Raises:
         ValueError: all errors are zero.
@@ -118,8 +120,8 @@ def solve_features(
         free, falls = (torch.cat(list(values)) for values in zip(*checks, strict=True))
         size = (falls / (channels * free.clamp_min(1))).sqrt()
         limit = _typical(size, scale, kept) * CONTRADICTION
-        # If there are hardly more equations than unknowns, one wrong channel bends the solution to
-        # itself, and the others seem to contradict it. The fall of ‖r‖² shows it even then.
+        # If there are hardly more equations than unknowns, the solution bends to a wrong channel,
+        # and the others seem to contradict it. The fall of ‖r‖² shows the wrong channel even then.
         is_redundant = len(residual) >= 2 * height * width
         agrees = size <= limit if is_redundant else kept.clone()
         if bool((agrees == kept).all()):
@@ -135,7 +137,7 @@ def solve_features(
     left_out = (~kept).nonzero()[:, 0].tolist()
     values = (equations.rows.T @ equations.values).T.reshape(1, channels, height, width)
     return Solved(
-        # torch 2.13 returns wrong derivatives of BatchNorm for tensors of other strides
+        # torch 2.13 returns wrong derivatives of BatchNorm for tensors with other strides.
         values.contiguous(),
         (sigma * spread).reshape(1, 1, height, width),
         equations,
@@ -160,7 +162,9 @@ def _typical(size: Tensor, scale: Tensor, kept: Tensor) -> Tensor:
 def _check(
     matrix: Tensor, target: Tensor, equations: Whitened, kept: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return how well the equations of each channel of one convolution agree with all kept ones.
+    """Return how well the equations of each channel agree with those of all kept channels.
+
+    All channels belong to one convolution.
 
     Args:
         matrix: M (O, K, P).
@@ -169,15 +173,15 @@ def _check(
         kept: booleans (O,), true for the kept channels of this convolution.
 
     Returns:
-        For each channel (O,) the number of its equations that others check, and the fall of ‖r‖²
-        without the channel.
+        For each channel (O,) the number of its equations that other channels check, and the fall
+        of ‖r‖² without the channel.
     """
     residual = target - matrix @ (equations.rows.T @ equations.values)
     whitened = matrix @ (equations.rows.T / equations.singular)
     sign = torch.where(kept, -1.0, 1.0).to(matrix.dtype)[:, None, None]
     unit = torch.eye(matrix.shape[1], dtype=matrix.dtype)
     squares, vectors = torch.linalg.eigh(unit + sign * (whitened @ whitened.mT))
-    # Without others that check an equation, float64 leaves 1e-6 or less of 1 − h.
+    # If no other channel checks an equation, 1 − h is 0 up to rounding, at most 1e-6.
     least = 1e-4
     is_checked = squares > least
     parts = (vectors.mT @ residual).square().sum(2) / squares.clamp_min(least)
@@ -185,7 +189,7 @@ def _check(
 
 
 def _whiten(matrix: Tensor, target: Tensor) -> Whitened:
-    """Return the equations ``V a = S⁻¹ Uᵀ T`` from the eigenvectors of MᵀM, refined once.
+    """Return the equations ``V a = S⁻¹ Uᵀ T`` by the eigenvectors of MᵀM, refined once.
 
     The eigenvalues are the squared singular values. So singular values of 1e-5 of the largest have
     six exact digits in float64, and the refinement restores the others.

@@ -1,18 +1,18 @@
 """Fit an input to known features of a ReLU network, with a preference for smooth images.
 
-Signs of preactivations that lie nearer to zero than the input's own error are repaired at the end.
-An input that is right to 1e-6 still has one preactivation of millions within 1e-6 of zero. If its
-sign is wrong, the gradient misses the observed one by far more than the input's error explains: on
-a ResNet-18 by 1e-6 to 1e-4 of its square. Other inputs within that error have either sign by
-chance. One of them whose gradient meets the observed one is as near to the truth, and its gradient
-shows that its signs are right.
+At the end, signs of preactivations that lie nearer to zero than the input's own error are repaired.
+An input that is right to 1e-6 still has one preactivation out of millions within 1e-6 of zero. If
+its sign is wrong, the gradient differs from the observed one by far more than the input's error
+explains: on a ResNet-18 by 1e-6 to 1e-4 of its square. Other inputs within that error have one sign
+or the other by chance. An input whose gradient meets the observed one is as near to the truth, and
+its gradient shows that its signs are right.
 
-The first candidate of a fit to pooled features is predicted by regression on images of noise.
-Through many ReLUs a fit gets stuck unless it starts near the solution. Features after pooling are
-local: a linear map of the 3×3 features around a position predicts the block of pixels under it well
-enough for a start. The attacker learns that map on its own images, which it sends through the
-network. They are noise with the falling spectrum of natural images (Field 1987, amplitudes ~ 1/f),
-so that no data are needed.
+The first candidate of a fit to pooled features is predicted by a regression. Through many ReLUs a
+fit gets stuck unless it starts near the solution. Features after pooling are local: a linear map of
+the 3×3 features around a position predicts the block of pixels under it well enough for a start.
+The attacker learns that map from synthetic images that it passes through the network. They are
+noise with the falling spectrum of natural images (Field 1987, amplitudes ~ 1/f), so that no data
+are needed.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,13 +34,15 @@ from flwr_leakage.records import Batch, InputSpec
 
 @dataclass(frozen=True)
 class Fit:
-    """The end of a fit, with the cost of it and of the fits before it.
+    """The end of a fit, with its cost.
+
+    The cost includes that of the fits it continues.
 
     Attributes:
         inputs: (1, C, H, W) the fitted input in model space.
         value: the minimised function at this input.
-        iterations: steps of the optimizer, summed over these fits.
-        evaluations: computations of the function and its gradient, summed over these fits.
+        iterations: number of the optimizer's steps.
+        evaluations: number of computations of the function and its gradient.
     """
 
     inputs: Tensor
@@ -63,10 +65,10 @@ def fit_features(
     :func:`equation_distance`.
 
     Args:
-        problem: holds the network.
-        features: the known features and equations.
+        problem: the problem with the network.
+        features: the known features, and equations about features.
         start: the fit to continue from.
-        weight: weight of the input's smoothed total variation beside that sum, ≥ 0.
+        weight: weight of the input's smoothed total variation in the minimised sum, ≥ 0.
         optimizer: minimises over all entries of the input at once.
         budget: CPU seconds, after which the fit ends early.
     """
@@ -105,18 +107,18 @@ def feature_distance(preactivations: Tensor, known: Tensor) -> Tensor:
     """Return the squared distance of preactivations from known ReLU outputs, over ``‖known‖²``.
 
     A positive output equals the preactivation. A zero output only means that the preactivation is
-    not positive, so that its positive part counts there.
+    not positive. So at zero outputs only positive preactivations count.
     """
     residual = torch.where(known > 0, preactivations - known, preactivations.clamp_min(0))
     return residual.square().sum() / known.square().sum()
 
 
 def equation_distance(preactivations: Tensor, known: Whitened) -> Tensor:
-    """Return the squared residual of ReLU outputs in known equations, over ``‖values‖²``.
+    """Return the squared residual of ReLU outputs in linear equations, over ``‖values‖²``.
 
     Args:
         preactivations: inputs (1, C, H, W) of the ReLU.
-        known: the equations about its outputs.
+        known: the linear equations about the ReLU's outputs.
     """
     residual = known.residual(preactivations.clamp_min(0))
     return residual.square().sum() / known.values.square().sum()
@@ -141,13 +143,13 @@ def settle_signs(
     generator: torch.Generator,
     budget: Budget,
 ) -> tuple[Batch, float]:
-    """Return, among inputs near the one found, the input whose gradient meets the observed best.
+    """Return the input near the one found whose gradient is nearest to the observed one.
 
     Args:
         problem: the network and the observed gradient.
         batch: the input found.
-        errors: sizes that its error may have, as shares of its root mean square. The draws use them
-            in turn.
+        errors: sizes that the input's error may have, as shares of its root mean square. The draws
+            use them in turn.
         met: relative squared distance of gradients at which the draws end.
         draws: largest number of draws; each one computes a gradient.
         generator: draws the inputs.
@@ -177,7 +179,7 @@ def noise_images(spec: InputSpec, count: int, generator: torch.Generator) -> Ten
     standard deviation of the noise that all channels share.
 
     Args:
-        spec: holds the shape (C, H, W) of an image.
+        spec: the public facts about the data, which give the shape (C, H, W) of an image.
         count: number of images.
         generator: draws the images.
 
@@ -210,7 +212,7 @@ def read_input(
     """Return the input (1, C, H, W), in model space, that ridge regression predicts from features.
 
     Args:
-        features: maps a batch of inputs to features (B, N, H', W'), with H' ≤ H and W' ≤ W.
+        features: map from a batch of inputs to features (B, N, H', W'), with H' ≤ H and W' ≤ W.
         known: the features (1, N, H', W') of the input sought.
         spec: the public facts about the data.
         count: number of synthetic images to learn from, ≥ 1.
@@ -227,7 +229,7 @@ def read_input(
     block = (height // rows, width // columns)
     if 0 in block:
         raise ValueError(f"features at {rows}×{columns} positions of {height}×{width} pixels.")
-    # Blocks may not cover the border. Patches reach beyond their block to cover these pixels.
+    # Blocks may not cover the border. Patches extend beyond their block to cover its pixels.
     margin = (block[0] - 1, block[1] - 1)
     patch = (block[0] + 2 * margin[0], block[1] + 2 * margin[1])
     canvas = (rows * block[0] + 2 * margin[0], columns * block[1] + 2 * margin[1])

@@ -1,9 +1,9 @@
-"""Find the mask of a network's last ReLU, where features are pooled before the last layer.
+"""Find the mask of a network's last ReLU if features are pooled before the last layer.
 
 The last convolution must have a 3×3 kernel, padding 1 and stride 1. Its weight gradient is a
-product ``B A``. Each column of B is the mask of one position, times known errors. The same row of A
-is the patch that the convolution took in there. The product's column space is known to rounding,
-and the masks are the binary vectors in it. The overlap of the patches shows the position that each
+product ``B A``. Column p of B is the mask at position p, times known errors. Row p of A is the
+patch of the convolution's input at p. The column space of the product is known up to rounding, and
+the masks are the binary vectors in it. The overlap of the patches shows the position that each
 mask belongs to.
 """
 
@@ -114,7 +114,7 @@ def maxima_mask(
 
 
 def binary_columns(product: Tensor, count: int) -> Tensor:
-    """Return the columns of a binary B (N, P) from ``B A`` (N, Q), in any order.
+    """Return the columns of a binary matrix B (N, P) from ``B A`` (N, Q), in any order.
 
     The P leading left singular vectors span the column space. P entries determine a vector of
     that space, so all 2^P binary choices of these entries are tried. A choice is kept if the whole
@@ -145,7 +145,7 @@ def binary_columns(product: Tensor, count: int) -> Tensor:
         direction = remaining[pivots[-1]] / remaining[pivots[-1]].norm()
         remaining = remaining - (remaining @ direction)[:, None] * direction
     to_all = basis @ torch.linalg.inv(basis[pivots])
-    # Most choices fail at the first few entries already: test these first.
+    # Most choices already fail at a few other entries, so that these are tested first.
     bits = torch.arange(1, 2**count)
     for rows in (to_all[: 4 * count], to_all):
         patterns = (bits[:, None] >> torch.arange(count)) & 1
@@ -158,14 +158,13 @@ def binary_columns(product: Tensor, count: int) -> Tensor:
 
 
 def disjoint_columns(basis: Tensor, scales: Tensor, count: int) -> Tensor:
-    """Return binary columns that share no row, and that lie in a subspace if scaled row by row.
+    """Return binary columns without common rows that lie in a subspace, if scaled row by row.
 
-    Each row belongs to one of the columns, so that the columns are sparse. Few nonnegative vectors
-    of a subspace are sparse. So a linear program finds a column from any of its rows: among the
-    nonnegative vectors that are 1 in that row, the column has the least sum (Donoho and Tanner
-    2005, PNAS 102, the nonnegative case). This is repeated for rows that are in no column yet.
-    Rows whose scale is below 100 times ``SLACK`` take no part in the search, and join the column
-    that suits them best.
+    Each row belongs to one column, so that columns are sparse, as few nonnegative vectors of a
+    subspace are. So a linear program finds a column from any of its rows: among the nonnegative
+    vectors with a 1 in that row, the column has the least sum (Donoho and Tanner 2005, PNAS 102,
+    the nonnegative case). This is repeated for rows that are in no column yet. Rows whose scale is
+    below 100 times ``SLACK`` take no part in the search, and join the column that fits them best.
 
     Args:
         basis: (N, R), orthonormal columns that span the subspace.
@@ -197,7 +196,8 @@ def disjoint_columns(basis: Tensor, scales: Tensor, count: int) -> Tensor:
         for row in size.where(remaining, -1.0).argsort(descending=True)[: int(remaining.sum())]:
             chosen = _sparsest(rows, size, used, remaining, int(row))
             column = rows @ (inverse @ (chosen * size)[used])
-            # The program allows some slack, so that a binary vector may lie outside the subspace.
+            # The linear program has some slack, so that its binary vector may lie outside the
+            # subspace.
             if chosen.any() and (column - chosen * size)[used].abs().max() <= SLACK:
                 break
         else:
@@ -211,9 +211,9 @@ def disjoint_columns(basis: Tensor, scales: Tensor, count: int) -> Tensor:
 
 
 def _sparsest(rows: Tensor, size: Tensor, used: Tensor, remaining: Tensor, row: int) -> Tensor:
-    """Return booleans (N,): rows of the least-sum nonnegative vector that is 1 in ``row``.
+    """Return booleans (N,), true for the rows of the sparsest vector that is 1 in ``row``.
 
-    All are false if the linear program fails.
+    The vector is nonnegative and has the least sum. All are false if the linear program fails.
     """
     upper = size.where(remaining, 0.0) + SLACK
     lower = torch.full_like(size, -SLACK)
@@ -233,7 +233,7 @@ def _sparsest(rows: Tensor, size: Tensor, used: Tensor, remaining: Tensor, row: 
 
 
 def arrange(patches: Tensor) -> Tensor:
-    """Return the order of a square map's 3×3 patches, row by row.
+    """Return the order in which the 3×3 patches of a square map lie in it, row by row.
 
     Neighbouring patches overlap. The centre of a patch's right neighbour equals the patch's right
     entry, and the neighbour below is found likewise. The patch at the upper left corner has zeros

@@ -1,18 +1,20 @@
-"""Search for the masks of a layer of ReLUs, with a proof for each channel that has one.
+"""Search for the masks of a layer of ReLUs, and prove them channel by channel.
 
 The weight gradient of a layer gives linear equations for its input a, which leave a open in some
-directions. If a comes from ReLUs it is nonnegative and partly zero. It is then mostly a vertex of
-the polytope of the equations' nonnegative solutions, often the one of least sum. The outputs of a
-candidate for x are another guess. Each guess of a gives a guess of its mask [a > 0].
+directions. If a comes from ReLUs, it is nonnegative and partly zero. Then it is mostly a vertex of
+the polytope of the equations' nonnegative solutions, often the one with the least sum. The outputs
+of a candidate for the network's input x are another guess of a. Each guess gives a guess of the
+mask [a > 0].
 
 The bias b of the layer ``W ∗ x + b`` that made a shows whether a mask is right. Let e be the errors
-of that layer's outputs as if all were active, which are known from the layers behind. Then
+of that layer's outputs as if all units were active. The layers behind determine e. Then
 
     ∂L/∂b_o = Σ_p e_op [a_op > 0]
 
-is one equation for each channel o. The right mask meets it to rounding. A wrong mask meets it by
-accident only, as the entries of e are of all sizes. Such accidents happen if thousands of masks are
-tried. So a mask must also explain the layer's own weight gradient, which is linear in x, better
+is one equation for each channel o with positions p. The right mask meets it up to rounding. As the
+entries of e are of all sizes, a wrong mask meets it by chance only. That happens if thousands of
+masks are tried. So a mask must also explain the layer's own weight gradient, which is linear in x,
+better than the candidate's mask does.
 than the candidate's mask does.
 
 With the mask known, only the active entries of a are unknown, and they are mostly fewer than the
@@ -71,14 +73,15 @@ channel's values."""
 
 @dataclass(frozen=True)
 class MaskEvidence:
-    """The gradients that decide about the masks of a ReLU layer of C channels with P entries.
+    """The gradients that decide about the masks of ReLUs with C channels of P entries.
 
     Attributes:
-        equations: the equations about a that the weight gradient of the layer behind states.
+        equations: the equations about the ReLUs' outputs a, from the weight gradient of the layer
+            behind.
         errors: e (C, P), the errors of the outputs of the layer that made a, as if all were active.
         bias_gradient: ∂L/∂b (C,) of that layer.
-        weight_gradient: ∂L/∂W (C, K) of that layer, with K weights a channel.
-        proof: see ``PROOF``.
+        weight_gradient: ∂L/∂W (C, K) of that layer, with K weights per channel.
+        proof: tolerance of a mask's proof; see ``PROOF``.
     """
 
     equations: Whitened
@@ -88,7 +91,7 @@ class MaskEvidence:
     proof: float = PROOF
 
     def channel(self, number: int) -> "Channel":
-        """Return the part about one channel."""
+        """Return the part of the evidence that concerns one channel."""
         errors = self.errors[number].numpy()
         return Channel(
             errors=errors,
@@ -98,7 +101,7 @@ class MaskEvidence:
         )
 
     def begin(self) -> Known:
-        """Return what vertices of least sum prove, cut by the bias's gradient, of a (C, P)."""
+        """Return the facts about a (C, P) that are proven by the solutions of least sum."""
         found: dict[int, tuple[Array, Array]] = {}
         rows = self.equations.rows.numpy()
         weighted = np.vstack([rows, np.full(rows.shape[1], SUM_WEIGHT)])
@@ -106,7 +109,7 @@ class MaskEvidence:
             values = self.equations.values[:, number].numpy()
             if self.equations.is_determined:
                 solution = (rows.T @ values).clip(0)
-            else:  # the nonnegative solution of least sum
+            else:  # the candidate is the nonnegative solution of least sum
                 solution, _ = nnls(weighted, np.append(values, 0.0), maxiter=10 * rows.shape[1])
             largest = float(solution.max())
             fewest = int((solution > LARGEST * largest).sum())
@@ -118,7 +121,7 @@ class MaskEvidence:
         return settled(self.equations, Known.nothing(self.errors), found)
 
     def refine(self, known: Known, preactivations: Tensor, patches: Tensor) -> Known:
-        """Return the same facts, and those of the channels that a candidate proves.
+        """Return the known facts, and those about channels whose masks a candidate proves.
 
         For each channel, masks are tried that differ in up to ``MOST_FLIPS`` doubtful entries from
         the candidate's mask. Among those that the bias's gradient proves, the search takes the one
@@ -128,7 +131,7 @@ class MaskEvidence:
         Args:
             known: the facts that are proven so far.
             preactivations: inputs (C, P) of the ReLUs at the candidate.
-            patches: patches (K, P) of the layer's input at the candidate; see ``Link.patches``.
+            patches: patches (K, P) of the layer's input at the candidate; see :meth:`Link.patches`.
         """
         flips, found = sets_of_ranks(), dict[int, tuple[Array, Array]]()
         for number in (~proven_channels(known.mask)).nonzero()[:, 0].tolist():
@@ -142,13 +145,13 @@ class MaskEvidence:
 
 @dataclass(frozen=True)
 class Channel:
-    """The part of the evidence that is about one channel o, of P entries.
+    """The evidence about the mask of one channel o with P entries.
 
     Attributes:
         errors: e_o (P,).
         bias_gradient: ∂L/∂b_o.
         weight_gradient: ∂L/∂W_o (K,).
-        slack: largest distance of a proven mask's sum of errors from the bias's gradient.
+        slack: largest difference of a proven mask's sum of errors from the bias's gradient.
     """
 
     errors: Array
@@ -157,9 +160,9 @@ class Channel:
     slack: float
 
     def cut(self, order: Array, fewest: int, most: int) -> tuple[Array, bool]:
-        """Return the mask of the first n entries in an order, with the n that fits the bias best.
+        """Return the mask of the first n entries in an order, for the n that fits the bias best.
 
-        For this n the sum of the errors is nearest to the bias's gradient.
+        With this n, the sum of the errors is nearest to the bias's gradient.
 
         Args:
             order: indices (P,) of all entries, from the most to the least likely active one.
@@ -177,10 +180,10 @@ class Channel:
         return mask, bool(gaps[best] <= self.slack)
 
     def flipped(self, z: Array, flips: Sequence[Array]) -> Iterator[Array]:
-        """Yield proven masks that differ in a few doubtful entries from that of a candidate.
+        """Yield proven masks that differ in a few doubtful entries from a candidate's mask.
 
-        The doubtful entries are those nearest to zero, ranked by it. Entries of zero error stay as
-        they are, as neither gradient depends on them.
+        Doubtful are the entries z nearest to zero, in this order. Entries without error stay as
+        they are, as no gradient depends on them.
         """
         mask = z > 0
         gap = self.errors[mask].sum() - self.bias_gradient
@@ -196,7 +199,7 @@ class Channel:
                 yield turned
 
     def misfit(self, first: Array, patches: Array) -> Callable[[Array], float]:
-        """Return a function that measures how badly a mask explains a candidate's weight gradient.
+        """Return a function that measures how badly a mask explains the weight gradient.
 
         Its value is the logarithm of the distance of the two gradients, less ``log(WORTH)`` for
         every entry in which the mask differs from the candidate's own mask. So a mask is worth its
@@ -206,7 +209,7 @@ class Channel:
         def misfit(mask: Array) -> float:
             distance = patches @ (self.errors * mask) - self.weight_gradient
             changes = int((mask != first).sum())
-            # the least number keeps the logarithm finite
+            # The least size keeps the logarithm finite.
             size = max(float(np.linalg.norm(distance)), 1e-300)
             return math.log(size) - changes * math.log(WORTH)
 
@@ -219,27 +222,27 @@ def proven_channels(mask: Mask) -> Tensor:
 
 
 def sets_of_ranks() -> list[Array]:
-    """Return all sets of ranks to flip: for n = 0, 1, … an array with one set in each row."""
+    """Return all sets of ranks to flip: for n = 0, 1, … an array with one set of n in each row."""
     sets = [list(combinations(range(FLIPPABLE), n)) for n in range(MOST_FLIPS + 1)]
     return [np.array(each, dtype=int).reshape(len(each), n) for n, each in enumerate(sets)]
 
 
 def settled(equations: Whitened, known: Known, found: Mapping[int, tuple[Array, Array]]) -> Known:
-    """Return the known facts, with those added that newly proven masks of channels give.
+    """Return known facts, and those that newly proven masks of some channels add.
 
     Args:
-        equations: the equations about a of the layer behind.
+        equations: the equations about a from the weight gradient of the layer behind.
         known: the facts about the other channels.
-        found: by the number of a channel, its mask (P,), and guesses of its values (P,), which the
-            equations may not determine.
+        found: for each channel by number, its proven mask (P,), and guesses (P,) for values that
+            the equations may not determine.
     """
     values, bounds = known.values.clone(), known.bounds.clone()
     on, off = known.mask.on.clone(), known.mask.off.clone()
     seen = (equations.rows * equations.singular[:, None]).norm(dim=0)
-    seen = seen > FLOAT32_NOISE * equations.singular[0]  # otherwise the entry occurs in no equation
+    seen = seen > FLOAT32_NOISE * equations.singular[0]  # false if an entry is in no equation
     for channel, (mask, guess) in found.items():
         active, told = torch.from_numpy(mask), seen.clone()
-        # Nothing is known about an inactive entry whose position occurs in no equation.
+        # Nothing is known about an inactive entry that is in no equation.
         on[channel], off[channel] = active, ~active & seen
         values[channel] = torch.from_numpy(guess * mask)
         if mask.any():
@@ -251,7 +254,7 @@ def settled(equations: Whitened, known: Known, found: Mapping[int, tuple[Array, 
 
 
 def channel_values(equations: Whitened, channel: int, active: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a channel's values at its active entries by least squares, and which are exact.
+    """Return a channel's values at its active entries by least squares, and show exact ones.
 
     The variance of each value comes from the noise of the gradient, and from the directions in
     which the equations leave it open.

@@ -7,23 +7,24 @@ In the stem of a ResNet, 3×3 windows of stride 2 keep few more numbers than the
 ``∂L/∂W = Σ_p δ[p] x[patch p]`` of the convolution, with δ the known error of a window's value at
 its maximum, is linear in x, too. Together they determine the image.
 
-What is told of the choices:
+Two facts restrict the choice of each window's maximum:
 
 - The values bound the entries: an entry is at most the least value of the windows that hold it.
-- Two windows with equal values share their maximum, unless their patches are equal. So the windows
-  fall into *groups*, each with one maximum, which all its windows hold. On an untrained
-  ResNet-18 at 64×64 pixels, a fifth of the groups has one candidate left, and a median group four.
+- Two windows with equal values share their maximum, unless their patches are equal. So windows fall
+  into *groups*. All windows of a group hold its one maximum. On an untrained ResNet-18 at 64×64
+  pixels, a fifth of the groups has one candidate left, and a median group has four.
 
 The rest is found by alternation, as in expectation maximisation. The weights p of a group's
-candidates k are first those of a normal error of width τ about the last image's entries y,
+candidates k first come from the last image's entries y, which have a normal error of width τ,
 
     p_k ∝ φ((v − y_k) / τ) / Φ((v − y_k) / τ),
 
-since all others are below v. Weighted least squares with a prior of natural images gives the next
-image, while τ falls. From some τ on the gradient of the convolution takes part. A wrong choice then
-changes the gradient of its channel by ``δ (x[patch k] − x[patch j])``, which the channel's 147
-equations tell from the rest: choices are turned one after another, in each channel the one that
-gains the most, before the weights are computed again. Equations that disagree count less.
+where v is the group's value. The denominator accounts for the other entries, which lie below v.
+Weighted least squares with a prior of natural images gives the next image, while τ falls. From some
+τ on, the gradient of the convolution is used. A wrong choice j in place of k changes the gradient
+of its channel by ``δ (x[patch k] − x[patch j])``, which the channel's 147 equations show. So
+choices are turned one after another before the weights are computed again, in each channel the one
+that gains the most. Equations that disagree count less.
 """
 
 from dataclasses import dataclass
@@ -79,14 +80,14 @@ ITERATIONS, TOLERANCE = 60, 1e-3
 
 @dataclass(frozen=True)
 class Stem:
-    """The map from an input to the entries that are pooled, and the gradient of its weight.
+    """A stem: the convolution from an input x to the entries that are pooled.
 
     Attributes:
         weight: (C, c, k, k) weight with the scale of BatchNorm in it.
-        offset: (C,) t.
-        geometry: the convolution's.
-        shape: (1, C, H, W) of its outputs.
-        size: (1, c, H, W) of the input.
+        offset: (C,) the shift t of each channel.
+        geometry: the geometry of the convolution.
+        shape: the shape (1, C, H, W) of the convolution's outputs.
+        size: the shape (1, c, H, W) of the input.
     """
 
     weight: Tensor
@@ -97,10 +98,10 @@ class Stem:
 
     @classmethod
     def of(cls, problem: Problem, number: int) -> tuple["Stem", Tensor, str] | None:
-        """Return the stem, its scale (C,) behind the weight, and the weight's name.
+        """Return the stem in front of a ReLU, the scale (C,) in its weight, and the weight's name.
 
-        It returns None if the ReLU's inputs are not one convolution of the input, scaled and
-        shifted channel by channel.
+        It returns None if the inputs of the ReLU are not one convolution of the network's input,
+        scaled and shifted channel by channel.
         """
         noise = torch.randn(1, *problem.spec.shape, generator=torch.Generator().manual_seed(0))
         noise = noise.to(problem.gradient[next(iter(problem.gradient))])
@@ -127,30 +128,30 @@ class Stem:
         return self.geometry.stride, self.geometry.padding, self.geometry.dilation
 
     def push(self, inputs: Tensor) -> Tensor:
-        """Return W ∗ x of inputs (1, c, H, W)."""
+        """Return the convolution W ∗ x of inputs x (1, c, H, W)."""
         stride, padding, dilation = self._settings
         return F.conv2d(inputs, self.weight, None, stride, padding, dilation)
 
     def pull(self, errors: Tensor, weight: Tensor | None = None) -> Tensor:
-        """Return Wᵀ δ of errors of the entries, for another weight if it is given."""
+        """Return Wᵀ δ for errors δ of the entries (1, C, H, W), with W or with another weight."""
         weight = self.weight if weight is None else weight
         return conv2d_input(self.size, weight, errors, *self._settings)
 
     def correlate(self, inputs: Tensor, errors: Tensor) -> Tensor:
-        """Return ``Σ_p δ[p] x[patch p]``, of the weight's shape."""
+        """Return the gradient ``Σ_p δ[p] x[patch p]`` of inputs x and errors δ, (C, c, k, k)."""
         return conv2d_weight(inputs, self.weight.shape, errors, *self._settings)
 
 
 @dataclass(frozen=True)
 class Groups:
-    """Groups of windows with one maximum each.
+    """G groups of pooling windows; the windows of a group share their maximum.
 
     Attributes:
-        channels: (G,) channel.
-        entries: (G, K) number of each candidate among all entries.
-        allowed: (G, K) whether it may be the maximum.
+        channels: (G,) channel of each group.
+        entries: (G, K) indices of the candidates for the maximum among all entries.
+        allowed: (G, K) booleans, true for candidates that may be the maximum.
         values: (G, 1) value of the maximum.
-        errors: (G,) error of the maximum.
+        errors: (G,) error of the maximum, the sum over the group's windows.
         bounds: (C·P,) upper bound of each entry; infinite for none.
     """
 
@@ -169,10 +170,10 @@ class Groups:
 
         Args:
             table: (K, P) the K positions that each of P windows holds; −1 beyond the map.
-            values: (C, P) values of the windows, 0 where they are not positive.
-            errors: (C, P) their errors.
-            positions: number of positions.
-            tolerance: difference up to which two values are equal.
+            values: (C, P) values of the windows, 0 if they are not positive.
+            errors: (C, P) errors of the windows' values.
+            positions: number of positions of a channel.
+            tolerance: difference up to which two values count as equal.
         """
         channels, windows = values.shape
         first = positions * torch.arange(channels)[:, None, None]
@@ -197,8 +198,8 @@ class Groups:
         counts = torch.zeros_like(bounds).index_add(0, entries, near.flatten().to(bounds))
         sizes = torch.bincount(labels.flatten(), minlength=far).to(bounds)[labels]
         allowed = near & (counts[entries].reshape(shape) == sizes[..., None])
-        # Equal patches, as of a white sky, have equal values at several positions, so that no
-        # position is in all of their windows: each such window is a group of its own.
+        # Equal patches, such as those of a white sky, have equal values at several positions. No
+        # position is in all of their windows, so that each such window is a group of its own.
         is_whole = allowed.any(2).flatten()[labels]
         labels = torch.where(is_whole, labels, own)
         allowed = torch.where(is_whole[..., None], allowed, near)
@@ -214,12 +215,12 @@ class Groups:
         )
 
     def at(self, weights: Tensor) -> Tensor:
-        """Return the sum of weights (G, K) at each entry, (C·P,)."""
+        """Return the sum of candidates' weights (G, K) at each entry, (C·P,)."""
         total = torch.zeros_like(self.bounds)
         return total.index_add(0, self.entries.flatten(), weights.flatten())
 
     def log_odds(self, entries: Tensor, width: float) -> Tensor:
-        """Return log p (G, K) up to a constant of each group, from entries (1, C, H, W)."""
+        """Return log p (G, K) of the candidates up to a constant, from entries (1, C, H, W)."""
         misfit = (entries.flatten()[self.entries] - self.values) / width
         odds = -misfit.square() / 2 - torch.special.log_ndtr(-misfit)
         return torch.where(self.allowed, odds, -torch.inf)
@@ -227,7 +228,7 @@ class Groups:
 
 @dataclass(frozen=True)
 class _Search:
-    """The alternation; ``gradient`` is ∂L/∂W in units of its root mean square."""
+    """The alternating search for choices and image, with ∂L/∂W divided by its root mean square."""
 
     stem: Stem
     groups: Groups
@@ -239,14 +240,15 @@ class _Search:
 
     def solve(self, point: Tensor, odds: Tensor, width: float, doubt: float,
               noise: Tensor | None) -> Tensor:  # fmt: skip
-        """Return the coordinates of the image that fits weighted choices and the bounds.
+        """Return the coordinates of the image that fits weighted choices, bounds and gradient best.
 
         Args:
             point: coordinates (1, c, H, W) of the last image.
             odds: (G, K) weights of the candidates, which sum to one in a group.
-            width: error of the equations.
+            width: standard deviation τ of an entry's error.
             doubt: see ``DOUBT``.
-            noise: (C,) added to the noise of the gradient's squares; ``None`` to leave it out.
+            noise: (C,) variance that is added to the gradient's noise; ``None`` to ignore the
+                gradient.
         """
         stem, groups, prior = self.stem, self.groups, self.prior
         inputs = prior.inputs(point)
@@ -293,7 +295,7 @@ class _Search:
         return self.stem.geometry.patches(inputs)[0].T.contiguous()
 
     def _spread(self, inputs: Tensor, odds: Tensor) -> Tensor:
-        """Return the variance (C,) of the gradient's entries that open choices leave."""
+        """Return the variance (C,) of the gradient's entries that undecided choices cause."""
         positions = self.stem.shape[2] * self.stem.shape[3]
         patches = self._patches(inputs)[self.groups.entries % positions]
         mean = (odds[..., None] * patches).sum(1, keepdim=True)
@@ -301,11 +303,11 @@ class _Search:
         return each.new_zeros(self.stem.shape[1]).index_add(0, self.groups.channels, each)
 
     def turned(self, inputs: Tensor, odds: Tensor) -> tuple[Tensor, Tensor]:
-        """Return weights (G, K) that the gradient agrees with, and its mean squares (C,) left.
+        """Return weights (G, K) with which the gradient agrees, and mean squares (C,) of the rest.
 
         Args:
             inputs: (1, c, H, W) the last image.
-            odds: (G, K) logarithms of the weights that its entries give.
+            odds: (G, K) logarithms of the weights that the image's entries give.
         """
         groups, channels = self.groups, self.groups.channels
         patches = self._patches(inputs)
@@ -344,16 +346,14 @@ class _Search:
 
 
 def fit_stem(problem: Problem, features: Features, budget: Budget) -> Fit | None:
-    """Return the input that a stem's pooled outputs and its gradient determine, or None.
+    """Return the input that fits a stem's pooled outputs and its gradient, or None.
 
-    It returns None if the outputs are not those of one convolution of the input, or if no error of
-    them is known.
-
-    The value of the fit is the features' :func:`feature_distance`.
+    It is None if the outputs are not those of one convolution of the input, or if their errors
+    are unknown. The value of the fit is the features' :func:`feature_distance`.
 
     Args:
-        problem: holds the network, in single precision.
-        features: the known outputs, of the first ReLU among others.
+        problem: the problem with the network, in single precision.
+        features: the known outputs, including those of the first ReLU.
         budget: CPU seconds, after which the search ends early.
     """
     number = features.shallowest

@@ -1,9 +1,10 @@
-"""Fit an input through ReLUs by successive candidates, each of which may prove masks.
+"""Fit an input through ReLUs by a series of candidates, each of which may prove masks.
 
-The walk through the layers ends at a weight gradient with too few equations, or at a mask that is
-not proven. From there on the fit seeks an input that meets the equations found so far
+:func:`~flwr_leakage.attacks.exact.feature_matching.walk_back` reads features from the last layer
+on. It ends at a weight gradient with too few equations, or at a mask that is not proven. From there
+on the fit seeks an input x that meets the equations found so far
 (:mod:`flwr_leakage.attacks.exact.mask_equations`). These are continuous in x, while the gradient
-itself jumps at every flip of a ReLU.
+itself jumps if a ReLU flips.
 
 An inactive ReLU has no slope, so Gauss–Newton from far away ends in the nearest local minimum. So
 every step minimises, to first order,
@@ -41,13 +42,13 @@ class Fading:
 
     Attributes:
         first: α of the first step.
-        last: value of α that ends the fading once α is at most this.
-        factor: factor of α from each step to the next, in (0, 1).
-        blur: standard deviation of the noise at α = 100. The noise is added to the inputs of the
-            ReLUs' layers, and is proportional to the fourth root of α.
+        last: the fading ends once α is at most this value.
+        factor: ratio of α from each step to the next, in (0, 1).
+        blur: standard deviation at α = 100 of the noise over which ReLUs are averaged. The noise is
+            added to the inputs of the ReLUs' layers, and is proportional to the fourth root of α.
         iterations: largest number of iterations of conjugate gradients in a step.
-        sharpens: whether the last steps have no blur, from α = 10 ``last`` on.
-        enough: value of ‖r‖² at which the fading also ends.
+        sharpens: whether the steps with α ≤ 10 ``last`` have no blur.
+        enough: the fading also ends once ‖r‖² is at most this value.
     """
 
     first: float
@@ -81,15 +82,15 @@ def fade(
     kept: Kept[LowRank],
     budget: Budget = UNLIMITED,
 ) -> tuple[Tensor, float]:
-    """Return the inputs after one step at every weight of a fading, and their ‖r‖².
+    """Return the inputs after one step at every weight α of a fading, and their ‖r‖².
 
-    Conjugate gradients in single precision solve a step's linear system. They fit the strong
-    directions first, and those that the prior prefers. So ending them early regularises. After a
-    slow step, the largest eigenvalues of the next step's matrix are approximated. A preconditioner
-    takes them out of that step's system and of the following ones, whose matrices differ little.
+    Conjugate gradients in single precision solve a step's linear system. They first fit the
+    directions that the equations or the prior favour, so that ending them early regularises.
+    After a slow step, the largest eigenvalues of the next step's matrix are approximated. Deflated
+    by them, that step and the following ones, whose matrices differ little, need fewer iterations.
 
     Returns:
-        The inputs x (1, C, H, W) at the end, and ‖r‖² there, with the blur of the last step.
+        The inputs x (1, C, H, W) at the end, and ‖r‖² at x with the blur of the last step.
     """
     narrow, narrow_prior = single(equations), prior.single()
     value = math.inf
@@ -120,17 +121,18 @@ def fade(
 
 
 def eigenvalues_kept(many: int = 100) -> Kept[LowRank]:
-    """Return the place of the eigenvalues that serve several steps, empty before a slow step."""
+    """Return an empty store of the eigenvalues that precondition several steps after a slow one."""
     return Kept(many, 1000, is_due=False)
 
 
 def approximate(
     equations: MaskEquations, inputs: Tensor, blur: float, prior: ImagePrior, rank: int = 500
 ) -> LowRank:
-    """Return the largest eigenvalues of LᵀJᵀJL, approximated from some of its columns.
+    """Return an approximation of the largest eigenvalues of LᵀJᵀJL, from some of its columns.
 
-    These are the columns of the coordinates with the largest deviations under the prior. A column
-    costs as much as an iteration of conjugate gradients.
+    J is the derivative of the residuals, and L the root of the prior's covariance. The columns are
+    those of the coordinates with the largest deviations under the prior. A column costs as much as
+    an iteration of conjugate gradients.
     """
     smoothest = prior.deviations.flatten().argsort(descending=True)[:rank]
     units = torch.zeros(len(smoothest), inputs.numel())
@@ -143,7 +145,7 @@ def approximate(
 def normal_products(
     equations: MaskEquations, inputs: Tensor, directions: Tensor, blur: float = 0.0, block: int = 32
 ) -> Tensor:
-    """Return JᵀJ d (M, C, H, W) for directions d (M, C, H, W), in single precision."""
+    """Return JᵀJ d (M, C, H, W) for M directions d of the input, in single precision."""
     size, width = len(directions), min(block, len(directions))
     here = equations.linearise(inputs.float(), blur, width)
     found = torch.empty_like(directions)
@@ -159,38 +161,38 @@ square of that number: 100 MB in float32."""
 
 
 class Stage(Enum):
-    """The stages of a fit. The values name them in an attack's ``stats``.
+    """The stages of a fit, whose values are their names in an attack's ``stats``.
 
-    Every fading starts from an input and ends at a *candidate*, which may help to prove masks.
+    A fading starts from an input and ends at a *candidate*, which may help to prove masks.
     """
 
     ROUGH = "rough fading"
-    """The first fading, from grey, with the masks that were proven without a candidate."""
+    """The first fading. It starts from grey, with the masks that are proven without a candidate."""
 
     MIDDLE = "fading"
-    """A fading from the best candidate, after a candidate that helped to prove masks."""
+    """A fading that starts from the best candidate, after a candidate that proved masks."""
 
     LONGER = "longer fading"
-    """A fading from the best candidate to a lower weight of the prior, after a candidate that
-    proved no mask."""
+    """A fading that starts from the best candidate and ends at a lower weight of the prior, after
+    a candidate that proved no mask."""
 
     DEEP = "deep fading"
-    """A fading from the best candidate to a negligible weight of the prior, once no more masks can
-    be proven."""
+    """A fading that starts from the best candidate and ends at a negligible weight of the prior,
+    once no more masks can be proven."""
 
     DEEP_FROM_GREY = "deep fading from grey"
-    """A deep fading from grey with a wider blur, after one that did not meet the equations, so that
-    it ends elsewhere."""
+    """A fading to a negligible weight that starts from grey with a wider blur, after one that did
+    not meet the equations, so that it ends elsewhere."""
 
     FITTED = "fitted prior"
-    """A deep fading from a candidate that meets the equations, with a prior that is fitted to it.
-    The fit then ends with Gauss–Newton without a prior."""
+    """A fading to a negligible weight that starts from a candidate that meets the equations, with
+    a prior that is fitted to this candidate. Gauss–Newton without a prior ends the fit."""
 
     EXHAUSTED = "exhausted"
-    """The end: no fading met the equations."""
+    """The end of a fit in which no fading met the equations."""
 
     DOUBTFUL = "doubtful"
-    """The end: no mask could be proven, which shows that the gradient is not exact."""
+    """The end of a fit in which no mask was proven, so that the gradient is not exact."""
 
     @property
     def is_deep(self) -> bool:
@@ -199,7 +201,7 @@ class Stage(Enum):
 
     @property
     def is_last(self) -> bool:
-        """Return whether no further stage is chosen after this one."""
+        """Return whether the fit ends after this stage."""
         return self in (Stage.FITTED, Stage.EXHAUSTED, Stage.DOUBTFUL)
 
 
@@ -212,11 +214,11 @@ def next_stage(
 ) -> Stage:
     """Return the stage that follows a fading before the prior is fitted.
 
-    - A candidate that proved masks has changed the equations, so that the next fading starts from
-      it. That fading is deep if no more masks can be proven.
-    - Two candidates in a row that proved none also lead to a deep fading. But if no mask is proven
-      at all, the gradient is inexact. Its equations must not be met to the last digit, and the fit
-      ends.
+    - After a candidate that proved masks, the equations have changed. The next fading starts from
+      that candidate. It is deep if no more masks can be proven.
+    - After two candidates in a row that proved none, a deep fading follows, too. But if no mask
+      is proven at all, the gradient is inexact, so that its equations should not be met to the
+      last digit. Then the fit ends.
     """
     if stage.is_deep and is_met:
         return Stage.FITTED
@@ -235,7 +237,7 @@ right-hand side. The first two deep fadings end there."""
 
 
 def fading_of(stage: Stage) -> Fading:
-    """Return the fading of a stage.
+    """Return the settings of the fading that a stage consists of.
 
     Deep fadings share their last weight, their factor and the number of iterations, and their last
     steps have no blur. All of these values were chosen on development draws; no table.
@@ -261,17 +263,18 @@ def fit_through_relus(
     newton_steps: int,
     budget: Budget = UNLIMITED,
 ) -> tuple[list[Candidate], Hidden, bool]:
-    """Return the fit of the input to the equations of ReLUs and of the layer behind them.
+    """Return the fit of an input to the equations of ReLUs and of the layer behind them.
 
-    Fadings follow one another until a candidate meets the equations. It is then refined, first
-    with a prior fitted to it, then by Gauss–Newton without a prior. The best candidate has the
-    least ‖r‖² in the last equations, which are continuous where the gradient is not. If no mask is
-    proven, these equations do not hold exactly, and the caller chooses by the gradient.
+    Fadings follow one another until a candidate meets the equations. The candidate is then
+    refined, first with a prior fitted to it, and then by Gauss–Newton without a prior. The best
+    candidate has the least ‖r‖² in the last equations, which are continuous where the gradient
+    is not. If no mask is proven, these equations do not hold exactly. Then all candidates are
+    returned, and the caller chooses by the gradient.
 
     Args:
-        hidden: the ReLUs.
+        hidden: the ReLUs of one layer, with the layers around them.
         prior: the prior of the input.
-        rounds: largest number of fadings before that of the fitted prior, ≥ 1.
+        rounds: largest number of fadings before the one with the fitted prior, ≥ 1.
         newton_steps: largest number of steps of Gauss–Newton without a prior, ≥ 0.
         budget: CPU seconds, after which the fit ends early.
 
@@ -312,7 +315,7 @@ def fit_through_relus(
             nonlocal hidden
             if budget.is_spent:
                 return None
-            hidden = hidden.refine(inputs)  # every step first tries to prove more masks
+            hidden = hidden.refine(inputs)  # each candidate first serves to prove more masks
             return least_squares(hidden.equations, inputs)
 
         found = damped_gauss_newton(problem_at, candidates[-1][1], newton_steps)
@@ -322,12 +325,12 @@ def fit_through_relus(
 
 
 def best_of(candidates: Sequence[Candidate], equations: MaskEquations) -> Candidate:
-    """Return the candidate that meets equations best."""
+    """Return the candidate with the least ‖r‖² in the given equations."""
     return min(candidates, key=lambda each: equations.sum_of_squares(each[1]))
 
 
 def least_squares(equations: MaskEquations, inputs: Tensor) -> LeastSquares:
-    """Return the equations at some inputs (1, *shape), without a blur."""
+    """Return the equations linearised at inputs (1, *shape), without a blur."""
     units = torch.eye(inputs.numel()).reshape(-1, *inputs.shape[1:])
     return LeastSquares(
         equations.linearise(inputs),
