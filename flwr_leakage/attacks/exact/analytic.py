@@ -39,10 +39,10 @@ root-mean-square error that the posterior expects of unseen pixels, for pixel va
 
 @dataclass(frozen=True)
 class Analytic(ExactAttack):
-    """``∂L/∂W = δ xᵀ`` and ``∂L/∂b = δ`` give x (Phong et al. 2017, section 3).
+    """Solve ``∂L/∂W = δ xᵀ`` and ``∂L/∂b = δ`` for x (Phong et al. 2017, section 3).
 
-    δ is the error of the layer's outputs. Where ∂L/∂W and δ are exact, so is the least-squares
-    solution ``x = (∂L/∂W)ᵀ δ / ‖δ‖²``.
+    W and b are the weight and the bias of the first layer, and δ is the error of the layer's
+    outputs. If ∂L/∂W and δ are exact, so is the least-squares solution ``x = (∂L/∂W)ᵀ δ / ‖δ‖²``.
 
     The entries that pruning keeps are exact, and so are those below a clip: entries that were
     clipped are left out (:mod:`flwr_leakage.attacks.clipped`). If none of a pixel's entries is
@@ -52,7 +52,7 @@ class Analytic(ExactAttack):
 
     x is proven if ``∂L/∂W`` and δ xᵀ differ only by rounding, in the rows of several units. Then no
     other sample has this gradient, whatever follows the layer, even dropout with masks that only
-    the client knows. The pixels are proven if x shows its normalisation; see
+    the client knows. The pixels are proven if x fits the range of normalised pixels; see
     :func:`flwr_leakage.attacks.one_by_one.in_box`.
 
     The attack takes an update of one sample in one plain step. The model's first layer must be
@@ -62,7 +62,7 @@ class Analytic(ExactAttack):
     purpose: ClassVar[str] = "analytic"
 
     def check(self, problem: Problem, generator: torch.Generator) -> Applicability:
-        """See ``ExactAttack``."""
+        """Return whether the attack applies to a problem; see :meth:`ExactAttack.check`."""
         use, _ = _first_layer(problem)
         return Applicability(True, f"{use.name!r} is linear on the input, with bias: x is exact.")
 
@@ -87,7 +87,7 @@ class Analytic(ExactAttack):
         seen = kept.T @ errors.square() > 0
         taken, stage = mean_feature(weight, errors), "all pixels"
         bound = 0.0  # the largest magnitude that an unseen pixel may have
-        # Without pruning, a zero entry means that its pixel or its unit's error is zero.
+        # Without pruning, an entry is zero only if its pixel or the error of its unit is zero.
         is_pruned = not bool(kept[errors != 0][:, seen].all()) or bool(weight[errors == 0].any())
         found: PrunedPass | None = None
         more: dict[str, Any] = {}
@@ -112,7 +112,7 @@ class Analytic(ExactAttack):
         off = 0.0 if bool(seen.all()) else bound * max(problem.spec.std)
         is_proof = not is_pruned and int((errors != 0).sum()) > 1 and off <= 1e-3
         if is_proof and float(misfit) <= FLOAT32_RELATIVE_ERROR**2:
-            # Least squares over several units average the gradient's relative noise.
+            # Least squares over several units average out part of the gradient's noise.
             stats |= {"verdicts": ("proven",), "relative_errors": [float(misfit) ** 0.5]}
         boxed = in_box(problem.spec, Reconstruction(Batch(images, targets), float(misfit), stats))
         assert boxed.batch is not None
@@ -122,7 +122,7 @@ class Analytic(ExactAttack):
 def _filled(
     spec: InputSpec, order: InputOrder, found: PrunedPass, budget: Budget
 ) -> tuple[Tensor, str, dict[str, Any]]:
-    """Return the image with its unseen pixels filled in, a text on the method, and more stats."""
+    """Return the image with estimated unseen pixels, the method in words, and more stats."""
     first = found.layers[0]
     is_bounded = math.isfinite(first.bound)
     within = f"the others, {f'within {first.bound:.1g} of zero, ' if is_bounded else ''}"
@@ -154,9 +154,10 @@ def fill_in(
     centres: Float[Tensor, " n"],
     bounds: Float[Tensor, " n"],
 ) -> Float[Tensor, " n"]:
-    """Return the most likely image with some known pixels and the others near given values.
+    """Return the most likely image, given the seen pixels and values near the unseen pixels.
 
-    With Q the inverse covariance of the prior, u the unseen and s the seen pixels, it solves
+    Let Q be the inverse covariance and μ the mean of the prior, u the unseen and s the seen pixels,
+    m the given values (``centres``) and c their bounds. The image solves
     ``(Q_uu + 3/c² I) x_u = Q_uu μ_u − Q_us (x_s − μ_s) + 3/c² m_u``, where c²/3 is the variance of
     a uniform law on [m − c, m + c].
     """
@@ -165,7 +166,7 @@ def fill_in(
     weights = (3 / bounds.square())[~seen]
 
     def precision(offset: Tensor) -> Tensor:
-        """Return Q times an offset from grey, at the unseen pixels."""
+        """Return the entries at unseen pixels of Q times an offset of the image from grey."""
         image = prior.grey + offset.reshape(1, *spec.shape)
         return inverse.push(prior.coordinates(image)).flatten()[~seen]
 
@@ -184,7 +185,7 @@ def fill_in(
 
 
 def _first_layer(problem: Problem) -> tuple[LinearUse, InputOrder]:
-    """Return the linear layer that takes the network's input, and its order of the pixels."""
+    """Return the linear layer that takes the network's input, and the order of pixels in it."""
     require_single_gradient(problem, "the analytic attack")
     trained = problem.gradient_map.trained
     frozen = []

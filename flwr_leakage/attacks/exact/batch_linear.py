@@ -1,10 +1,11 @@
 """Invert whole batches exactly through linear layers, for one step or several.
 
 In several local steps, images do not change from step to step. So the pseudo-gradient of the first
-layer is ``(Σ_t S⁽ᵗ⁾) X``, of rank B, and a sample's column is zero where the unit stays inactive in
-all steps. A single column does not determine its input. The attack collects sparse columns until it
-has B independent ones, whose inverse gives all images. It judges them by their own masks, and
-proves them by a replay of all steps.
+layer is ``(Σ_t S⁽ᵗ⁾) X``, of rank B for B samples, with the errors S⁽ᵗ⁾ of step t and the images X.
+A sample's column of the sum is zero for units that stay inactive in all steps. A single column does
+not determine its input. So the attack collects sparse columns until it has B independent ones,
+whose inverse gives all images. Each image's own masks show whether its column is right, and a
+replay of all steps proves the images.
 """
 
 from collections.abc import Iterable, Sequence
@@ -49,8 +50,8 @@ def choose_layer(
     layers, refusals = pose_layers(problem, generator)
     if not layers:
         raise ValueError("; ".join(refusals))
-    # Rounding raises the rank of a layer of few rows. In one step, a rank above the number of
-    # samples is noise.
+    # Rounding raises the apparent rank of a layer of few rows. In one step, a rank above the number
+    # of samples is due to noise.
     layer = min(
         layers,
         key=lambda layer: (
@@ -101,7 +102,7 @@ def recover_batch(
     found = search.run(not scaled)
     scale = search.told_scale
     if scale is not None and not scaled:
-        # wrong candidates may agree with each other by chance
+        # Wrong candidates may agree on a wrong scale by chance, so that both scales are tried.
         for trial in (problem.divided(scale), problem):
             try:
                 return recover_batch(trial, settings, generator, images_only, True)
@@ -124,20 +125,20 @@ def recover_batch(
 
 
 def _in_order(found: Iterable[BatchSample]) -> list[BatchSample]:
-    """Return samples in an order that rounding of linear algebra does not change."""
+    """Return samples in an order that does not depend on rounding."""
     return sorted(found, key=lambda sample: (sample.label, float(sample.inputs.mean())))
 
 
 def _from_head(
     layers: Sequence[BatchLayer], layer: BatchLayer, generator: torch.Generator
 ) -> list[BatchSample]:
-    """Return samples of a layer from those that the last layer's gradient tells apart.
+    """Return samples of a layer, found from the samples that the last layer's gradient separates.
 
     Features behind a ReLU, ``a = max(0, z)``, show which units are on, so that a sample's error
-    before the ReLU is ``Wᵀ δ`` on these units. The errors of all samples give their duals, and
-    these the features of the layer before. There are no samples if the last layer's gradient does
-    not tell all apart, the layer does not lead to it by ReLUs alone, or a gradient on the way shows
-    another number of samples.
+    before the ReLU is ``Wᵀ δ`` on these units. The errors of all samples give their duals, and the
+    duals give the features of the layer before. No samples are returned if the last layer's
+    gradient does not separate all of them, if the layer does not lead to the last one by ReLUs
+    alone, or if a gradient on the way shows another number of samples.
     """
     chain = [layer]
     while chain[-1].rectified:
@@ -167,20 +168,20 @@ def _from_head(
 
 
 def _is_union(problem: Problem) -> bool:
-    """Return whether an aggregate is the plain gradient of all its clients' samples together."""
+    """Return whether an aggregate is the plain gradient of its clients' samples as one batch."""
     plain = problem.schedule.num_steps == 1 and not problem.schedule.weight_decay
     return plain and sum(problem.members) == problem.num_samples
 
 
 @dataclass(frozen=True)
 class ExactBatch(ExactAttack):
-    """An attack that solves a linear layer's gradient for all samples of a batch, with proofs.
+    """Solve a linear layer's gradient for all samples of a batch, with proofs.
 
-    It splits ``∂L/∂W = S H`` into the samples' errors S and inputs H (SPEAR: Dimitrov et al. 2024),
-    by peeling and sparse vectors with closure; see ``batch_search``. If the
-    first layer is linear, its inputs are the images. If convolutions come first, the inputs are
-    features, which are no images: the attack then returns them in ``stats["features"]``, with a
-    reason that says so.
+    The attack splits ``∂L/∂W = S H`` into the samples' errors S and inputs H (SPEAR: Dimitrov et
+    al. 2024), by peeling and by sparse vectors with closure; see
+    :mod:`flwr_leakage.attacks.exact.batch_search`. If the first layer is linear, its inputs are the
+    images. If convolutions come first, the inputs are features. The attack then returns these in
+    ``stats["features"]``, with a reason that says so.
 
     Attributes:
         search: the limits of the search.
@@ -216,7 +217,7 @@ class ExactBatch(ExactAttack):
     def solve(
         self, problem: Problem, generator: torch.Generator, restart: int, budget: Budget
     ) -> Reconstruction:
-        """Return the samples of one problem, with means in place of samples that are missing.
+        """Return the samples of one problem; means take the place of missing samples.
 
         Raises:
             ValueError: no linear layer can be used, or no sample was found.
@@ -257,7 +258,7 @@ class ExactBatch(ExactAttack):
 
 
 def _surplus(problem: Problem, name: str, rank: int) -> str:
-    """Return a warning that a layer shows more samples than the client reports, or nothing."""
+    """Return a warning if a layer shows more samples than the client reports, else nothing."""
     if not problem.is_single_gradient or rank <= problem.num_samples:
         return ""
     return (
@@ -267,13 +268,13 @@ def _surplus(problem: Problem, name: str, rank: int) -> str:
 
 
 def complete(problem: Problem, found: BatchInputs) -> Batch:
-    """Return a batch of the problem's size: the samples found, and the mean of the missing ones.
+    """Return a batch of the problem's size: the samples found, and means for the missing ones.
 
     The gradient without the samples found gives the mean input of the others, weighted by their
     errors. Their labels are the classes whose last bias has the most negative gradient left.
     """
     order = found.order
-    assert order is not None  # the inputs are pixels, not features
+    assert order is not None  # the layer's inputs are pixels, not features
     inputs, labels = order.pixels(found.inputs).reshape(-1, *problem.spec.shape), found.labels
     missing = problem.num_samples - len(labels)
     if missing <= 0:
@@ -307,7 +308,7 @@ def recover_steps(
     """Return all images of a batch whose client took several steps on all of its samples.
 
     Raises:
-        ValueError: the schedule or the layer does not allow it, or not all columns were found.
+        ValueError: the client's steps or the layer do not allow it, or some columns are missing.
     """
     require_steps(problem, layer)
     columns, duals = _collect(layer, settings, generator)
@@ -315,7 +316,7 @@ def recover_steps(
     errors = (layer.factor.left @ columns / (duals @ columns).diagonal()).T
     classes, found = problem.spec.num_classes, []
     for own, values in zip(inputs, errors, strict=True):
-        # A sample has the class whose errors at the first step have the largest cosine with its.
+        # A sample's class is the one whose errors at the first step are nearest to its column.
         outputs = (layer.matrix @ own + layer.offset).expand(classes, -1)
         first = layer.errors(outputs, torch.arange(classes), own.expand(classes, -1))
         found.append(int((first @ values / first.norm(dim=1).clamp_min(1e-300)).argmax()))
@@ -325,7 +326,7 @@ def recover_steps(
 
     def replay(points: Tensor) -> Params:
         images = layer.images(points)
-        assert images is not None  # require_steps
+        assert images is not None  # require_steps has checked that the layer takes images
         batch = Batch(images, labels)
         return simulate_gradient(
             problem.gradient_map, problem.params, problem.buffers, problem.schedule, batch
@@ -362,7 +363,7 @@ def require_steps(problem: Problem, layer: BatchLayer) -> None:
 def _collect(
     layer: BatchLayer, settings: SearchSettings, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Return the columns Q (b, b) and the duals T (b, b) of all samples."""
+    """Return the columns Q (b, b) of all samples, and their inverse, the duals T (b, b)."""
     rank = layer.factor.rank
     left = layer.factor.left[layer.live]
     budget = Budget.of(settings.max_seconds)
@@ -389,8 +390,8 @@ def _collect(
         agreement = (active == (outputs > 0)).double().mean(1)
         if float(agreement.min()) > LEAST_AGREEMENT:
             return found, duals
-        # A column that belongs to no sample spoils the samples that it mixes. So the densest
-        # doubtful column is dropped.
+        # A column that belongs to no sample spoils the samples that it mixes. So the densest of the
+        # doubtful columns is dropped.
         doubtful = torch.where(agreement > LEAST_AGREEMENT, -1, active.sum(1))
         columns.pop(int(doubtful.argmax()))
     raise ValueError(
@@ -399,7 +400,7 @@ def _collect(
 
 
 def _column(left: Tensor, start: Tensor) -> Tensor | None:
-    """Return a sparse column's q (b,) near a start, or None if its zeros do not determine it.
+    """Return q (b,) for a sparse column near a start, or None if its zeros do not determine q.
 
     The column and its zeros are computed from each other, up to five times.
     """

@@ -1,10 +1,10 @@
-"""Feature matching: recover a network's features layer by layer, then the input that has them.
+"""Recover a network's features layer by layer, and then the input that has these features.
 
 If a network is a chain of convolutions or linear layers, the gradient of one sample reveals its
-features layer by layer, from the last one on (:func:`walk_back`). The last layer's weight gradient
-is ``e hᵀ``, where the logit error e is the bias's gradient. So the layer's input h is known. It
-gives the slope of the last activation, so that the error δ of the layer before is exact. That
-layer's weight gradient is then *linear* in its input a: ``M(δ) a = ∂L/∂W``.
+features layer by layer, from the last layer on (:func:`walk_back`). The weight gradient of the last
+layer is ``e hᵀ``, with the logit error e, which is the bias's gradient. So the layer's input h is
+known. It gives the slope of the last activation, so that the error δ of the layer before is exact.
+That layer's weight gradient is then *linear* in the layer's input a: ``M(δ) a = ∂L/∂W``.
 
 - Through invertible activations the weight gradients are solved for the features, as long as there
   is one solution. The input is then fitted to the deepest features found.
@@ -77,7 +77,7 @@ class FeatureMatching(ExactAttack):
         require(self, "be at least 1", "layer_iterations", "fit_iterations", "rounds")
 
     def check(self, problem: Problem, generator: torch.Generator) -> Applicability:
-        """See ``ExactAttack``."""
+        """Return whether the attack applies to a problem; see :meth:`ExactAttack.check`."""
         chain = _chain(problem)
         kinks = sum(link.activation.is_relu for link in chain)
         stated = [(link, _counts(link)) for link in chain[:-1]]
@@ -133,10 +133,10 @@ class FeatureMatching(ExactAttack):
     def _fit_levels(
         self, chain: Sequence[Link], levels: Sequence[Level], start: Tensor, budget: Budget
     ) -> tuple[list[Candidate], bool]:
-        """Return the inputs fitted to the walk's last two levels, and whether the budget ended it.
+        """Return inputs fitted to a walk's last two levels, and whether the budget ended a fit.
 
-        A walk may go one layer too far. The features found there are roughly right, but the errors
-        are not. The fit to them is then a good start for a fit to the level before.
+        A walk may go one layer too far. The features of that level are roughly right, but the
+        errors are not. The fit to them is then a good start for the fit to the level before.
         """
         position = len(chain) - 1 - len(levels)
         before, iterations = chain[:position], self.fit_iterations
@@ -150,7 +150,7 @@ class FeatureMatching(ExactAttack):
 
 
 def _chain(problem: Problem) -> list[Link]:
-    """Return the layers of the model, of which the last one has a bias."""
+    """Return the layers of a model, and require a bias of the last layer."""
     require_single_gradient(problem, "feature matching")
     chain = trace_chain(problem)
     if chain[-1].bias_gradient is None:
@@ -159,7 +159,7 @@ def _chain(problem: Problem) -> list[Link]:
 
 
 def _counts(link: Link) -> tuple[int, int]:
-    """Return a weight gradient's equations per input channel, and the positions of a channel."""
+    """Return the equations that a weight gradient gives for an input channel, and its unknowns."""
     if link.geometry is None:
         return link.num_channels, 1
     return link.weight[:, 0].numel(), torch.Size(link.input_shape[1:]).numel()
@@ -168,7 +168,7 @@ def _counts(link: Link) -> tuple[int, int]:
 def fit_level(
     before: Sequence[Link], level: Level, start: Tensor, iterations: int, budget: Budget
 ) -> tuple[Tensor, bool]:
-    """Return the input that L-BFGS fits to a layer's outputs and to its weight's gradient.
+    """Return the input that L-BFGS fits to a layer's known outputs and to its weight's gradient.
 
     Returns:
         The input (1, *shape), and whether the budget ended the fit.
@@ -197,10 +197,10 @@ class Walk:
 
     Attributes:
         logit_error: ∂L/∂logits (K,).
-        levels: the known outputs and equations of each layer, from the last layer but one on.
-        residuals: residuals of the convex problems on the way, see :func:`solve_layer`.
-        hidden: the ReLUs at which the walk ended or, if it went on, the last ones that it passed.
-            ``None`` if the last activation that the walk came to is invertible.
+        levels: the layers with known outputs, from the last layer but one towards the input.
+        residuals: residuals of the convex problems that were solved, see :func:`solve_layer`.
+        hidden: the last ReLUs that the walk came to. If their masks were proven, the walk passed
+            them. ``None`` if the last activation that it came to is invertible.
     """
 
     logit_error: Tensor
@@ -210,10 +210,10 @@ class Walk:
 
 
 def walk_back(chain: Sequence[Link], proof: float, layer_iterations: int) -> Walk:
-    """Return the walk from the logits of a chain as far towards its input as its gradients lead.
+    """Return the walk from a chain's logits towards its input, as far as the gradients lead.
 
     Args:
-        chain: the layers, of which the last one has a bias.
+        chain: the layers of the network, of which the last one has a bias.
         proof: tolerance of a mask's proof; see :data:`~flwr_leakage.attacks.exact.masks.PROOF`.
         layer_iterations: largest number of iterations for a layer behind an invertible activation.
     """

@@ -15,12 +15,13 @@ of each maximum in its window. Windows may overlap there, as in the stem of a Re
 
 Finally the input is fitted to the shallowest features found, by a residual that is continuous in x.
 The fit starts from grey and has two stages. The first fits the shallowest known layer alone. Few
-convolutions lie before it, so that the fit rarely gets stuck. If that layer's equations leave some
-directions of its features open, or almost, the equations themselves are fitted. The second fits all
-layers, each weighted by its noise: the deeper ones are known a hundred times better. If no such
-start meets them, fits of other choices of layers start from grey too. For pooled features, the fit
-starts from the input that a regression on synthetic images reads from them, and first prefers
-smooth images. If their windows overlap, the gradient of the stem's convolution takes part
+convolutions lie before that layer, so that the fit rarely gets stuck. If the layer's equations
+leave some directions of its features open, or almost, the equations themselves are fitted. The
+second stage fits all known layers, each weighted by its noise: deeper layers are known a hundred
+times better. If such a fit does not meet the features, fits of other choices of layers start from
+grey. For pooled features, the fit starts from an input that a regression on synthetic images
+predicts from them, and first prefers smooth images. If the windows of the pooling overlap, the
+gradient of the stem's convolution is fitted, too
 (:mod:`flwr_leakage.attacks.exact.pooled_stem`).
 """
 
@@ -77,11 +78,11 @@ class FeatureRecursion(ExactAttack):
     Attributes:
         iterations: largest number of iterations of the last fit, ≥ 1.
         initialisation: the start of the fit if the shallowest features are not pooled.
-        synthetic: number of noise images from which a start is learned if they are pooled, ≥ 1.
+        synthetic: number of noise images from which a start is learned if features are pooled, ≥ 1.
         smoothed_iterations: largest number of iterations of each fit to pooled features with a
             preference for smooth images, ≥ 1.
         rounds: largest number of rounds of these fits, ≥ 1. A round starts from the end of the
-            last one, with noise. They end once the features are met.
+            last one, to which noise is added. The rounds end once the features are met.
     """
 
     purpose: ClassVar[str] = "feature recursion"
@@ -97,7 +98,10 @@ class FeatureRecursion(ExactAttack):
         require(self, "be at least 1", *names)
 
     def check(self, problem: Problem, generator: torch.Generator) -> Applicability:
-        """See ``ExactAttack``. It reads the features, which takes part of the attack's time."""
+        """Return whether the attack applies, which takes part of its time to read the features.
+
+        See :meth:`ExactAttack.check`.
+        """
         known = recover_features(problem)
         shape = tuple(known.outputs[known.shallowest].shape[1:])
         pooled = ", pooled" if known.is_pooled else ""
@@ -117,7 +121,8 @@ class FeatureRecursion(ExactAttack):
         targets = assume_targets(problem, SignOfGradient(), generator).values
         if known.is_pooled:
             chosen = known.first(1)
-            # Far from a solution, rounding does no harm, and single precision is twice as fast.
+            # Far from a solution, rounding does no harm. Single precision takes half of the time
+            # there.
             narrow = problem.to(torch.float32)
             stem = None if chosen.table is None else fit_stem(narrow, chosen, budget)
             if stem is not None:
@@ -128,7 +133,7 @@ class FeatureRecursion(ExactAttack):
         else:
             fit = self._fit(problem, known, Fit(start, float("inf")), budget)
         is_met = _is_met(fit, known)
-        # The way back from features to the input amplifies their error by 20 to 30.
+        # The way back from features to an input amplifies the features' error by 20 to 30.
         errors = [10 * known.least_noise, 100 * known.least_noise]
         draws = SIGN_DRAWS if is_met and known.least_noise > 0 else 0
         batch, distance = settle_signs(
@@ -170,9 +175,9 @@ class FeatureRecursion(ExactAttack):
     def _nearer(
         self, problem: Problem, chosen: Features, fit: Fit, targets: Tensor, budget: Budget
     ) -> Fit:
-        """Return a fit, or the fit to the features from there if its gradient is nearer.
+        """Return the better of a fit and its continuation by the features, as the gradient shows.
 
-        Pooled features alone leave directions of an input open, in which the second fit may move.
+        Pooled features alone leave directions of an input open, in which the continuation may move.
         """
         fit = replace(fit, inputs=fit.inputs.double())
         distance = gradient_distance(problem, Batch(fit.inputs, targets))
@@ -186,7 +191,7 @@ class FeatureRecursion(ExactAttack):
     def _search(
         self, problem: Problem, known: Features, generator: torch.Generator, budget: Budget
     ) -> Fit:
-        """Return the fit to pooled features, which starts from a regression and runs in rounds."""
+        """Return the fit to pooled features. It starts from a regression and runs in rounds."""
         number = known.shallowest
 
         def features(inputs: Tensor) -> Tensor:
@@ -209,10 +214,10 @@ class FeatureRecursion(ExactAttack):
 
 
 def _is_met(fit: Fit, known: Features) -> bool:
-    """Return whether noise explains the distance of an input's features from the known ones.
+    """Return whether noise explains the distance of an input's features from the known features.
 
-    With the weights of :meth:`Features.weight`, each of n outputs adds the square of the least
-    noise, so that n of these squares are expected at the truth.
+    With the weights of :meth:`Features.weight`, each of n outputs contributes the square of the
+    least noise, so that n of these squares are expected at the truth.
     """
     chosen = known.first(FITTED + 1)
     explained = len(chosen.outputs) * (MARGIN * chosen.least_noise) ** 2

@@ -1,7 +1,7 @@
 """Hold the known values of a layer's inputs, and the known states of the ReLU behind them.
 
-Every attack that reads features from a gradient states them in these terms, whatever its algebra:
-a value with a bound of its error, and for the outputs of a ReLU whether each unit is on.
+An attack that reads features from a gradient states them in these terms: values with bounds of
+their errors, and for the outputs of a ReLU whether each unit is on.
 """
 
 import math
@@ -22,7 +22,7 @@ MARGIN = 3.0
 
 @dataclass(frozen=True)
 class Mask:
-    """The states of the units of a ReLU. A unit that is neither on nor off is open.
+    """The states of a ReLU's units, of which each is on, off, or open, which means unknown.
 
     Attributes:
         on: booleans, true for units that are certainly on.
@@ -38,7 +38,7 @@ class Mask:
         return cls(on, ~on)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Mask":
-        """Return the same states in another shape, or some of them, by a function of one tensor."""
+        """Return the mask after a function of one tensor, which may reshape or select entries."""
         return Mask(change(self.on), change(self.off))
 
     @property
@@ -47,7 +47,7 @@ class Mask:
         return ~(self.on | self.off)
 
     def gate(self, on: Tensor | float, otherwise: Tensor) -> Tensor:
-        """Return ``on`` for units that are on, 0 for units that are off, ``otherwise`` for others.
+        """Return ``on`` where units are on, 0 where they are off, and ``otherwise`` where open.
 
         Example:
             >>> mask = Mask(torch.tensor([True, False, False]), torch.tensor([False, True, False]))
@@ -60,12 +60,12 @@ class Mask:
 
 @dataclass(frozen=True)
 class Known:
-    """The known values of a layer's inputs h, with the states of the ReLU's units behind them.
+    """The known values of a layer's inputs h, and the states of the ReLU that puts them out.
 
     Attributes:
-        values: h, zero where nothing is told.
-        bounds: largest distance of an entry from its value beside its noise: 0 for entries that are
-            told, ∞ for entries about which nothing is told.
+        values: h, zero if nothing is known about an entry.
+        bounds: largest distance of an entry from its value, without noise: 0 for entries that are
+            known, ∞ for entries about which nothing is known.
         mask: the mask of the ReLU whose outputs these entries are.
     """
 
@@ -80,13 +80,13 @@ class Known:
 
     @classmethod
     def nothing(cls, like: Tensor) -> "Known":
-        """Return entries of the shape of ``like`` about which nothing is known."""
+        """Return facts of the shape of ``like`` that say nothing."""
         nowhere = torch.zeros_like(like, dtype=torch.bool)
         bounds = torch.full_like(like, torch.inf)
         return cls(torch.zeros_like(like), bounds, Mask(nowhere, nowhere))
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Known":
-        """Return the same facts in another shape, or some of them, by a function of one tensor."""
+        """Return the facts after a function of one tensor, which may reshape or select entries."""
         return Known(change(self.values), change(self.bounds), self.mask.map(change))
 
     @property
@@ -103,16 +103,16 @@ class Known:
 def above_noise(
     values: Tensor, deviations: Tensor, least: float = NOISE_DEVIATIONS, margin: float = 0.0
 ) -> Tensor:
-    """Return booleans, true for the outputs of a ReLU that noise does not explain.
+    """Return booleans, true for outputs of a ReLU that are positive beyond their noise.
 
-    Outputs of a ReLU are not negative, so that negative values are noise alone. The most negative
-    value of a sample, in units of its deviation, shows the range of noise among that many values.
+    Outputs of a ReLU are not negative, so that a negative value is noise alone. The most negative
+    value of a sample, in units of its deviation, shows how far noise reaches among its values.
 
     Args:
         values: h (B, …) of B samples.
-        deviations: standard deviation of each value, broadcast to the values, > 0.
+        deviations: standard deviation of each value's noise, broadcast to the values, > 0.
         least: number of its deviations that a value must exceed, ≥ 0.
-        margin: multiple of the range of its sample's noise that it must exceed as well, ≥ 0.
+        margin: multiple of its sample's most negative value that a value must also exceed, ≥ 0.
 
     Example:
         >>> values = torch.tensor([[0.2, -0.1, 0.4]])
@@ -126,10 +126,10 @@ def above_noise(
 
 
 def single(facts: T) -> T:
-    """Return the same facts with all their tensors of double precision in single precision.
+    """Return facts with all double-precision tensors converted to single precision.
 
     Args:
-        facts: a tensor, or a dataclass, list or dictionary of such facts and of anything else.
+        facts: a tensor, or a dataclass, list or dictionary of facts and of anything else.
     """
     found: Any = facts
     if isinstance(facts, Tensor):
@@ -146,21 +146,21 @@ def single(facts: T) -> T:
 
 
 def outer_product(observed: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the fit of ``e [h, 1]ᵀ`` to a matrix, by alternating weighted least squares.
+    """Return e and h such that ``e [h, 1]ᵀ`` fits a matrix best, by weighted least squares.
 
-    One sample's gradient ``[∂L/∂W, ∂L/∂b]`` of a linear layer is such a product of the error e of
-    its outputs and of its inputs h.
+    e and h are solved in turn. The gradient ``[∂L/∂W, ∂L/∂b]`` of a linear layer for one sample is
+    such a product, with the error e of its outputs and its inputs h.
 
     Args:
         observed: (K, n + 1) the matrix.
         weights: (K, n + 1) weight of every entry's square, ≥ 0.
 
     Returns:
-        e (K,), h (n,) and the standard deviation of each h_f for the given e (n,). Entries of e
-        and h that no weight reaches are zero; the deviation of such an h_f is infinite.
+        e (K,), h (n,), and the standard deviation (n,) of each entry of h if e were exact. Entries
+        of e and h without any weight are zero; the deviation of such an entry of h is infinite.
 
     Raises:
-        ValueError: no entry of the last column is told, or they contradict the others.
+        ValueError: no entry of the last column has a weight, or they contradict the others.
 
     Example:
         >>> observed = torch.tensor([[2.0, -1.0], [-4.0, 2.0]])
@@ -185,5 +185,5 @@ def outer_product(observed: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Te
 
 
 def _ratio(sums: Tensor, weights: Tensor) -> Tensor:
-    """Return weighted means, and 0 for those without any weight."""
+    """Return weighted means, sums over weights; 0 for means without any weight."""
     return torch.where(weights > 0, sums / weights.where(weights > 0, 1.0), 0.0)

@@ -1,21 +1,22 @@
-"""State the piecewise linear equations that proven masks of a ReLU layer give for the input.
+"""State the equations for the input that proven masks of a ReLU layer give.
 
 Let z(x) be the preactivations of a ReLU layer, h(x) the input of that layer, and a its outputs.
-Let the mask m be known but for open units. Then these equations hold to rounding:
+Let the mask m be known except for open units. Then these equations, which are piecewise linear in
+x, hold to rounding:
 
     M₁ h(x) = T₁       from the weight gradient of the layer, its proven channels only;
-    z(x) = a           for units that are on and whose value is told;
+    z(x) = a           for units that are on and whose value is known;
     z(x) ≥ 0           for other units that are on;
     z(x) ≤ 0           for units that are off;
     M₂ (m z(x)) = T₂   from the weight gradient of the layer behind. For open units, relu(z) stands
                        for m z.
 
-The known outputs of the layer behind add further equations.
+The known outputs of the layer behind give further equations.
 
 As m is given, only the ReLUs before the layer are still unknown, and x is mostly overdetermined.
-Near the solution, Newton's method arrives in a few steps. The attacker sees the residual, and so
-knows when the solution is exact. :mod:`flwr_leakage.attacks.exact.relu_fit` leads from far away to
-the neighbourhood of the solution.
+Near the solution, Newton's method takes a few steps. The attacker sees the residual, and so knows
+if the solution is exact. From far away, :mod:`flwr_leakage.attacks.exact.relu_fit` leads to the
+neighbourhood of the solution.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,15 +42,17 @@ there."""
 
 @dataclass(frozen=True)
 class MaskEquations:
-    """The equations of the module's docstring, each in units of its right-hand side.
+    """The piecewise linear equations of a ReLU layer, each divided by the size of its right side.
+
+    The module's docstring lists the equations.
 
     Attributes:
         before: the layers before the masked one.
         link: the masked layer.
-        known: the facts about its outputs, of their shape (1, *output_shape).
-        own: ``M₁ h = T₁``, in these units; ``None`` if no mask is proven.
-        behind: the known outputs of the layer behind, and its gradient's equations.
-        gradient: ``M₂ a = T₂``, in these units, arranged by the channels of a.
+        known: the known outputs of the layer and the states of its units, (1, *output_shape).
+        own: ``M₁ h = T₁``, divided as above; ``None`` if no mask is proven.
+        behind: the layer behind with its known outputs, and the equations of its gradient.
+        gradient: ``M₂ a = T₂``, divided as above and arranged by the channels of a.
     """
 
     before: Sequence[Link]
@@ -63,7 +66,7 @@ class MaskEquations:
     def of(
         cls, before: Sequence[Link], link: Link, known: Known, own: Whitened | None, behind: Level
     ) -> "MaskEquations":
-        """Return the system from equations in any units and facts of any shape."""
+        """Return the equations from the facts in any units and shapes."""
         gradient = behind.equations.of_channels(link.num_channels).in_units()
         known = known.map(lambda each: each.reshape(1, *link.output_shape))
         return cls(before, link, known, None if own is None else own.in_units(), behind, gradient)
@@ -83,7 +86,7 @@ class MaskEquations:
         return float(self.residual(inputs, blur).square().sum())
 
     def linearise(self, inputs: Tensor, blur: float = 0.0, batch: int = 1) -> Linearized:
-        """Return the residuals at an input, with products with their derivative J by x."""
+        """Return the residuals at an input x, with products with their derivative J by x."""
         mask, valued, last = self.known.mask, self.known.valued, self.behind.link
         features, slopes = inputs, []
         for link in self.before:
@@ -92,7 +95,7 @@ class MaskEquations:
         z = self.link.preactivation(features)
         free, slope = rectify(self.link, z, blur / 2)
         outputs, passes = mask.gate(z, free), mask.gate(1.0, slope)
-        # A unit whose value is not told only has a residual if its sign is wrong.
+        # A unit whose value is not known only has a residual if its sign is wrong.
         bound = (valued | (mask.off & (z > 0)) | (mask.on & ~valued & (z <= 0))).to(z)
         bound = bound / self._unit
         behind = last.preactivation(outputs)
@@ -140,10 +143,9 @@ class MaskEquations:
 
 
 def rectify(link: Link, z: Tensor, blur: float) -> tuple[Tensor, Tensor]:
-    """Return the activation of z and its slope, averaged over normal noise if it is a ReLU.
+    """Return the activation of z and its slope; a ReLU is averaged over normal noise.
 
-    The noise in z has the standard deviation that noise of standard deviation ``blur`` in the
-    layer's input causes.
+    Noise with the standard deviation ``blur`` in the layer's input causes the noise in z.
     """
     if blur and link.activation.is_relu:
         width = per_channel((blur * link.gain).clamp_min(1e-12), z)
@@ -155,14 +157,14 @@ def rectify(link: Link, z: Tensor, blur: float) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Hidden:
-    """The ReLUs of one layer, whose masks are sought.
+    """The ReLUs of one layer, whose masks are sought, with the layers around them.
 
     Attributes:
-        before: the layers before that layer.
-        link: the layer.
-        behind: the outputs and equations of the next layer.
+        before: the layers before the layer of these ReLUs.
+        link: the layer of these ReLUs.
+        behind: the next layer, with its known outputs and equations.
         evidence: the gradients that decide about the masks; ``None`` if the layer has no bias.
-        known: the facts about the layer's outputs (C, P) that proven masks give.
+        known: the facts about the ReLUs' outputs (C, P) that proven masks give.
     """
 
     before: Sequence[Link]
@@ -182,7 +184,7 @@ class Hidden:
     ) -> "Hidden":
         """Return the ReLUs of a layer with the masks that are proven without a candidate.
 
-        None is sought if the next layer's equations are not enough. See ``PROOF`` for ``proof``.
+        No mask is sought if the next layer's equations are too few. For ``proof`` see ``PROOF``.
         """
         errors = behind.input_errors.reshape(link.num_channels, -1) * link.scale[:, None]
         evidence, known = None, Known.nothing(errors)
@@ -195,12 +197,12 @@ class Hidden:
 
     @property
     def num_channels(self) -> int:
-        """Number of channels, each with one mask."""
+        """The number of channels, of which each has one mask."""
         return len(self.known.values)
 
     @property
     def num_proven(self) -> int:
-        """Number of channels whose mask is proven."""
+        """The number of channels whose mask is proven."""
         return int(proven_channels(self.known.mask).sum())
 
     @property
@@ -220,10 +222,10 @@ class Hidden:
 
     @cached_property
     def equations(self) -> MaskEquations:
-        """The equations that the proven masks, and the layer behind them, give for the input."""
+        """The equations for the input that the proven masks and the layer behind give."""
         own = None
         if self.evidence is not None and self.num_proven:
-            # Only channels with proven masks contribute equations of the weight gradient. They are
+            # Only channels with proven masks have equations of the weight gradient. These are
             # mostly fewer than the unknowns.
             errors = torch.where(self.known.mask.on, self.evidence.errors, 0.0)
             matrix, right = self.link.equations(

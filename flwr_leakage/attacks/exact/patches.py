@@ -37,25 +37,27 @@ as three times ``PROVEN_DEVIATION`` of batches."""
 
 @dataclass(frozen=True)
 class Patches(ExactAttack):
-    """The gradients of a table of positions and of the layer of patches give the image.
+    """Solve for an image by the gradients of a table of positions and a layer of patches.
 
-    A vision transformer adds a trained row Q_t of positions to ``z_t = W x_t + b``, the embedding
-    of patch t. So the errors of all patches stand in the table's gradient, ``∂L/∂Q_t = δ_t``, and
+    A vision transformer adds a trained row Q_t for position t to ``z_t = W x_t + b``, the embedding
+    of patch t. So the errors δ_t of all patches stand in the table's gradient, ``∂L/∂Q_t = δ_t``,
+    and
 
         ∂L/∂W = Σ_t δ_t x_tᵀ = Δᵀ X,
 
-    with rows δ_t of Δ (T, d) and x_t of X (T, n). X follows by least squares, if there are no more
-    patches than the width d and Δ has full rank (after Lu et al. 2022, APRIL). It holds for any
-    number of local steps and any dropout behind the sum, as both sides are sums over steps.
+    with the rows δ_t of Δ (T, d) and x_t of X (T, n). X follows by least squares, if there are no
+    more patches T than the width d and Δ has full rank (after Lu et al. 2022, APRIL). The equation
+    holds for any number of local steps and any dropout behind the sum, as both sides are sums over
+    steps.
 
-    The layer, the table and its offset, such as one row for a class token, are found by a dummy
-    image, for which the identity has to hold. The attack takes one image, and no weight decay.
+    A dummy image shows the layer, the table, and the table's offset, such as one row for a class
+    token, as the equation must hold for it. The attack takes one image, and no weight decay.
     """
 
     purpose: ClassVar[str] = "patches"
 
     def check(self, problem: Problem, generator: torch.Generator) -> Applicability:
-        """See ``ExactAttack``."""
+        """Return whether the attack applies to a problem; see :meth:`ExactAttack.check`."""
         found = _find(problem, generator)
         return Applicability(
             True,
@@ -78,7 +80,7 @@ class Patches(ExactAttack):
         kept = values > FLOAT32_RELATIVE_ERROR / 100 * values[0]
         patches = right[kept].T @ ((left[:, kept].T @ weight) / values[kept, None])
         misfit = float((errors.T @ patches - weight).square().sum() / weight.square().sum())
-        # Rounding of both sides, as a share of their size, divided by the singular values.
+        # Rounding of both sides, as a share of their size. It is divided by the singular values.
         rounding = FLOAT32_RELATIVE_ERROR / 10 * weight.norm() / weight.numel() ** 0.5
         deviation = rounding * values[kept].square().reciprocal().sum().div(found.count).sqrt()
         error = float(deviation / patches.square().mean().sqrt().clamp_min(1e-30))
@@ -100,15 +102,15 @@ class Patches(ExactAttack):
 
 @dataclass(frozen=True)
 class _Layout:
-    """The parameters in which a network keeps its patches and the positions added to them.
+    """The parameters that hold a network's layer of patches and the positions added to them.
 
     Attributes:
         layer: the name of the weight of the layer of patches.
         table: the name of the table of positions.
-        offset: the row of the first patch in it.
-        count: T, the number of patches.
-        size: n, the values of a patch.
-        image: maps patches (T, n) to the image (1, C, H, W).
+        offset: the row of the table that is added to the first patch.
+        count: the number T of patches.
+        size: the number n of values in a patch.
+        image: map from patches (T, n) to the image (1, C, H, W).
     """
 
     layer: str
@@ -119,11 +121,11 @@ class _Layout:
     image: Callable[[Tensor], Tensor]
 
     def weight(self, gradient: Params) -> Float[Tensor, "d n"]:
-        """Return the gradient of the layer's weight."""
+        """Return the gradient of the weight of the layer of patches."""
         return gradient[self.layer].flatten(1)
 
     def errors(self, gradient: Params) -> Float[Tensor, "T d"]:
-        """Return the errors of the patches, by the gradient of the table."""
+        """Return the errors of the patches' embeddings, which are rows of the table's gradient."""
         return _rows(gradient[self.table])[self.offset : self.offset + self.count]
 
 
@@ -132,7 +134,7 @@ def _rows(table: Tensor) -> Tensor:
 
 
 def _find(problem: Problem, generator: torch.Generator) -> _Layout:
-    """Return the layout of a problem's network."""
+    """Return the layout of patches and positions in a problem's network."""
     if problem.num_samples != 1 or problem.members or problem.schedule.weight_decay:
         decay = " and weight decay" if problem.schedule.weight_decay else ""
         raise ValueError(f"it takes 1 sample without decay, got {problem.num_samples}{decay}.")
@@ -154,13 +156,13 @@ def _find(problem: Problem, generator: torch.Generator) -> _Layout:
             f"no trained table of positions has a row of {width} for each of {count} patches."
         )
     targets = torch.zeros(1, dtype=torch.int64, device=like.device)
-    zero = [  # trained matrices whose entries are all zero
+    zero = [  # the names of trained matrices whose entries are all zero
         name
         for name, value in problem.params.items()
         if name in trained and value.ndim > 1 and not bool(value.any())
     ]
-    # Layers that start at zero let no gradient through, and where the patches are does not depend
-    # on them.
+    # Layers that start at zero let no gradient through. The place of the patches in the network
+    # does not depend on their values.
     drawn = {
         name: torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value)
         for name, value in problem.params.items()
@@ -199,7 +201,7 @@ def _find(problem: Problem, generator: torch.Generator) -> _Layout:
 def _patches(
     problem: Problem, dummy: Float[Tensor, "1 C H W"]
 ) -> tuple[str, Float[Tensor, "T n"], Callable[[Tensor], Tensor]]:
-    """Return the layer that takes the patches of an image, these, and the way back to an image."""
+    """Return the layer of patches, an image's patches, and the map from patches to an image."""
     for step in traced(problem, dummy).steps:
         op = step.op
         if not isinstance(op, Affine) or op.name not in problem.gradient_map.trained:
@@ -235,7 +237,7 @@ def _patches(
 def _folded(
     shape: tuple[int, ...], settings: dict[str, Any], patches: Float[Tensor, "T n"]
 ) -> Float[Tensor, "1 C H W"]:
-    """Return the image of a convolution's patches; where they overlap, their mean counts."""
+    """Return the image of a convolution's patches, with their mean where they overlap."""
     columns = patches.T[None]
     covered = F.fold(torch.ones_like(columns), shape[2:], **settings)
     return F.fold(columns, shape[2:], **settings) / covered.clamp_min(1)
@@ -244,5 +246,5 @@ def _folded(
 def _picked(
     shape: tuple[int, ...], places: Int[Tensor, " N"], patches: Float[Tensor, "T n"]
 ) -> Float[Tensor, "1 C H W"]:
-    """Return the image of a linear layer's patches by the place of each pixel in them."""
+    """Return the image of a linear layer's patches, given each pixel's place in them."""
     return patches.flatten()[places].reshape(shape)

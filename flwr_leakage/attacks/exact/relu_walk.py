@@ -1,9 +1,9 @@
 """Run a forward pass through a ReLU network that numbers the ReLUs and applies known masks.
 
-- A unit of a ReLU whose state is known passes its input on, or nothing.
-- Max pooling right after a ReLU counts as a part of the ReLU: only each window's maximum is then
-  on, and the outputs are the pooled values. Masks of maxima are for windows that do not overlap.
-- The pass records every convolution with the number of the ReLU whose output it takes in.
+- A unit of a ReLU whose state is known passes its input on if it is on, and zero if it is off.
+- Max pooling right after a ReLU counts as a part of the ReLU: only the maximum of each window is
+  then on, and the outputs are the pooled values. Such masks are for windows that do not overlap.
+- The pass records every convolution with the number of the ReLU whose output it takes.
 
 Automatic differentiation handles skip connections, BatchNorm with given statistics and all other
 pooling.
@@ -29,11 +29,12 @@ class Use:
     """One call of a convolution in a forward pass.
 
     Attributes:
-        name: the name of its weight.
-        source: number of the ReLU whose output, pooled or not, it takes in; −1 for another input.
-        input_shape: (C, H, W) of its input.
-        outputs: its outputs (1, N, H', W').
-        geometry: its kernel size, padding and stride.
+        name: the name of the convolution's weight.
+        source: the number of the ReLU whose output, pooled or not, is the convolution's input; −1
+            for another input.
+        input_shape: shape (C, H, W) of the input.
+        outputs: the outputs (1, N, H', W').
+        geometry: kernel size, padding and stride.
     """
 
     name: str
@@ -44,7 +45,7 @@ class Use:
 
 
 class ReluWalk:
-    """A pass that applies known masks of ReLUs, which are numbered in their order.
+    """A forward pass that applies known masks of ReLUs, numbered in the order of their calls.
 
     Args:
         problem: the network.
@@ -60,7 +61,7 @@ class ReluWalk:
         windows: the window (height, width) of pooled ReLUs, by number.
         overlapping: by number, the pooling of a ReLU whose windows overlap, or are padded.
         pools: the pooled outputs, by the number of the ReLU.
-        sources: numbers of the ReLUs by the ``id`` of their output, pooled or not.
+        sources: the number of each ReLU by the ``id`` of its output, pooled or not.
         uses: the convolutions in their order.
     """
 
@@ -82,17 +83,20 @@ class ReluWalk:
         self.pools: dict[int, Tensor] = {}
         self.sources: dict[int, int] = {}
         self.uses: list[Use] = []
-        self._kept: list[Tensor] = []  # the id of a tensor that is kept alive is not reused
+        self._kept: list[Tensor] = []  # Python may reuse the id of a tensor that is not kept
         run = partial(problem.logits, inputs)
         trace = Trace.of(run, problem.params, self._answer, records=False)
         self.logits: Tensor | None = trace.outputs
 
     def compared(self, number: int) -> Tensor:
-        """Return the values that known outputs must equal: preactivations, or maxima of windows."""
+        """Return the values that a ReLU's known outputs must equal where they are positive.
+
+        These are the ReLU's inputs, or the largest input of each window if the ReLU is pooled.
+        """
         return self.maxima[number] if number in self.maxima else self.preactivations[number]
 
     def _answer(self, op: Op, run: Run) -> Tensor:
-        """Return the outputs of a call, with known masks of ReLUs and their max pooling."""
+        """Return the outputs of a call, after known masks of ReLUs and their max pooling."""
         if isinstance(op, Elementwise) and op.activation.is_relu:
             return self._activate(op)
         number = self.sources.get(id(op.inputs), -1)
@@ -134,7 +138,7 @@ class ReluWalk:
         self.maxima[number] = pool(self.preactivations[number])
         if number == self.last:
             raise ReachedError(self.maxima[number])
-        # only one entry of a window is on, so that the sum is its value
+        # Only one entry of a window is on, so that the sum over the window is its value.
         if number in self.masks and op.is_plain:
             outputs = F.avg_pool2d(op.inputs, window, divisor_override=1)
         else:

@@ -53,13 +53,13 @@ def weight_equations(
 class Whitened:
     """The equations ``M a = T`` of a weight gradient, written as ``V a = values``.
 
-    They come from the singular value decomposition ``M = U S V``, with the right singular vectors
-    in the rows of V. There are r equations for each of the C channels of a.
+    They come from the singular value decomposition ``M = U S V``, in which V holds the right
+    singular vectors in its rows. There are r equations for each of the C channels of a.
 
     Attributes:
-        rows: V (r, P), orthonormal; the directions of a that the gradient determines.
+        rows: V (r, P), orthonormal rows: the directions of a that the gradient determines.
         values: S⁻¹ Uᵀ T (r, C), the coordinates of a (P, C) in these directions.
-        singular: S (r,). Noise of T appears in the values divided by S.
+        singular: S (r,). Noise of T is divided by S in the values.
     """
 
     rows: Tensor
@@ -68,7 +68,7 @@ class Whitened:
 
     @classmethod
     def by_svd(cls, matrix: Tensor, right: Tensor, rank_tolerance: float) -> "Whitened":
-        """Return the whitened equations of :func:`weight_equations`.
+        """Return the whitened form of the equations that :func:`weight_equations` gives.
 
         Args:
             matrix: M (O, K, P).
@@ -83,17 +83,17 @@ class Whitened:
 
     @property
     def num_equations(self) -> int:
-        """The number r of directions of a channel that are determined."""
+        """The number r of directions of each channel of a that are determined."""
         return self.rows.shape[0]
 
     @property
     def num_positions(self) -> int:
-        """The number P of unknowns of a channel."""
+        """The number P of unknowns in each channel of a."""
         return self.rows.shape[1]
 
     @property
     def is_determined(self) -> bool:
-        """Return whether there is exactly one solution, as r = P."""
+        """Return whether the equations have exactly one solution, as r = P."""
         return self.num_equations == self.num_positions
 
     def of_channels(self, count: int) -> "Whitened":
@@ -109,28 +109,29 @@ class Whitened:
         return Whitened(rows, entries.T, rows.diagonal())
 
     def faded(self, noise: float) -> "Whitened":
-        """Return both sides times s / √(s² + ν²), with singular value s and ν = ``noise`` · max s.
+        """Return the equations times s / √(s² + ν²), for singular values s, ν = ``noise`` · max s.
 
-        So equations of small singular value, which are noisy, have little weight in least squares.
+        So equations with small singular values, which are noisy, have little weight in least
+        squares.
         """
         weights = self.singular / (self.singular.square() + (noise * self.singular[0]) ** 2).sqrt()
         return Whitened(weights[:, None] * self.rows, weights[:, None] * self.values, self.singular)
 
     def in_units(self) -> "Whitened":
-        """Return both sides divided by the root mean square of the values."""
+        """Return the equations with both sides divided by the root mean square of the values."""
         unit = root_mean_square(self.values)
         return Whitened(self.rows / unit, self.values / unit, self.singular)
 
     def null_space(self) -> Tensor:
-        """Return orthonormal columns (P, P − r) that span the directions left open."""
+        """Return orthonormal columns (P, P − r) that span the directions of a left open."""
         return torch.linalg.svd(self.rows, full_matrices=True)[2][self.num_equations :].T
 
     def products(self, inputs: Tensor) -> Tensor:
-        """Return ``V a`` (B, C, r) of inputs (B, *shape)."""
+        """Return the left sides ``V a`` (B, C, r) for inputs a (B, *shape)."""
         return inputs.reshape(len(inputs), -1, self.num_positions) @ self.rows.T
 
     def residual(self, inputs: Tensor) -> Tensor:
-        """Return the residual (B, C, r) of inputs (B, *shape) in each equation."""
+        """Return the residuals ``V a − values`` (B, C, r) for inputs a (B, *shape)."""
         return self.products(inputs) - self.values.T
 
 
