@@ -1,4 +1,4 @@
-"""The images of a whole batch: exact features of every sample first, then all images jointly."""
+"""Find the images of a batch: first the exact features of every sample, then all images jointly."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -37,13 +37,13 @@ class BatchImages(OneByOne):
     """Solve for all images of a batch, once the features of every sample are known.
 
     The gradient of a linear layer behind convolutions determines each sample's features and label
-    (:class:`flwr_leakage.attacks.exact.batch_linear.ExactBatch`), and these its error. With them,
-    the gradients before the layer become equations that are linear in the images for given masks
-    and maxima; see :class:`KnownErrors`. As :class:`GaussNewton` does with the gradient itself,
-    Gauss–Newton solves them with a prior and a blur that fade. The likeliest candidate is kept. If
-    a small batch has more equations than pixels, its masks are then corrected until the equations
-    hold (:class:`Sharpening`). If the equations leave images open, an end follows with a prior that
-    allows sharp edges (:class:`Edges`).
+    (:class:`flwr_leakage.attacks.exact.batch_linear.ExactBatch`), and these determine its error.
+    With the errors, the gradients before the layer become equations that are linear in the images
+    for given masks and maxima; see :class:`KnownErrors`. Gauss–Newton solves them with a prior and
+    a blur that fade, as :class:`GaussNewton` does with the gradient itself. The likeliest candidate
+    is kept. If a small batch has more equations than pixels, further steps correct its masks until
+    the equations hold (:class:`Sharpening`). If the equations leave images open, further steps use
+    a prior that allows sharp edges (:class:`Edges`).
 
     The attack takes one plain step of one client. Pooling removes details from all equations, so
     that images behind pooling stay approximate.
@@ -51,9 +51,9 @@ class BatchImages(OneByOne):
     Attributes:
         search: the limits of the search for features.
         solver: the settings of Gauss–Newton, of which annealings, noise, steps, products,
-            iterations and tolerance are used; labels are those of the features.
-        sharpening: the settings of the end for many equations.
-        edges: the settings of the end for too few equations.
+            iterations and tolerance are used. The labels are those found with the features.
+        sharpening: the settings of the final steps if there are many equations.
+        edges: the settings of the final steps if there are too few equations.
     """
 
     purpose: ClassVar[str] = "batch images"
@@ -69,7 +69,7 @@ class BatchImages(OneByOne):
         """Return the images that explain the update of one problem.
 
         Raises:
-            ValueError: see :meth:`equations`.
+            ValueError: the equations cannot be set up; see :meth:`equations`.
         """
         watch = Stopwatch()
         model, found = self.equations(problem, generator, budget)
@@ -105,10 +105,10 @@ class BatchImages(OneByOne):
         return Reconstruction(answer(batch.inputs, batch.targets), distance, stats)
 
     def _end(self, model: KnownErrors) -> tuple[Sharpening | Edges | None, str]:
-        """Return the end that follows the run, or None with the reasons against each.
+        """Return the settings of the final steps, or None and the reasons against each kind.
 
-        One asks for two equations for each unknown and the other for at most 1.25, so that no batch
-        gets both.
+        Sharpening asks for two equations for each unknown, and edges for at most 1.25, so that no
+        batch gets both.
         """
         reasons = []
         for end in (self.sharpening, self.edges):
@@ -118,7 +118,7 @@ class BatchImages(OneByOne):
         return None, f"none, as {' and '.join(reasons)}"
 
     def _faded(self, problem: Problem, end: Sharpening | Edges | None) -> GaussNewton:
-        """Return the settings of the run before an end, which fades faster on smooth networks."""
+        """Return the settings of the run before the final steps, faster on smooth networks."""
         solver = self.solver
         if end is not None:
             solver = replace(solver, products=max(1, int(end.before * solver.products)))
@@ -130,9 +130,9 @@ class BatchImages(OneByOne):
     def equations(
         self, problem: Problem, generator: torch.Generator, budget: Budget = UNLIMITED
     ) -> tuple[KnownErrors, BatchInputs]:
-        """Recover the features of every sample, and return them with the equations of the images.
+        """Return the equations of a batch's images, and the recovered features of every sample.
 
-        The features, and the gradients before the layer that takes them, set these equations.
+        The equations come from the features and from the gradients of the parameters before them.
         Sample i of the equations is sample i of the features.
 
         Raises:

@@ -1,8 +1,9 @@
-"""State the equations of a batch's images, once every sample's features and error are known.
+"""Give the equations of a batch's images, once every sample's features and error are known.
 
-A linear layer's gradient determines the features h_i of each sample, and the network behind them
-determines their errors ``δ_i = ∂L/∂h_i``. The rest of the update are the gradients of the
-parameters before the layer. With the errors known, these are gradients of a fixed functional,
+A linear layer's gradient determines the features h_i of each sample i, which are the layer's
+inputs, and the network behind the layer determines their errors ``δ_i = ∂L/∂h_i``. The rest of the
+update are the gradients of the parameters θ before the layer. With the errors known, these are
+gradients of a fixed functional,
 
     ∂L/∂θ = ∂/∂θ Σ_i ⟨δ_i ∘ 1[h_i > 0], c(x_i; θ)⟩,
 
@@ -10,11 +11,11 @@ with c the features before their ReLU. The features give equations of each sampl
 ``c(x_i) = h_i`` where h_i > 0, and ``max(0, c(x_i)) = 0`` elsewhere. For given masks and maxima all
 of these equations are linear in the images, one convolution at a time.
 
-If possible, the features are taken without the ReLU before the layer. Features
-``h = max(0, c(x))`` behind the last ReLU of a pass also show its mask: where they are zero the ReLU
-is off, whatever a candidate's own c(x) is. So candidates are fitted by c, the pass without that
-ReLU. Max pooling and flattening between the ReLU and the layer change nothing, as the maximum of
-ReLUs is the ReLU of the maximum. Averages do, so that the ReLU stays.
+If possible, the pass to the features leaves out the ReLU before the layer. Features
+``h = max(0, c(x))`` behind the last ReLU also show its mask: where they are zero the ReLU is off,
+whatever a candidate's own c(x) is. So candidates are fitted by c, the pass without that ReLU. Max
+pooling and flattening between the ReLU and the layer change nothing, as the maximum of ReLUs is the
+ReLU of the maximum. With averages in between, the ReLU stays.
 """
 
 from collections.abc import Sequence
@@ -53,12 +54,12 @@ from flwr_leakage.spectral.image_prior import ImagePrior
 
 @dataclass(frozen=True)
 class FeaturePass:
-    """The features c(x) of one network.
+    """The map c from images to the inputs of a linear layer, if possible before their ReLU.
 
     Attributes:
         problem: the problem with the network.
         weight: the name of the layer's weight.
-        left_out: number of the ReLU that is left out, −1 if none can be.
+        left_out: number of the ReLU that is left out in the order of calls; −1 if none can be.
     """
 
     problem: Problem
@@ -67,7 +68,7 @@ class FeaturePass:
 
     @classmethod
     def of(cls, problem: Problem, weight: str, probes: Tensor) -> "FeaturePass":
-        """Return the pass, without the last ReLU if a few inputs (N, C, H, W) show it can go."""
+        """Return the pass; a few inputs (N, C, H, W) show if its last ReLU can be left out."""
         whole = cls(problem, weight, -1)
         features, relus = whole.run(problem.params, probes)
         bare = cls(problem, weight, relus - 1)
@@ -77,11 +78,11 @@ class FeaturePass:
         return bare if relus and error <= FLOAT32_RELATIVE_ERROR * largest else whole
 
     def __call__(self, params: Params, inputs: Tensor) -> Tensor:
-        """Return c(x) (B, n), differentiable in inputs and parameters."""
+        """Return the features c(x) (B, n), differentiable in inputs and parameters."""
         return self.run(params, inputs)[0]
 
     def run(self, params: Params, inputs: Tensor) -> tuple[Tensor, int]:
-        """Return c(x) (B, n), and the number of ReLUs in the pass."""
+        """Return the features c(x) (B, n), and the number of ReLUs in the pass."""
         relus = 0
 
         def answer(op: Op, run: Run) -> Tensor:
@@ -105,16 +106,18 @@ class FeaturePass:
 
 @dataclass(frozen=True)
 class KnownErrors:
-    """Gradients before a linear layer, and its features, as functions of the images and the blur.
+    """Gradients of the parameters before a linear layer, and the layer's inputs, as equations.
+
+    The equations are functions of the images and of a blur.
 
     Attributes:
         problem: the problem in double precision.
-        passed: the pass to the layer.
-        known: the features h (B, n), with bounds of those that pruning hides. An open unit follows
-            the candidate, but if only noise hides it, it is off while the blur is wide.
+        passed: the pass to the layer, measured on draws of the prior.
+        known: the features h (B, n), with bounds of those that pruning hides. A unit of unknown
+            state follows the candidate; if only noise hides its state, it is off at wide blurs.
         errors: (B, n) errors δ, zero where the ReLU is off.
         noise_std: standard deviation of every known feature, > 0.
-        opened: whether open units follow the candidate at any blur.
+        opened: whether units of unknown state follow the candidate at any blur.
     """
 
     problem: Problem
@@ -128,7 +131,7 @@ class KnownErrors:
     def of(
         cls, problem: Problem, weight: str, found: BatchInputs, generator: torch.Generator
     ) -> "KnownErrors":
-        """Return the equations of a layer's inputs.
+        """Return the equations of the images, from a layer's inputs and errors that were found.
 
         Raises:
             ValueError: the logits also depend on the images by a path around the layer, or no
@@ -149,12 +152,12 @@ class KnownErrors:
         return cls(problem, passed, known, errors, floor)
 
     def gauged(self, coordinates: Tensor) -> Tensor:
-        """Return coordinates of equal numbers, with a contrast that is assumed if none is told."""
+        """Return coordinates with the same predictions, at an assumed contrast if none is known."""
         return self.passed.contrast.gauged(self.prior, coordinates)
 
     @property
     def features(self) -> FeaturePass:
-        """The pass to the layer in double precision."""
+        """The pass to the layer's inputs, in double precision."""
         return replace(self.passed.narrow, problem=self.problem)
 
     @property
@@ -164,7 +167,7 @@ class KnownErrors:
 
     @property
     def passes(self) -> int:
-        """The number of gradients that one evaluation takes."""
+        """The number of gradients that one evaluation of the equations takes."""
         return 1
 
     @property
@@ -209,9 +212,9 @@ class KnownErrors:
         return [*inner, *outputs]
 
     def in_order(self, inputs: Tensor) -> Tensor:
-        """Return images (B, C, H, W) in the order of the known features that theirs are nearest to.
+        """Return images (B, C, H, W) in the order in which their features match the known ones.
 
-        The order has the least sum of squared distances of features.
+        The order has the least sum of squared distances between features.
         """
         known = self.known.values
         if len(known) == 1:
@@ -224,7 +227,7 @@ class KnownErrors:
         return inputs[torch.as_tensor(linear_sum_assignment(costs.cpu().numpy())[1])]
 
     def blurred_by(self, widths: Sequence[Tensor]) -> "KnownErrors":
-        """Return these equations with a blur of the given width for each of these inputs."""
+        """Return the equations with given blurs of the inputs of each call with kinks."""
         passed = replace(self.passed, deviations=widths[:-1], spread=widths[-1])
         return replace(self, passed=passed, opened=True)
 
@@ -238,7 +241,7 @@ class KnownErrors:
         return ChainLinearization(chain, params, widths, partial(self._top, blur=blur), inputs)
 
     def _top(self, outputs: Tensor, blur: float) -> Top:
-        """Return the functional of outputs (n, B); see :meth:`gradient`."""
+        """Return F and the features with derivatives, at outputs c (n, B); see :class:`Top`."""
         errors, mask = self.errors.T.to(outputs), self._mask(blur).map(torch.t)
         width = self._width(blur, outputs.T)
         own, slope, curvature = relu_parts(outputs, None if width is None else width.T)
@@ -251,7 +254,7 @@ class KnownErrors:
         )
 
     def _mask(self, blur: float) -> Mask:
-        """Return the ReLU's mask at a blur; at wide blurs some units of unknown state are off.
+        """Return the mask of the layer's ReLU at a blur; at wide blurs some open units are off.
 
         A unit whose state is hidden by noise alone follows the candidate once the blur is at most
         0.3. At wider blurs, taking such units as off is nearer to the truth.
@@ -262,11 +265,11 @@ class KnownErrors:
         return Mask(mask.on, mask.off | (mask.open & (self.known.bounds == 0)))
 
     def gradient(self, inputs: Tensor, blur: float, precise: bool = False) -> Tensor:
-        """Return the gradients of all names, then features (P,), with blurred ReLUs and pooling."""
+        """Return the gradients of all parameters, then the features, (P,), under a blur."""
         return torch.cat(self.parts(inputs, blur, precise))
 
     def parts(self, inputs: Tensor, blur: float, precise: bool = False) -> list[Tensor]:
-        """Return what :meth:`gradient` does by its tensors, each flat."""
+        """Return the entries of :meth:`gradient` as flat tensors, the features as the last one."""
         run = self.features if precise else self.passed.narrow
         dtype = torch.float64 if precise else torch.float32
         with torch.enable_grad():
@@ -280,7 +283,7 @@ class KnownErrors:
             watched = capture_batch_norm_inputs(held.model) if held.held else nullcontext()
             with blurring(self.passed.deviations, blur), watched as seen:
                 outputs = run(params, inputs.to(dtype))
-            if seen is not None:  # the part of the loss that statistics, held as constants, add
+            if seen is not None:  # statistics, held as constants, add this part to the loss
                 rest = held.held_loss(seen, run.problem.buffers)
             mask = self._mask(blur)
             width = self._width(blur, outputs)
@@ -294,22 +297,22 @@ class KnownErrors:
         return found if follows else [each.detach() for each in found]
 
     def _width(self, blur: float, outputs: Tensor) -> Tensor | None:
-        """Return σ of the blur of the ReLU that was left out (B, n), ``None`` for no blur."""
+        """Return σ (B, n) of the blur of the ReLU that was left out; ``None`` for no blur."""
         return (blur * self.passed.spread).to(outputs).expand_as(outputs) if blur else None
 
 
 @dataclass(frozen=True)
 class Passed:
-    """The pass to a layer's inputs, measured on draws of the prior.
+    """The pass to a linear layer's inputs, with measurements on draws of the prior.
 
     Attributes:
         narrow: the pass in single precision.
         names: the names of the parameters before the layer.
         prior: the prior of each image, in single precision.
         deviations: standard deviations of the inputs of ReLUs and pooling before the layer.
-        spread: standard deviation of the layer's inputs, without the ReLU that is left out.
-        chain: the pass as a chain of matrices, or ``None`` if it is no such chain.
-        contrast: the part of the samples' contrast that the network leaves open.
+        spread: standard deviation of the layer's inputs, before the ReLU that is left out.
+        chain: the pass as a chain of matrix products, or ``None`` if it forms no chain.
+        contrast: the part of the images' contrast that the network does not show.
     """
 
     narrow: FeaturePass
@@ -329,13 +332,13 @@ class Passed:
         prior: ImagePrior | None = None,
         needs_relu: bool = False,
     ) -> "Passed":
-        """Return the pass to a layer, measured on draws of the prior.
+        """Return the pass to a layer, with measurements on draws of the prior.
 
         Args:
             problem: the problem with the network.
             weight: the name of the layer's weight.
             generator: draws the images.
-            prior: the prior of each image; the spec's by default.
+            prior: the prior of each image; the prior of the problem's spec by default.
             needs_relu: whether the pass must leave out a ReLU before the layer.
 
         Raises:
@@ -347,17 +350,17 @@ class Passed:
         draws = torch.randn(DRAWS, *problem.spec.shape, generator=generator)
         images = problem.spec.clamp(prior.inputs(draws))
         narrow = FeaturePass.of(single, weight, images)
-        if needs_relu and narrow.left_out < 0:  # said first, as what follows takes far longer
+        if needs_relu and narrow.left_out < 0:  # refused before the slow measurements
             raise ValueError(f"the features at {weight} are no ReLU's outputs or their maxima.")
         names = _names_before(narrow, images)
         deviations = measure(lambda: narrow(single.params, images))
         spread = narrow(single.params, images).detach().std()
-        # Three times the deviations of a draw, not clamped: a model that clamps its inputs is no
-        # chain for candidates beyond the range of pixels.
+        # Images of three times a draw's deviations, not clamped: a model that clamps its inputs is
+        # no chain for candidates beyond the range of pixels.
         far = prior.grey + 3.0 * prior.push(draws)
         chain = Chain.of(partial(narrow, single.params), single.params, names, far)
         if problem.gradient_map.held:
-            chain = None  # a chain's functional may depend on the features alone
+            chain = None  # with a chain, the functional may depend on the features alone
         contrast = Contrast.of(problem)
         return cls(narrow, names, prior, deviations, spread, chain, contrast)
 

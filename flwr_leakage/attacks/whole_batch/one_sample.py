@@ -1,10 +1,10 @@
-"""State the equations of one image whose features and error a linear layer's gradient gives.
+"""Give the equations of one image, whose features and error a linear layer's gradient shows.
 
-A linear layer's gradient of one sample is the outer product ``e [h, 1]ᵀ`` of its error and its
-features, each entry with noise, or known to lie below a threshold of pruning. The fit of e and h
-shows which units of the ReLU before the layer are on, before any search for an image. Given these,
+A linear layer's gradient of one sample is the outer product ``e [h, 1]ᵀ`` of its error e and its
+features h. Each entry has noise, or is known to lie below a threshold of pruning. The fit of e and
+h shows which units of the ReLU before the layer are on, before any search for an image. With these,
 the rest of the update is :class:`KnownErrors`, with fewer ReLUs. Of several linear layers in a row,
-the one nearest to the images leaves no ReLU between them to the search.
+the one nearest to the images is used, so that the search has no ReLU of theirs left.
 
 If a client takes T plain steps, the last layer's update determines the features and the error of
 every step (:mod:`~flwr_leakage.attacks.whole_batch.step_errors`). With the errors δ_t = W_tᵀ e_t
@@ -14,8 +14,9 @@ given, the update of the parameters before the layer is
 
 without a softmax. The parameters θ_t are those of training on the candidate. A step of Gauss–Newton
 takes them as constants (deferred correction). It also takes a later term as a constant if the
-features of its step stay near the first step's, so that a product costs one pass in place of T. If
-a step moved the features far, its term has a slope, too. The truth solves the equations either way.
+features of that local step stay near those of the first, so that a product costs one pass in place
+of T. If a local step moved the features far, its term is differentiated, too. The truth solves the
+equations in either case.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,12 +48,12 @@ from flwr_leakage.spectral.image_prior import ImagePrior
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSteps(KnownErrors):
-    """Gradients of all steps before a linear layer, and the first step's features.
+    """Gradients of all local steps before a linear layer, and the first step's features.
 
     Attributes:
-        later: (T − 1, B, n) δ of the steps after the first that have any error, zero where the
-            ReLU is off.
-        sloped: (T − 1,) whether the term of each of these steps has a slope.
+        later: (T − 1, B, n) errors δ of the steps after the first that have any error, zero where
+            the ReLU is off.
+        sloped: (T − 1,) whether the term of each of these steps is differentiated.
     """
 
     later: Tensor
@@ -60,13 +61,14 @@ class LocalSteps(KnownErrors):
 
     @property
     def passes(self) -> int:
-        """The number of gradients that one product takes."""
+        """The number of gradients that one product with the Jacobian takes."""
         return 1 + sum(self.sloped)
 
     def parts(self, inputs: Tensor, blur: float, precise: bool = False) -> list[Tensor]:
-        """Return the gradients of all names, summed over steps, then features, as one part.
+        """Return the gradients of all parameters, summed over steps, and the features as last part.
 
-        Its derivative is that of the first step's term and of the later terms with a slope.
+        The derivative is that of the first step's term and of the later terms that are not
+        constant.
         """
         total = last = first = torch.cat(super().parts(inputs, blur, precise))
         run = self.features if precise else self.passed.narrow
@@ -106,7 +108,7 @@ class LocalSteps(KnownErrors):
         )
 
     def _moved(self, params: Params, gradients: Tensor) -> Params:
-        """Return the parameters a step later, for gradients of the names, then features (P,)."""
+        """Return the parameters one step later, by flat gradients (P,) that features follow."""
         rate, moved, start = self.problem.schedule.learning_rate, dict(params), 0
         for name in self.passed.names:
             value = params[name].detach()
@@ -125,7 +127,7 @@ def _untold(errors: Tensor, outputs: Tensor) -> Top:
 def local_steps(
     problem: Problem, likelihood: Likelihood, layer: LinearUse, generator: torch.Generator
 ) -> tuple[LocalSteps, Likelihood]:
-    """Return the equations and their observed values.
+    """Return the equations of the image behind several local steps, and their observed values.
 
     Raises:
         ValueError: the steps are not plain, or use their batch's statistics, entries of the last
@@ -148,7 +150,7 @@ def local_steps(
         raise ValueError("entries of the last layer were pruned, which hides its local steps.")
     targets = problem.known_targets
     if targets is None:
-        # In every step, only the label's error is negative.
+        # Only the label's error is negative, in every step.
         targets = slope.argmin()[None]
     if not targets.is_floating_point():
         targets = F.one_hot(targets, len(slope))
@@ -162,7 +164,7 @@ def local_steps(
         noise,
     )
     passed = Passed.of(problem, weight, generator, ImagePrior.natural(problem.spec), True)
-    # A wide limit is needed, as an error of the mixture affects all features alike.
+    # The limit is wide, as an error of the mixture of steps affects all features alike.
     on = above_noise(steps.features, steps.deviations)
     moved, errors = problem.params[weight], []
     for error, features, live in zip(steps.errors, steps.features, on, strict=True):
@@ -185,10 +187,10 @@ def local_steps(
 
 
 def _sloped(steps: StepErrors) -> list[bool]:
-    """Return whether the term of each later step needs a slope.
+    """Return for each later step whether its term must be differentiated.
 
-    It does if its features are more than 0.5 from the first step's, relative to these, and its
-    error is at least 0.1 of the first step's. Both were chosen on development draws; no table.
+    It must if its features differ from the first step's by more than 0.5 of these, and its error is
+    at least 0.1 of the first step's. Both limits were chosen on development draws; no table.
     """
     first, *features = steps.features
     away = [float((each - first).norm() / first.norm()) for each in features]
@@ -197,7 +199,7 @@ def _sloped(steps: StepErrors) -> list[bool]:
 
 
 def _last_layer(problem: Problem, likelihood: Likelihood, weight: str) -> tuple[float, float]:
-    """Return σ of the weight's entries, and the largest bound of a zero in its nonzero columns."""
+    """Return σ of the weight's entries, and the largest bound of a zero in nonzero columns."""
     place = list(problem.gradient).index(weight)
     observed = problem.gradient[weight]
     bounds = likelihood.bounds.split(likelihood.counts.long().tolist())[place]
@@ -212,17 +214,18 @@ above this many. Normal noise exceeds it once in 30,000 features."""
 
 @dataclass(frozen=True)
 class OneSample:
-    """Read features and error of a single sample from a linear layer, and fit the rest.
+    """Read features and error of a single sample from a linear layer, and state the equations left.
 
-    It takes plain steps of one client on one sample. The network must have a linear layer with a
-    bias, which gives the scale, and with a ReLU's outputs, or their maxima, as inputs. Layers are
-    tried in the order of a pass.
+    The update must be of plain steps of one client on one sample. The network must have a linear
+    layer with a bias, which gives the scale, and with a ReLU's outputs, or their maxima, as inputs.
+    Layers are tried in the order of a pass.
 
     Attributes:
         annealings: settings of the runs from grey, at least one.
         products: approximate largest number of products of a run; see
             :class:`~flwr_leakage.attacks.GaussNewton`.
-        settling: the end of the best runs; see :class:`~flwr_leakage.attacks.GaussNewton`.
+        settling: settings of the steps that end the best runs; see
+            :class:`~flwr_leakage.attacks.GaussNewton`.
     """
 
     purpose: ClassVar[str] = "features and error of the one sample"
@@ -239,7 +242,7 @@ class OneSample:
     def __call__(
         self, problem: Problem, likelihood: Likelihood, generator: torch.Generator
     ) -> tuple[KnownErrors, Likelihood]:
-        """Return the equations and their observed values.
+        """Return the equations of the image, and their observed values.
 
         Raises:
             ValueError: no layer before the last one can be used, and the update is of several
@@ -283,7 +286,7 @@ def _behind(
     if not float(left.norm()) <= max(1e-3 * float(seen.norm()), SIGNIFICANT_DEVIATIONS * noise):
         raise ValueError(f"the gradient of {layer.weight} is not that of one sample.")
     passed = Passed.of(problem, layer.weight, generator, ImagePrior.natural(problem.spec), True)
-    # If pruning kept nothing of a column, the row of the largest error bounds its feature best.
+    # If pruning removed a whole column, the row with the largest error bounds its feature best.
     largest = int(error.abs().argmax())
     below = torch.where(
         (bounds[:, :-1] > 0).all(0), bounds[largest, :-1] / error[largest].abs(), 0.0
@@ -292,7 +295,7 @@ def _behind(
     on = features > limits
     if not bool(on.any()):
         raise ValueError(f"no feature at {layer.weight} stands out.")
-    # About as many active units lie below the limit as between one and two times the limit.
+    # About as many active units lie below the limit as between the limit and its double.
     near = bool((on & (features < 2 * limits.max())).any())
     off = torch.zeros_like(on) if near else ~on
     told = on | (~off & (below == 0))
@@ -309,7 +312,7 @@ def _behind(
 def _layer_gradient(
     problem: Problem, likelihood: Likelihood, weight: str, bias: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the layer's gradient [∂L/∂W, ∂L/∂b], and the variances and bounds of its entries."""
+    """Return a layer's gradient [∂L/∂W, ∂L/∂b], and the variances and bounds of its entries."""
     places = {name: place for place, name in enumerate(problem.gradient)}
     sizes = likelihood.counts.long().tolist()
     bounds = likelihood.bounds.split(sizes)

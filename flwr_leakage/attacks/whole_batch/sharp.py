@@ -1,25 +1,24 @@
-"""End a batch's solution, where the equations determine the images and where they do not.
+"""End a batch's solution by steps that settle its masks, or that sharpen its edges.
 
-*Sharpening.* If the equations determine the images, only masks are in doubt.
+*Sharpening.* If the equations determine the images, only the masks of some units are in doubt.
 
 A candidate does not determine the masks of units near zero, and a wrong mask moves the gradient as
 much as a right one. So each unit is blurred by its own posterior standard deviation. A unit whose
 sign the equations have settled keeps its kink, and a doubtful unit is averaged over both masks.
-Each step solves the equations to first order for the whole batch, and draws images from their
-posterior. The spread of every unit over the draws is its next blur, which fades by itself as the
-residual falls.
+kink, and a doubtful unit is averaged over both masks. Each step solves the equations to first order
+for the whole batch, and draws images from their posterior. The spread of a unit over the draws is
+its next blur, which falls with the residual.
 
-The linear systems are solved by conjugate gradients. Their preconditioner is the system itself,
-dense, in single precision. Weights follow the residual of each group of equations, as errors of
-masks are not noise.
+Conjugate gradients solve the linear systems. Their preconditioner is the dense matrix in single
+precision. Weights follow the residual of each group of equations, as errors of masks are not noise.
 
 *Edges.* The prior of a run, ``‖s‖²`` with x = μ + L s, penalises differences of neighbours by their
-square. With y the field of a colour, of variance A at the lowest frequency, it is ``Σ (y² + (H/π)²
-|∇y|²) / A``, up to the prior's highest frequencies. Natural images have few large differences and
-many small ones. If the equations leave images open, the prior takes ``|∇y|^p`` with p < 1 in place
-of the square, which penalises the few less. As in reweighted least squares, each step minimises
-squares with the weights ``(g + ε²)^(p/2 − 1)`` of the images it begins with, where g = (H/π)² |∇y|²
-/ A of all colours (Levin et al. 2007).
+square. Let y be the field of a colour in images of H × W pixels, with variance A at the lowest
+frequency. The prior is then ``Σ (y² + (H/π)² |∇y|²) / A``, up to its highest frequencies. Natural
+images have few large differences and many small ones. If the equations leave images open, the
+square is replaced by ``|∇y|^p`` with p < 1, which penalises the few large differences less. As in
+reweighted least squares (Levin et al. 2007), each step minimises squares with the weights
+``(g + ε²)^(p/2 − 1)``, where ``g = (H/π)² |∇y|² / A`` of all colours at the start of the step.
 """
 
 import math
@@ -62,18 +61,18 @@ table."""
 
 @dataclass(frozen=True)
 class Sharpening:
-    """The limits of the end.
+    """The settings of the final steps of a batch whose equations determine its images.
 
     Attributes:
         unknowns: largest number of unknowns of a batch, ≥ 0. Time grows with its third power. With
-            0 there is no such end.
+            0 there are no such steps.
         max_bytes: largest memory of two Jacobians in single precision, in bytes. It grows with the
-            number of unknowns times that of the gradient's entries.
+            number of unknowns times the number of entries of the gradient.
         steps: largest number of steps, ≥ 1.
     """
 
     before: ClassVar[float] = 1.0
-    """The share of a run's products that the run before this end takes."""
+    """The share of a run's products that the run takes before these steps."""
 
     unknowns: int = 2000
     max_bytes: int = 4 * 2**30
@@ -101,9 +100,9 @@ class Sharpening:
     def __call__(
         self, model: KnownErrors, likelihood: Likelihood, run: RunEnd, met: float, budget: Budget
     ) -> tuple[Tensor, str]:
-        """Return better images (B, C, H, W) in double precision, and what was done in words.
+        """Return better images (B, C, H, W) in double precision, and a text about the steps.
 
-        It goes on where equations are met, as masks may still be in doubt.
+        The steps also follow a run that met its equations, as masks may still be in doubt.
         """
         inputs = run.inputs
         prior = ImagePrior.of(model.problem.spec)
@@ -130,8 +129,8 @@ class Sharpening:
             # Single precision resolves nothing below 2e-7 of the largest entry.
             factor, _ = cholesky(matrix, 2e-7 * float(matrix.diagonal().max()))
             step = Solver(SYSTEM_ITERATIONS, 1e-2, partial(cholesky_solve, factor))
-            # A draw needs a tight tolerance. Its right side is mostly what the equations determine,
-            # and the draw is what they leave open.
+            # A draw needs a tight tolerance. The equations determine most of its right side, and
+            # the draw itself lies in the directions that they leave open.
             return step, replace(step, tolerance=1e-5)
 
         doubts = Doubts(
@@ -139,7 +138,7 @@ class Sharpening:
             prior,
             likelihood,
             # Images are smoother than the prior, so that the first blur, in posterior deviations,
-            # is below 1. It falls with each step, so that it ends even if doubts remain.
+            # is below 1. The blurs fall with each step, so that none is left even if doubts remain.
             widths=[0.4 * 0.85**step for step in range(self.steps - 1)],
             variances=lambda residual: variances(likelihood, residual, groups),
             solvers=solvers,
@@ -153,7 +152,7 @@ class Sharpening:
 
 
 def _alone(model: KnownErrors, index: int) -> KnownErrors:
-    """Return the model restricted to sample ``index``."""
+    """Return the equations of the sample with number ``index`` alone."""
     count, here = len(model.errors), [index]
     *widths, spread = (
         each[here] if each.ndim and len(each) == count else each
@@ -181,10 +180,10 @@ def channels(model: KnownErrors, likelihood: Likelihood) -> Tensor:
 
 
 def variances(likelihood: Likelihood, residual: Tensor, groups: Tensor) -> Tensor:
-    """Return the variance of each equation (P,), from the residual of its group, with a floor.
+    """Return the variance of each equation (P,), the mean square residual of its group.
 
-    A small group can be met alone. Without a floor its weight would then grow until no other
-    equation counts. The floor is the least relative residual among the tensors with at least a
+    A small group can be met without the others. Its weight would then grow until no other equation
+    counts. So variances have a floor: the least relative residual among the tensors with at least a
     tenth of all entries.
     """
     tensors, observed = likelihood.tensors, likelihood.observed
@@ -238,17 +237,17 @@ def _normal_matrix(
 
 @dataclass(frozen=True)
 class Edges:
-    """The settings of the end with edges, and of its prior.
+    """The settings of final steps with a prior of edges, for a batch with too few equations.
 
-    The end is kept if it lowers its own energy: of the equations at the last blur, with the prior
-    of edges.
+    Their images are kept if they lower the energy: that of the equations at the last blur, plus the
+    prior of edges.
 
     Attributes:
-        steps: number of steps, ≥ 0; with 0 there is no such end.
+        steps: number of steps, ≥ 0; with 0 there are no such steps.
     """
 
     before: ClassVar[float] = 0.5
-    """See :class:`Sharpening`. The end takes about as long as the other half."""
+    """The share of a run's products that the run takes before these steps."""
 
     steps: int = 14
 
@@ -256,11 +255,12 @@ class Edges:
         require(self, "be at least 0", "steps")
 
     def obstacle(self, model: KnownErrors) -> str:
-        """Return the reason for no such end; empty if the equations leave images open."""
+        """Return the reason against these steps; empty if the equations leave images open."""
         if not self.steps:
             return "no step was asked for"
         unknowns, equations = torch.Size(model.shape).numel(), model.num_equations
-        # On development draws (no table) this end lost at 1.4 equations per unknown and won at 1.0.
+        # On development draws (no table) these steps lost at 1.4 equations per unknown, and won at
+        # 1.0.
         if equations > 1.25 * unknowns:
             return f"{equations} equations leave {unknowns} unknowns little room"
         return ""
@@ -268,9 +268,9 @@ class Edges:
     def __call__(
         self, model: KnownErrors, likelihood: Likelihood, run: RunEnd, met: float, budget: Budget
     ) -> tuple[Tensor, str]:
-        """Return images (B, C, H, W) in double precision, and what was done in words.
+        """Return images (B, C, H, W) in double precision, and a text about the steps.
 
-        They are the run's own if the steps do not lower the energy, if the run ended at a relative
+        The images are those of the run if the steps do not lower the energy, if the run ended at a
         squared distance of at most ``met``, or if the budget is spent.
         """
         if run.distance <= met:
@@ -301,20 +301,24 @@ class Edges:
         return model.prior.inputs(point).double(), f"edges in {taken} steps"
 
     def energy(self, model: KnownErrors, likelihood: Likelihood, point: Tensor) -> float:
-        """Return −2 log posterior + constant of coordinates (B, C, H, W) at the last blur."""
+        """Return −2 log posterior at coordinates (B, C, H, W) and the last blur, + constant."""
         misfit = likelihood.energy(residuals(model, likelihood, EDGE_BLURS[1])(point))
         return misfit + EDGE_WEIGHT * float(edge_energy(model.prior, point, EDGE_POWER))
 
 
 def edge_energy(prior: ImagePrior, point: Tensor, power: float) -> Tensor:
-    """Return ``Σ y² / A + C (2/p) Σ (g + ε²)^(p/2)`` of coordinates (B, C, H, W)."""
+    """Return the edge energy of coordinates (B, C, H, W), with the exponent p = ``power``.
+
+    It is ``Σ y² / A + C (2/p) Σ (g + ε²)^(p/2)`` for fields y of C colours with the variance A at
+    the lowest frequency, and mean squared slopes g.
+    """
     field = _field(prior, point)
     edges = _steepness(field).double() ** (power / 2)
     return field.double().square().sum() + point.shape[1] * 2 / power * edges.sum()
 
 
 def reweighted(prior: ImagePrior, point: Tensor, power: float) -> Callable[[Tensor], Tensor]:
-    """Return the map s ↦ Q s such that ``sᵀ Q s`` has the slope of the edge energy at a point."""
+    """Return the map s ↦ Q s for which ``sᵀ Q s`` has the edge energy's gradient at a point."""
     weights = _steepness(_field(prior, point)) ** (power / 2 - 1)
 
     def cost(coordinates: Tensor) -> Tensor:
@@ -330,17 +334,17 @@ def reweighted(prior: ImagePrior, point: Tensor, power: float) -> Callable[[Tens
 
 
 def _shares(prior: ImagePrior) -> Tensor:
-    """Return the prior's deviations, relative to that of the lowest frequency, √A."""
+    """Return √A: the prior's deviations, relative to that of the lowest frequency."""
     return prior.deviations / prior.deviations[:, :1, :1]
 
 
 def _field(prior: ImagePrior, coordinates: Tensor) -> Tensor:
-    """Return ``y / √A`` of each colour, (B, C, H, W)."""
+    """Return the field ``y / √A`` of each colour, (B, C, H, W)."""
     return prior.rows.T @ (_shares(prior) * coordinates) @ prior.columns
 
 
 def _slopes(field: Tensor) -> tuple[Tensor, Tensor]:
-    """Return H/π and W/π times the differences downward and to the right, zero at the border."""
+    """Return differences downward and to the right, times H/π and W/π, zero at the border."""
     height, width = field.shape[-2:]
     below = torch.cat([field[..., 1:, :], field[..., -1:, :]], -2)
     beside = torch.cat([field[..., 1:], field[..., -1:]], -1)
@@ -348,10 +352,10 @@ def _slopes(field: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _steepness(field: Tensor) -> Tensor:
-    """Return ``g + ε²`` at each position, with g the mean over colours (B, 1, H, W).
+    """Return ``g + ε²`` (B, 1, H, W), with g the squared slope in a mean over colours.
 
-    Smaller differences than ε = 0.05, in deviations of the prior, cost about their square (chosen
-    on development draws; no table).
+    Differences below ε = 0.05, in deviations of the prior, cost about their square. ε was chosen on
+    development draws; there is no table.
     """
     down, right = _slopes(field)
     return (down.square() + right.square()).mean(1, keepdim=True) + 0.05**2

@@ -1,17 +1,18 @@
-"""Find errors and features of every local step on one sample by the last layer's update.
+"""Find the errors and features of every local step on one sample from the last layer's update.
 
-A linear last layer that takes T plain steps on one sample moves by the sum of T outer products,
+A linear last layer that takes T plain steps on one sample with target y moves by a sum of T outer
+products of errors e_t and features h_t,
 
     −ΔW / η = Σ_t e_t h_tᵀ,    −Δb / η = Σ_t e_t,    e_t = softmax(W_t h_t + b_t) − y,
 
-and W_t follows from e_s and h_s of the steps before. Steps with errors below the noise do not show:
-a step without error changes nothing, and no step after it has an error. So if the sum's rank is
-less than T, the search first assumes as many steps as the rank. Any invertible (T, T) matrix could
-mix the outer products. Only one mixture remains, as features behind a ReLU are not negative and
-mostly zero, and each error is the softmax of its own features. Levenberg–Marquardt searches over
-the mixing of the sum's left singular vectors, with the features in each column from non-negative
-least squares (variable projection: Golub and Pereyra 1973). The assumed noise falls from far above
-the true one, so that features of neighbouring steps are similar at first.
+and e_s and h_s of earlier steps s give W_t. Steps with errors below the noise do not show: a step
+without error changes nothing, and no step after it has an error. So if the sum's rank is less than
+T, the search first assumes as many steps as the rank. Any invertible (T, T) matrix could mix the
+outer products. Only one mixture remains, as features behind a ReLU are nonnegative and mostly zero,
+and each error is the softmax of its own features minus y. Levenberg–Marquardt searches over the
+mixing of the sum's left singular vectors. Non-negative least squares give the features in each
+column (variable projection: Golub and Pereyra 1973). The assumed noise falls from far above the
+true noise, so that features of neighbouring steps are similar at first.
 """
 
 from collections.abc import Callable, Sequence
@@ -61,7 +62,7 @@ alone leaves 1 or less each; this is twice the sum."""
 
 @dataclass(frozen=True)
 class StepErrors:
-    """The errors and features of each visible step at the last layer.
+    """The errors and features of each visible local step at the last layer.
 
     Attributes:
         errors: (T, K) errors e_t of the first T steps.
@@ -89,9 +90,9 @@ def separate_steps(
 
     Args:
         observed: (K, n + 1) −[ΔW, Δb] / η, in double precision.
-        weight: (K, n) W_0.
-        bias: (K,) b_0.
-        target: (K,) probabilities y.
+        weight: (K, n) W_0, the layer's weight before training.
+        bias: (K,) b_0, the layer's bias before training.
+        target: (K,) probabilities y of the classes.
         learning_rate: η.
         steps: number T of steps, ≥ 2.
         noise: σ of every entry of the observation, > 0.
@@ -106,7 +107,7 @@ def separate_steps(
     if not bool(live.any()):
         raise ValueError("the last layer's weight did not move.")
     told = observed[:, torch.cat([live, live.new_ones(1)])]
-    # The largest singular value of noise (Davidson, Szarek 2001).
+    # Noise alone has this largest singular value (Davidson, Szarek 2001).
     most = noise * (len(told) ** 0.5 + told.shape[1] ** 0.5)
     rank = int((torch.linalg.svdvals(told) > most).sum())
     best: _Mixture | None = None
@@ -124,8 +125,8 @@ def separate_steps(
             best = found
         if best is not None and best.misfit <= SOLVED_MISFIT:
             break
-    # Up to a misfit of 100, the first step was right on development draws (no table), and only
-    # steps with small errors were mixed up.
+    # On development draws, the first step was right up to a misfit of 100, and only steps with
+    # small errors were mixed up. There is no table.
     if best is None or not best.misfit <= 100.0:
         raise ValueError("the last layer's update is not that of local steps on one sample.")
     shape = len(best.features), len(live)
@@ -138,10 +139,10 @@ def separate_steps(
 
 
 def _search(sums: "_Sums", layer: "_LastLayer") -> "_Mixture | None":
-    """Return the best mixture of the starts, up to the first that explains the sums.
+    """Return the best mixture, from several starts up to the first that explains the sums.
 
-    If none does, the search goes on from the best with two neighbouring steps exchanged. Their
-    errors are nearly equal at first, so that the exchange leads to another minimum.
+    If none does, the search continues from the best mixture with two neighbouring steps exchanged.
+    Their errors are nearly equal at first, so that the exchange leads to another minimum.
     """
     best: _Mixture | None = None
     for start, stages, reach in TRIES:
@@ -178,16 +179,16 @@ def _attempt(
 
 @dataclass(frozen=True)
 class _Sums:
-    """Both sums in the basis of their left singular vectors, r ≤ T of them.
+    """The sums of outer products and of errors, in the basis of their r ≤ T left singular vectors.
 
     Attributes:
         basis: (K, r) left singular vectors.
         weight: (r, n) coordinates of −ΔW / η.
         bias: (r,) coordinates of −Δb / η.
-        common: (n,) the features if all steps had the same.
-        noise: σ.
-        share: σ relative to the sums' root mean square.
-        reach: standard deviation of a feature from that of the step before.
+        common: (n,) the features if all steps had the same features.
+        noise: σ of an entry.
+        share: σ divided by the sums' root mean square.
+        reach: standard deviation of a feature's change from one step to the next.
     """
 
     basis: Tensor
@@ -212,7 +213,7 @@ class _Sums:
 
 @dataclass(frozen=True)
 class _LastLayer:
-    """The last layer as it trains on given features."""
+    """The last layer, which trains on given features by plain steps."""
 
     weight: Tensor
     bias: Tensor
@@ -221,13 +222,13 @@ class _LastLayer:
     steps: int
 
     def errors(self, features: Tensor) -> Tensor:
-        """Return e_t of all steps (K, T), for features (T, n)."""
+        """Return the errors e_t of all steps (K, T), for features (T, n)."""
         return self.along(features, features[None][:0])[0]
 
     def along(self, features: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return e_t of all steps (K, T), and their derivatives (D, K, T) along (D, T, n).
+        """Return the errors e_t (K, T), and their derivatives (D, K, T) along directions (D, T, n).
 
-        ``z_t = W_0 h_t + b_0 − η Σ_{s<t} e_s (⟨h_s, h_t⟩ + 1)`` are the logits.
+        The logits are ``z_t = W_0 h_t + b_0 − η Σ_{s<t} e_s (⟨h_s, h_t⟩ + 1)``.
         """
         logits, products = self.weight @ features.T + self.bias[:, None], features @ features.T
         moved, turned = self.weight @ directions.mT, directions @ features.T
@@ -248,12 +249,12 @@ class _LastLayer:
 
 
 def _begin(start: Start, sums: _Sums, layer: _LastLayer) -> Tensor:
-    """Return errors (K, T) to begin with.
+    """Return the errors (K, T) at a start of the search.
 
-    For "own units", each step has active units of its own. The other starts assume equal features
-    in all steps. Then errors are all their mean ("mean"), those of training on these features
-    ("same features"), or the first of these and the rest of the sum, in equal parts ("even") or all
-    in the second step ("at once").
+    With "own units", each step has active units of its own. The other starts assume equal features
+    in all steps. With "mean", all errors are their mean. With "same features", they are the errors
+    of training on these features. With "even" and "at once", the first of these errors is taken,
+    and the rest of the sum is spread evenly over the other steps, or put into the second.
     """
     if start == "own units":
         return _extreme(sums, layer)
@@ -273,12 +274,13 @@ def _begin(start: Start, sums: _Sums, layer: _LastLayer) -> Tensor:
 
 @dataclass(frozen=True)
 class _Mixture:
-    """One mixing matrix A of the steps, with the features that fit best at an assumed noise.
+    """A mixing matrix A of the steps, with the features that fit best under an assumed noise.
 
     Attributes:
-        mixing: (r, T) the mixing A, with e_t = basis A.
-        features: (T, n) the non-negative features H that fit it best.
-        inverse: (n, T, T) inverse normal matrix of each column, zero for features that are off.
+        mixing: (r, T) the mixing A, such that ``basis A`` has the columns e_t.
+        features: (T, n) the non-negative features H that fit A best.
+        inverse: (n, T, T) inverse normal matrix of each feature's column, zero for steps in which
+            it is off.
         residual: all residuals, each in units of its standard deviation.
     """
 
@@ -294,7 +296,7 @@ class _Mixture:
     def of(
         cls, sums: _Sums, layer: _LastLayer, mixing: Tensor, sigma: float, on: Tensor | None = None
     ) -> "_Mixture":
-        """Return a mixing with its best features; ``on`` guesses the features that are not zero."""
+        """Return a mixing with its best features; ``on`` is a guess of those that are not zero."""
         steps = mixing.shape[1]
         change = _changes(steps, mixing) / sums.reach
         normal = mixing.T @ mixing / sigma**2 + change.T @ change
@@ -312,26 +314,26 @@ class _Mixture:
 
     @property
     def cost(self) -> float:
-        """‖residual‖²."""
+        """The sum of squared residuals."""
         return float(self.residual @ self.residual)
 
     @property
     def misfit(self) -> float:
-        """Mean squared residual of the sum of weights, plus that of the errors."""
+        """Mean squared residual of the sum of outer products, plus that of the sum of errors."""
         entries = self.sums.weight.numel()
         start = entries + len(self.mixing)
         errors = self.residual[start : start + self.sums.basis.shape[0] * self.mixing.shape[1]]
         return float(self.residual[:entries].square().mean() + errors.square().mean())
 
     def slopes(self) -> Tensor:
-        """Return ∂H/∂A (r, T, T, n), for the features that are on."""
+        """Return ∂H/∂A (r, T, T, n), the derivative of the features that are on."""
         rest = self.sums.weight - self.mixing @ self.features
         own = torch.einsum("nti,kn->kitn", self.inverse, rest)
         other = torch.einsum("nts,ks,in->kitn", self.inverse, self.mixing, self.features)
         return (own - other) / self.sigma**2
 
     def jacobian(self) -> Tensor:
-        """Return ∂residual/∂A, with a column for each entry of A."""
+        """Return the derivative of the residual by A, with a column for each entry of A."""
         slopes, (rows, steps) = self.slopes(), self.mixing.shape
         eye, each = torch.eye(rows).to(slopes), torch.eye(steps).to(slopes)
         sums = torch.einsum("kq,in->kiqn", eye, self.features)
@@ -349,9 +351,9 @@ class _Mixture:
         return torch.cat([part.flatten(2).flatten(0, 1) for part in parts], 1).T
 
     def deviations(self) -> Tensor:
-        """Return the standard deviations of the features (T, n) that noise causes.
+        """Return the standard deviations (T, n) of the features that noise causes.
 
-        They include the error of A, and take all features as free.
+        They include the error of A. All features count as free, also those that are zero.
         """
         jacobian = self.jacobian()
         normal = jacobian.T @ jacobian
@@ -385,7 +387,7 @@ def _settled(start: _Mixture, sums: _Sums, layer: _LastLayer) -> _Mixture | None
 
     def ends(at: Iterate, _: int) -> bool:
         nonlocal here
-        here = there if at.has_moved else here  # the mixture that was tried last
+        here = there if at.has_moved else here  # the last mixture that was tried
         # A stage ends once a step lowers its cost by less than 1e-3 of it.
         return at.fall < 1e-3 * (at.value + at.fall)
 
@@ -397,7 +399,7 @@ def _settled(start: _Mixture, sums: _Sums, layer: _LastLayer) -> _Mixture | None
         is_finite = bool(torch.isfinite(normal).all())
         if not is_finite:
             return None
-        # Directions in which nothing changes are damped, too.
+        # Directions in which no residual changes are damped, too.
         scale = normal.diagonal() + 1e-9 * normal.diagonal().max()
 
         def solve(damping: float) -> tuple[Tensor, int]:
@@ -416,11 +418,11 @@ def _settled(start: _Mixture, sums: _Sums, layer: _LastLayer) -> _Mixture | None
 
 
 def _extreme(sums: _Sums, layer: _LastLayer) -> Tensor:
-    """Return errors (K, T) from features that are on in one step each, in the best order.
+    """Return errors (K, T) under features that are on in one step each, in the best order.
 
     A feature's column is ``Σ_t h_t e_t`` with h_t ≥ 0. The label's entry is negative in every
-    error. Divided by it, a column is a mean of the steps' errors, and an extreme point if the
-    feature is on in one step only. Successive projections find the extreme points (Gillis and
+    error. Divided by that entry, a column is a mean of the steps' errors, and an extreme point if
+    the feature is on in one step only. Successive projections find the extreme points (Gillis and
     Vavasis 2014), and the bias gives their scales. Columns below 1000 times the noise are left out.
     """
     if len(sums.weight) < layer.steps:
@@ -448,7 +450,7 @@ def _extreme(sums: _Sums, layer: _LastLayer) -> Tensor:
 
 
 def _changes(steps: int, like: Tensor) -> Tensor:
-    """Return the matrix (T − 1, T) from features to their changes from step to step."""
+    """Return the matrix (T − 1, T) that maps a feature's values to its changes between steps."""
     eye = torch.eye(steps).to(like)
     return eye[1:] - eye[:-1]
 
@@ -456,10 +458,10 @@ def _changes(steps: int, like: Tensor) -> Tensor:
 def _non_negative(normal: Tensor, right: Tensor, on: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return the solution of ``min_{H ≥ 0} ½ hᵀ N h − rᵀ h`` in every column, by active sets.
 
-    The sets of features that are on change in at most 20 turns, for all columns at once.
+    The set of steps in which a feature is on changes in at most 20 turns, for all columns at once.
 
     Returns:
-        H (T, n), and N⁻¹ restricted to each column's features that are on (n, T, T).
+        H (T, n), and N⁻¹ (n, T, T) restricted to the steps in which each feature is on.
     """
     if on is None:
         on = torch.linalg.solve(normal, right) > 0
