@@ -1,8 +1,8 @@
-"""Find a transformer's tables, the inputs of its layers and its attention by one pass.
+"""Find a transformer's tables, the inputs of its layers and its attention, by one pass.
 
-Nothing is known of a family of models. One pass of random tokens shows which parameters are looked
-up by the ids and by the positions, and which linear layers take a vector of each token. A second
-pass, with one token changed, shows what the vectors depend on.
+The reader knows no family of models. A pass of random tokens shows which parameters the ids and the
+positions look up, and which linear layers take one vector for each token. A second pass, with one
+token changed, shows whether these vectors depend on other tokens.
 """
 
 import math
@@ -25,13 +25,14 @@ from flwr_leakage.attacks.rounding import FLOAT32_RELATIVE_ERROR
 
 @dataclass(frozen=True)
 class Span:
-    """The row space of the gradient of linear layers, in which their inputs lie.
+    """The span of the vectors that some linear layers take, by the row space of their gradient.
 
-    ``∂L/∂W = Σ_t a_t z_tᵀ`` for the inputs z_t of all tokens t with errors a_t.
+    The gradient is ``∂L/∂W = Σ_t a_t z_tᵀ``, for the input z_t and the output's error a_t of each
+    token t.
 
     Attributes:
         basis: (r, n) orthonormal rows.
-        error: the size of rounding and noise as a share of the least singular value that counts.
+        error: the size of rounding and noise, divided by the least singular value that counts.
     """
 
     basis: Tensor
@@ -41,8 +42,8 @@ class Span:
     def of(cls, gradient: Float[Tensor, "m n"], most: int) -> "Span":
         """Return the span of a gradient whose true rank is at most ``most``.
 
-        Singular values beyond ``most`` are rounding or noise, so that the largest of them shows
-        their size. If there are none, the rank is where values fall by more than a factor of 30 to
+        Singular values beyond ``most`` are rounding or noise, whose size the largest of them shows.
+        If there are none, the rank is where singular values fall by more than a factor of 30 to
         less than 1e-4 of the largest, or else it is full (chosen on development draws; no table).
         """
         _, values, rows = torch.linalg.svd(gradient, full_matrices=False)
@@ -59,9 +60,10 @@ class Span:
 
     @property
     def is_full(self) -> bool:
-        """Return whether almost every vector lies in the span, so that the span excludes no token.
+        """Return whether the span holds almost every vector, so that it excludes no token.
 
-        Normalised vectors have mean zero, so that a span of any vectors may lack a few directions.
+        Normalised vectors have mean zero, so that the span of all such vectors lacks a few
+        directions.
         """
         return self.basis.shape[0] > self.basis.shape[1] - 4
 
@@ -77,18 +79,19 @@ class Span:
         return torch.linalg.qr(self.outside(drawn.to(self.basis)).T).Q.T
 
     def distance(self, vectors: Float[Tensor, "... n"]) -> Float[Tensor, "..."]:
-        """Return the share ``‖z − P z‖ / ‖z‖`` of each vector outside of the span."""
+        """Return ``‖z − P z‖ / ‖z‖`` of each vector z, where P projects on the span."""
         return self.outside(vectors).norm(dim=-1) / vectors.norm(dim=-1).clamp_min(1e-30)
 
 
 @dataclass(frozen=True)
 class Site:
-    """Linear layers that take one and the same vector of each token.
+    """A group of linear layers that take the same vector for each token.
 
     Attributes:
-        weights: the names of their weights.
-        is_pointwise: whether the vector depends on the token and its position alone.
-        is_live: whether every token has an error there, so that the span holds all of them.
+        weights: the names of the layers' weights.
+        is_pointwise: whether the vector depends on nothing but the token and its position.
+        is_live: whether every token has an error at these layers, so that the span of their
+            gradient holds all vectors.
     """
 
     weights: tuple[str, ...]
@@ -96,24 +99,25 @@ class Site:
     is_live: bool
 
     def span(self, problem: Problem, most: int) -> Span:
-        """Return the span of their gradients in the update."""
+        """Return the span of the layers' gradients in the update."""
         return Span.of(torch.cat([problem.gradient[name] for name in self.weights]), most)
 
 
 @dataclass(frozen=True)
 class Turn:
-    """The rotation of pairs of entries of q and k by the position (RoPE, Su et al. 2021).
+    """The rotation of q and k of an attention by the position (RoPE, Su et al. 2021).
 
     Attributes:
-        angles: (T, h / 2) ``cos + i sin`` of each pair at each position.
-        is_halved: whether entry i is paired with i + h / 2, as in Llama, or with its neighbour.
+        angles: (T, h / 2) ``cos + i sin`` for each pair of entries at each position.
+        is_halved: whether entry i is paired with i + h / 2, as in Llama; else it is paired with its
+            neighbour.
     """
 
     angles: Tensor
     is_halved: bool
 
     def __call__(self, vectors: Float[Tensor, "... T heads h"]) -> Float[Tensor, "... T heads h"]:
-        """Return the vectors of each position, rotated."""
+        """Return the vectors, each rotated by the angles of its position."""
         turned = _paired(vectors, self.is_halved) * self.angles[:, None]
         return (
             torch.cat([turned.real, turned.imag], -1)
@@ -123,7 +127,7 @@ class Turn:
 
 
 def _paired(vectors: Tensor, is_halved: bool) -> Tensor:
-    """Return pairs of entries as complex numbers."""
+    """Return pairs of entries of q or k as complex numbers."""
     if is_halved:
         return torch.complex(*vectors.chunk(2, -1))
     return torch.complex(vectors[..., ::2], vectors[..., 1::2])
@@ -134,7 +138,9 @@ class Attention:
     """The first attention of a model: ``softmax(q kᵀ / √h) v`` in each of several heads.
 
     Attributes:
-        query: W and b of q; ``key`` and ``value`` likewise.
+        query: W and b of the layer that gives q.
+        key: W and b of the layer that gives k.
+        value: W and b of the layer that gives v.
         heads: the number of heads.
         turn: the rotation of q and k by the position, or ``None``.
     """
@@ -146,7 +152,7 @@ class Attention:
     turn: Turn | None = None
 
     def split(self, inputs: Float[Tensor, "... T n"]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q / √h, k and v (…, T, heads, h) of the layers' inputs.
+        """Return q / √h, k and v (…, T, heads, h) for inputs of the attention's layers.
 
         Keys and values of fewer heads are repeated (grouped queries, Ainslie et al. 2023).
         """
@@ -161,7 +167,7 @@ class Attention:
     def mixed(
         self, inputs: Float[Tensor, "T n"], at: Int[Tensor, " Q"], is_causal: bool
     ) -> Float[Tensor, "Q m"]:
-        """Return the mixed values of a text at some positions, heads side by side."""
+        """Return the attention's outputs for a text at Q positions, with heads side by side."""
         q, k, v = self.split(inputs)
         scores = torch.einsum("ihc,jhc->hij", q[at], k)
         if is_causal:
@@ -175,7 +181,7 @@ _ATTENTIONS = (
 
 
 class _Pass(Trace):
-    """The record of a pass of tokens.
+    """The trace of a pass of tokens, which also notes the first attention's q.
 
     Attributes:
         queries: the first four-dimensional factor (1, heads, T, h) of a product or an attention,
@@ -187,7 +193,7 @@ class _Pass(Trace):
     def on_call(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Return the result of a call, and note the first queries."""
+        """Return the result of a call, and note q if the call is the first to take it."""
         if self.queries is None and function in _ATTENTIONS:
             first = args[0] if args else kwargs.get("query")
             self.queries = first if isinstance(first, Tensor) and first.ndim == 4 else None
@@ -195,7 +201,7 @@ class _Pass(Trace):
 
 
 def _pass(problem: Problem, ids: Tensor, params: dict[str, Tensor], last: str = "") -> _Pass:
-    """Return the record of a pass of tokens, up to the layer with the weight ``last``, if any."""
+    """Return the trace of a pass of tokens, up to the layer with the weight ``last``, if any."""
     is_done = False
 
     def answer(op: Op, run: Run) -> Tensor:
@@ -211,7 +217,7 @@ def _pass(problem: Problem, ids: Tensor, params: dict[str, Tensor], last: str = 
 
 
 def _vectors(trace: Trace, ids: Tensor) -> dict[str, Tensor]:
-    """Return the inputs (B, T, n) of each linear layer that takes a vector of each token."""
+    """Return the inputs (B, T, n) of each linear layer that takes a vector for each token."""
     found = {}
     for use in trace.linear:
         width = use.inputs.shape[-1]
@@ -226,12 +232,12 @@ class Anatomy:
 
     Attributes:
         words: the name of the table (V, d) that the ids look up.
-        positions: the name of the table that the positions look up, or ``None``.
-        places: (T,) the row of each position in it.
-        offsets: (T, d) the sum of all looked-up rows but the tokens' own.
-        is_tied: whether the table of words is a linear layer's weight, too.
-        is_causal: whether vectors depend on earlier tokens only.
-        sites: the layers that take a vector of each token, in their order.
+        positions: the name of the table that positions look up, or ``None``.
+        places: (T,) the row of that table for each position.
+        offsets: (T, d) the sum of all looked-up rows except the tokens' own.
+        is_tied: whether the table of words is also a linear layer's weight.
+        is_causal: whether vectors depend on the token and earlier tokens only.
+        sites: the groups of layers that take a vector for each token, in the order of the pass.
         attention: the first attention, or ``None`` if it is of another kind.
     """
 
@@ -273,7 +279,8 @@ class Anatomy:
         for at, name in {name: (at, name) for at, name in found if name != words[0]}.values():
             if (rows := problem.params[name]).shape[1:] == (width,) and at.ndim:
                 offsets = offsets + rows[at.reshape(-1, at.shape[-1])[0]]
-        # The table is a leaf, so that the errors of all outputs behind it can be computed.
+        # The table must be a leaf of autograd, so that errors at all outputs behind it can be
+        # computed.
         leaf = problem.params[words[0]].detach().clone().requires_grad_()
         params = {**problem.params, words[0]: leaf}
         with torch.enable_grad():
@@ -321,18 +328,18 @@ class Anatomy:
 
     @property
     def mixed(self) -> Site | None:
-        """The first live site that depends on other tokens, the mixed values of the attention."""
+        """The live site behind the first attention: its vectors depend on other tokens."""
         return next(iter(self.deep), None)
 
     @property
     def deep(self) -> tuple[Site, ...]:
-        """The live sites that depend on other tokens, in their order."""
+        """The live sites whose vectors depend on other tokens, in the order of the pass."""
         return tuple(site for site in self.sites if site.is_live and not site.is_pointwise)
 
     def vectors(
         self, problem: Problem, ids: Int[Tensor, "B T"], sites: Sequence[Site]
     ) -> list[Float[Tensor, "B T n"]]:
-        """Return the inputs of some layers in a pass of texts, which ends behind the last layer."""
+        """Return the inputs of some sites in a pass of texts, which ends behind the last site."""
         trace = _pass(problem, ids, problem.params, sites[-1].weights[0])
         found = _vectors(trace, ids)
         return [found[site.weights[0]] for site in sites]
@@ -349,8 +356,8 @@ def _attention(
 ) -> Attention | None:
     """Return the attention whose outputs the first layer behind it takes, or None.
 
-    Its query, key and value are three layers of the same inputs, in any order, or one that is cut
-    into three. The number of heads is the one that explains the inputs of the layer behind.
+    Its query, key and value are three layers of the same inputs, in any order, or parts of one
+    layer that is cut into three. The right number of heads explains the inputs of the layer behind.
     """
     biases = {use.weight: use.bias for use in trace.linear}
     if len(groups) < 2:
@@ -390,7 +397,7 @@ def _attention(
 
 
 def _turns(taken: Tensor | None, outputs: Float[Tensor, "T m"], heads: int) -> list[Turn]:
-    """Return the rotations that lead from a layer's outputs to the queries that are taken."""
+    """Return the rotations that turn a layer's outputs into the q that the attention takes."""
     size = outputs.shape[-1] // heads
     if taken is None or taken.shape != (1, heads, len(outputs), size) or size % 2:
         return []

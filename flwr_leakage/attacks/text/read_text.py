@@ -1,4 +1,4 @@
-"""Read the texts behind an update of a transformer off its gradient."""
+"""Read the texts behind a transformer's update from its gradient."""
 
 import math
 from dataclasses import dataclass, field
@@ -37,25 +37,26 @@ REPLAYS = 5
 
 @dataclass(frozen=True)
 class ReadText(OneByOne):
-    """Name the tokens of a batch, place them in texts, and certify these by a replay.
+    """Name the tokens of a batch, place them in texts, and certify the texts by a replay.
 
     *Named*: the gradient of a trained table of embeddings has a row for each token that occurs
-    (:mod:`~flwr_leakage.attacks.text.tables`). If the table is frozen, tokens are named by the span
-    of the first layer's gradient, as long as that is not full (after Petrov et al. 2024, DAGER).
+    (:mod:`~flwr_leakage.attacks.text.tables`). If the table is frozen, the span of the first
+    layer's gradient names the tokens, as long as it is smaller than the space (after Petrov et al.
+    2024, DAGER).
 
-    *Placed*: one text follows from the tables of tokens and positions by least squares, at any
-    length up to the width, in any number of steps. Several texts are put together by the spans
-    behind the first attention, a decoder's token by token, an encoder's by a relaxation
-    (:mod:`~flwr_leakage.attacks.text.sequences`). All texts together may have fewer tokens than the
-    width.
+    *Placed*: one text follows from the gradients of the tables of tokens and positions by least
+    squares. It may have any length up to the width, and the client any number of steps. Several
+    texts are found by the spans behind the first attention: a decoder's token by token, and an
+    encoder's by a relaxation (:mod:`~flwr_leakage.attacks.text.sequences`). All texts together must
+    have fewer tokens than the width.
 
-    *Replay-certified*: all vectors of the texts lie in the spans, the vectors have the rank of the
-    spans (or the tables' coefficients are 0 and 1), and the texts' own gradient is the observed
+    *Replay-certified*: all vectors of the texts lie in the spans, they have the rank of the spans
+    (or the coefficients of the tables are 0 and 1), and the texts' own gradient is the observed
     one, each up to float32 rounding. That is no proof in logic. The order of the texts, padding,
-    and tokens of equal embeddings remain open.
+    and tokens with equal embeddings remain open.
 
-    ``stats["tokens"]`` are the named tokens, even if no text was placed; ``named``, ``placed``,
-    ``texts``, ``certified`` and ``replay`` are what was reached.
+    ``stats["tokens"]`` holds the named tokens, even if no text was placed. ``stats["named"]``,
+    ``placed``, ``texts``, ``certified`` and ``replay`` say how far the attack came.
 
     Attributes:
         relaxation: the search for the texts of an encoder.
@@ -93,7 +94,7 @@ class ReadText(OneByOne):
     def _texts(
         self, problem: Problem, anatomy: Anatomy, tokens: Tensor, budget: Budget
     ) -> "_Found":
-        """Return the texts, or the reason as a ``ValueError`` why there are none."""
+        """Return the texts, or raise a ``ValueError`` with the reason why there are none."""
         count, reason = problem.num_samples, ""
         if count == 1:
             try:
@@ -113,19 +114,19 @@ class ReadText(OneByOne):
             raise ValueError(f"{reason}{error}") from error
         if not texts:
             raise ValueError(f"{reason}no text has all of its vectors in the spans.")
-        # Under rotations one token that is repeated mixes equal values, whatever is its text.
+        # With a rotated q and k, a text of one repeated token mixes equal values. So it comes last.
         texts.sort(key=lambda text: (len(text.unique()) > 1, len(text)), reverse=True)
         return _Found(texts[:count], "spans", spans)
 
 
 @dataclass(frozen=True)
 class _Found:
-    """The texts, without the last token of each where no loss depends on it.
+    """The texts that were placed. They lack a last token that no loss depends on.
 
     Attributes:
-        texts: the ids of each.
-        source: the evidence that placed them, in words.
-        spans: the spans that placed them, if they did.
+        texts: the ids of each text.
+        source: the evidence that placed the texts, in words.
+        spans: the spans that placed the texts, if they did.
         is_exact: whether all coefficients of the tables are 1.
     """
 
@@ -143,7 +144,7 @@ def _most(problem: Problem) -> int:
 
 
 def _named(problem: Problem, anatomy: Anatomy, generator: torch.Generator) -> tuple[Tensor, str]:
-    """Return the tokens that occur, and in words the source of this knowledge."""
+    """Return the tokens that occur, and a text on how they were named."""
     spec = problem.spec
     if anatomy.words in problem.gradient_map.trained:
         table = problem.gradient[anatomy.words]
@@ -188,7 +189,7 @@ def _by_first_span(problem: Problem, anatomy: Anatomy, first: Site) -> Tensor:
 
 
 def _position_rows(problem: Problem, anatomy: Anatomy) -> Tensor | None:
-    """Return the gradient (T, d) of the positions' rows, or None if no table shows it."""
+    """Return the gradient (T, d) of the table of positions, or None if no table shows it."""
     name, trained = anatomy.positions, problem.gradient_map.trained
     if name is None or anatomy.is_tied or not {name, anatomy.words} <= trained:
         return None
@@ -201,7 +202,7 @@ def _weights(problem: Problem, anatomy: Anatomy, tokens: Tensor) -> Tensor | Non
 
 
 def _by_tables(problem: Problem, anatomy: Anatomy, tokens: Tensor) -> _Found:
-    """Return the one text by the gradients of both tables."""
+    """Return the one text that the gradients of both tables give."""
     rows = _position_rows(problem, anatomy)
     if rows is None:
         raise ValueError("no table of positions tells the order.")
@@ -223,7 +224,7 @@ def _answer(
     named: str,
     is_spent: bool,
 ) -> Reconstruction:
-    """Return the texts with their labels, or last tokens, and the certificate in words."""
+    """Return the texts with labels, or with their last tokens, and the certificate in words."""
     spec, count = problem.spec, problem.num_samples
     try:
         head: LinearUse | None = find_last_layer(problem)
@@ -231,8 +232,8 @@ def _answer(
         head = None
     if head is not None and head.weight not in problem.gradient_map.trained:
         head = None
-    # A gradient is replayed in single precision, as the client computed it, in half the time. The
-    # change of parameters by several steps is a difference of near numbers, which needs double.
+    # A single gradient is replayed in single precision, as the client computed it, in half the
+    # time. Several steps change parameters by a difference of near numbers, which needs double.
     like = problem.to(torch.float32) if problem.is_single_gradient else problem
     placed = sum(len(text) for text in found.texts)
     words = f"{named}, placed {placed} by {found.source}"
@@ -271,15 +272,15 @@ def _padded(texts: list[Tensor], length: int, padding: int | None) -> Tensor:
 
 @dataclass(frozen=True)
 class _Head:
-    """The last layer at the places of a loss, whose gradient tells the errors there.
+    """The last layer at the predictions that a loss judges; its gradient gives their errors.
 
-    ``∂L/∂W = Dᵀ F / N`` for the features F (N, n) of all predictions, so that the errors are
-    ``D = p − y = N (F⁺)ᵀ ∂L/∂Wᵀ``, if the features are linearly independent.
+    With the features F (N, n) of all N predictions and the errors ``D = p − y`` (N, K),
+    ``∂L/∂W = Dᵀ F / N``. So ``D = N (F⁺)ᵀ ∂L/∂Wᵀ``, if the features are linearly independent.
 
     Attributes:
         weight: the name of W (K, n).
-        softmax: (N, K) the probabilities p of the model.
-        inverse: (n, N) F⁺.
+        softmax: (N, K) the probabilities p that the model predicts.
+        inverse: (n, N) the pseudoinverse F⁺.
     """
 
     weight: str
@@ -288,19 +289,19 @@ class _Head:
 
     @classmethod
     def of(cls, problem: Problem, ids: Tensor, weight: str, at: Tensor) -> "_Head":
-        """Return the layer at places ``at``, indices among its flattened inputs of texts (B, T)."""
+        """Return the layer at places ``at``, indices of its flattened inputs (B · T, n)."""
         use = [each for each in traced(problem, ids).linear if each.weight == weight][-1]
         features = use.inputs.reshape(-1, use.inputs.shape[-1])[at]
         outputs = use.outputs.reshape(-1, use.outputs.shape[-1])[at]
         return cls(weight, outputs.softmax(-1), torch.linalg.pinv(features, rtol=1e-9))
 
     def errors(self, problem: Problem, gradient: Tensor, total: int, rows: Tensor) -> Tensor:
-        """Return the errors (R, K) of some predictions, for N = ``total`` of them in the loss."""
+        """Return the errors (R, K) of predictions ``rows``, if the loss is a mean of ``total``."""
         return total / problem.gradient_weight * (gradient @ self.inverse[:, rows]).T
 
 
 def _labels(problem: Problem, ids: Tensor, head: LinearUse | None) -> tuple[Tensor, str]:
-    """Return the class of each text, and the source in words."""
+    """Return the class of each text, and a text on how it was found."""
     granted = problem.known_targets
     if granted is not None and len(ids) == 1 == problem.num_samples:
         return granted, "labels granted"
@@ -320,19 +321,19 @@ def _with_last_tokens(
     hidden: Tensor,
     like: Problem,
 ) -> tuple[Tensor, list[int], Params | None]:
-    """Return the texts with the token behind each beginning, and those of them that are sure.
+    """Return texts with the token behind each beginning, the sure tokens, and their gradient.
 
-    The errors at the last predictions tell these tokens y. Rows of a tied table hold the inputs'
-    gradients besides. These are taken off by a replay of a guess y′ with the gradient g′,
-    ``y = y′ − N (∂L/∂W − g′) F⁺``, which is repeated with what it finds. The last result is the
-    texts' own gradient, if a replay confirmed all tokens.
+    The errors at the last predictions show these tokens y. If the table of words is tied to the
+    last layer, its rows also hold the gradients of the inputs. A replay of a guess y′, with the
+    gradient g′, removes them: ``y = y′ − N (∂L/∂W − g′) F⁺``. This is repeated with the tokens
+    found. The last result is the texts' own gradient, if a replay confirmed all tokens.
 
     Args:
         problem: the problem.
-        ids: (B, T) the beginnings, filled up.
-        lengths: the number of tokens of each.
+        ids: (B, T) the beginnings, filled up with padding.
+        lengths: the number of tokens of each beginning.
         head: the last layer, or ``None`` if it is frozen.
-        hidden: tokens whose rows of the last layer's gradient hold more than its errors.
+        hidden: tokens whose rows of the last layer's gradient hold more than errors.
         like: the problem in the precision of the replays.
     """
     length, spec = ids.shape[1], problem.spec
@@ -355,7 +356,7 @@ def _with_last_tokens(
         own = like.replay(Batch(ids, ids))
         left = (gradient - own[head.weight])[hidden]
         errors = last.errors(problem, left, len(at), ends)
-        # All other tokens are sure already.
+        # All tokens that are not hidden are sure already.
         best = ((chosen[:, None] == hidden).to(errors) - errors).max(1)
         before, chosen = chosen, torch.where(sure, chosen, hidden[best.indices])
         if torch.equal(before, chosen):
@@ -375,7 +376,7 @@ def _distance(problem: Problem, own: Params) -> float:
 
 
 def _fits(problem: Problem, spans: Spans, ids: Tensor, lengths: list[int]) -> bool:
-    """Return whether all vectors of the sharpest span lie in it, and have its rank."""
+    """Return whether all vectors of the texts lie in the sharpest span, and have its rank."""
     live = torch.arange(ids.shape[1]) < torch.tensor(lengths)[:, None]
     site, span = min(zip(spans.sites, spans.spans, strict=True), key=lambda each: each[1].error)
     vectors = spans.anatomy.vectors(problem, ids, [site])[0][live]

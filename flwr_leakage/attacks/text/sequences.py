@@ -1,9 +1,9 @@
-"""Find whole texts by the spans of a transformer's gradients and a list of tokens.
+"""Find whole texts by the spans of a transformer's gradients, out of a list of tokens.
 
 Each vector that a linear layer took from a private text lies in the span of the layer's gradient.
-The mixed values behind the first attention depend on the whole text, so that only the right texts
-have all of theirs in the span. The span must be smaller than the space: the texts may have fewer
-tokens in all than the width.
+The outputs of the first attention depend on the whole text, so that they lie in the span for the
+right texts only. The span must be smaller than the space, so that all texts together must have
+fewer tokens than the width.
 """
 
 from collections.abc import Iterator
@@ -47,17 +47,17 @@ inside, as a part of a vector is no longer than the whole. No table."""
 
 @dataclass(frozen=True)
 class Spans:
-    """The spans behind the first attention that tell texts apart.
+    """The spans of the layers behind the first attention, which tell right texts from wrong ones.
 
     Attributes:
         problem: the problem, in double precision.
-        anatomy: of its model.
-        mixed: the span of the mixed values behind the first attention.
-        sites: the sites behind it whose spans tell texts apart, in their order.
-        spans: the span of each.
+        anatomy: the anatomy of the problem's model.
+        mixed: the span of the first attention's outputs.
+        sites: the later sites whose spans are smaller than the space, in the order of the pass.
+        spans: the span of each of these sites.
         inputs: (U, T, n) the inputs of the first attention for each token at each position.
         tokens: (U,) the ids of these tokens.
-        allowed: (U, T) whether the token may stand at the position.
+        allowed: (U, T) booleans, true for tokens that may stand at the position.
     """
 
     problem: Problem
@@ -115,14 +115,14 @@ class Spans:
 
     @property
     def attention(self) -> Attention:
-        """The first attention."""
+        """The first attention of the model."""
         assert self.anatomy.attention is not None
         return self.anatomy.attention
 
     def distances(self, ids: Int[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-        """Return the largest distance over all sites of each token of whole texts.
+        """Return the largest distance from a span, over all sites, for each token of whole texts.
 
-        The distance from a rough span is divided by how much rougher than ``NEAR`` it is.
+        If a span is rougher than ``NEAR``, the distance from it is divided by the ratio.
         """
         vectors = self.anatomy.vectors(self.problem, ids, self.sites)
         pairs = zip(self.spans, vectors, strict=True)
@@ -133,7 +133,7 @@ class Spans:
 def token_inputs(
     problem: Problem, anatomy: Anatomy, site: Site, tokens: Int[Tensor, " U"]
 ) -> Float[Tensor, "U T n"]:
-    """Return a pointwise site's input for each token at each position, from texts of one token."""
+    """Return a pointwise site's input for each token at each position, by texts of one token."""
     length = problem.spec.shape[0]
     parts = [
         anatomy.vectors(problem, chunk[:, None].expand(-1, length), [site])[0]
@@ -145,16 +145,16 @@ def token_inputs(
 def grow(spans: Spans, budget: Budget, most: int) -> list[Int[Tensor, " t"]]:
     """Return the texts of a decoder, token by token, as far as tokens have a loss behind them.
 
-    A decoder's vectors depend on earlier tokens only, so that each prefix of a text lies in the
-    spans. The mixed values choose its tokens. The deeper spans cost passes of the model, so that
-    they are asked only where there are more prefixes than texts, and of all texts in the end. A
-    text is the longest prefix that lies in all spans.
+    A decoder's vectors depend on earlier tokens only, so that each prefix of a right text lies in
+    the spans. The first attention's outputs choose the tokens. The deeper spans cost passes of the
+    model, so that they are used only if there are more prefixes than texts, and for all texts at
+    the end. A text is the longest prefix that lies in all spans.
 
     Raises:
         ValueError: more prefixes remain than ``most``, or the budget is spent.
     """
     length, kept = spans.inputs.shape[1], spans.problem.num_samples
-    # The texts' own distances are a thousandth of NEAR, so that single precision tells them apart.
+    # Distances of right texts are a thousandth of NEAR, so that single precision suffices.
     parts = [part.float() for part in spans.attention.split(spans.inputs)]
     mixed = Span(spans.mixed.basis.float())
     probes, limit = mixed.probes(PROBES), max(NEAR, spans.mixed.error)
@@ -188,12 +188,12 @@ def grow(spans: Spans, budget: Budget, most: int) -> list[Int[Tensor, " t"]]:
 
 
 def _longest(texts: set[tuple[int, ...]]) -> set[tuple[int, ...]]:
-    """Return the texts that are not the beginning of another."""
+    """Return the texts that are not the beginning of another text."""
     return texts - {text[:n] for text in texts for n in range(len(text))} - {()}
 
 
 def _continued(parts: list[Tensor], prefixes: Int[Tensor, "P t"]) -> Float[Tensor, "P U m"]:
-    """Return the mixed values of each token that may stand behind each prefix."""
+    """Return the attention's outputs at each token that may continue each of P prefixes."""
     t = prefixes.shape[1]
     keys, values = (part[prefixes, torch.arange(t)] for part in parts[1:])
     q, k, v = (part[:, t] for part in parts)
@@ -205,7 +205,7 @@ def _continued(parts: list[Tensor], prefixes: Int[Tensor, "P t"]) -> Float[Tenso
 
 
 def _inside(spans: Spans, prefixes: Int[Tensor, "P t"]) -> Int[Tensor, " P"]:
-    """Return how many first tokens of each prefix lie in all spans."""
+    """Return for each prefix the number of its first tokens that lie in all spans."""
     length = prefixes.shape[1]
     last = prefixes[:, -1:].expand(-1, spans.inputs.shape[1] - length)
     distances = spans.distances(spans.tokens[torch.cat([prefixes, last], 1)])[:, :length]
@@ -214,18 +214,19 @@ def _inside(spans: Spans, prefixes: Int[Tensor, "P t"]) -> Int[Tensor, " P"]:
 
 @dataclass(frozen=True)
 class Relaxation:
-    """The search for the texts of an encoder, one token after another taken as an anchor.
+    """Search for the texts of an encoder, with one token after another as an anchor.
 
-    The mixed values of token i are a mean over the text, ``Σ_j y_j w_ij v_j / Σ_j y_j w_ij`` with
-    ``w_ij = exp(q_i k_j)`` and 0/1 choices y of a token at each position. Relaxed to shares
-    that sum to 1 at each position, they are found by gradient descent on the part of the mixed
-    values outside of the span. Every mixture of several texts would nearly do. With one token fixed
-    that occurs once, only its own text does. The likeliest token of each position is one of the
-    tokens i, with its share as a weight.
+    The first attention's output at token i is a mean over the text,
+    ``Σ_j y_j w_ij v_j / Σ_j y_j w_ij`` with ``w_ij = exp(q_i k_j)``, where y is 1 for the token
+    that stands at a position and 0 for others. The search relaxes y to shares that sum to 1 at each
+    position. Gradient descent finds them by the part of the outputs outside of the span. Every
+    mixture of several texts would nearly solve this. If one token that occurs once is fixed, the
+    anchor, only its own text does. The tokens i are the likeliest at each position, with their
+    shares as weights.
 
     Attributes:
         iterations: steps of Adam for each anchor.
-        rate: their learning rate.
+        rate: learning rate of Adam.
         anchors: largest number of anchors for each text.
     """
 
@@ -259,7 +260,7 @@ class Relaxation:
     def _shares(
         self, spans: Spans, parts: list[Tensor], start: Float[Tensor, "T U"], token: int, place: int
     ) -> Float[Tensor, "T more"]:
-        """Return the share of each token (and of padding, last) at each position."""
+        """Return the share of each token, and of padding as the last column, at each position."""
         q, k, v = (part.float() for part in parts)
         span = Span(spans.mixed.basis.float())
         padding = torch.full_like(spans.allowed[:1], spans.problem.spec.padding is not None)
@@ -296,7 +297,7 @@ class Relaxation:
     def _rounded(
         self, spans: Spans, parts: list[Tensor], shares: Float[Tensor, "T more"], place: int
     ) -> Int[Tensor, " t"] | None:
-        """Return the likeliest text if its vectors lie in the spans, after replacing tokens."""
+        """Return the likeliest text, with tokens replaced, or None if it is not in the spans."""
         text = _likeliest(shares, place)
         if text is None:
             return None
@@ -316,7 +317,7 @@ class Relaxation:
 
 
 def _likeliest(shares: Float[Tensor, "T more"], place: int) -> Int[Tensor, " t"] | None:
-    """Return the likeliest text in front of padding, or None if that leaves out a position."""
+    """Return the likeliest tokens up to the first padding, or None if they leave out a place."""
     likely = shares.argmax(1)
     padded = (likely == shares.shape[1] - 1).nonzero()
     length = int(padded[0, 0]) if len(padded) else len(shares)
@@ -326,14 +327,14 @@ def _likeliest(shares: Float[Tensor, "T more"], place: int) -> Int[Tensor, " t"]
 def _distances(
     spans: Spans, parts: list[Tensor], texts: Int[Tensor, "B t"]
 ) -> Float[Tensor, "B t"]:
-    """Return the distance of the mixed values of each token of whole texts from their span."""
+    """Return the distance of the attention's output from its span, for each token of texts."""
     q, k, v = (part[texts, torch.arange(texts.shape[1])] for part in parts)
     weights = torch.einsum("bihc,bjhc->bhij", q, k).softmax(-1)
     return spans.mixed.distance(torch.einsum("bhij,bjhc->bihc", weights, v).flatten(2))
 
 
 def _whole(spans: Spans, texts: Int[Tensor, "B t"]) -> Int[Tensor, "B T"]:
-    """Return texts of one length as ids, filled up with padding."""
+    """Return texts of one length t as ids of length T, filled up with padding."""
     spec = spans.problem.spec
     left = spec.shape[0] - texts.shape[1]
     padding = texts.new_full((len(texts), left), spec.padding or 0)
@@ -342,12 +343,12 @@ def _whole(spans: Spans, texts: Int[Tensor, "B t"]) -> Int[Tensor, "B T"]:
 
 @dataclass(frozen=True)
 class _Mean:
-    """The mixed values (Q, m) of some queries as a function of the shares (T, U).
+    """The first attention's outputs (Q, m) at some queries, as a function of the shares (T, U).
 
     Attributes:
-        weights: (heads, Q, n) of the tokens at positions that count.
-        values: (heads, n, h + 1) their values and 1.
-        counts: (T, U) which of them count.
+        weights: (heads, Q, n) the weights of the n tokens at positions that count.
+        values: (heads, n, h + 1) the values of these tokens, and 1.
+        counts: (T, U) booleans, true for tokens at positions that count.
     """
 
     weights: Tensor
@@ -369,7 +370,7 @@ class _Mean:
 def _anchors(
     allowed: Bool[Tensor, "U T"], weights: Float[Tensor, "T U"] | None
 ) -> list[tuple[int, int]]:
-    """Return tokens at positions, the likeliest to occur there, and nowhere else, first."""
+    """Return pairs of token and position, those first that are likeliest to occur once."""
     pairs = allowed.nonzero()
     if weights is None:
         middle = (pairs[:, 1] - allowed.shape[1] / 2).abs()

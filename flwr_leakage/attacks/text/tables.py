@@ -1,15 +1,16 @@
-"""Read off the gradients of embedding tables: the tokens of a batch, and the order of one text.
+"""Read the tokens of a batch, and the order of one text, from the gradients of embedding tables.
 
 A token v at position p enters a transformer as the sum ``u = E_v + P_p`` of two rows. So the rows
-of the tables' gradients are sums of the same errors ``δ = ∂L/∂u``: W_v over the occurrences of a
-token, Q_p over the texts at a position. For one text ``W = M Q`` with the 0/1 matrix M of tokens at
-positions. This holds in any number of local steps and with dropout behind the sum, as it is linear.
+of both tables' gradients are sums of the errors ``δ = ∂L/∂u``: the row W_v sums over the
+occurrences of a token, and Q_p over all texts at a position. For one text ``W = M Q`` with the 0/1
+matrix M of tokens at positions. This holds in any number of local steps, and with dropout behind
+the sum, as it is linear.
 
-If the tables are frozen, the first layer tells the tokens. It takes ``z = γ N(E_v + P_p) + β``,
-where N centres and scales (LayerNorm), scales (RMSNorm), or does nothing. So each row of its
-gradient is a combination of few atoms γ C E_v, one for each token that occurs, besides γ C P_p and
-β. Simultaneous orthogonal matching pursuit (Tropp et al. 2006) finds them one by one, with fewer
-rows than tokens, too (:func:`pursue`).
+If the tables are frozen, the first layer shows the tokens. It takes ``z = γ N(E_v + P_p) + β``,
+where N centres and scales (LayerNorm), only scales (RMSNorm), or does nothing. So each row of the
+layer's gradient is a combination of few atoms: γ C E_v for each token that occurs, where C is the
+centring, and also γ C P_p and β. Simultaneous orthogonal matching pursuit (Tropp et al. 2006) finds
+the atoms one by one, even with fewer rows than tokens (:func:`pursue`).
 """
 
 import math
@@ -27,11 +28,11 @@ FALSE_ALARM = 1e-3
 
 
 def noise_of(table: Float[Tensor, "V d"]) -> float:
-    """Return the standard deviation of noise on a table's gradient, 0 if there is none.
+    """Return the standard deviation σ of noise on a table's gradient, 0 if there is none.
 
-    If there is, no row is zero, and most rows hold nothing else, as a batch has a small part of the
-    vocabulary. Their sizes are then alike, with a relative deviation of 1 / √(2 d). A row that is
-    shorter than the median by six deviations shows that all tokens of a small vocabulary occur.
+    With noise, no row is zero. Most rows hold noise alone, as a batch has a small part of the
+    vocabulary. The sizes of these rows are alike, with a relative deviation of 1 / √(2 d). If a row
+    is shorter than the median by six deviations, all tokens of a small vocabulary occur.
     """
     sizes = table.norm(dim=1)
     median, spread = float(sizes.median()), 1 / math.sqrt(2 * table.shape[1])
@@ -40,7 +41,7 @@ def noise_of(table: Float[Tensor, "V d"]) -> float:
 
 
 def rows_above(table: Float[Tensor, "V d"], noise: float) -> Int[Tensor, " U"]:
-    """Return the rows of a table's gradient that are not zero, or not noise alone.
+    """Return the numbers of the rows of a table's gradient that are neither zero nor noise alone.
 
     The squared size of a row of noise alone is σ² times a chi-square with d degrees of freedom. It
     exceeds ``d + 2 √(d x) + 2 x`` with probability e⁻ˣ at most (Laurent and Massart 2000, lemma 1).
@@ -54,13 +55,13 @@ def rows_above(table: Float[Tensor, "V d"], noise: float) -> Int[Tensor, " U"]:
 def tied_rows(
     table: Float[Tensor, "V d"], most: int, generator: torch.Generator
 ) -> Int[Tensor, " U"]:
-    """Return the tokens of a batch from the gradient of a table that is the last layer, too.
+    """Return the tokens of a batch from the gradient of a table that is also the last layer.
 
-    The last layer's part has a row for each token of the vocabulary. All of these rows lie in the
-    span of at most ``most`` features, and the row of a token of the batch has W_v besides.
+    The last layer's part of the gradient has a row for each token of the vocabulary. All of these
+    rows lie in the span of at most ``most`` features. Rows of tokens in the batch also contain W_v.
 
     Raises:
-        ValueError: the features may span the whole space, or no edge parts rows from the span.
+        ValueError: the features may span the whole space, or no rows stand out of the span.
     """
     count, width = table.shape
     if most >= width or count < 8 * width:
@@ -85,17 +86,17 @@ def tied_rows(
 def placed_tokens(
     words: Float[Tensor, "U d"], places: Float[Tensor, "T d"], noise: float = 0.0
 ) -> tuple[Int[Tensor, " T"], Float[Tensor, " T"]]:
-    """Return the row of ``words`` at each position of one text, and its coefficient in ``W = M Q``.
+    """Return the row of W at each position of one text, and its coefficient in ``W = M Q``.
 
-    The largest least-squares coefficient of each position proposes its token. A token whose row is
-    the sum of its positions' rows is placed, with the coefficient 1. This is repeated for the
-    others, so that there may be more positions than the width. What noise or pruning leaves is
-    settled by damped least squares and single moves that lower ``‖W − M Q‖``.
+    The largest least-squares coefficient of each position proposes its token. A token is accepted,
+    with the coefficient 1, if its row is the sum of its positions' rows. This is repeated for the
+    remaining tokens, so that there may be more positions than the width d. Remaining doubts, from
+    noise or pruning, are settled by damped least squares and single moves that lower ``‖W − M Q‖``.
 
     Args:
         words: (U, d) W, the gradient rows of the tokens that occur.
         places: (T, d) Q, the gradient rows of the positions that are used.
-        noise: σ of the entries of both.
+        noise: σ of the entries of both gradients.
 
     Raises:
         ValueError: the tokens found explain less than half of the rows of W.
@@ -111,7 +112,7 @@ def placed_tokens(
     rest, left = torch.arange(len(places)), torch.arange(len(words))
     sizes = places.norm(dim=1)
     while len(rest) and len(left):
-        # Rows of unit length, as least squares would share a short row among the others.
+        # Rows have unit length here, as least squares would mix short rows into the others.
         solved = words[left] @ torch.linalg.pinv(places[rest] / sizes[rest, None]) / sizes[rest]
         found = solved.max(0)
         sums = torch.zeros_like(words[left]).index_add_(0, found.indices, places[rest])
@@ -146,8 +147,8 @@ def _settled(
 ) -> tuple[Int[Tensor, " T"], float]:
     """Return a token for each position at a local minimum of ``‖W − M Q‖ / ‖W‖``, and that value.
 
-    A move of position p from token u to v changes the square by ``2 (⟨R_u, Q_p⟩ + ‖Q_p‖² −
-    ⟨R_v, Q_p⟩)`` for the residual R.
+    With the residual ``R = W − M Q``, moving position p from token u to v changes the square by
+    ``2 (⟨R_u, Q_p⟩ + ‖Q_p‖² − ⟨R_v, Q_p⟩)``.
     """
     gram = places @ places.T
     scale = damping * gram.diagonal().mean()
@@ -166,12 +167,13 @@ def _settled(
 
 
 def pair_weights(words: Float[Tensor, "U d"], places: Float[Tensor, "T d"]) -> Float[Tensor, "T U"]:
-    """Return a weight of each token at each position, largest where it occurs there alone.
+    """Return a weight of each token at each position, largest if it occurs at no other position.
 
-    The row Q_p of a position is the sum of W_v over the tokens that occur once in a batch, and
-    there, plus shares of those that occur several times. The weight is the matched filter
-    ``Q_pᵀ C⁻¹ W_v / W_vᵀ C⁻¹ W_v``, where C is the covariance of all rows. Of the 40 largest of
-    1,168 weights, 39 were right in a batch of 8 texts of 16 tokens, and 34 by least squares.
+    The row Q_p of a position is a sum over the texts of a batch. It contains W_v of each token v
+    that occurs once, at p, and shares of W_v of tokens that occur several times. The weight is the
+    matched filter ``Q_pᵀ C⁻¹ W_v / W_vᵀ C⁻¹ W_v``, where C is the covariance of all rows. Of the 40
+    largest of 1,168 weights, 39 were right in a batch of 8 texts of 16 tokens, and 34 by least
+    squares.
     """
     covariance = words.T @ words + places.T @ places
     # Between 1e-6 and 1e-2 the share hardly mattered on development draws; no table.
@@ -200,7 +202,7 @@ BEYOND = 8
 def atoms(
     problem: Problem, anatomy: Anatomy, site: Site
 ) -> tuple[Float[Tensor, "V d"], Float[Tensor, "n d"]]:
-    """Return the atoms of all tokens at a pointwise site, and those of positions with β.
+    """Return the atoms of all tokens at a pointwise site, and those of all positions and β.
 
     Raises:
         ValueError: the site's inputs are no normalised sum of looked-up rows.
@@ -229,7 +231,7 @@ def atoms(
 def pursue(
     rows: Float[Tensor, "m d"], words: Float[Tensor, "V d"], others: Float[Tensor, "n d"], most: int
 ) -> Int[Tensor, " U"]:
-    """Return the words that explain the rows; their number is where the explained part falls.
+    """Return the words that explain some rows, as many as still lower the residual clearly.
 
     Raises:
         ValueError: no few words explain the rows.
@@ -265,7 +267,8 @@ def pursue(
     if not falls or max(falls) < FALL:
         raise ValueError(f"{len(chosen)} tokens do not explain the first layer's gradient.")
     count = 2 + falls.index(max(falls))
-    # This is the rise of the squared residual without a word; words chosen in error add nothing.
+    # The squared residual rises by this without a word. Words that are chosen in error lower
+    # nothing.
     inverse = torch.linalg.pinv(words[chosen[:count]])
     adds = (whole @ inverse).square().sum(0) / inverse.square().sum(0)
     kept = adds > 2 * max(*gains[count:], least)
