@@ -1,6 +1,6 @@
-"""Choose the labels that an attack assumes for its samples, by the one rule of all attacks.
+"""Choose the labels that an attack assumes for its samples, by one rule for all attacks.
 
-They are granted, or inferred by the parts of :class:`AutomaticLabels`.
+The threat model grants the labels, or :class:`AutomaticLabels` infers them.
 """
 
 from dataclasses import dataclass, field
@@ -49,26 +49,26 @@ class SignOfGradient:
         bias = find_last_bias(problem, scaled=True)
         if bias is not None:
             return idlg_label(problem.gradient[bias].flatten())
-        # Without a bias, the rows of ∂L/∂W are (softmax − onehot)_k · h with one common h.
+        # Without a bias, the rows of ∂L/∂W are ``(softmax − onehot)_k h`` with the same features h.
         weight = find_last_layer(problem).weight
         if weight not in problem.gradient_map.trained:
             raise ValueError("labels are read from the last layer's gradient, and it is frozen.")
-        # That leaves the sign open. The one negative entry is the largest in magnitude.
+        # The product leaves the sign of the error open. Its one negative entry is the largest.
         error = torch.linalg.svd(problem.gradient[weight], full_matrices=False).U[:, 0]
         return idlg_label(torch.where(error[error.abs().argmax()] > 0, -error, error))
 
 
 @dataclass(frozen=True)
 class NearestGradient:
-    """The label attack ``argmax_k cos²(∂L(x, k)/∂θ, g*)``, averaged over images x.
+    """The label attack ``argmax_k cos²(∂L(x, k)/∂θ, g*)``, with the cosine averaged over images x.
 
-    In some networks, as in those whose logits are a cosine similarity, no layer's gradient shows
-    the label. But the label decides more of a gradient's direction than the image does. The attack
-    computes K gradients for each image.
+    In some networks, such as those whose logits are cosine similarities, no layer's gradient shows
+    the label. But the label decides more of the direction of a gradient than the image does. The
+    attack computes K gradients for each image, for K classes.
 
     Attributes:
-        images: (N, C, H, W) normalised images; ``None`` for draws of the prior.
-        draws: number N of draws of the prior.
+        images: (N, C, H, W) normalised images; ``None`` for N = ``draws`` draws of the prior.
+        draws: number of draws of the prior.
     """
 
     images: Tensor | None = None
@@ -119,7 +119,7 @@ class AutomaticLabels:
     """The label attack that uses iDLG for one sample, and class counts for several samples.
 
     Attributes:
-        otherwise: the label attack for one sample if no trained layer gives the logits.
+        otherwise: the label attack for one sample of a network without trained layer at the logits.
         batch: the label attack for several samples.
     """
 
@@ -138,13 +138,14 @@ class AutomaticLabels:
 
 @dataclass(frozen=True)
 class AssumedTargets:
-    """The targets of an attacker's candidates, from which their gradients are computed.
+    """The targets that an attacker assumes for candidates, to compute the candidates' gradients.
 
     Attributes:
-        values: (B,) int64 class indices, or (B, K) class probabilities in the problem's
-            precision (soft labels, granted only); unused zeros if the labels are ``variables``.
-        origin: ``granted`` by the threat model, ``inferred`` from the update, or ``variables`` of
-            the optimisation, as the inputs are.
+        values: (B,) int64 class indices, or (B, K) class probabilities in the problem's precision
+            (soft labels, which can only be granted). Zeros that are not used if the labels are
+            ``variables``.
+        origin: ``granted`` by the threat model, ``inferred`` from the update, or ``variables`` that
+            are optimised with the inputs.
     """
 
     values: Tensor
@@ -152,7 +153,7 @@ class AssumedTargets:
 
     @property
     def may_change(self) -> bool:
-        """Return whether a search may try other class indices, as these are inferred."""
+        """Return whether a search may try other class indices, as the present ones are inferred."""
         return self.origin == "inferred"
 
 
@@ -161,9 +162,9 @@ def assume_targets(
 ) -> AssumedTargets:
     """Return the targets that an attack assumes for a problem's B samples.
 
-    If the threat model grants targets, class indices or probabilities, they are used as they are.
-    Otherwise class indices are inferred, or left to the optimisation. If several rounds are
-    attacked jointly, the latest round's update gives them.
+    Targets that the threat model grants, class indices or probabilities, are used unchanged.
+    Otherwise class indices are inferred, or optimised with the inputs. If several rounds are
+    attacked jointly, they are inferred from the latest round's update.
 
     Raises:
         ValueError: the inference does not give B class indices.
@@ -189,7 +190,7 @@ def assume_targets(
 
 
 def answer(inputs: Float[Tensor, "B C H W"], targets: Tensor) -> Batch:
-    """Return the batch that an attack answers with, in torch's default precision.
+    """Return the batch of an attack's answer, in torch's default precision.
 
     Args:
         inputs: (B, C, H, W) in the precision of the attack.

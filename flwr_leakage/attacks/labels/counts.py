@@ -1,4 +1,4 @@
-"""Count the samples of each class in a batch by the last layer's gradient."""
+"""Count the samples of each class in a batch from the last layer's gradient."""
 
 import math
 from dataclasses import dataclass, field
@@ -47,23 +47,23 @@ def class_counts(
 ) -> Int[Tensor, " K"]:
     """Return ``B · (p̄ − ∂L/∂b)``, rounded to non-negative integers (K,) that sum to B.
 
-    The mean cross-entropy's bias gradient is ``p̄ − counts / B`` with p̄ the batch's mean
-    softmax, which an attacker estimates. Each count gets its whole part first. The largest
-    remainders get the samples that are left.
+    The gradient of the mean cross-entropy by the last bias is ``p̄ − counts / B`` for B samples,
+    where p̄ is their mean softmax, which an attacker estimates. Each count first gets its whole
+    part. The samples that are left go to the largest remainders.
 
-    If no more classes are possible than there are samples, and a class that does not occur is
-    seldom possible (:func:`chance_by_signs`), each possible class gets one sample before, unless
-    whole counts explain the gradient already.
+    :func:`possible_classes` may leave no more classes than samples. If such a class rarely is one
+    that does not occur (:func:`chance_by_signs`), each of them gets one sample first, unless whole
+    counts already explain the gradient.
 
     Args:
         bias_gradient: ∂L/∂b (K,) of the last layer, averaged over the samples.
         mean_softmax: the attacker's estimate of p̄ (K,).
-        num_samples: B.
-        weights: class weights w_k (K,) of the loss, or ``None``. With weights p̄ − ∂L/∂b is the
+        num_samples: number B of samples.
+        weights: class weights w_k (K,) of the loss, or ``None``. With weights, p̄ − ∂L/∂b is the
             share of class k in Σᵢ w(yᵢ), so that it is divided by w_k first.
-        possible: the classes that may occur, at least one; all by default. See
+        possible: booleans (K,), true for classes that may occur, at least one; all by default. See
             :func:`possible_classes`.
-        told: least counts, of samples whose labels are known; none by default.
+        told: least counts (K,), from samples whose labels are known; zeros by default.
 
     Example:
         >>> class_counts(torch.tensor([-0.5, 0.25, 0.25]), torch.tensor([0.5, 0.25, 0.25]), 2)
@@ -109,22 +109,22 @@ def class_counts(
 def possible_classes(
     weight_gradient: Float[Tensor, "K F"], bias_gradient: Float[Tensor, " K"], num_samples: int
 ) -> Bool[Tensor, " K"]:
-    """Return the classes that a sample of the batch may have, by signs in the gradient's span.
+    """Return the classes that samples of a batch may have, by signs in the gradient's span.
 
-    The last layer's gradient is a sum of ``eᵢ (hᵢ, 1)ᵀ`` over samples, with the errors
-    ``eᵢ = pᵢ − onehot(yᵢ)`` for the cross-entropy. If the samples are fewer than the classes, its
-    columns span the errors, and eᵢ is a vector of that span whose only negative entry is that of
-    class yᵢ. A class without such a vector is the label of no sample. That needs no estimate of p,
-    so that it holds for trained networks, too.
+    The last layer's gradient is a sum of ``eᵢ (hᵢ, 1)ᵀ`` over samples with features hᵢ, softmax pᵢ
+    and errors ``eᵢ = pᵢ − onehot(yᵢ)`` of the cross-entropy. If there are fewer samples than
+    classes, the gradient's columns span the errors. Then eᵢ is a vector of that span whose only
+    negative entry is that of class yᵢ. A class without such a vector is the label of no sample. No
+    estimate of p is needed, so that this holds for trained networks, too.
 
-    If the span tells nothing, because of noise or as many samples as classes, all are possible.
+    If noise is too large, or there are as many samples as classes, all classes are possible.
     """
     gradient = torch.cat([weight_gradient, bias_gradient[:, None]], 1).double().cpu()
     count = len(gradient)
     everything = torch.ones(count, dtype=torch.bool)
     span, sizes, _ = torch.linalg.svd(gradient, full_matrices=False)
     if num_samples >= min(count - 1, len(sizes)):
-        return everything  # errors sum to 0, so that all of them lie in K − 1 dimensions
+        return everything  # errors sum to 0, so that K − 1 dimensions hold all of them
     # The gradient outside of B directions is rounding or noise.
     share = float(sizes[num_samples].maximum(1e-7 * sizes[0]) / sizes[num_samples - 1])
     if not share <= HIDDEN:
@@ -133,7 +133,8 @@ def possible_classes(
     found = everything.clone()
     for own in range(count):
         others = np.arange(count) != own
-        # Maximise t so that the vector has −1 at this class, and at least t everywhere else.
+        # The largest t is sought for which a vector of the span has −1 at this class and ≥ t
+        # elsewhere.
         answer = linprog(
             np.append(np.zeros(num_samples), -1.0),
             A_ub=np.column_stack([-basis[others], np.ones(count - 1)]), b_ub=np.zeros(count - 1),
@@ -145,9 +146,9 @@ def possible_classes(
 
 
 def chance_by_signs(dimension: int, count: int) -> float:
-    """Return the chance that a random span has a vector with given signs of all its entries.
+    """Return the chance that a random subspace has a vector with given signs of all entries.
 
-    For B dimensions among K entries it is 2^(1−K) Σ_{k<B} C(K−1, k) (Wendel 1962).
+    For a subspace of B dimensions among K entries it is 2^(1−K) Σ_{k<B} C(K−1, k) (Wendel 1962).
 
     Example:
         >>> chance_by_signs(2, 10), chance_by_signs(4, 10)
@@ -177,13 +178,13 @@ def replayed_softmax(
 ) -> Float[Tensor, " K"]:
     """Return the mean softmax p̄ (K,) over a client's local steps, by a replay of the last layer.
 
-    With one feature vector h for all samples, a step's gradient e = p − c (c the class
-    frequencies) moves the logits by −η (1 + ‖h‖²) e. The frequencies are unknown. So damped
-    fixed-point sweeps make c and the path of p consistent: c = p̄ − ∂L/∂b, averaged over steps.
+    With one feature vector h for all samples, a step's gradient e = p − c moves the logits by
+    −η (1 + ‖h‖²) e, where c holds the class frequencies. These are unknown. So damped fixed-point
+    sweeps make c and the path of p consistent: c = p̄ − ∂L/∂b, averaged over steps.
 
     Args:
-        logits: (M, K) of M dummy inputs at θ_t.
-        squared_feature_norm: ‖h‖².
+        logits: (M, K) logits of M dummy inputs at θ_t.
+        squared_feature_norm: ‖h‖², squared norm of the feature vector.
         bias_gradient: ∂L/∂b (K,) of the last layer, averaged over the steps.
         learning_rate: η.
         num_steps: number of local steps.
@@ -206,20 +207,20 @@ def replayed_softmax(
 
 @dataclass(frozen=True)
 class ClassCounts:
-    """The label attack that counts classes in the last bias's gradient, with an estimate of p̄.
+    """The label attack that counts classes by the last bias's gradient and an estimate of p̄.
 
-    Over several local steps the pseudo-gradient sums the steps' gradients, and p̄ drifts while
-    the client trains; ``replayed_softmax`` follows it.
+    p̄ is the mean softmax of the batch. Over several local steps the pseudo-gradient sums the
+    steps' gradients, and p̄ changes while the client trains; :func:`replayed_softmax` follows it.
 
     Attributes:
         softmax: the source of p̄: ``features`` (the mean feature vector from the last weight's
             gradient), or ``dummies`` (random images in the data's box, or public ones). Networks
-            that do not end in a linear layer have no such vector: in one step p̄ then comes from
-            dummies.
+            that do not end in a linear layer have no feature vector. For these p̄ comes from dummies,
+            in one step.
         public: (M, C, H, W) public images in model space, used in place of random ones.
-        signs: whether the span of the last layer's gradient is used: samples that it tells apart
-            (:func:`flwr_leakage.attacks.labels.head.told_labels`) keep their labels, and classes
-            that :func:`possible_classes` excludes are left out.
+        signs: whether the span of the last layer's gradient is used. If so, samples that
+            :func:`flwr_leakage.attacks.labels.head.told_labels` separates keep their labels, and
+            classes that :func:`possible_classes` excludes are left out.
     """
 
     softmax: Literal["features", "dummies"] = "features"
@@ -295,11 +296,12 @@ class ClassCounts:
 
 
 def label_moves(targets: Tensor, bias_residual: Tensor, most: int) -> list[Tensor]:
-    """Return labels with one of them changed, in falling order of the residual that supports it.
+    """Return labels with one label changed, in falling order of the residual that supports it.
 
-    The mean cross-entropy's gradient by the last bias is ``p̄ − counts / B``. Under wrong counts a
-    fit has to distort p̄, and the prior and the other gradients resist. So ``B (g_b(x̂) − g_b*)``
-    stays positive for classes with too few labels, and negative for classes with too many.
+    The mean cross-entropy's gradient by the last bias is ``g_b = p̄ − counts / B``, with the mean
+    softmax p̄ of B samples. Under wrong counts a fit x̂ has to distort p̄, which the prior and the
+    other gradients resist. So ``B (g_b(x̂) − g_b*)`` stays positive for classes with too few
+    labels, and negative for classes with too many.
 
     Args:
         targets: (B,) class indices.

@@ -1,16 +1,16 @@
-"""Separate the samples of a small batch by the gradient of the last layer alone.
+"""Separate the samples of a small batch by the last layer's gradient alone.
 
-The last layer has the logits ``z = W h + c``, and the cross-entropy's error of a sample with the
-label y is ``e = softmax(z) − τ_y``, with ``τ_y`` its one-hot or smoothed target. Let U (K, b) span
-the errors, and R (b, F) the features, of which the gradient is made
-(:mod:`~flwr_leakage.attacks.network.linear`). A sample's features are ``h = t R`` for its
-dual t (b,) with ``t·β = 1``, so that t alone gives the logits, the softmax and the error. This
-error must lie in the span of U:
+The last layer has the logits ``z = W h + c``. The cross-entropy's error of a sample with the label
+y is ``e = softmax(z) − τ_y``, with the one-hot or smoothed target ``τ_y``. The gradient
+``[∂L/∂W, ∂L/∂c]`` is a product U [R, β] of rank b, where U (K, b) spans the errors of b samples and
+R (b, F) their features (:mod:`~flwr_leakage.attacks.network.linear`). A sample's features are
+``h = t R`` for its dual t (b,) with ``t·β = 1``, so that t alone gives the logits, the softmax and
+the error. This error must lie in the span of U:
 
     (I − U Uᵀ) e(t; y) = 0.
 
-These are K − b equations, of which one is void, as errors sum to zero, for b − 1 unknowns. They
-have isolated solutions if 2 b ≤ K, and hold for every sample, whatever the network before the last
+These are K − b equations for b − 1 unknowns. One equation is void, as errors sum to zero. Solutions
+are isolated if 2 b ≤ K. The equations hold for every sample, whatever the network before the last
 layer, its activation and its training. Neither sparse features nor a ReLU are needed. Every sample
 found is removed from the gradient, which leaves more equations and fewer unknowns for the others.
 """
@@ -64,14 +64,14 @@ def tells_apart(num_samples: int, num_classes: int) -> bool:
 
 @dataclass(frozen=True)
 class HeadSamples:
-    """Samples that the gradient of the last layer tells apart.
+    """Samples of a batch that the last layer's gradient separates.
 
     Attributes:
-        weight: the name of the layer's weight.
+        weight: the name of the last layer's weight.
         factor: the factors of the layer's gradient, of rank b.
         labels: (k,) classes of the k ≤ b samples found.
-        duals: (k, b) their duals.
-        errors: (k, K) their errors, the derivative of the batch's mean loss by their logits.
+        duals: (k, b) duals t of these samples.
+        errors: (k, K) derivatives of the batch's mean loss by these samples' logits.
     """
 
     weight: str
@@ -82,16 +82,16 @@ class HeadSamples:
 
     @property
     def is_whole(self) -> bool:
-        """Return whether all samples of the gradient are found."""
+        """Return whether all samples that the gradient shows are found."""
         return len(self.labels) == self.factor.rank
 
     @property
     def columns(self) -> Tensor:
-        """Q (k, b) of each sample, with the error ``U q``."""
+        """The coordinates Q (k, b) of the samples' errors in U, such that an error is ``U q``."""
         return self.errors @ self.factor.left
 
     def joined(self, dual: Tensor, label: int, error: Tensor) -> "HeadSamples":
-        """Return these samples and one more."""
+        """Return these samples and one more sample."""
         return replace(
             self,
             labels=torch.cat([self.labels, self.labels.new_tensor([label])]),
@@ -101,9 +101,9 @@ class HeadSamples:
 
 
 def split_head(problem: Problem, generator: torch.Generator) -> HeadSamples:
-    """Return the samples that the last layer's gradient tells apart, as many as are found.
+    """Return the samples that the last layer's gradient separates, as many as are found.
 
-    The error of every sample returned lies in the span of the errors, and is dual to its features,
+    The error of every returned sample lies in the span of all errors, and is dual to its features,
     up to rounding and the noise of the gradient.
 
     Raises:
@@ -151,8 +151,8 @@ def split_head(problem: Problem, generator: torch.Generator) -> HeadSamples:
             misses += 1
         elif not found.is_whole:
             rest, lift = factor.remainder(found.duals, found.columns.T)
-    # A gradient from which other samples were removed contains their errors. So the duals are
-    # solved once more by the equations of the whole gradient.
+    # A gradient from which samples were removed contains the errors of their estimates. So the
+    # duals are solved once more, by the equations of the whole gradient.
     equations, own = _Equations.of(matrix, offset, factor, targets), targets[found.labels]
     points = (found.duals - equations.origin) @ equations.directions.T
     points, _ = equations.descend(points, own)
@@ -162,10 +162,10 @@ def split_head(problem: Problem, generator: torch.Generator) -> HeadSamples:
 
 
 def told_labels(problem: Problem) -> Int[Tensor, " k"]:
-    """Return the labels of the samples that the last layer's gradient tells apart, in any order.
+    """Return the labels of the samples that the last layer's gradient separates, in any order.
 
-    There are none if it tells no samples apart; see :func:`split_head`. Starts are drawn from a
-    generator of their own, so that labels do not depend on the draws of an attack.
+    If it separates none, no labels are returned; see :func:`split_head`. Starts come from a
+    generator of their own, so that the labels do not depend on the draws of an attack.
     """
     if problem.is_single_gradient and tells_apart(problem.num_samples, problem.spec.num_classes):
         with suppress(ValueError):
@@ -178,14 +178,14 @@ def _is_told(factor: LayerFactor, dual: Tensor, error: Tensor, num_samples: int)
     """Return whether rounding and noise alone explain a sample's residual in its equations.
 
     The client's float32 softmax has errors of about 2⁻²⁴, however small the sample's own error is.
-    Noise of deviation σ in the gradient G moves the error out of the span by ``σ ‖G⁺ s‖`` in each
-    direction, and ``t·q = h̃ᵀ G⁺ s`` by ``σ ‖t‖ ‖G⁺ s‖``, with ``h̃ = [h, 1]``.
+    Noise of deviation σ in the gradient G moves the error s out of the span by ``σ ‖G⁺ s‖`` in each
+    direction, and ``t·q = h̃ᵀ G⁺ s`` by ``σ ‖t‖ ‖G⁺ s‖``, with ``s = U q`` and ``h̃ = [h, 1]``.
 
     Args:
         factor: the factors of the gradient.
-        dual: t (b,).
-        error: s (K,).
-        num_samples: B.
+        dual: the sample's dual t (b,).
+        error: the sample's error s (K,).
+        num_samples: the number B of samples in the batch.
     """
     column, size = error @ factor.left, float(error.norm())
     misfit = float((error - factor.left @ column).norm()) / max(size, 1e-300)
@@ -203,8 +203,8 @@ def _is_told(factor: LayerFactor, dual: Tensor, error: Tensor, num_samples: int)
 def error_targets(loss: Loss, num_classes: int) -> Float[Tensor, "K K"] | None:
     """Return the targets ``τ`` (K, K) of the errors ``softmax(z) − τ_y``, or None for other losses.
 
-    Row y is the one-hot vector of class y for the cross-entropy, and mixed with equal shares if it
-    smooths the labels. A loss that is no mean over samples has none.
+    Row y is the one-hot vector of class y, for the cross-entropy. If the loss smooths labels, the
+    row is mixed with equal shares. A loss that is no mean over samples has no such targets.
     """
     ids = torch.arange(num_classes)
     told = []
@@ -223,13 +223,14 @@ def error_targets(loss: Loss, num_classes: int) -> Float[Tensor, "K K"] | None:
 
 @dataclass(frozen=True)
 class _Equations:
-    """The equations of the duals of a last layer's samples, for each label.
+    """The equations for the duals of the samples behind a last layer's gradient, for each label.
 
     Attributes:
         base: logits (K,) of the shortest dual t₀ with ``t₀·β = 1``.
-        slopes: (K, b − 1) logits of the directions in which a dual may move.
+        slopes: (K, b − 1) change of the logits along each direction in which a dual may move.
         origin: t₀ (b,).
-        directions: (b − 1, b) these directions, orthonormal and orthogonal to β.
+        directions: (b − 1, b) the directions in which a dual may move, orthonormal and orthogonal
+            to β.
         outside: (K, K − b) orthonormal basis of the vectors orthogonal to U.
         targets: τ (K, K), see :func:`error_targets`.
     """
@@ -245,7 +246,7 @@ class _Equations:
     def of(
         cls, matrix: Tensor, offset: Tensor, factor: LayerFactor, targets: Tensor
     ) -> "_Equations":
-        """Return the equations of the samples that the factors of a remaining gradient hold."""
+        """Return the equations of the samples behind the factors of a remaining gradient."""
         origin = factor.bias / factor.bias.square().sum()
         directions = torch.linalg.svd(factor.bias[None]).Vh[1:]
         outside = torch.linalg.svd(factor.left).U[:, factor.rank :]
@@ -255,16 +256,16 @@ class _Equations:
         return cls(base, slopes, origin, directions, outside, targets)
 
     def solutions(self, generator: torch.Generator) -> list[tuple[Tensor, int]]:
-        """Return duals (b,) that solve the equations of a label, from a round of random starts.
+        """Return duals (b,) that solve the equations of a label, from several random starts.
 
-        They come with their label, the most exact first.
+        Each comes with its label. The most exact duals come first.
         """
         labels = torch.arange(len(self.targets)).repeat_interleave(STARTS)
         _, sizes, axes = torch.linalg.svd(self.slopes, full_matrices=False)
-        if not len(sizes):  # a single sample is left, whose dual is known
+        if not len(sizes):  # one sample is left, and the condition t·β = 1 gives its dual
             labels = torch.arange(len(self.targets))
         draws = torch.randn(len(labels), len(sizes), generator=generator, dtype=torch.float64)
-        # A start moves the logits by SPREAD along each axis, however small its features are.
+        # A start moves the logits by SPREAD along each axis, however small the features are.
         points = (SPREAD * draws.to(sizes) / sizes.clamp_min(1e-300)) @ axes
         points, values = self.descend(points, self.targets[labels])
         order = (values <= LARGEST_MISFIT**2).nonzero()[:, 0]
@@ -272,7 +273,7 @@ class _Equations:
         return [(self.origin + points[i] @ self.directions, int(labels[i])) for i in order.tolist()]
 
     def descend(self, points: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return all points (M, b − 1) after Levenberg–Marquardt, with their sums of squares (M,).
+        """Return points (M, b − 1) after Levenberg–Marquardt, with their sums of squares (M,).
 
         All descents share the loop, and each has a damping of its own.
         """
@@ -297,9 +298,9 @@ class _Equations:
         return points, values
 
     def _linearized(self, points: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the share (M, K − b) of each error outside the span of U, and its derivative.
+        """Return the part (M, K − b) of each error outside the span of U, and its derivative.
 
-        The error is divided by its norm, as an error of nearly zero lies in every span.
+        Each error is divided by its norm, as an error of nearly zero lies in every span.
         """
         softmax = (self.base + points @ self.slopes.T).softmax(1)
         errors = softmax - targets

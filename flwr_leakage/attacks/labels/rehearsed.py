@@ -51,13 +51,13 @@ RATES = torch.logspace(-3, 4, 57).tolist()
 
 @dataclass(frozen=True)
 class Shift:
-    """The change of a classifier's answers to fixed inputs by local training.
+    """The change of a classifier's outputs for fixed inputs, the probes, by local training.
 
     Attributes:
         before: (K,) mean softmax of the probes at θ_t.
-        after: (K,) the same at θ_local.
+        after: (K,) mean softmax of the probes at θ_local.
         logits: (K,) mean change of the probes' logits.
-        bias: (K,) change of the logits' bias; ``None`` if there is none that is trained.
+        bias: (K,) change of the logits' bias; ``None`` if the logits have no trained bias.
     """
 
     before: Float[Tensor, " K"]
@@ -104,16 +104,17 @@ REPLAY = "replay of the last layer"
 
 @dataclass(frozen=True)
 class LabelEstimate:
-    """The classes that an update was inferred to be made of.
+    """An estimate of the class counts behind an update.
 
     Attributes:
-        counts: (K,) of the client's samples by class; they sum to its number of samples.
-        expected_right: share of labels that the method had right in rehearsals on dummies of a kind
-            that it was not calibrated on, repetitions counted.
+        counts: (K,) number of the client's samples in each class, with the client's total.
+        expected_right: share of labels that the method had right in rehearsals, on dummies of
+            a kind on which it was not calibrated. Repeated labels count.
         least_right: the smallest such share among the rehearsals.
-        uniform_right: the share that equal counts for all classes had right in the same rehearsals.
-        method: the name of the method that had most right.
-        rehearsals: their number.
+        uniform_right: the share that equal counts for all classes had right in the same
+            rehearsals.
+        method: the name of the method that had the largest share right.
+        rehearsals: number of rehearsals.
     """
 
     counts: Int[Tensor, " K"]
@@ -125,7 +126,7 @@ class LabelEstimate:
 
 
 def share_right(counts: Tensor, truth: Tensor) -> float:
-    """Return the share of labels in common of two counts or frequencies (K,) of one sum.
+    """Return the share of labels that two counts or frequencies (K,) with one sum have in common.
 
     It is 1 − TV, with TV the total-variation distance of the class frequencies.
 
@@ -138,7 +139,7 @@ def share_right(counts: Tensor, truth: Tensor) -> float:
 
 @dataclass(frozen=True)
 class _Rehearsed:
-    """One rehearsal: the kind of its dummies, its update, the shift, and the true frequencies."""
+    """One rehearsal: the kind of its dummies, its update, its shift and the true frequencies."""
 
     kind: int
     delta: Params
@@ -148,16 +149,16 @@ class _Rehearsed:
 
 @dataclass(frozen=True)
 class Rehearsals:
-    """Rehearsals of one kind of local training from the parameters that were sent.
+    """Rehearsals of local training from the parameters that the server sent.
 
-    They hold for all clients that train so from these parameters; see :func:`rehearse`.
+    They serve all clients that train in this way from these parameters; see :func:`rehearse`.
 
     Attributes:
-        problem: of a client that trains so.
+        problem: the problem of one of these clients.
         probes: (M, C, H, W) inputs whose logits are compared before and after training.
         bias: the name of the logits' bias, or ``None``.
         made: the rehearsals.
-        schedule_steps: the steps of each.
+        schedule_steps: number of steps of each rehearsal.
     """
 
     problem: Problem
@@ -208,7 +209,7 @@ class Rehearsals:
         )
 
     def _replayed(self) -> list[float]:
-        """Return the share of labels that a replay has right, by rehearsal; none if it is unfit."""
+        """Return the share of labels that a replay has right in each rehearsal; [] if unfit."""
         shares = []
         try:
             for each in self.made:
@@ -216,7 +217,7 @@ class Rehearsals:
                 schedule = replace(self.problem.schedule, num_steps=self.schedule_steps)
                 posed = replace(self.problem, gradient=gradient, schedule=schedule)
                 shares.append(share_right(_replay(posed), each.truth))
-        except ValueError:  # there is no linear layer, another optimizer, or too many steps
+        except ValueError:  # a replay needs a last linear layer, plain SGD and few steps
             return []
         return shares
 
@@ -236,10 +237,11 @@ def rehearse(
     optimizer and number of steps, and keeps the change.
 
     Args:
-        problem: of an update of the client. Its training is repeated, the update itself is unused.
-        optimizer: the name of the class, one of ``OPTIMIZERS``.
-        draws: rehearsals with each kind of dummies, ≥ 1.
-        seed: of all draws.
+        problem: the problem of an update of the client. The client's training is repeated; the
+            update itself is not used.
+        optimizer: the name of the client's optimizer, one of ``OPTIMIZERS``.
+        draws: number of rehearsals with each kind of dummies, ≥ 1.
+        seed: the seed of all draws.
         max_seconds: CPU seconds; once they are spent, one rehearsal with each kind is enough.
 
     Raises:
@@ -275,9 +277,9 @@ def rehearse(
 
 
 def rehearsed_steps(num_steps: int) -> int:
-    """Return the steps that stand for ``num_steps``: the same up to 8, then a grid of ratio 2^¼.
+    """Return the number of steps rehearsed for ``num_steps``: itself up to 8, then a grid by 2^¼.
 
-    Clients of similar sizes can so share their rehearsals.
+    Clients of similar sizes can so share their rehearsals. The grid has a largest value.
 
     Example:
         >>> [rehearsed_steps(n) for n in (1, 8, 15, 16, 80, 5000)]
@@ -289,7 +291,7 @@ def rehearsed_steps(num_steps: int) -> int:
 
 
 def _replay(problem: Problem) -> Tensor:
-    """Return the class frequencies (K,) by :class:`ClassCounts`."""
+    """Return the class frequencies (K,) that :class:`ClassCounts` infers."""
     if not problem.gradient or problem.schedule.num_steps > REPLAYED_STEPS:
         raise ValueError("the update is not replayed")
     labels = ClassCounts()(problem, torch.Generator().manual_seed(0))
@@ -298,7 +300,7 @@ def _replay(problem: Problem) -> Tensor:
 
 
 def _best_rate(method: Callable[[Shift, float], Tensor], made: Sequence[_Rehearsed]) -> float:
-    """Return the rate with the most right labels over all rehearsals together."""
+    """Return the rate of a method at which most labels are right over all rehearsals together."""
 
     def right(rate: float) -> float:
         return sum(share_right(method(each.shift, rate), each.truth) for each in made)
@@ -322,11 +324,11 @@ def _shift(problem: Problem, delta: Params, probes: Tensor, bias: str | None) ->
 def _dummies(
     problem: Problem, goal: float, per_class: int, stream: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Return inputs (K·M, C, H, W), M of each class in their order, and their classes.
+    """Return inputs (K·M, C, H, W), M of each class in the order of classes, and their classes.
 
-    Each is a draw of the prior that goes along the normalised gradient of its class's
-    log-probability, a step of 0.04 of the draw's own length at a time, until that probability
-    reaches ``goal``. The step and the number of iterations were chosen on development draws.
+    Each input starts as a draw of the prior. It moves along the normalised gradient of its class's
+    log-probability, by 0.04 of the draw's own length at a time, until that probability reaches
+    ``goal``. The step and the number of iterations were chosen on development draws.
     """
     spec, prior = problem.spec, ImagePrior.of(problem.spec)
     like = problem.like
@@ -354,7 +356,7 @@ def _dummies(
 def _drawn(
     problem: Problem, steps: int, per_class: int, wrong: float, stream: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Return labels (T, B) by drawn class frequencies, and which dummy stands for each sample."""
+    """Return labels (T, B) with random class frequencies, and the dummy that gives each sample."""
     classes, schedule = problem.spec.num_classes, problem.schedule
     most = min(schedule.batch_size, problem.num_samples, LARGEST_BATCH)
     size = min(max(SAMPLES // steps, LEAST_BATCH), most)
@@ -379,7 +381,7 @@ def _train(
     sources: Tensor,
     budget: Budget,
 ) -> Params:
-    """Return θ_local − θ_t of a training on dummies."""
+    """Return the change θ_local − θ_t of parameters by a training on dummies."""
     gradient_map, schedule = problem.gradient_map, problem.schedule
     params = {
         name: value.detach().clone().requires_grad_(name in gradient_map.trained)

@@ -1,19 +1,19 @@
-"""Register the activations that attacks know, one entry each, under all names of torch.
+"""Register the activations that attacks know, each by one entry under all names in torch.
 
-To add an activation, write a function that returns its :class:`Activation`, and decorate it with
-:func:`entry` and the torch functions that compute it. Every attack then knows it. Attacks that walk
-a network backwards use ``slope``, ``inverse`` and the ends of its range. Attacks that blur a
-network use ``kinks``. Attacks that linearise a network use the first two derivatives of
+To add an activation, write a function that returns its :class:`Activation`. Decorate it with
+:func:`entry` and the torch functions that compute the activation. Every attack then knows it.
+Attacks that walk a network backwards use ``slope``, ``inverse`` and the ends of its range. Attacks
+that blur a network use ``kinks``. Attacks that linearise a network use the first two derivatives of
 ``function``.
 
-A ReLU has many spellings, and an entry for each. Names identify ``relu``, ``clamp(min=0)``,
-``threshold(0, 0)``, and the leaky ``leaky_relu``, ``prelu`` and ``rrelu`` outside of training. A
-leaky ReLU counts as a ReLU if its slope is zero and is no trained parameter, whose gradient would
-be lost with the call. The values of the call identify other spellings: ``maximum``, ``max`` and
-``fmax`` with a tensor of zeros, ``where`` and ``masked_fill`` that put zeros where z is not
+A ReLU can be written in many ways, and each has an entry. Names identify ``relu``,
+``clamp(min=0)``, ``threshold(0, 0)``, and outside of training the leaky ``leaky_relu``, ``prelu``
+and ``rrelu``. A leaky ReLU counts as a ReLU if its slope is zero and is no trained parameter, whose
+gradient would be lost with the call. The values of a call identify other ways: ``maximum``, ``max``
+and ``fmax`` with a tensor of zeros, ``where`` and ``masked_fill`` that put zeros where z is not
 positive, and ``z * mask`` with the mask ``1[z > 0]``. They may agree by chance: if all of z is
 positive, a boolean mask that keeps all counts as ``1[z > 0]``, while a mask of numbers must hold a
-zero. No call of ``(z + z.abs()) / 2`` is a ReLU by itself.
+zero. No single call of ``(z + z.abs()) / 2`` is a ReLU by itself.
 """
 
 import math
@@ -42,8 +42,8 @@ class Activation:
     """An elementwise function φ, with the facts that its output a = φ(z) gives about its input z.
 
     Attributes:
-        name: the name that messages use.
-        function: φ.
+        name: the name of φ for messages.
+        function: the function φ.
         slope: φ'(z) as a function of a; ``None`` if a does not determine it.
         inverse: z as a function of a, valid for ``invertible`` outputs; ``None`` if φ has none.
         low: infimum of the outputs.
@@ -65,7 +65,7 @@ class Activation:
     is_relu: bool = False
 
     def invertible(self, outputs: Tensor) -> Tensor:
-        """Return booleans, true where a determines z. Elsewhere z lies beyond one of the ends."""
+        """Return booleans, true where an output a determines z. Elsewhere a is at an end."""
         width = self.high - self.low
         # An output this near to an end counts as that end: solved features are exact to 1e-9.
         margin = 1e-6 * width if math.isfinite(width) else 0.0
@@ -77,13 +77,13 @@ class Activation:
         return inside
 
     def target(self, outputs: Tensor) -> Tensor:
-        """Return the input z of each output a, or the end that z lies beyond."""
+        """Return for each output a its input z, or the end of the inputs that give a."""
         assert self.inverse is not None
         known = self.invertible(outputs)
         return torch.where(known, self.inverse(outputs), self._end(outputs))
 
     def binds(self, inputs: Tensor, outputs: Tensor) -> Tensor:
-        """Return booleans, true where an output a determines z or where z violates a's bound.
+        """Return booleans, true where an output a determines z, or where z breaks a's bound on it.
 
         They are false where a lies at an end and z lies beyond the same end.
         """
@@ -96,7 +96,7 @@ class Activation:
         return torch.where(self._is_high(outputs), last, first).to(outputs.dtype)
 
     def _is_high(self, outputs: Tensor) -> Tensor:
-        """Return booleans, true for outputs that are nearer to a finite upper end."""
+        """Return booleans, true for outputs nearer to the upper end of a range with an upper end."""
         if not math.isfinite(self.ends[1]):
             return torch.zeros_like(outputs, dtype=torch.bool)
         return outputs > (self.low + self.high) / 2
@@ -117,11 +117,11 @@ class Activation:
 
 @dataclass(frozen=True)
 class Elementwise:
-    """One call that computes an activation.
+    """One call of a pass that computes an activation.
 
     Attributes:
-        inputs: z, of any shape.
-        activation: φ.
+        inputs: the inputs z, of any shape.
+        activation: the activation φ.
         in_place: whether the call writes its outputs into z.
     """
 
@@ -149,7 +149,7 @@ if a call computes no known activation."""
 def entry(
     *functions: Callable[..., Any], settings: Sequence[str] = ()
 ) -> Callable[[Callable[..., Activation]], Callable[..., Activation]]:
-    """Return a decorator that registers torch functions for the activation of the decorated one.
+    """Return a decorator that registers torch functions for the activation of a function.
 
     Args:
         functions: torch functions with the arguments input, ``settings`` and ``inplace``, in this
@@ -173,9 +173,10 @@ def entry(
 
 
 def require_dispatched(function: Callable[..., Any]) -> None:
-    """Raise ``ValueError`` if no function mode would meet calls of a function.
+    """Raise ``ValueError`` if a function mode does not see the calls of a function.
 
-    Those are plain Python functions, unless ``torch.overrides.wrap_torch_function`` decorates them.
+    It does not see calls of plain Python functions, unless ``torch.overrides.wrap_torch_function``
+    decorates them.
     """
     is_plain = isinstance(function, FunctionType) and not hasattr(function, "__wrapped__")
     if is_plain and not function.__module__.startswith("torch"):
@@ -186,10 +187,10 @@ def require_dispatched(function: Callable[..., Any]) -> None:
 
 
 def _check(activation: Activation) -> None:
-    """Raise ``ValueError`` if slope and inverse do not follow from the function, on a grid."""
+    """Raise ``ValueError`` if slope or inverse contradicts the function on a grid of inputs."""
     if activation.slope is None or activation.inverse is None:
         return
-    # most kinks lie between the points of this grid
+    # The points of this grid avoid most kinks.
     places = torch.linspace(-2.93, 2.97, 30, dtype=torch.float64)
     outputs, slopes, _ = activation.parts(places)
     known = activation.invertible(outputs)
@@ -468,7 +469,7 @@ def _masked_fill(args: Args, kwargs: Kwargs) -> Elementwise | None:
 
 
 def _chosen(condition: Any, where: Any, elsewhere: Any) -> Elementwise | None:
-    """Return the ReLU of a choice between two values by a condition, or None."""
+    """Return the ReLU that a choice between two values by a condition computes, or None."""
     if not (isinstance(condition, Tensor) and condition.dtype == torch.bool):
         return None
     for inputs, other, is_kept in ((where, elsewhere, True), (elsewhere, where, False)):
@@ -485,7 +486,7 @@ def _product(args: Args, kwargs: Kwargs) -> Elementwise | None:
     if not (isinstance(left, Tensor) and isinstance(right, Tensor)) or left.shape != right.shape:
         return None
     for inputs, mask in ((left, right), (right, left)):
-        # Most products are of other tensors. The first entry rules most of them out.
+        # Most products have other factors than a mask. The first entry rules most of them out.
         if _first(mask) not in (0, 1) or not _keeps_shape(inputs, mask):
             continue
         if _is_mask(mask, inputs) and (mask.dtype == torch.bool or not _keeps_all(mask)):
@@ -522,7 +523,7 @@ def _tilted(inputs: Tensor, slope: float | Tensor, in_place: bool = False) -> El
 
 
 def _keeps_shape(inputs: Tensor, other: Any) -> bool:
-    """Return whether a result of both arguments has the shape and the type of the inputs."""
+    """Return whether a result of inputs and another argument has the inputs' shape and type."""
     if not isinstance(other, Tensor):
         return isinstance(inputs, Tensor)
     if not inputs.is_floating_point() or torch.result_type(inputs, other) != inputs.dtype:
@@ -558,7 +559,7 @@ def _first(values: Tensor) -> float:
 
 
 def _numbers(values: Tensor) -> Tensor:
-    """Return the values of a tensor without the wrappers of ``torch.func``'s transforms.
+    """Return a tensor without the wrappers of ``torch.func``'s transforms.
 
     A batched tensor of ``vmap`` has no single truth value. Its unwrapped tensor holds all samples.
     """

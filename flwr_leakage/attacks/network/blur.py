@@ -1,16 +1,16 @@
 """Average activations and max pooling over noise, so that they have no kinks.
 
-A network's gradient jumps if a ReLU flips or a window's maximum moves to another position, and its
-Jacobian is zero for units that are off. Averaged over Gaussian noise n of standard deviation σ
-(Duchi, Bartlett and Wainwright 2012, randomized smoothing) a ReLU is
+A network's gradient jumps if a ReLU flips or if the maximum of a window moves to another position,
+and its Jacobian is zero for units that are off. The blur averages a function over Gaussian noise n
+of standard deviation σ (Duchi, Bartlett and Wainwright 2012, randomized smoothing). A ReLU becomes
 
     E max(0, z + σ n) = z Φ(z/σ) + σ φ(z/σ),
 
 with the normal density φ and distribution Φ. It is convex, exceeds max(0, z) by at most 0.4 σ, and
 has a positive slope up to seven σ from the kink. Any other activation with kinks is the sum of a
 smooth function and a ReLU at each kink. The maximum of two values is ``b + max(0, a − b)``. Both
-are blurred through their ReLUs. Inputs z may have any shape, and widths σ > 0 are broadcast to it;
-a width of ``None`` stands for no blur.
+are blurred through these ReLUs. Inputs z may have any shape, and widths σ > 0 are broadcast to z; a
+width of ``None`` stands for no blur.
 """
 
 import math
@@ -27,7 +27,7 @@ from flwr_leakage.attacks.network.trace import Run, Trace
 
 
 def blurred_relu(inputs: Tensor, width: Tensor) -> Tensor:
-    """Return ``E max(0, z + σ n)`` over normal n, which is twice differentiable in z.
+    """Return ``E max(0, z + σ n)`` over normal noise n, which is twice differentiable in z.
 
     Example:
         >>> blurred_relu(torch.tensor([0.0, 5.0]), torch.tensor(1.0))
@@ -42,8 +42,8 @@ def relu_parts(inputs: Tensor, width: Tensor | None) -> tuple[Tensor, Tensor, Te
     if width is None:
         return inputs.clamp_min(0), (inputs > 0).to(inputs), torch.zeros_like(inputs)
     scaled = inputs / width
-    # Beyond seven widths the blur changes 1e-11 at most. Smaller values soon become subnormal
-    # numbers, with which processors take several times as long.
+    # Beyond seven widths the blur changes values by 1e-11 at most. Smaller numbers soon become
+    # subnormal, with which processors take several times as long.
     far = scaled.abs() > 7.0
     slope = torch.where(far, (scaled > 0).to(inputs), torch.special.ndtr(scaled))
     density = torch.exp(-0.5 * scaled.square()) / math.sqrt(2 * math.pi)
@@ -52,14 +52,17 @@ def relu_parts(inputs: Tensor, width: Tensor | None) -> tuple[Tensor, Tensor, Te
 
 
 def blurred_maximum(left: Tensor, right: Tensor, width: Tensor) -> Tensor:
-    """Return ``b + E max(0, a − b + σ n) − σ/√(2π)``, which leaves equal values as they are."""
+    """Return ``b + E max(0, a − b + σ n) − σ/√(2π)``, the blurred maximum of two values.
+
+    Equal values a = b keep their value.
+    """
     return right + blurred_relu(left - right, width) - width / math.sqrt(2 * math.pi)
 
 
 def blurred_largest(values: Sequence[Tensor], widths: Sequence[Tensor]) -> Tensor:
-    """Return the blurred maximum of several values, merged pair by pair.
+    """Return the blurred maximum of several values, which are merged pair by pair.
 
-    A pair is blurred with the root mean square of its two widths.
+    The width of a pair's maximum is the root mean square of the pair's two widths.
     """
     values, widths = list(values), list(widths)
     while len(values) > 1:
@@ -75,7 +78,7 @@ def blurred_largest(values: Sequence[Tensor], widths: Sequence[Tensor]) -> Tenso
 
 def blurred_pool(pool: Pool, width: Tensor) -> Tensor:
     """Return the blurred maximum of every window of a max pooling; see :func:`blurred_largest`."""
-    # differences of entries that are padded with −∞ would be NaN
+    # The differences of entries that are padded with −∞ would be NaN.
     maps = pool.maps(pool.inputs, -1e4)
     widths = [width] * len(maps)
     if width.ndim == pool.inputs.ndim and width.shape[-2:].numel() > 1:
@@ -85,7 +88,7 @@ def blurred_pool(pool: Pool, width: Tensor) -> Tensor:
 
 
 def blurred(activation: Activation, inputs: Tensor, width: Tensor) -> Tensor:
-    """Return φ blurred at its kinks, which is twice differentiable in z.
+    """Return an activation φ, blurred at its kinks, which is twice differentiable in z.
 
     A kink at p_k, where the slope jumps by j_k, is a ReLU of its own:
     ``φ(z) + Σ_k j_k (E max(0, z − p_k + σ n) − max(0, z − p_k))``.
@@ -122,22 +125,22 @@ def blurred_parts(
 
 
 def has_kinks(op: Op) -> TypeGuard[Elementwise | Pool]:
-    """Return whether a call computes a function with kinks, which gets a width of blur."""
+    """Return whether a call computes a function with kinks, which can be blurred."""
     if isinstance(op, Elementwise):
         return bool(op.activation.kinks)
     return isinstance(op, Pool) and op.is_largest
 
 
 def blurring(deviations: Sequence[Tensor], amount: float) -> Trace:
-    """Return the context in which every activation with kinks and every max pooling is blurred.
+    """Return a context in which every activation with kinks and every max pooling is blurred.
 
-    The order of the calls in a forward pass identifies the layers. A replay of several local steps
-    runs through this order once for each pass.
+    Layers are identified by the order of their calls in a forward pass. A replay of several local
+    steps repeats this order once for each pass.
 
     Args:
         deviations: standard deviations of the inputs of each call with kinks in a forward pass,
-            from :func:`measure`; each is broadcast to that call's input.
-        amount: β, the noise in units of these deviations; at 0 nothing is replaced.
+            from :func:`measure`; each is broadcast to the input of its call.
+        amount: width β of the blur in units of these deviations; 0 for no blur.
     """
     widths = [amount * deviation for deviation in deviations] if amount > 0 else []
     following = cycle(widths)
@@ -161,8 +164,8 @@ def measure(forward: Callable[[], object]) -> list[Tensor]:
     Returns:
         One tensor for each call, in the order of the calls. For inputs (B, C, …) it holds the
         deviation (1, C, 1, …) of each channel over the batch and positions. For inputs (B, n) it is
-        a scalar, the root mean square over units of their deviations over the batch. Each is at
-        least 1e-3 of the call's root mean square deviation, and 1 if none of these is above zero.
+        a scalar, the root mean square over units of their deviations over the batch. Each deviation
+        is at least 1e-3 of the root mean square deviation of its call, and 1 if all are zero.
     """
     found = []
     for inputs in kink_inputs(forward):
@@ -171,7 +174,8 @@ def measure(forward: Callable[[], object]) -> list[Tensor]:
         else:
             own = inputs.std(dim=[axis for axis in range(inputs.ndim) if axis != 1], keepdim=True)
         layer = own.square().mean().sqrt()
-        # A channel whose inputs do not vary has a deviation of zero, by which no blur could divide.
+        # A blur cannot divide by the deviation of a channel whose inputs do not vary, which is
+        # zero.
         found.append(own.clamp_min(1e-3 * layer) if bool(layer > 0) else torch.ones_like(own))
     return found
 
@@ -184,7 +188,7 @@ def kink_inputs(forward: Callable[[], object]) -> list[Tensor]:
 
 
 class _Bent(torch.autograd.Function):
-    """The blurred ReLU, whose value, slope and curvature are computed at once.
+    """The blurred ReLU as an autograd function that computes value, slope and curvature at once.
 
     With autograd alone, a product with the Jacobian of a gradient would take twice the time.
     """
@@ -206,7 +210,7 @@ class _Bent(torch.autograd.Function):
 
 
 class _Sloped(torch.autograd.Function):
-    """The function ``e φ'(z)``, whose derivative by z is ``e φ''(z)``."""
+    """The function ``e φ'(z)`` of errors e and inputs z, whose derivative by z is ``e φ''(z)``."""
 
     generate_vmap_rule = True
 

@@ -20,13 +20,13 @@ Pair = tuple[int, int]
 
 
 class Geometry(NamedTuple):
-    """The settings of a two-dimensional convolution, each for rows and for columns.
+    """The settings of a two-dimensional convolution, each as a pair for rows and columns.
 
     Attributes:
-        kernel_size: number of entries that one output sees.
-        dilation: distance between neighbouring entries of these.
+        kernel_size: number of entries of the input that one output uses.
+        dilation: distance between neighbouring entries that one output uses.
         padding: number of zeros on each side of the input.
-        stride: distance between the entries of neighbouring outputs.
+        stride: distance between the entries that neighbouring outputs use first.
     """
 
     kernel_size: Pair
@@ -46,7 +46,7 @@ class Geometry(NamedTuple):
         return cls(pair(kernel_size), pair(dilation), pair(padding), pair(stride))
 
     def positions(self, size: Iterable[int]) -> Pair:
-        """Return the rows and columns of the outputs for inputs of a size (H, W)."""
+        """Return the numbers of rows and columns of the outputs, for inputs of a size (H, W)."""
         height, width = (
             (length + 2 * zeros - spread * (kernel - 1) - 1) // step + 1
             for length, kernel, spread, zeros, step in zip(size, *self, strict=True)
@@ -54,10 +54,10 @@ class Geometry(NamedTuple):
         return height, width
 
     def patches(self, inputs: Tensor) -> Tensor:
-        """Return the entries of inputs (B, C, H, W) that each output sees.
+        """Return the patches of inputs (B, C, H, W), one for each output position.
 
         Returns:
-            (B, C·K, P), with P positions of the outputs and K entries of the kernel.
+            (B, C·K, P), for K entries of the kernel and P output positions.
         """
         return F.unfold(inputs, *self)
 
@@ -111,15 +111,15 @@ class Affine:
     """A linear layer ``z = W a + b`` or a convolution ``z = W ∗ a + b``.
 
     Attributes:
-        inputs: a, (B, n) or (B, C, H, W), without the zeros that the model padded it with.
+        inputs: a, (B, n) or (B, C, H, W), without zeros that the model itself put around it.
         weight: W, (m, n) or (m, C, k, k).
         bias: b (m,), or ``None``.
         settings: stride, padding, dilation and groups of a convolution; ``None`` for a linear
             layer.
         zeros: rows and columns of zeros that the model itself put on each side of a.
-        name: the name of the parameter that is W; empty if W is no parameter.
-        bias_name: the name of the parameter that is b; ``None`` if b is no parameter.
-        product: the outputs of the earlier call ``W a`` if this call adds b to them, else ``None``.
+        name: the name of the parameter W; empty if W is no parameter.
+        bias_name: the name of the parameter b; ``None`` if b is no parameter.
+        product: the outputs ``W a`` of an earlier call, if this call adds b to them; else ``None``.
     """
 
     inputs: Tensor
@@ -168,12 +168,12 @@ class Affine:
 
 
 def largest(windows: Tensor) -> Tensor:
-    """Return the largest of values (k, …) along the first axis."""
+    """Return the largest of the values (k, …) along the first axis."""
     return windows.amax(0)
 
 
 def mean(windows: Tensor) -> Tensor:
-    """Return the mean of values (k, …) along the first axis."""
+    """Return the mean of the values (k, …) along the first axis."""
     return windows.mean(0)
 
 
@@ -183,7 +183,7 @@ class Pool:
 
     Attributes:
         inputs: the maps.
-        reduce: maps the values (k, …) at the k positions of a window to the pooled values (…).
+        reduce: map from the values (k, …) at the k positions of a window to the pooled values (…).
         window: rows and columns of a window.
         stride: rows and columns from one window to the next.
         padding: rows and columns of padding on each side of the maps.
@@ -254,8 +254,8 @@ class Normalise:
         weight: γ (C,), or ``None``.
         bias: β (C,), or ``None``.
         eps: ε.
-        name: the name of the parameter that is γ; empty if γ is no parameter.
-        bias_name: the name of the parameter that is β; empty if β is no parameter.
+        name: the name of the parameter γ; empty if γ is no parameter.
+        bias_name: the name of the parameter β; empty if β is no parameter.
     """
 
     inputs: Tensor
@@ -270,11 +270,11 @@ class Normalise:
 
 @dataclass(frozen=True)
 class Lookup:
-    """A look-up of rows of a table of embeddings.
+    """A call that looks up rows of a table of embeddings.
 
     Attributes:
-        inputs: the numbers of the rows.
-        name: the name of the parameter that is the table.
+        inputs: the numbers of the rows that are looked up.
+        name: the name of the table, which is a parameter.
     """
 
     inputs: Tensor
@@ -297,7 +297,9 @@ _LAYER_READERS: dict[Callable[..., Any], Callable[..., Op | None]] = {}
 def reads(
     *functions: Callable[..., Any],
 ) -> Callable[[Callable[..., Op | None]], Callable[..., Op | None]]:
-    """Return a decorator that registers a reader, with the same arguments, of torch functions.
+    """Return a decorator that registers a function as the reader of torch functions.
+
+    The reader takes the arguments of the torch functions, and returns the operation or ``None``.
 
     Raises:
         ValueError: torch does not dispatch a function.
@@ -389,7 +391,7 @@ def _avg_pool2d(
     divisor_override: int | None = None,
 ) -> Pool | None:
     window, step, zeros = pair(kernel_size), pair(stride or kernel_size), pair(padding)
-    # Windows that reach beyond the maps would need another divisor.
+    # The mean of a window that reaches beyond the maps would have another divisor.
     if divisor_override is not None or ceil_mode or any(zeros):
         return None
     return Pool(input, mean, window, step)

@@ -1,7 +1,7 @@
-"""Find the linear layers of a network in a pass, and pass other outputs on for one layer.
+"""Find the linear layers of a network in a pass, and replace the outputs of one layer.
 
-The last one gives the logits. The first one may take the network's input in another order than the
-image's (``x.permute(0, 2, 3, 1).flatten(1)``), or scaled; it still determines the image.
+The last linear layer gives the logits. The first one may take the network's input in another order
+than the image's (``x.permute(0, 2, 3, 1).flatten(1)``), or scaled; it still determines the image.
 """
 
 from dataclasses import dataclass
@@ -18,12 +18,13 @@ from flwr_leakage.attacks.rounding import FLOAT32_RELATIVE_ERROR, FLOAT32_ROUNDI
 
 @dataclass(frozen=True)
 class LayerFactor:
-    """The factors ``[∂L/∂W, ∂L/∂c] = U [R, β]`` of rank b, U with orthonormal columns.
+    """The factors ``[∂L/∂W, ∂L/∂c] = U [R, β]`` of a linear layer's gradient, of rank b.
 
-    Let S (m × b) be the errors ∂L/∂Z of b samples and H (b × n) their inputs. Then
-    ``∂L/∂W = S H``, ``S = U Q`` and ``H = T R`` with ``T = Q⁻¹``. A row t of T (a sample's dual)
-    and a column q of Q are orthogonal if they belong to different samples. For one sample
-    ``t·q = 1``, and ``t·β = 1``, as the bias is the weight of a further input that is always 1.
+    U has orthonormal columns. Let S (m × b) be the errors ∂L/∂Z of b samples and H (b × n) their
+    inputs of the layer. Then ``∂L/∂W = S H``, ``S = U Q`` and ``H = T R`` with ``T = Q⁻¹``. A row t
+    of T is a sample's *dual*. It is orthogonal to the columns q of Q that belong to other samples.
+    For one sample ``t·q = 1``, and ``t·β = 1``, as the bias is the weight of a further input that
+    is always 1.
 
     Attributes:
         left: U (m, b).
@@ -48,14 +49,14 @@ class LayerFactor:
         """Return the factors without f samples: ``U − (U Q)(T Q)⁻¹ T`` has rank b − f.
 
         Returns:
-            The factors, and C (b − f, b), which maps a dual t of these to the dual ``t C`` of the
-            original factors.
+            The factors of the remaining gradient, and C (b − f, b), which maps a dual t of these
+            factors to the dual ``t C`` of the original factors.
         """
         projection = torch.eye(self.rank).to(self.left) - columns @ torch.linalg.solve(
             duals @ columns, duals
         )
         kept = self.rank - len(duals)
-        # U is orthonormal, so that the small matrix has all of the remainder's singular values.
+        # As U is orthonormal, the small matrix has all singular values of the remaining gradient.
         inner, singular, outer = torch.linalg.svd(projection)
         lift = singular[:kept, None] * outer[:kept]
         left = self.left @ inner[:, :kept]
@@ -65,12 +66,12 @@ class LayerFactor:
 def factorize(
     weight: Tensor, bias: Tensor, most: int, generator: torch.Generator, above: float = 2.5
 ) -> LayerFactor:
-    """Return the factors of a gradient, with the rank at which its singular values reach noise.
+    """Return a gradient's factors, with the rank at which its singular values reach noise.
 
-    The range of ``[∂L/∂W, ∂L/∂c]`` is found by a random sketch (Halko, Martinsson and Tropp 2011)
-    that is doubled until it holds as many directions of noise as of signal. Zero rows belong to
-    units that no sample activates. They are left out, as they say nothing about noise: the singular
-    values drop more at the number of nonzero rows than at the rank.
+    A random sketch finds the range of ``[∂L/∂W, ∂L/∂c]`` (Halko, Martinsson and Tropp 2011). It is
+    doubled until it holds as many directions of noise as of signal. Zero rows belong to units that
+    no sample activates. They are left out, as they say nothing about noise: the singular values
+    drop more at the number of nonzero rows than at the rank.
 
     Args:
         weight: ∂L/∂W (m, n).
@@ -101,7 +102,7 @@ def factorize(
         inside = basis.T @ part
         inner, singular, outer = torch.linalg.svd(inside, full_matrices=False)
         singular, outer, inner = singular[:limit], outer[:limit], inner[:, :limit]
-        # A difference of squares would round to a false noise of 1e-8.
+        # A difference of squares would be rounded to a false noise of 1e-8.
         outside = float((part - basis @ inside).square().sum())
         rank, noise = _split(part, columns, singular, outside, above)
         if 2 * rank <= size or size == limit:
@@ -121,12 +122,12 @@ def factorize(
 def _split(
     part: Tensor, columns: int, singular: Tensor, outside: float, above: float
 ) -> tuple[int, float]:
-    """Return the rank and the noise's standard deviation, which are found from each other.
+    """Return the rank and the noise's standard deviation, each of which gives the other.
 
-    Noise of float32 gradients is larger in larger entries. So singular values up to 30 times the
+    In float32 gradients, larger entries have larger noise. So singular values up to 30 times the
     threshold may still be noise (chosen on development draws; no table), and the widest gap among
-    them decides. A layer of few rows has few singular values beyond the rank, and the last are far
-    below the first. So the noise of a float32 gradient is at least its rounding.
+    them decides. A layer of few rows has few singular values beyond the rank, and the last of them
+    are far below the first. So the noise of a float32 gradient is at least its rounding.
 
     Args:
         part: the nonzero rows of the gradient.
@@ -163,11 +164,11 @@ def _split(
 
 
 def traced(problem: Problem, inputs: Tensor | None = None) -> Trace:
-    """Return the record, without autograd, of a pass through a problem's network.
+    """Return the trace, without autograd, of a pass through a problem's network.
 
     Args:
         problem: the problem with the network.
-        inputs: (B, C, H, W); one input of zeros by default.
+        inputs: (B, C, H, W) images; one image of zeros by default.
     """
     run = partial(problem.logits, problem.zeros(1) if inputs is None else inputs)
     with torch.no_grad():
@@ -175,7 +176,7 @@ def traced(problem: Problem, inputs: Tensor | None = None) -> Trace:
 
 
 def told_of_computed_weights(problem: Problem) -> str:
-    """Return the end of a message about a missing linear layer if weights are computed.
+    """Return the end of a message about a missing linear layer, if the model computes weights.
 
     It is empty if all weights of linear layers are parameters.
     """
@@ -191,7 +192,7 @@ def told_of_computed_weights(problem: Problem) -> str:
 def logits_behind(
     problem: Problem, weight: str, outputs: Tensor, inputs: Tensor | None = None
 ) -> Tensor:
-    """Return the logits (B, K) of a pass with given outputs for one linear layer.
+    """Return the logits (B, K) of a pass in which one linear layer has given outputs.
 
     Args:
         problem: the network.
@@ -226,21 +227,21 @@ class InputOrder:
     offset: Tensor
 
     def pixels(self, inputs: Tensor) -> Tensor:
-        """Return the flattened images (…, n) of a layer's inputs (…, n)."""
+        """Return the flattened images (…, n) that give inputs (…, n) of the layer."""
         return self.moved((inputs - self.offset) / self.scale)
 
     def moved(self, values: Tensor) -> Tensor:
-        """Return values (…, n) in the layer's order as values in the order of the pixels."""
+        """Return values (…, n), arranged as the layer's inputs, in the order of the pixels."""
         found = torch.empty_like(values)
         found[..., self.positions] = values
         return found
 
 
 def input_orders(problem: Problem) -> list[tuple[LinearUse, InputOrder]]:
-    """Return the linear layers of a pass that take the whole input, each with its ``InputOrder``.
+    """Return the linear layers of a pass that take the whole image, each with its order of pixels.
 
     Four images are passed through the network. Zeros, ones and rising numbers determine offset,
-    scale and positions, and random numbers check them.
+    scale and positions, and an image of random numbers checks them.
     """
     like, size = problem.like, torch.Size(problem.spec.shape).numel()
     rising = torch.linspace(0, 1, size)
@@ -285,15 +286,16 @@ def find_last_layer(problem: Problem) -> LinearUse:
 def find_last_bias(problem: Problem, scaled: bool = False) -> str | None:
     """Return the name of the bias (K,) of the logits, or None if they have no trained bias.
 
-    It is the bias of the last linear layer. Some networks have no such layer, as they end in a
-    convolution and its mean over positions. Then it is the last parameter of K numbers each of
-    which changes its own logit by its own change. Its gradient is the mean of softmax − onehot. A
-    parameter that shifts all logits alike does not count, as the softmax does not depend on it.
+    The logits' bias is mostly that of the last linear layer. Some networks have no such layer, as
+    they end in a convolution and its mean over positions. Then it is the last parameter with K
+    numbers of which each changes its own logit by its own change. Its gradient is the mean of
+    softmax − onehot. A parameter that shifts all logits alike does not count, as the softmax does
+    not depend on it.
 
     Args:
         problem: the problem of a classifier.
-        scaled: whether a number may also change its logit by a share of its change, as if a ReLU
-            follows the convolution. For one sample the gradient's signs stay the same.
+        scaled: whether a number may also change its logit by a share of its own change, as it does
+            if a ReLU follows the convolution. For one sample the gradient's signs stay the same.
     """
     try:
         bias = find_last_layer(problem).bias

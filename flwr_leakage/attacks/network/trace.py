@@ -1,8 +1,8 @@
 """Read a pass through a network, call by call, however the network is written.
 
 A :class:`Trace` recognises each call that computes an affine map, an activation, a pooling, a
-normalisation or a look-up. It records these calls, and asks an :data:`Answer` whether other outputs
-take the place of their own.
+normalisation or a look-up. It records these calls. An :data:`Answer` may replace the outputs of a
+call by others.
 
 ``F.linear`` (which ``nn.Linear`` calls), ``torch.addmm``, ``torch.einsum``, and ``x @ W.T`` with
 the bias added after it are all the same layer. The reader follows views of a parameter (``W.T``,
@@ -51,10 +51,10 @@ _LOOKUPS = (F.embedding, torch.embedding, Tensor.__getitem__)
 
 
 class ReachedError(Exception):
-    """The end of a pass, which an :data:`Answer` raises where the rest is not needed.
+    """The end of a pass that an :data:`Answer` raises if the rest of the pass is not needed.
 
     Attributes:
-        values: the values that the pass has computed there.
+        values: the values that the pass has computed so far and that are asked for.
     """
 
     def __init__(self, values: Tensor) -> None:
@@ -78,10 +78,10 @@ class Step:
     """One recognised call of a pass.
 
     Attributes:
-        op: the operation, with its inputs.
+        op: the operation that the call computes, with its inputs.
         outputs: the outputs of the call.
-        called: the function and its line in the model if the trace notes all calls and this one
-            changed its inputs' values, else empty.
+        called: a text with the function and its line in the model, if the trace notes all calls and
+            this call changed values; else empty.
     """
 
     op: Op
@@ -101,8 +101,8 @@ class LinearUse:
     Attributes:
         weight: the name of W (m, n).
         bias: the name of c (m,), or ``None``.
-        inputs: h (B, n) of the pass.
-        outputs: z (B, m) of the pass.
+        inputs: the inputs h (B, n) in the pass.
+        outputs: the outputs z (B, m) in the pass.
     """
 
     weight: str
@@ -120,19 +120,19 @@ T = TypeVar("T", bound="Trace")
 
 
 class Trace(FunctionMode):
-    """The context of a pass, which recognises its calls, and records them unless told otherwise.
+    """The context of a pass that recognises the calls of the pass, and records them.
 
     Args:
         params: the parameters of the pass, by name.
-        answer: gives the outputs of recognised calls; by default they are those of the model.
-        records: whether the recognised calls become ``steps``. Without, no tensor is kept.
-        notes_all: whether calls that are not recognised become steps, too, if they change values.
+        answer: map that may give other outputs for a recognised call; by default none does.
+        records: whether recognised calls are recorded as ``steps``. If not, no tensor is kept.
+        notes_all: whether other calls are recorded as steps, too, if they change values.
 
     Attributes:
-        steps: the recognised calls, in their order. Calls that work in place do not change the
-            tensors of a step.
-        outputs: the result of the pass; ``None`` if the answer ended it.
-        reached: the values at which the answer ended the pass, or ``None``.
+        steps: the recorded calls in their order. Calls that work in place do not change the tensors
+            of a step.
+        outputs: the result of the pass; ``None`` if an answer ended the pass.
+        reached: the values at which an answer ended the pass, or ``None``.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class Trace(FunctionMode):
         self._transposed: dict[int, Tensor] = {}
         self._products: dict[int, Affine] = {}
         self._padded: dict[int, tuple[Tensor, Pair]] = {}
-        self._kept: list[Tensor] = []  # the id of a tensor that is kept alive is not reused
+        self._kept: list[Tensor] = []  # Python may reuse the id of a tensor that is not kept
 
     @classmethod
     def of(
@@ -164,7 +164,7 @@ class Trace(FunctionMode):
         records: bool = True,
         notes_all: bool = False,
     ) -> T:
-        """Return the trace of a pass that ``run`` makes; the other arguments are the class's."""
+        """Return the trace of the pass that ``run`` makes; the other arguments are the class's."""
         trace = cls(params, answer, records, notes_all)
         try:
             with trace:
@@ -175,7 +175,7 @@ class Trace(FunctionMode):
 
     @property
     def linear(self) -> list[LinearUse]:
-        """The calls of linear layers with parameters as weights, in their order."""
+        """The calls of linear layers whose weights are parameters, in their order."""
         return [
             LinearUse(op.name, op.bias_name, op.inputs, step.outputs)
             for step in self.steps
@@ -184,7 +184,7 @@ class Trace(FunctionMode):
 
     @property
     def turned(self) -> frozenset[str]:
-        """The names of the weights that the pass takes as (inputs, outputs) only."""
+        """The names of the weights that the pass only takes as (inputs, outputs), so transposed."""
         return frozenset(self._right - self._left)
 
     def on_call(
@@ -278,9 +278,9 @@ class Trace(FunctionMode):
         return None
 
     def _upright(self, factor: Tensor) -> Tensor | None:
-        """Return the weight (outputs, inputs) whose transpose a product takes, or None.
+        """Return the weight (outputs, inputs) whose transpose is a product's factor, or None.
 
-        A weight that the product takes as it is counts as one of (inputs, outputs).
+        A weight that is itself the factor counts as a weight (inputs, outputs).
         """
         if factor.ndim == 2 and id(factor) in self.names:
             self._right.add(self.names[id(factor)])
@@ -299,7 +299,7 @@ class Trace(FunctionMode):
         return None
 
     def _follow(self, run: Run, inputs: Any, outputs: Any) -> None:
-        """Record transposed views of parameters, and zeros around maps."""
+        """Record which tensors are transposed parameters, and which are maps with zeros around."""
         if run.func in _TRANSPOSES:
             if id(inputs) in self.names and inputs.ndim == 2 and outputs.shape == inputs.T.shape:
                 self._transposed[id(outputs)] = inputs
@@ -316,7 +316,7 @@ def same_values(left: Tensor, right: Tensor) -> bool:
 
 
 def einsum_operands(args: Sequence[Any]) -> tuple[Tensor, Tensor, bool] | None:
-    """Return input, weight, and whether the weight is (inputs, outputs), of a product by einsum.
+    """Return input and weight of a product by einsum, and whether the weight is (inputs, outputs).
 
     It returns None for any other equation than ``...i,oi->...o`` and ``...i,io->...o``, in any
     letters.
@@ -354,7 +354,7 @@ def describe_call(function: Callable[..., Any]) -> str:
         file = frame.f_code.co_filename
         if file == _PASS:
             break
-        # Type checks stand between caller and callee; some are compiled on the fly, as <…>.
+        # Type checks stand between caller and callee. Some are compiled at run time, in files <…>.
         if file in _AROUND or file.startswith((_OWN, _CHECKS, "<")):
             continue
         if not file.startswith(_TORCH):
