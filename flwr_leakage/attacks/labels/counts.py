@@ -215,8 +215,8 @@ class ClassCounts:
     Attributes:
         softmax: the source of p̄: ``features`` (the mean feature vector from the last weight's
             gradient), or ``dummies`` (random images in the data's box, or public ones). Networks
-            that do not end in a linear layer have no feature vector. For these p̄ comes from dummies,
-            in one step.
+            that do not end in a linear layer have no feature vector. Their p̄ comes from dummies if
+            there is one step.
         public: (M, C, H, W) public images in model space, used in place of random ones.
         signs: whether the span of the last layer's gradient is used. If so, samples that
             :func:`flwr_leakage.attacks.labels.head.told_labels` separates keep their labels, and

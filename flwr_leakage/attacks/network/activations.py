@@ -96,7 +96,7 @@ class Activation:
         return torch.where(self._is_high(outputs), last, first).to(outputs.dtype)
 
     def _is_high(self, outputs: Tensor) -> Tensor:
-        """Return booleans, true for outputs nearer to the upper end of a range with an upper end."""
+        """Return booleans, true for outputs nearer to the range's upper end, if it is reached."""
         if not math.isfinite(self.ends[1]):
             return torch.zeros_like(outputs, dtype=torch.bool)
         return outputs > (self.low + self.high) / 2
