@@ -1,4 +1,4 @@
-"""Was this record in the update? A test of membership by record, client and round."""
+"""Test by record, client and round whether a record was in an update (membership inference)."""
 
 from flwr_leakage.members.observed import Records, examine_observation
 from flwr_leakage.members.one_run import one_run_epsilon

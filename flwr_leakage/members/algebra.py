@@ -1,4 +1,4 @@
-"""The test of records by algebra: a step has fewer samples than a layer can hold apart."""
+"""Test records by algebra, if a step has fewer samples than a layer can hold apart."""
 
 from collections.abc import Sequence
 
@@ -54,10 +54,10 @@ other samples have in common with them is lost besides."""
 
 
 def are_members(logs: Float[Tensor, "C S"], of_null: Float[Tensor, "N S"]) -> Bool[Tensor, " C"]:
-    """Return whether a record, and no null record, lies in all layers' row spaces up to rounding.
+    """Return whether each record, unlike all null records, lies in all row spaces up to rounding.
 
-    Inputs may fill fewer directions than a layer has. The null's tail tells, where it is large
-    enough, so that a record must be beyond it as well.
+    Inputs may fill fewer directions than a layer has, which the tail of the null residuals shows.
+    If there are enough null records, a record must lie beyond this tail as well.
     """
     found = (logs < of_null.amin(0)).all(1) & _is_rounding(logs, of_null).any(1)
     if len(of_null) >= SMALLEST_TAIL / TAIL_SHARE:
@@ -66,7 +66,7 @@ def are_members(logs: Float[Tensor, "C S"], of_null: Float[Tensor, "N S"]) -> Bo
 
 
 def _is_rounding(logs: Float[Tensor, "C S"], of_null: Float[Tensor, "N S"]) -> Bool[Tensor, "C S"]:
-    """Return whether a residual is rounding, and far below all of the null's."""
+    """Return whether each residual is rounding, and far below all residuals of null records."""
     margins = (logs - of_null.amin(0)).exp()
     return (margins < EXACT_MARGIN) & (logs.exp() < EXACT_RESIDUAL)
 
@@ -78,11 +78,12 @@ def tell_single(
     logs: Float[Tensor, "C S"],
     of_null: Float[Tensor, "N S"],
 ) -> tuple[Bool[Tensor, " C"], Bool[Tensor, " C"]]:
-    """Return whether a spanned record's own gradient is part of the update, and whether it is not.
+    """Return whether each record's own gradient is part of the update, and whether it is not.
 
-    The samples' inputs span every combination of them. A sample's own outer product has the same
-    share of the update in all layers, see :func:`~flwr_leakage.members.layers.shares`. One layer
-    alone has to show the share of one among as many samples as the client says, or the rank does.
+    Only records in the row spaces count. The samples' inputs span all their combinations. The outer
+    product of a sample has the same share of the update in all layers; see
+    :func:`~flwr_leakage.members.layers.shares`. If there is one layer only, the share must be that
+    of one among as many samples as the client states, or as the rank shows.
     """
     able = torch.tensor([span.rows == flat.num_samples for span in spans])
     spanned = _is_rounding(logs, of_null) & able
@@ -110,27 +111,27 @@ def rank_by_own_gradient(
     logs: Float[Tensor, "C S"],
     of_null: Float[Tensor, "N S"],
 ) -> tuple[Float[Tensor, " C"], Float[Tensor, " N"], Bool[Tensor, " C"], str]:
-    """Return a statistic of candidates and null by residual and own gradient, and what it is.
+    """Return statistics by residual and own gradient, which records look foreign, and a name.
 
-    It is the fit of the record's outer product in each layer (see
+    A statistic is the fit of the record's outer product in each layer (see
     :meth:`~flwr_leakage.members.row_space.RowSpace.agreement`), damped by the rounding alone, with
-    a part of the residual. The samples of a client that changed its records first, such as by
-    mixing them, span none of these. Where the spans show no candidate, the statistic is therefore
-    the same fit, more damped; and where that shows none either, gradient cosine.
+    a part of the residual. If a client changed its records first, such as by mixing them, its
+    samples span none of them. So if the row spaces show no candidate, the statistic is the same fit
+    with more damping. If that shows none either, it is the gradient cosine.
 
     Args:
-        flat: with BatchNorm by running statistics.
-        spans: of the layers that decide.
-        candidates: with their labels.
-        null: the null records, in the same form.
-        logs: log r of the candidates.
-        of_null: log r of the null.
+        flat: the problem with BatchNorm by running statistics.
+        spans: the row spaces of the layers that decide.
+        candidates: the candidates with their labels.
+        null: the null records with their labels.
+        logs: log r of the candidates, for residuals r.
+        of_null: log r of the null records.
 
     Returns:
-        Statistics of C candidates and N null records, small for members; whether a
-        candidate's residual is below all of the null, while the fit of its own outer product is as
-        that of others (p > ``FOREIGN_P_VALUE``), as of one that was moved into the row spaces; and
-        the names of what the statistics are made of.
+        Statistics of C candidates and N null records, small for members. Booleans (C,), true if a
+        candidate's residual is below all null residuals, but its outer product fits as those of
+        others do (p > ``FOREIGN_P_VALUE``), as if it had been moved into the row spaces. And the
+        names of the parts of the statistics.
     """
     count, records = (
         len(candidates),
@@ -162,14 +163,14 @@ def rank_by_own_gradient(
 
 
 def _lowest(values: Float[Tensor, " N"], count: int) -> float:
-    """Return the smallest corrected p-value of the first ``count``; the null's are behind them."""
+    """Return the smallest corrected p-value of the first ``count`` values; the null follows."""
     return float(holm(tail_p_values(values[:count], values[count:])).min())
 
 
 def _in_spreads(values: Float[Tensor, "N F"], count: int) -> Float[Tensor, " N"]:
-    """Return the mean of several statistics in units of the null's spread, in such units itself.
+    """Return the mean of F statistics in units of the null's spread, and again in such units.
 
-    The null's are those behind the first ``count``.
+    The values of the null stand behind the first ``count``.
     """
     null = values[count:]
     mean = ((values - null.mean(0)) / null.std(0).clamp_min(1e-12)).mean(1)
@@ -177,7 +178,7 @@ def _in_spreads(values: Float[Tensor, "N F"], count: int) -> Float[Tensor, " N"]
 
 
 def are_silent(flat: Problem, spans: Sequence[LayerSpan], candidates: Batch) -> Bool[Tensor, " C"]:
-    """Return whether a record would add too little to every layer to be found; see ``SILENT``."""
+    """Return whether each record adds too little to every layer to be found; see ``SILENT``."""
     able = [span for span in spans if span.rows == flat.num_samples]
     if not able:
         return torch.zeros(len(candidates), dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""Find the layers whose update shows members, and the inputs that records have there."""
+"""Find the layers whose updates show members, and the records' inputs of these layers."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -38,17 +38,18 @@ NOTICED = 10.0
 
 @dataclass(frozen=True)
 class LayerSpan:
-    """The row space that one layer's update spans.
+    """The row space of one layer's update.
 
     Attributes:
-        name: of the weight.
-        space: the row space of its pseudo-gradient.
-        rows: inputs that went into the update: samples, times the positions of a convolution.
-        capacity: how many of them the row space holds apart: at most as many as outputs got a
-            derivative, and as inputs less ``SPARE``.
-        behind_batch_norm: whether a BatchNorm layer comes before it.
-        noise_std: σ on the entries of the pseudo-gradient that its own singular values tell of;
-            ``None`` where they tell nothing, or were not asked.
+        name: the name of the layer's weight.
+        space: the row space of the weight's pseudo-gradient.
+        rows: number of inputs that went into the update: samples, times the positions of a
+            convolution.
+        capacity: largest number of inputs that the row space can hold apart. It is at most the
+            number of outputs with a derivative, and the number of inputs less ``SPARE``.
+        behind_batch_norm: whether a BatchNorm layer comes before this layer.
+        noise_std: σ of the entries of the pseudo-gradient, as its singular values show it; ``None``
+            if they show nothing, or if it was given.
     """
 
     name: str
@@ -60,16 +61,16 @@ class LayerSpan:
 
     @property
     def is_complete(self) -> bool:
-        """Return whether the inputs of all samples of one step lie in the row space, and little
-        else.
+        """Return whether the row space holds the inputs of all samples of one step and little else.
 
-        There are no more of them than it holds apart, and no noise or further step adds directions.
+        It does if no more inputs went into the update than it holds apart, and no noise and no
+        further step adds directions.
         """
         return self.rows <= self.capacity and not self.is_too_full
 
     @property
     def is_too_full(self) -> bool:
-        """Return whether it has more directions than the samples of one plain step can give it."""
+        """Return whether the row space has more directions than one plain step can give it."""
         return self.rows <= self.capacity and (self.space.rank > self.rows or bool(self.noise_std))
 
     def __str__(self) -> str:
@@ -88,8 +89,8 @@ class LayerSpan:
 def rounding_std(problem: Problem, name: str) -> float:
     """Return σ of the error that single precision leaves in a weight's pseudo-gradient.
 
-    After each step the weight w is rounded, by ε|w|/√12 of standard deviation with ε the spacing of
-    numbers next to 1; the pseudo-gradient divides it by the learning rate.
+    After each step the weight w is rounded, with the standard deviation ε|w|/√12, where ε is the
+    spacing of numbers next to 1. The pseudo-gradient divides this by the learning rate.
     """
     weight = problem.params[name]
     size = float(weight.double().square().mean().sqrt())
@@ -101,19 +102,19 @@ def rounding_std(problem: Problem, name: str) -> float:
 def find_spans(
     problem: Problem, noise_std: float | None = None, only: Sequence[str] | None = None
 ) -> tuple[list[LayerSpan], list[str]]:
-    """Return the row space of every layer that may show members, and why other layers do not.
+    """Return the row space of every layer that may show members, and reasons against the others.
 
-    A convolution is a linear layer of its patches. It is left out where the patches of the update's
-    samples outnumber what its row space holds, as nothing is then outside of it.
+    A convolution is a linear layer of its patches. If the patches of the update's samples outnumber
+    the directions of its row space, nothing lies outside of it, and the layer is left out.
 
     Args:
-        problem: with BatchNorm by running statistics.
-        noise_std: of a defense, on the entries of the pseudo-gradient. ``None`` estimates it from
-            the spectrum of each layer that one step leaves singular values of noise alone.
-        only: names of the weights whose layers are taken, whatever else would leave them out.
+        problem: the problem of the update, with BatchNorm by running statistics.
+        noise_std: σ of a defense's noise on the entries of the pseudo-gradient. ``None`` estimates
+            it from each layer's spectrum, if one step leaves singular values of noise alone.
+        only: names of the weights whose layers are used, even if they would be left out otherwise.
 
     Returns:
-        The spans, in the order of the layers, and a sentence part for each layer left out.
+        The row spaces in the order of the layers, and a part of a sentence for each layer left out.
     """
     trace = traced(problem)
     found: dict[str, LayerSpan] = {}
@@ -136,9 +137,9 @@ def find_spans(
             left_out.append(f"{layer} {reason}")
             continue
         rows = problem.num_samples * positions[name]
-        heard = int(matrix.any(1).sum())  # dead units get no derivative
+        heard = int(matrix.any(1).sum())  # number of units that got a derivative
         if step is affine[-1][0] and len(matrix) == problem.spec.num_classes:
-            heard = min(heard, problem.spec.num_classes - 1)  # softmax errors sum to zero
+            heard = min(heard, problem.spec.num_classes - 1)  # errors of a softmax sum to zero
         capacity = min(heard, matrix.shape[1] - SPARE)
         if only is None and step.op.is_convolution and rows > capacity:
             left_out.append(f"{layer} has {rows:,} patches for a row space of at most {capacity}")
@@ -156,9 +157,9 @@ def find_spans(
 
 
 def emptiest(spans: Sequence[LayerSpan]) -> list[LayerSpan]:
-    """Return the ``TELLING`` layers that an update's samples fill least, the emptiest first.
+    """Return the ``TELLING`` layers that an update's samples fill least, the least filled first.
 
-    Of layers that are as full the smaller ones are taken, as they cost less.
+    Of layers that are filled equally, the smaller ones are taken, as they cost less.
     """
     return sorted(
         spans, key=lambda span: (span.rows / max(span.capacity, 1), span.space.directions.numel())
@@ -171,20 +172,21 @@ def leftovers(
     inputs: Float[Tensor, "N C H W"],
     levels: Float[Tensor, " L"],
 ) -> tuple[Float[Tensor, "V N S L"], Float[Tensor, "N S"]]:
-    """Return log r by update, record, layer and damping: ``r² = leftover energy / energy``.
+    """Return log r for V updates, N records, S layers and L dampings; r² is unexplained energy.
 
-    The records pass once through the network as the server sent it. A layer's energies are summed
-    over the positions of a convolution, or of a layer that is used several times. A record whose
-    inputs are all zero has r = 1, as it leaves no trace in the layer.
+    It is the energy of a record's inputs outside of the layer's row space, over all of their
+    energy. The records pass once through the network as the server sent it. A layer's energies are
+    summed over the positions of a convolution, or over the calls of a layer. A record whose inputs
+    are all zero has r = 1, as it leaves no trace in the layer.
 
     Args:
-        problem: with BatchNorm by running statistics.
-        views: V updates of the same parameters, each by the spans of the same S layers.
-        inputs: N records, normalised as the model takes them.
-        levels: see :meth:`RowSpace.leftover`.
+        problem: the problem of an update, with BatchNorm by running statistics.
+        views: for each of V updates of the same parameters, the row spaces of the same S layers.
+        inputs: N records, normalised for the model.
+        levels: dampings; see :meth:`RowSpace.leftover`.
 
     Returns:
-        log r, and log ‖h‖ of each record and layer.
+        log r (V, N, S, L), and log ‖h‖ (N, S) of each record's inputs h in each layer.
     """
     by_name = {span.name: index for index, span in enumerate(views[0])}
     logs, sizes = [], []
@@ -217,14 +219,14 @@ def agreements(
 ) -> Float[Tensor, "V N S L"]:
     """Return by update, record, layer and damping how well e hᵀ fits; large for members.
 
-    See :meth:`RowSpace.agreement`. It is 0 in layers that a sample gives several rows to, such as
-    most convolutions.
+    See :meth:`RowSpace.agreement`. The fit is 0 in layers to which a sample gives several rows,
+    such as most convolutions.
 
     Args:
-        problem: with BatchNorm by running statistics.
-        views: V updates of the same parameters, each by the spans of the same S layers.
+        problem: the problem of an update, with BatchNorm by running statistics.
+        views: for each of V updates of the same parameters, the row spaces of the same S layers.
         records: N records with their labels.
-        levels: see :meth:`RowSpace.leftover`.
+        levels: dampings; see :meth:`RowSpace.leftover`.
     """
     found = torch.zeros(len(views), len(records), len(views[0]), len(levels)).double()
     for at, start, e, h in _outer_products(problem, views[0], records):
@@ -237,12 +239,13 @@ def agreements(
 def shares(problem: Problem, spans: Sequence[LayerSpan], records: Batch) -> Float[Tensor, "N S"]:
     """Return ``hᵀ G⁺ e / n`` by record and layer, which is 1 for each of an update's n samples.
 
-    See :meth:`RowSpace.share_of`. All layers of a sample agree, also where the update is scaled. It
-    is 0 in layers that a sample gives several rows to.
+    See :meth:`RowSpace.share_of`, for the layer's pseudo-gradient G. All layers of a sample give
+    the same number, also if the update is scaled. It is 0 in layers to which a sample gives several
+    rows.
 
     Args:
-        problem: with BatchNorm by running statistics.
-        spans: of S layers.
+        problem: the problem of the update, with BatchNorm by running statistics.
+        spans: the row spaces of S layers.
         records: N records with their labels.
     """
 
@@ -253,14 +256,15 @@ def shares(problem: Problem, spans: Sequence[LayerSpan], records: Batch) -> Floa
 
 
 def traces(problem: Problem, spans: Sequence[LayerSpan], records: Batch) -> Float[Tensor, "N S"]:
-    """Return ``‖e‖ ‖h‖ / (n σ)``: what a record adds to a layer's update, in units of its noise.
+    """Return ``‖e‖ ‖h‖ / (n σ)``: the size of a record's part in a layer's update, over the noise.
 
-    With n samples and σ the noise of one entry. Of a record that a model knows well it is so small
-    that no test of the update finds it. It is 0 in layers that a sample gives several rows to.
+    Here n is the number of samples and σ the noise of one entry. For a record that the model knows
+    well the value is so small that no test of the update finds it. It is 0 in layers to which a
+    sample gives several rows.
 
     Args:
-        problem: with BatchNorm by running statistics.
-        spans: of S layers.
+        problem: the problem of the update, with BatchNorm by running statistics.
+        spans: the row spaces of S layers.
         records: N records with their labels.
     """
 
@@ -277,7 +281,7 @@ def _by_layer(
     records: Batch,
     measure: Callable[[RowSpace, Tensor, Tensor], Tensor],
 ) -> Float[Tensor, "N S"]:
-    """Return a measure of each layer's row space and each record's e and h; 0 without these."""
+    """Return a measure of row space, e and h for each record and layer; 0 without e and h."""
     found = torch.zeros(len(records), len(spans)).double()
     for at, start, e, h in _outer_products(problem, spans, records):
         found[start : start + len(h), at] = measure(spans[at].space, e, h).cpu()
@@ -287,9 +291,9 @@ def _by_layer(
 def _outer_products(
     problem: Problem, spans: Sequence[LayerSpan], records: Batch
 ) -> Iterator[tuple[int, int, Float[Tensor, "B m"], Float[Tensor, "B n"]]]:
-    """Yield e and h of each chunk of records, with the span's index and the first record's.
+    """Yield e and h of each chunk of records, with the layer's index and that of the first record.
 
-    Layers that a sample gives several rows to are passed over.
+    Layers to which a sample gives several rows are skipped.
     """
     chosen = [at for at, span in enumerate(spans) if span.rows == problem.num_samples]
     names = [spans[at].name for at in chosen]
@@ -320,7 +324,7 @@ def _own_gradient(problem: Problem, name: str) -> Float[Tensor, "m n"]:
 
 
 def _refusal(op: Affine, matrix: Float[Tensor, "m n"]) -> str:
-    """Return why a layer is left out; the string is empty if it is not."""
+    """Return the reason why a layer is left out; empty if it is not."""
     if not bool(matrix.any()):
         return "did not change: it is frozen, or no derivative reached it"
     if min(matrix.shape) > LARGEST:
@@ -334,14 +338,14 @@ def _refusal(op: Affine, matrix: Float[Tensor, "m n"]) -> str:
 
 
 def _positions(step: Step) -> int:
-    """Return how many rows one sample gives to the layer."""
+    """Return the number of rows that one sample gives to a layer's input."""
     shape = step.outputs.shape
     assert isinstance(step.op, Affine)
     return int(shape[2:].numel()) if step.op.is_convolution else int(shape[1:-1].numel())
 
 
 def _rows(step: Step) -> Float[Tensor, "B P n"]:
-    """Return the inputs of a layer, or the patches of a convolution, of each sample."""
+    """Return the inputs of a layer, or the patches of a convolution, for each sample."""
     assert isinstance(step.op, Affine)
     geometry = step.op.geometry
     if geometry is not None:

@@ -35,7 +35,7 @@ def examine_observation(
 ) -> Membership:
     """Test records for membership in what a server observed; see :func:`membership`."""
     threat = ThreatModel(view="aggregate" if observation.members else "single")
-    # a model may draw from the global generator, whose state is kept
+    # A model may draw from the global generator, whose state is restored.
     with torch.random.fork_rng(devices=[]):
         problem = pose(gradient_map, spec, observation, threat)
         labelled = isinstance(records, Batch) and isinstance(null, Batch)
@@ -55,9 +55,9 @@ def examine_observation(
 
 
 def _as_batch(records: Records, num_classes: int, generator: torch.Generator) -> Batch:
-    """Return records on the CPU with labels; unknown ones are drawn, for a rehearsal only.
+    """Return records as a batch on the CPU; unknown labels are drawn, for rehearsals only.
 
-    They are contiguous, as many a model's ``view`` takes no images whose channels come last.
+    The inputs are contiguous, as the ``view`` of many models takes no images with channels last.
     """
     if isinstance(records, Batch):
         records = records.to(torch.device("cpu"))

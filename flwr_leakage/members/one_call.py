@@ -44,37 +44,38 @@ def membership(
     """Test whether each record was among the samples behind an update.
 
     Args:
-        model: the network; gradients belong to its present parameters.
-        update: gradients, or parameters before and after.
+        model: the network. Gradients belong to its present parameters.
+        update: gradients, or parameters before and after training.
         records: the records in question.
         spec: input shape, classes and normalisation.
-        null: records that cannot be members, drawn like the records in question: p-values are
-            calibrated as far as they are. The server's own test data serve.
-        num_examples: samples behind the update.
-        null_origin: where the null comes from, in words, for the result.
-        schedule: of local training; one step of all samples by default. Parameters before and
-            after need it.
-        statistics: those that may be used: ``row_space``, and with labels ``outer_product``,
-            ``gradient_cosine``, ``gradient_difference`` and ``loss``.
-        correction: for the number of records: ``holm`` or ``benjamini_hochberg``.
-        noise_std: σ of a defense's noise on the entries of the gradient, where it is known.
-        members: examples of each client, where the update is the mean of several clients'.
-        loss: of the client.
-        batch_norm: whether the client normalised with ``batch`` or ``running`` statistics; that of
-            the model's own mode by default.
-        mixed: whether the client says that it trained on mixtures of its records, as by MixUp. The
-            evidence is then ``statistical`` at most.
-        seed: of the draws of a rehearsal.
+        null: records that cannot be members, from the same distribution as the records in question,
+            on which the p-values rest. The server's own test data serve.
+        num_examples: number of samples behind the update.
+        null_origin: the source of the null records in words, for the result.
+        schedule: the schedule of local training; one step of all samples by default. It is required
+            for parameters before and after.
+        statistics: names of the statistics that may be used: ``row_space``, and with labels
+            ``outer_product``, ``gradient_cosine``, ``gradient_difference`` and ``loss``.
+        correction: the correction of p-values for the number of records: ``holm`` or
+            ``benjamini_hochberg``.
+        noise_std: σ of a defense's noise on the entries of the gradient, if it is known.
+        members: number of examples of each client, if the update is the mean of several clients'.
+        loss: the client's loss.
+        batch_norm: whether the client normalised with ``batch`` or ``running`` statistics; by
+            default the model's mode decides.
+        mixed: whether the client states that it trained on mixtures of its records, as by MixUp.
+            The evidence is then ``statistical`` at most.
+        seed: the seed of a rehearsal's draws.
 
     Returns:
-        p-values, the evidence, and the reason in words; ``print`` shows them.
+        The p-values, the evidence, and the reason in words; ``print`` shows them.
 
     Raises:
-        ValueError: there is no null, or fewer than 20 records of it; shapes differ from the spec;
-            the model takes token ids; the update is not of this model, or zero everywhere.
+        ValueError: there are fewer than 20 null records; shapes differ from the spec; the model
+            takes token ids; the update is not of this model, or zero everywhere.
 
     Example:
-        A linear model's update after one step holds the inputs of the step.
+        The update of a linear model after one step contains the inputs of the step.
 
         >>> _ = torch.manual_seed(0)
         >>> model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))

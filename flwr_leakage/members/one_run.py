@@ -1,4 +1,4 @@
-"""A lower bound of ε from canaries of which half, drawn at random, were in one training run."""
+"""Compute a lower bound of ε from canaries, half of which a training run contained at random."""
 
 import math
 from collections.abc import Sequence
@@ -19,26 +19,30 @@ def one_run_epsilon(
     confidence: float = 0.95,
     shares: Sequence[float] = SHARES,
 ) -> float:
-    """Return ε that a mechanism exceeds with the given confidence, or is less private than (ε, δ).
+    """Return a lower bound, with the given confidence, of the ε of an (ε, δ)-private mechanism.
 
-    Each of m canaries was in the run or not, by a fair coin of its own. The r canaries with the
-    most extreme statistics are guessed, the smallest to be in and the largest to be out, and v
-    guesses are right. If the mechanism is (ε, δ)-differentially private for add-or-remove, then
+    A fair coin of its own decides for each of m canaries whether it was in the run. The r canaries
+    with the most extreme statistics are guessed: the smallest to be in, and the largest to be out.
+    Let v guesses be right. If the mechanism is (ε, δ)-differentially private for add-or-remove,
+    then
 
         P(at least v right) ≤ P(W ≥ v) + 2 m δ max_{1 ≤ i ≤ v} P(v > W ≥ v − i) / i,
 
     with W binomial of r trials and chance 1 / (1 + e^−ε) (Steinke, Nasr and Jagielski 2023, theorem
-    5.2). The bound is the smallest ε that this does not refute. As r may not follow from the
-    guesses' success, several r are tried and share the level, 1 − confidence (Bonferroni).
+    5.2). The bound is the smallest ε that this does not refute. As r may not depend on how many
+    guesses are right, several r are tried and share the level, 1 − confidence (Bonferroni).
 
-    Where all guesses are right it is about ln(r / 4.8) by default: m canaries show no ε beyond.
+    If all guesses are right, the bound is about ln(r / 4.8) by default: m canaries cannot show
+    more.
 
     Args:
-        statistics: of m canaries, small for members, such as ``Membership.p_values``.
-        is_member: whether each was in the run; the coins have to be fair and independent.
+        statistics: (m,) a statistic of each canary, small for members, such as
+            ``Membership.p_values``.
+        is_member: (m,) booleans, true for canaries in the run. The coins have to be fair and
+            independent.
         delta: δ in [0, 1).
-        confidence: in (0, 1).
-        shares: r / m, each in (0, 1].
+        confidence: confidence of the bound, in (0, 1).
+        shares: ratios r / m to try, each in (0, 1].
 
     Raises:
         ValueError: the arguments differ in length, or there are fewer than 2 canaries.
@@ -59,7 +63,7 @@ def one_run_epsilon(
             f"delta must lie in [0, 1), confidence in (0, 1) and shares in (0, 1], got {delta}, "
             f"{confidence} and {tuple(shares)}."
         )
-    # Ties are broken at random, so that an order of the canaries tells nothing.
+    # Ties are broken at random, so that the order of the canaries does not matter.
     shuffled = torch.randperm(count, generator=torch.Generator().manual_seed(0))
     order = shuffled[statistics[shuffled].argsort(stable=True)]
     found = 0.0
@@ -72,7 +76,7 @@ def one_run_epsilon(
 
 
 def _refuted(count: int, guesses: int, right: int, delta: float, level: float) -> float:
-    """Return the largest ε that this number of right guesses refutes at a level; 0 for none."""
+    """Return the largest ε that a number of right guesses refutes at a level; 0 for none."""
     low, high = 0.0, 1.0
     if _chance(count, guesses, right, 0.0, delta) > level:
         return 0.0
@@ -86,7 +90,7 @@ def _refuted(count: int, guesses: int, right: int, delta: float, level: float) -
 
 
 def _chance(count: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """Return an upper bound on the chance of this number of right guesses under (ε, δ)."""
+    """Return an upper bound, under (ε, δ), on the chance of at least this many right guesses."""
     law = stats.binom(guesses, 1 / (1 + math.exp(-epsilon)))
     near = torch.from_numpy(law.pmf(range(right - 1, -1, -1))).cumsum(0)
     spread = float((near / torch.arange(1, right + 1)).max()) if right else 0.0

@@ -1,4 +1,4 @@
-"""Would the server find my records in this? A client's own test of what it is about to send."""
+"""Test on the client whether the server would find its records in the update."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,19 +19,19 @@ LEVEL = 0.01
 class OwnRecords:
     """A score: whether a server would find the samples of a round in the client's update.
 
-    The client makes the server's own test, :func:`~flwr_leakage.membership`, of all samples of its
-    round. The server is taken to have the records with their labels, the schedule, and null records
-    like the client's. What the test does not find may be found by a better one, or over several
-    rounds.
+    The client runs the server's own test, :func:`~flwr_leakage.membership`, on all samples of its
+    round. It assumes that the server has the records with their labels, the schedule, and null
+    records like the client's. A better test, or several rounds, may find records that this test
+    does not find.
 
-    Two limits suit a :class:`~flwr_leakage.audit.gate.Gate`:
-    ``scores={"membership_corrected": 0.01}`` lets nothing pass in which a single sample is found,
-    and ``scores={"membership_share": 0.1}`` nothing in which a tenth of the samples is found at 1 %
-    of false alarms, which by chance are 1 %.
+    Two limits suit a :class:`~flwr_leakage.audit.gate.Gate`.
+    ``scores={"membership_corrected": 0.01}`` stops updates in which a single sample is found.
+    ``scores={"membership_share": 0.1}`` stops those in which a tenth of the samples is found at 1 %
+    of false alarms, while chance finds 1 %.
 
     Attributes:
-        null: records like the samples, with labels, that the client never trains on, such as those
-            it evaluates on. At least 20; from 400 on the test tells small p-values.
+        null: records like the samples, with labels, on which the client never trains, such as those
+            for evaluation. At least 20 are needed; 400 allow small p-values.
     """
 
     null: Batch
@@ -40,19 +40,19 @@ class OwnRecords:
         """Test the update after the defense, and before it.
 
         Args:
-            client: the samples, and the round's raw and released update.
-            seed: of a rehearsal's draws.
+            client: the samples, and the raw and the released update of the round.
+            seed: the seed of a rehearsal's draws.
 
         Returns:
-            ``membership_corrected``, the p-value of each sample, corrected by Holm's method for
-            all samples of the round. Where a sample lies below all null records, and these are too
-            few to tell more, the value is an upper bound, and its error bar reaches to 0.
-            ``membership_share``, the share of the round's samples that are found at 1 % of false
-            alarms, at every sample. Both once more with ``_before``, of the raw update. The notes
-            say what the server would read of each sample.
+            ``membership_corrected`` is the p-value of each sample, corrected by Holm's method for
+            all samples of the round. If a sample lies below all null records, and these are too few
+            for a smaller value, it is an upper bound, and its error bar reaches to 0.
+            ``membership_share`` is the share of the round's samples that are found at 1 % of false
+            alarms, the same for every sample. The same two with ``_before`` belong to the raw
+            update. The notes state the server's finding on each sample.
 
         Raises:
-            ValueError: see :func:`~flwr_leakage.membership`.
+            ValueError: the test cannot be made; see :func:`~flwr_leakage.membership`.
         """
         exposure = client.exposure
         after = self._examine(client, exposure.released, seed)

@@ -1,6 +1,6 @@
-"""p-values from a null sample: by rank, by the tail beyond it, and corrected for many candidates.
+"""Compute p-values from a null sample, by rank and by its tail, and correct them.
 
-A small statistic speaks for membership throughout.
+A small statistic is evidence for membership throughout. Corrections are for many candidates.
 """
 
 import math
@@ -21,9 +21,9 @@ def rank_p_values(
 ) -> Float[Tensor, " C"]:
     """Return ``(1 + #{null ≤ t}) / (1 + N)`` for each candidate's statistic t.
 
-    Where a candidate that is no member and the null records are exchangeable, such as draws from
-    one distribution, this is a p-value whatever the statistic: P(p ≤ α) ≤ α (Phipson and Smyth
-    2010; conformal p-values of Vovk et al. 2005). It cannot be less than 1 / (1 + N).
+    If a candidate that is no member and the null records are exchangeable, such as draws from one
+    distribution, this is a p-value for any statistic: P(p ≤ α) ≤ α (Phipson and Smyth 2010;
+    conformal p-values of Vovk et al. 2005). It cannot be less than 1 / (1 + N).
 
     Example:
         >>> null = torch.arange(1.0, 10.0)
@@ -39,19 +39,19 @@ def rank_p_values(
 def tail_p_values(
     candidates: Float[Tensor, " C"], null: Float[Tensor, " N"]
 ) -> Float[Tensor, " C"]:
-    """Return rank p-values, continued beyond the smallest null statistic by an exponential tail.
+    """Return rank p-values, continued below the smallest null statistic by an exponential tail.
 
-    ``p = (k/N) exp(−α (x₍ₖ₎ − x))`` for x below all of the null, where x₍ₖ₎ is the k-th smallest of
-    the null, k = 5 % of N, and α the lower 95 % bound ``α̂ (1 − 1.645/√k)`` of Hill's estimate
+    ``p = (k/N) exp(−α (x₍ₖ₎ − x))`` for x below all N null statistics. x₍ₖ₎ is their k-th smallest,
+    k is 5 % of N, and α is the lower 95 % bound ``α̂ (1 − 1.645/√k)`` of Hill's estimate
     ``1/α̂ = mean(x₍ₖ₎ − x₍ᵢ₎, i < k)`` (Hill 1975). For x = log r the model is that P(r ≤ ε) falls
-    as a power of ε: so does any residual r whose vector has a bounded density around the span,
+    as a power of ε. Any residual r whose vector has a bounded density around the span falls so,
     with the codimension as the power. A lighter tail, such as a Gaussian's, is overestimated.
 
-    With fewer than ``SMALLEST_TAIL`` null records in the tail these are the rank p-values.
+    With fewer than ``SMALLEST_TAIL`` null records in the tail, rank p-values are returned.
 
     Args:
-        candidates: x of each candidate, such as a logarithm of a residual.
-        null: x of records that are no members.
+        candidates: statistic x of each candidate, such as the logarithm of a residual.
+        null: the same statistic of records that are no members.
 
     Example:
         >>> null = torch.linspace(0, 1, 1000, dtype=torch.float64)
@@ -75,8 +75,8 @@ def tail_p_values(
 def holm(p_values: Float[Tensor, " C"]) -> Float[Tensor, " C"]:
     """Return p-values that stay valid for all C candidates at once (Holm 1979).
 
-    ``p̃₍ᵢ₎ = max_{j ≤ i} min(1, (C − j + 1) p₍ⱼ₎)``: calling members all with p̃ ≤ α calls any
-    non-member with a chance of at most α, however the p-values depend on each other.
+    ``p̃₍ᵢ₎ = max_{j ≤ i} min(1, (C − j + 1) p₍ⱼ₎)``. If all candidates with p̃ ≤ α are called
+    members, the chance that any non-member is among them is at most α, for any dependence.
 
     Example:
         >>> [round(p, 3) for p in holm(torch.tensor([0.01, 0.04, 0.03])).tolist()]
@@ -91,10 +91,12 @@ def holm(p_values: Float[Tensor, " C"]) -> Float[Tensor, " C"]:
 
 
 def benjamini_hochberg(p_values: Float[Tensor, " C"]) -> Float[Tensor, " C"]:
-    """Return p-values corrected so that a share of at most α of those called members is none.
+    """Return p-values corrected so that at most a share α of those called members are none.
 
-    ``p̃₍ᵢ₎ = min_{j ≥ i} min(1, C p₍ⱼ₎ / j)`` (Benjamini and Hochberg 1995), for p-values that are
-    independent or positively dependent, as those of one null sample are (Bates et al. 2023).
+    A candidate is called a member if its corrected p-value
+    ``p̃₍ᵢ₎ = min_{j ≥ i} min(1, C p₍ⱼ₎ / j)`` is at most α (Benjamini and Hochberg 1995). The
+    p-values must be independent or positively dependent, as those of one null sample are (Bates et
+    al. 2023).
 
     Example:
         >>> [round(p, 3) for p in benjamini_hochberg(torch.tensor([0.01, 0.04, 0.03])).tolist()]

@@ -1,4 +1,4 @@
-"""Whose record it was, from sums of clients' updates and from who took part in which round."""
+"""Attribute records to clients by sums of updates, and by who took part in which round."""
 
 from dataclasses import dataclass
 
@@ -11,15 +11,15 @@ from flwr_leakage.members.p_values import rank_p_values
 
 @dataclass(frozen=True)
 class Attribution:
-    """To which client each record is attributed.
+    """The client to which each of R records is attributed.
 
     Attributes:
-        clients: (R,) the index of the client, for each record.
-        contrasts: (R, K) the contrast of every client, in standard deviations of a null record's;
-            the smallest is the client's.
-        p_values: (R,) that the best of K clients has so small a contrast, for a record of nobody.
-        margins: (R,) by how many of these standard deviations the client's is below the next one's.
-            0 where two clients were in the same rounds, which nothing parts.
+        clients: (R,) index of the client with the smallest contrast.
+        contrasts: (R, K) contrast of each record and client, in standard deviations of a null
+            record's contrast; see :func:`participation_contrasts`.
+        p_values: (R,) chance that a record of nobody has so small a smallest contrast of K.
+        margins: (R,) distance of the smallest contrast from the next one, in the same units; 0 if
+            two clients were in the same rounds, which makes them equal.
     """
 
     clients: Int[Tensor, " R"]
@@ -33,16 +33,16 @@ def participation_contrasts(
 ) -> Float[Tensor, "R K"]:
     """Return how much smaller each record's statistic is in the rounds with a client.
 
-    ``(mean over the n rounds with − mean over the m rounds without) / √(1/n + 1/m)``: a record of
-    client k fits into the sums that hold k and into no others. If a record's statistics are
-    Gaussian with one mean in its client's rounds and another in the others, the client with the
-    smallest contrast is the likeliest one. Without the divisor, clients that were asked in few
-    rounds would be named too often.
+    The contrast is ``(mean over the n rounds with − mean over the m rounds without) / √(1/n +
+    1/m)``. A record of client k fits into the sums that contain k, and into no others. If a
+    record's statistics are Gaussian with one mean in its client's rounds and another in the others,
+    the client with the smallest contrast is the likeliest one. Without the divisor, clients that
+    were in few rounds would be named too often.
 
     Args:
-        statistics: of every round and record, small for members, in units of their spread, such as
-            log r less the round's median and divided by its standard deviation.
-        took_part: whether the client was in the round's sum, which the server knows.
+        statistics: (T, R) a statistic of every round and record, small for members, in units of its
+            spread, such as log r less the round's median, over its standard deviation.
+        took_part: (T, K) booleans, true for clients in the round's sum, which the server knows.
 
     Raises:
         ValueError: the numbers of rounds differ, or a client is in all rounds or in none.
@@ -77,22 +77,23 @@ def attribute(
     of_null: Float[Tensor, "T N"],
     took_part: Bool[Tensor, "T K"],
 ) -> Attribution:
-    """Name the client of each record, with the chance that a stranger is named as surely.
+    """Return the client of each record, and the chance that a stranger is named as surely.
 
-    Each round's statistics are taken in units of the null records' spread, as rounds differ in
-    how much of any vector their sums explain.
+    Each round's statistics are taken in units of the null records' spread, as rounds differ in how
+    much of any vector their sums explain.
 
-    The p-value is the rank of a record's smallest contrast among those of the null records, which
-    are nobody's: the search among K clients is thereby counted.
+    The p-value is the rank of a record's smallest contrast among those of null records, which
+    belong to no client. So it accounts for the search among K clients.
 
     Args:
-        statistics: of the records in question, by round, small for members: ``-Membership.fits`` of
-            a layer where labels are known, and else the logarithms of ``Membership.residuals``.
-        of_null: the same of records that no client holds.
-        took_part: whether the client was in the round's sum.
+        statistics: (T, R) statistics of the records in question by round, small for members:
+            ``-Membership.fits`` of a layer if labels are known, or else the logarithm of
+            ``Membership.residuals``.
+        of_null: (T, N) the same statistics of records that no client holds.
+        took_part: (T, K) booleans, true for clients in the round's sum.
 
     Raises:
-        ValueError: see :func:`participation_contrasts`.
+        ValueError: the contrasts cannot be computed; see :func:`participation_contrasts`.
     """
     null = of_null.double()
     together = torch.cat([statistics.double(), null], 1) - null.median(1, keepdim=True).values

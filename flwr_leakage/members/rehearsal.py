@@ -1,8 +1,8 @@
-"""A rehearsal on records that are no members: which statistic finds members here, and how well.
+"""Rehearse a client's round on records that are no members, to weigh statistics of membership.
 
-The server repeats the client's round with records of its own, as it knows the model and the
-schedule. It then knows which of them were in that update, and how far every statistic tells them
-from the others. Nothing is trained beyond the round's own steps.
+The server knows the model and the schedule, so that it can repeat the round with records of its
+own. It then knows which of these were in the repeated update, and how far each statistic separates
+them from the others. Nothing is trained beyond the steps of the round.
 """
 
 import math
@@ -62,11 +62,11 @@ POOL = 300
 
 @dataclass(frozen=True)
 class Features:
-    """One number a record and statistic; small speaks for membership.
+    """The statistics of N records; a small value is evidence for membership.
 
     Attributes:
-        names: of F statistics, such as ``fc1 at 1e-06`` or ``gradient_cosine``.
-        values: (N, F).
+        names: the names of F statistics, such as ``fc1 at 1e-06`` or ``gradient_cosine``.
+        values: (N, F) the value of each statistic for each record.
     """
 
     names: tuple[str, ...]
@@ -75,11 +75,12 @@ class Features:
 
 @dataclass(frozen=True)
 class Seen:
-    """One update as the server sees it.
+    """One update, as the server sees it.
 
     Attributes:
-        problem: with BatchNorm by running statistics, or by those that the update tells.
-        spans: of its layers.
+        problem: the problem of the update, with BatchNorm by running statistics, or by those that
+            the update tells.
+        spans: the row spaces of the layers' updates.
     """
 
     problem: Problem
@@ -90,15 +91,18 @@ class Seen:
 class Rehearsal:
     """The weights that a rehearsal found, and how well they separate members from others.
 
+    A *stranger* is a record of the rehearsal that was not in the repeated update.
+
     Attributes:
-        weights: w (F,) of the statistics in units of their spread; x with small Σ w x is a member.
-        spread: (F,) of the observed update's statistics among the null records.
-        members: members of all draws.
-        found: how many of them lay below 99 % of the strangers, by weights from the other half of
-            the members.
-        auc: the chance that a member lies below a stranger, likewise.
-        is_clear: whether the best AUC is above 1/2 by two standard deviations of what chance gives.
-            It is of the best of several weighings, and so somewhat too large.
+        weights: (F,) weights w of the statistics in units of their spread. A record with
+            statistics x is the likelier a member, the smaller Σ w x is.
+        spread: (F,) standard deviations of the observed update's statistics among null records.
+        members: number of members of all draws.
+        found: number of members with a sum below those of 99 % of the strangers. The weights that
+            score one half of the members come from the other half.
+        auc: the chance that a member has a smaller sum than a stranger, scored in the same way.
+        is_clear: whether the best AUC is above 1/2 by two standard deviations of chance. It is
+            the best of several weighings, and so somewhat too large.
     """
 
     weights: Float[Tensor, " F"]
@@ -114,13 +118,14 @@ def discriminant(
 ) -> Float[Tensor, " F"]:
     """Return weights of the statistics by which members and strangers differ most (Fisher 1936).
 
-    ``w = (C + ρI)⁻¹ d`` with C the correlations of the strangers' statistics, d how many of their
-    standard deviations the mean member lies below, and ρ the ridge. For Gaussian statistics of
-    one covariance ``Σ w x`` is the log-likelihood ratio. A statistic that knows nothing of
-    membership, such as the size of a record's gradient, counts through its correlations.
+    The weights are ``w = (C + ρI)⁻¹ d``, with the correlations C of the strangers' statistics and
+    the ridge ρ. The entry d_f is the number of their standard deviations by which the mean member
+    lies below the mean stranger. For Gaussian statistics of one covariance ``Σ w x`` is the
+    log-likelihood ratio. A statistic that knows nothing of membership, such as the size of a
+    record's gradient, counts through its correlations.
 
     Returns:
-        w, so that members have the smaller sums; for statistics in units of their spread.
+        w (F,), with smaller sums for members, for statistics in units of their spread.
 
     Example:
         >>> strangers = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]]).double()
@@ -140,7 +145,7 @@ def discriminant(
 def best_alone(
     members: Float[Tensor, "M F"], strangers: Float[Tensor, "N F"]
 ) -> Float[Tensor, " F"]:
-    """Return the weights that keep the one statistic by which members and strangers differ most.
+    """Return weights that keep the one statistic by which members and strangers differ most.
 
     Example:
         >>> strangers = torch.tensor([[1.0, 5.0], [-1.0, -5.0]]).double()
@@ -156,15 +161,15 @@ def best_alone(
 def compute_features(
     seen: Sequence[Seen], records: Batch, statistics: Sequence[str]
 ) -> list[Features]:
-    """Return the statistics asked for of each record, for each of several updates.
+    """Return the requested statistics of each record for each of several updates.
 
-    What does not depend on the update is computed once: the passes through the network as it was
-    sent, and the records' own gradients.
+    Parts that do not depend on the update are computed once: the passes through the network as it
+    was sent, and the records' own gradients.
 
     Args:
-        seen: updates of the same parameters and buffers, with spans of the same layers.
-        records: the labels count for statistics other than ``row_space`` only.
-        statistics: ``row_space``, ``outer_product`` and the names of ``members.statistics``.
+        seen: updates of the same parameters and buffers, with row spaces of the same layers.
+        records: the records. Their labels only count for statistics other than ``row_space``.
+        statistics: ``row_space``, ``outer_product`` and names of ``members.statistics``.
     """
     names: list[str] = []
     columns: list[list[Tensor]] = [[] for _ in seen]
@@ -221,21 +226,21 @@ def rehearse(
     generator: torch.Generator,
     noise_std: float = 0.0,
 ) -> Rehearsal:
-    """Repeat the round on null records, and measure how far each statistic tells them apart.
+    """Repeat a round on null records, and measure how well each statistic separates its members.
 
-    Where there is noise, the repeated update is scaled to the size of the released one, which the
-    client may have clipped before: how far noise hides a record depends on it. A released update
-    that has more zeros than the repeated one is taken for a pruned one, and the repeated one is
-    pruned to as many entries. One whose entries are mostly of one size is taken for
-    a step of Adam, or for signs, and the repeated one is turned into signs.
+    If there is noise, the repeated update is scaled to the size of the released one, as the client
+    may have clipped its update before: the size decides how far noise hides a record. A released
+    update with more zeros than the repeated one counts as pruned, and the repeated one is pruned to
+    as many entries. If most entries of the released update have one size, it counts as a step of
+    Adam, or as signs, and the repeated one is turned into signs.
 
     Args:
-        client: the problem with BatchNorm as the client trained.
-        observed: its update.
+        client: the problem of the client's update, with BatchNorm as the client trained.
+        observed: the client's update.
         pool: H records with labels, none of which is a member.
-        statistics: see :func:`compute_features`.
-        generator: draws the members.
-        noise_std: σ of a defense's noise on the pseudo-gradient, which is added likewise.
+        statistics: the statistics to measure; see :func:`compute_features`.
+        generator: draws the records that become members.
+        noise_std: σ of a defense's noise on the pseudo-gradient. The repeated update gets it, too.
 
     Raises:
         ValueError: the pool is smaller than the update's samples and ``STRANGERS`` together, or the
@@ -291,7 +296,7 @@ def rehearse(
 
 
 def _repeated(client: Problem, flat: Problem, batch: Batch) -> Problem:
-    """Return the update of a batch of null records, before a defense."""
+    """Return the update that a batch of null records gives, before any defense."""
     with torch.no_grad():
         gradient = client.replay(batch)
         buffers = flat.buffers
@@ -303,14 +308,14 @@ def _repeated(client: Problem, flat: Problem, batch: Batch) -> Problem:
 
 
 def _signal_size(client: Problem, flat: Problem, pool: Batch, noise_std: float) -> float:
-    """Return the size s of the released update G beyond its noise, in units of repeated ones Rₖ.
+    """Return the size s of the released update G without its noise, relative to repeated ones Rₖ.
 
-    It is the larger of two estimates: ``s = mean_k ⟨G, Rₖ⟩ / mean_{k≠l} ⟨Rₖ, Rₗ⟩``, which tells
-    also of updates that are mostly noise, and ``s² = (‖G‖² − 2dσ²) / mean ‖Rₖ‖²``, which tells also
-    where the client's labels are other than the pool's. The energy dσ² of the noise on d entries
-    counts twice, as σ is an estimate. The Rₖ have no record in common. The first estimate is at
-    least its standard error, as a smaller size cannot be told from none, and 1 where the repeated
-    updates have nothing in common. The result is at most 1, as a defense clips.
+    The size is the larger of two estimates. ``s = mean_k ⟨G, Rₖ⟩ / mean_{k≠l} ⟨Rₖ, Rₗ⟩`` also works
+    if G is mostly noise. ``s² = (‖G‖² − 2dσ²) / mean ‖Rₖ‖²`` also works if the labels of the client
+    are other than the pool's. The energy dσ² of the noise on d entries counts twice, as σ is an
+    estimate. The Rₖ have no record in common. The first estimate is raised to its standard error,
+    as a smaller size cannot be told from zero. It is 1 if the repeated updates have nothing in
+    common. The result is at most 1, as a defense clips.
     """
     given = ravel(client.gradient).double()
     total, energies = torch.zeros_like(given), []
@@ -331,7 +336,7 @@ def _signal_size(client: Problem, flat: Problem, pool: Batch, noise_std: float) 
 def _compute_each(
     seen: Sequence[Seen], records: Batch, statistics: Sequence[str]
 ) -> list[Float[Tensor, "N F"]]:
-    """Return the records' statistics in each update; in one pass where the buffers are the same."""
+    """Return the records' statistics in each update, by one pass if the buffers are equal."""
     if not seen:
         return []
     if seen[0].problem.own_statistics:
@@ -346,7 +351,7 @@ def _crossed(
 ) -> tuple[float, int]:
     """Return the AUC, and the number of members below 99 % of the strangers.
 
-    The weights that score a half of the members come from the other half.
+    The weights that score one half of the members come from the other half.
     """
     spread = strangers.std(0).clamp_min(1e-12)
     caught, wins = 0, 0.0
@@ -364,7 +369,7 @@ def _crossed(
 def _as_released(
     gradient: Params, observed: Params, noise_std: float, generator: torch.Generator
 ) -> Params:
-    """Return the gradient with as many zeros and as much noise as the observed one."""
+    """Return a repeated gradient with as many zeros and as much noise as the observed one."""
     entries = sum(value.numel() for value in observed.values())
     kept = sum(int(value.count_nonzero()) for value in observed.values())
     own = sum(int(value.count_nonzero()) for value in gradient.values())

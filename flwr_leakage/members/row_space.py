@@ -1,9 +1,9 @@
-"""The row space of a layer's update, and how much of a vector lies outside of it.
+"""Compute the row space of a layer's update, and the part of a vector outside of it.
 
-One step on samples i changes a linear layer ``z = W h + c`` by ``ΔW = −η Σᵢ eᵢ hᵢᵀ``, with eᵢ the
-derivative of the loss by zᵢ: the rows of ΔW are combinations of the layer's inputs hᵢ. The input of
-a sample that was in the step therefore lies in the row space, as long as there are fewer samples
-than outputs and inputs; that of another one does not. ProjRes (arXiv 2604.21197, 2026) tests
+One step on samples i changes a linear layer ``z = W h + c`` by ``ΔW = −η Σᵢ eᵢ hᵢᵀ``, with the
+derivative eᵢ of the loss by zᵢ. So the rows of ΔW are combinations of the layer's inputs hᵢ. If
+there are fewer samples than outputs and inputs, the input of a sample that was in the step lies in
+the row space, and the input of another sample does not. ProjRes (arXiv 2604.21197, 2026) tests
 members by this residual.
 """
 
@@ -23,13 +23,13 @@ class RowSpace:
     """The right singular vectors of a matrix G (m, n), and the noise in each direction.
 
     Attributes:
-        directions: vₖ (r, n), orthonormal rows, by falling singular value.
-        singular_values: sₖ (r,).
+        directions: (r, n) right singular vectors vₖ in orthonormal rows, by falling singular value.
+        singular_values: (r,) singular values sₖ.
         noise: λ₀, the energy that noise adds to ‖G v‖² for a unit vector v, at least
             ``RELATIVE_FLOOR`` squared times the largest sₖ².
-        rounding: the same without this floor, some 20 times smaller in a trained network whose
-            weights are single precision.
-        left: uₖ (m, r), the left singular vectors.
+        rounding: λ₀ without this floor, some 20 times smaller in a trained network with weights in
+            single precision.
+        left: (m, r) left singular vectors uₖ.
     """
 
     directions: Float[Tensor, "r n"]
@@ -43,8 +43,8 @@ class RowSpace:
         """Return the row space of a matrix, in double precision.
 
         Args:
-            matrix: G, such as a layer's pseudo-gradient.
-            noise_std: σ ≥ 0 of independent noise on its entries; then λ₀ = m σ², and at least
+            matrix: the matrix G, such as a layer's pseudo-gradient.
+            noise_std: σ ≥ 0 of independent noise on the entries of G. Then λ₀ = m σ², and at least
                 ``RELATIVE_FLOOR`` squared times the largest sₖ².
 
         Example:
@@ -52,20 +52,21 @@ class RowSpace:
             >>> space.rank, [round(float(v), 3) for v in space.singular_values]
             (2, [2.0, 1.0])
         """
-        # A long matrix is first made triangular, which takes a quarter of the time.
+        # A long matrix is first reduced to a triangular one, which saves three quarters of the
+        # time.
         basis, core = torch.linalg.qr(matrix.double().T)
         left, values, directions = torch.linalg.svd(core.T, full_matrices=False)
         return cls(directions @ basis.T, values, 0.0, 0.0, left).with_noise(noise_std)
 
     def with_noise(self, noise_std: float) -> "RowSpace":
-        """Return the same row space, with another σ of the noise on the entries."""
+        """Return the same row space for another σ of the noise on the matrix's entries."""
         largest = float(self.singular_values[0]) if len(self.singular_values) else 0.0
         told = len(self.left) * noise_std**2
         return replace(self, noise=max(told, (RELATIVE_FLOOR * largest) ** 2), rounding=told)
 
     @property
     def rank(self) -> int:
-        """Return how many singular values exceed those of noise, σ(√m + √n) (Bai and Yin)."""
+        """Return the number of singular values above those of noise, σ(√m + √n) (Bai and Yin)."""
         edge = self.noise * (1 + (self.directions.shape[1] / max(len(self.left), 1)) ** 0.5) ** 2
         return int((self.singular_values.square() > 1.1 * edge).sum())
 
@@ -74,14 +75,14 @@ class RowSpace:
     ) -> Float[Tensor, "N L"]:
         """Return the part of each row's squared length that the row space does not explain.
 
-        It is ``Σₖ cₖ² λ/(sₖ² + λ) + ‖h − Σₖ cₖ vₖ‖²`` with cₖ = vₖᵀh and λ = max(λ₀, level · s₁²),
-        the least value of ‖h − Gᵀa‖² + λ‖a‖² (ridge regression). For λ → 0 it is the squared
-        distance of h from the row space. With λ, a direction explains the less of h, the less
-        its sₖ² stands out of λ. One whose sₖ² is below λ₀ / 100 is left over as a whole.
+        It is ``Σₖ cₖ² λ/(sₖ² + λ) + ‖h − Σₖ cₖ vₖ‖²`` with cₖ = vₖᵀh and λ = max(λ₀, level · s₁²).
+        This is the least value of ‖h − Gᵀa‖² + λ‖a‖² (ridge regression). For λ → 0 it is the
+        squared distance of h from the row space. With λ, a direction explains less of h the less
+        its sₖ² exceeds λ. A direction whose sₖ² is below λ₀ / 100 explains nothing.
 
         Args:
             rows: (N, n) vectors h.
-            levels: (L,) dampings ≥ 0, relative to the largest singular value squared.
+            levels: (L,) dampings ≥ 0, relative to the largest squared singular value.
 
         Returns:
             (N, L) the energy ≥ 0 of each row at each level.
@@ -114,19 +115,19 @@ class RowSpace:
         """Return how well the outer product e hᵀ of each record fits into the matrix G.
 
         It is ``ẽᵀ G h̃ / (‖ẽ‖ ‖h̃‖)`` with ``ẽ = (G Gᵀ + λI)^(−1/2) e`` and
-        ``h̃ = (GᵀG + λI)^(−1/2) h``: the match of the record's own gradient of the layer with the
-        update, where both sides are whitened by the update itself. For G = Σᵢ eᵢ hᵢᵀ of independent
-        eᵢ and of independent hᵢ, ``eᵢᵀ G⁺ᵀ hᵢ`` is 1 and ``eᵢᵀ G⁺ᵀ hⱼ`` is 0. Other samples
-        therefore weigh little, also where they are more than fit into the row space.
+        ``h̃ = (GᵀG + λI)^(−1/2) h``. So the record's own gradient of the layer is compared with the
+        update, and the update whitens both sides. For G = Σᵢ eᵢ hᵢᵀ with independent eᵢ and
+        independent hᵢ, ``eᵢᵀ G⁺ᵀ hᵢ`` is 1 and ``eᵢᵀ G⁺ᵀ hⱼ`` is 0. So other samples hardly count,
+        even if there are more than fit into the row space.
 
         Args:
-            errors: (N, m) e, the derivatives of the loss by the layer's outputs.
-            rows: (N, n) h, the layer's inputs.
-            levels: (L,) dampings, relative to the largest singular value squared; at least
-                ``rounding`` is taken.
+            errors: (N, m) derivatives e of the loss by the layer's outputs.
+            rows: (N, n) inputs h of the layer.
+            levels: (L,) dampings, relative to the largest squared singular value. They are raised
+                to ``rounding``.
 
         Returns:
-            (N, L), large for what is in G; 0 where e or h is 0.
+            (N, L) the fits, large for outer products that are part of G; 0 if e or h is 0.
 
         Example:
             >>> space = RowSpace.of(torch.tensor([[2.0, 0.0], [0.0, 1.0]]))
@@ -153,16 +154,15 @@ class RowSpace:
     def share_of(
         self, errors: Float[Tensor, "N m"], rows: Float[Tensor, "N n"]
     ) -> Float[Tensor, " N"]:
-        """Return ``hᵀ G⁺ e``, which is 1/c for a sample that is in G as c e hᵀ.
+        """Return ``hᵀ G⁺ e``, which is 1/c for a sample that G contains as c e hᵀ.
 
-        Taking c e hᵀ out of G lowers its rank by one for this c alone (Wedderburn 1934), where e
-        lies in the column space and h in the row space. A combination of several samples' inputs
-        has h in the row space as well, and another number here. Directions whose sₖ² is below
-        λ₀ / 100 are left out.
+        If e lies in the column space of G and h in its row space, G − c e hᵀ has a lower rank than
+        G for one c alone (Wedderburn 1934). A combination of several samples' inputs has h in the
+        row space, too, but another value here. Directions whose sₖ² is below λ₀ / 100 are left out.
 
         Args:
-            errors: (N, m) e, the derivatives of the loss by the layer's outputs.
-            rows: (N, n) h, the layer's inputs.
+            errors: (N, m) derivatives e of the loss by the layer's outputs.
+            rows: (N, n) inputs h of the layer.
 
         Example:
             >>> space = RowSpace.of(torch.tensor([[2.0, 0.0], [0.0, 1.0]]))
@@ -178,12 +178,13 @@ class RowSpace:
 def noise_of_spectrum(space: RowSpace, rows: int) -> float:
     """Return σ of independent noise on a matrix (m, n) whose own rank is at most ``rows``.
 
-    The singular values behind the first k are the noise's alone: on average
-    sₖ² = (max(m, n) − k) σ² (the trace of a Wishart matrix). First k is ``rows``, and then the
-    number that stand out of the noise so found, until none of these is below it: where the noise is
-    large, its own largest singular values are among the first.
+    The singular values behind the first k are those of noise alone: on average
+    sₖ² = (max(m, n) − k) σ² (the trace of a Wishart matrix). At first k is ``rows``. Then k is the
+    number of singular values above the noise so found, which is repeated until it no longer
+    changes: large noise has its own largest singular values among the first.
 
     Raises:
+        ValueError: there is no singular value behind the first ``rows``.
         ValueError: there is no singular value behind them.
     """
     values, longer = space.singular_values, max(len(space.left), space.directions.shape[1])

@@ -1,6 +1,6 @@
-"""Published statistics of a record's membership in an update, by their names.
+"""Compute published statistics of a record's membership in an update, by their names.
 
-Each gives one number a record, and a small number speaks for membership.
+Each gives one number for a record. A small number is evidence for membership.
 """
 
 from collections.abc import Sequence
@@ -32,9 +32,10 @@ def gradient_products(
     """Return ⟨g, ḡ⟩ of each record's own gradient g with V pseudo-gradients ḡ, and ‖g‖.
 
     Args:
-        problem: gives the parameters that were sent; with BatchNorm by running statistics.
-        directions: the pseudo-gradients.
-        records: inputs and labels.
+        problem: the problem with the parameters that were sent, and BatchNorm by running
+            statistics.
+        directions: the pseudo-gradients ḡ.
+        records: N records, with inputs and labels.
     """
     names = [name for name in problem.params if name in directions[0]]
     along = torch.stack([ravel({k: each[k] for k in names}) for each in directions], 1)
@@ -67,9 +68,9 @@ def gradient_cosine(
 def gradient_difference(
     products: Float[Tensor, " N"], norms: Float[Tensor, " N"], num_samples: int
 ) -> Float[Tensor, " N"]:
-    """Return ``‖n ḡ − g‖² − ‖n ḡ‖² = ‖g‖² − 2n⟨g, ḡ⟩``, the gradient difference (likewise).
+    """Return ``‖n ḡ − g‖² − ‖n ḡ‖² = ‖g‖² − 2n⟨g, ḡ⟩``, the gradient difference (Li et al. 2023).
 
-    It is negative where taking the record's gradient out of the sum n ḡ leaves less of it.
+    It is negative if the sum n ḡ is shorter without the record's gradient g.
 
     Example:
         >>> one = torch.ones(1)
@@ -80,12 +81,12 @@ def gradient_difference(
 
 
 def losses(problem: Problem, records: Batch, *, after: bool) -> Float[Tensor, " N"]:
-    """Return each record's loss at the parameters that came back (Yeom et al. 2018), or were sent.
+    """Return each record's loss at the parameters before or after training (Yeom et al. 2018).
 
     Args:
-        problem: with BatchNorm by running statistics.
-        records: inputs and labels.
-        after: at the parameters that came back.
+        problem: the problem of the update, with BatchNorm by running statistics.
+        records: N records, with inputs and labels.
+        after: whether the parameters are those that the client sent back.
     """
     rate = problem.schedule.learning_rate if after else 0.0
     after_params = {k: problem.params[k] - rate * value for k, value in problem.gradient.items()}

@@ -1,4 +1,4 @@
-"""The test of records against one update: p-values, evidence, and the reason in words."""
+"""Test records for membership in one update, with p-values, evidence and a reason in words."""
 
 import time
 from collections.abc import Sequence
@@ -65,36 +65,43 @@ differ by less than a percent of clients named rightly."""
 
 @dataclass(frozen=True)
 class Membership:
-    """Whether each record was in an update.
+    """The finding of a test whether each of C records was in an update.
+
+    A *null record* is one of the records that cannot be members.
 
     Attributes:
         evidence: how strong the test is on this update; see :data:`Evidence`.
         reason: the reason for this strength, in words.
-        statistic: the statistic that answered, such as ``row_space (fc1)``.
-        p_values: (C,) of each record: by rank in the null, and by the null's tail beyond it.
-        rank_p_values: (C,) by rank alone, at least 1 / (1 + null records), whatever the tail.
-        corrected: (C,) the p-values corrected for the number of records.
+        statistic: the statistic that the test used, such as ``row_space (fc1)``.
+        p_values: (C,) p-values, by a record's rank among the null records and by their tail.
+        rank_p_values: (C,) p-values by rank alone, at least 1 / (1 + number of null records).
+        corrected: (C,) the p-values, corrected for the number of records.
         correction: the method of the correction.
-        is_exact: (C,) whether algebra shows the record, or one with the same inputs of all layers
-            used up to a factor, to be in the update; with labels, its own gradient as well.
-        is_composite: (C,) whether the samples' inputs span the record's, while its own gradient is
-            no part of the update: it is a near copy of a sample, a mixture of several, or made from
-            the update; or the samples are mixtures of it; or its label or the client's loss is
-            another. Its p-values are of records that nobody chose by the update, and say nothing
-            of one that somebody did. Without labels nobody can tell, and none is.
-        is_silent: whether the record's own gradient is below the rounding of the update, as the
-            model knew it already: its p-value is no evidence, in no direction. Without labels, and
-            where the evidence is ``statistical``, nobody can tell, and none is.
-        null_size: null records that the ranks are among.
+        is_exact: (C,) booleans, true if algebra shows that the record was in the update, or one
+            with the same inputs of all used layers up to a factor. If labels are known, the
+            record's own gradient must be part of the update as well.
+        is_composite: (C,) booleans, true if the inputs of the samples span the record's inputs, but
+            its own gradient is no part of the update. It may be a near copy of a sample, a mixture
+            of several samples, or made from the update; the samples may be mixtures of it; or its
+            label or the client's loss may be another. Its p-value holds for a record that nobody
+            chose by the update, and says nothing about one that somebody chose so. Without labels
+            this cannot be known, and all are false.
+        is_silent: (C,) booleans, true if the record's own gradient is below the rounding of the
+            update, as the model knew the record already. Its p-value is then no evidence for or
+            against membership. Without labels, and if the evidence is ``statistical``, this
+            cannot be known, and all are false.
+        null_size: number of null records among which a record is ranked.
         null_origin: the source of the null records, in words.
-        fits: (C, S) how well each record's outer product e hᵀ fits into each layer's update; see
-            :meth:`~flwr_leakage.members.row_space.RowSpace.agreement`. Large for members, 0 where
-            labels are not known or a sample gives a layer several rows.
-        residuals: (C, S) ‖h − P h‖ / ‖h‖ of each record in each layer of ``layers``.
-        layers: the layers' names and spans.
-        left_out: why other layers were not used.
+        fits: (C, S) measures of how well each record's outer product e hᵀ fits into each of S
+            layers' updates; see :meth:`~flwr_leakage.members.row_space.RowSpace.agreement`. They
+            are large for members, and 0 if labels are unknown or a sample gives a layer several
+            rows.
+        residuals: (C, S) residuals ‖h − P h‖ / ‖h‖ of each record's input h in each layer of
+            ``layers``, where P projects on the layer's row space.
+        layers: the names and row spaces of the layers.
+        left_out: the reasons why other layers were not used.
         rehearsal: the findings of a repetition of the round on null records, if there was one.
-        cpu_seconds: of the test.
+        cpu_seconds: CPU seconds that the test took.
     """
 
     evidence: Evidence
@@ -118,22 +125,23 @@ class Membership:
 
     @property
     def is_unresolved(self) -> Bool[Tensor, " C"]:
-        """Return whether a record lies below all null records, which are too few to say how far.
+        """Return booleans, true for records below all null records, if these are too few for more.
 
-        Its p-value is then an upper bound, which says nothing about how likely the record was in.
+        The p-value of such a record is an upper bound. It does not say how likely the record was
+        in.
         """
         is_least = self.rank_p_values <= 1 / (1 + self.null_size)
         return is_least & (self.p_values >= self.rank_p_values) & (self.p_values < 1)
 
     def says(self, record: int, level: float = 0.01) -> str:
-        """Return the test's finding on one record, such as "was in the update, by algebra (…)".
+        """Return the finding on one record in words, such as "was in the update, by algebra (…)".
 
-        The words follow the record's name in a sentence. They hold its p-values, unless there is no
-        evidence.
+        The words follow the record's name in a sentence. They contain the record's p-values, unless
+        there is no evidence.
 
         Args:
-            record: its index.
-            level: of the corrected p-value, below which the record counts as found.
+            record: index of the record.
+            level: corrected p-value below which the record counts as found.
         """
         p, corrected = float(self.p_values[record]), float(self.corrected[record])
         if self.evidence == "none":
@@ -162,9 +170,9 @@ class Membership:
         return f"was not found in the update, which is no proof of absence ({numbers})"
 
     def __str__(self) -> str:
-        """Return the verdict on each record, and its basis; at most 20 records, most likely first.
+        """Return the finding on each record and its basis, for the 20 most likely records at most.
 
-        A name of a client or file is not in it.
+        No client and no file is named.
         """
         order = self.p_values.argsort()[:20].tolist()
         lines = [f"record {index} {self.says(index)}" for index in sorted(order)]
@@ -184,7 +192,7 @@ class Membership:
 def check_records(
     problem: Problem, candidates: Batch, null: Batch, statistics: Sequence[str]
 ) -> None:
-    """Raise ``ValueError`` unless the test can take these records and statistics."""
+    """Raise ``ValueError`` unless the test takes these records and statistics."""
     for name, records in (("records", candidates), ("null", null)):
         shape = tuple(records.inputs.shape)
         if len(shape) != 4 or shape[1:] != tuple(problem.spec.shape):
@@ -228,25 +236,26 @@ def examine(
 ) -> Membership:
     """Test each record for membership in one update.
 
-    The row space answers alone where one step's inputs fit into a layer's (``exact``). Elsewhere
-    the statistics asked for are weighted by a rehearsal on part of the null records
-    (``statistical``); the ranks are among the others, so that the choice does not spoil them.
+    If the inputs of one step fit into a layer's row space, the row space alone decides (``exact``).
+    Otherwise the statistics asked for are weighted by a rehearsal on a part of the null records
+    (``statistical``). Records are ranked among the other null records, so that the choice of
+    weights does not bias the ranks.
 
     Args:
-        problem: the update, with BatchNorm as the client trained.
-        candidates: records, normalised as the model takes them, with labels.
+        problem: the problem of the update, with BatchNorm as the client trained.
+        candidates: records, normalised for the model, with labels.
         null: records that cannot be members, from the distribution of the candidates.
-        labelled: whether all labels are known. Without them the row space is the only statistic,
-            and a rehearsal takes the null's as they are.
-        null_origin: where the null comes from, in words.
-        statistics: the names of those that may be used.
-        correction: for the number of candidates.
-        noise_std: σ of a defense's noise on the entries of the pseudo-gradient; ``None`` lets the
-            spectrum tell, where one step's samples are fewer than units.
-        seed: of the rehearsal's draws.
-        mixed: whether the client says that it trained on mixtures of its records. Their inputs
-            span the row space then, which holds a record as far as they tell of it: nothing is
-            exact, and nobody knows the mixtures to rehearse.
+        labelled: whether all labels are known. If not, the row space is the only statistic, and a
+            rehearsal takes the labels of the null records as they are.
+        null_origin: the source of the null records, in words.
+        statistics: the names of the statistics that may be used.
+        correction: the method that corrects p-values for the number of candidates.
+        noise_std: σ of a defense's noise on the entries of the pseudo-gradient. ``None`` reads it
+            from the spectrum, if one step's samples are fewer than a layer's units.
+        seed: the seed of the rehearsal's draws.
+        mixed: whether the client states that it trained on mixtures of its records. Then the inputs
+            of the mixtures span the row space, which holds a record only as far as they show it.
+            Nothing is exact, and nobody knows the mixtures to rehearse.
 
     Raises:
         ValueError: see :func:`check_records`.
@@ -359,7 +368,7 @@ def examine(
 def _log_residuals(
     flat: Problem, spans: Sequence[LayerSpan], records: Batch
 ) -> Float[Tensor, "N S"]:
-    """Return log r of each record in each layer, without damping beyond the noise."""
+    """Return log r, the residual of each of N records in S layers, damped by the noise alone."""
     return leftovers(flat, [spans], records.inputs, torch.zeros(1).double())[0][0].squeeze(2)
 
 
@@ -377,11 +386,12 @@ def _weigh(
     seed: int,
     mixed: bool,
 ) -> _Weighed:
-    """Return a statistic of candidates and null, the rehearsal, the evidence, its name and reason.
+    """Return how candidates and null records rank without algebra, and on what basis.
 
-    The statistic is ``Σ_f w_f x_f / σ_f`` with the rehearsal's weights w_f, see
-    :func:`~flwr_leakage.members.rehearsal.discriminant`, and the spread σ_f on the observed update.
-    Under noise that leaves the rehearsal no better than chance it is gradient cosine.
+    The results are the statistics of both, the rehearsal, the evidence, the statistic's name and
+    the reason. The statistic is ``Σ_f w_f x_f / σ_f`` over values x_f, with the rehearsal's weights
+    w_f (see :func:`~flwr_leakage.members.rehearsal.discriminant`) and the spread σ_f on the
+    observed update. If noise leaves the rehearsal no better than chance, it is the gradient cosine.
     """
     generator = torch.Generator().manual_seed(seed)
     size = min(len(null) // 2, max(POOL, 3 * problem.num_samples))
@@ -430,11 +440,11 @@ def _weigh(
 
 
 def _first_choice(names: Sequence[str], observed: Seen) -> tuple[int, str]:
-    """Return the statistic for want of a rehearsal: of the layer that its samples fill least.
+    """Return the index and name of the statistic to use without a rehearsal.
 
-    It is the fit of the outer product where labels are known, which tells also where units are
-    fewer than samples: of 115 samples behind 108 to 114 units it put all below 600 null records on
-    six development draws, and the residual 88 %.
+    It belongs to the layer that its samples fill least. With labels it is the fit of the outer
+    product, which also works if units are fewer than samples. With 115 samples behind 108 to 114
+    units it put all samples below 600 null records on six development draws, and the residual 88 %.
     """
     layers = [span.name.removesuffix(".weight") for span in observed.spans[:1]]
     tried = [f"{layer}{end} at 1e-06" for layer in layers for end in ("'s product", "")]
@@ -443,6 +453,6 @@ def _first_choice(names: Sequence[str], observed: Seen) -> tuple[int, str]:
 
 
 def _told_noise(spans: Sequence[LayerSpan]) -> float:
-    """Return the noise that the layers' spectra show, and 0 if they show none."""
+    """Return the largest noise that the layers' spectra show, 0 if they show none."""
     told = sorted(span.noise_std for span in spans if span.noise_std is not None)
     return told[len(told) // 2] if told else 0.0
