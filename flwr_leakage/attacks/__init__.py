@@ -1,4 +1,4 @@
-"""Invert gradients by attacks that are made of parts."""
+"""Reconstruct samples from updates, by attacks that are made of parts."""
 
 from flwr_leakage.attacks.base import Attack, AttackProgress
 from flwr_leakage.attacks.exact.analytic import Analytic

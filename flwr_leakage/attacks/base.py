@@ -39,7 +39,7 @@ ProgressCallback = Callable[[AttackProgress], None]
 
 @runtime_checkable
 class Attack(Protocol):
-    """Reconstruct private batches from the updates that a server observes."""
+    """An attack, which reconstructs private batches from the updates that a server observes."""
 
     def __call__(
         self, job: AttackJob, progress: ProgressCallback | None = None
@@ -63,7 +63,7 @@ class DeclaresShare(Protocol):
     """An attack that limits itself to a share of its budget unless it is near a solution."""
 
     def with_share(self, share: float) -> Attack:
-        """Return the attack that takes this share of its budget unless it needs more.
+        """Return the attack with this share of its budget; near a solution it may take more.
 
         Args:
             share: the share, in (0, 1].

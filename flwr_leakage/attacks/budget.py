@@ -1,4 +1,4 @@
-"""Limit an attack in CPU seconds, as wall time would depend on the load of the machine."""
+"""Limit an attack by CPU seconds, as wall time would depend on the load of the machine."""
 
 import math
 import time
@@ -9,10 +9,10 @@ from flwr_leakage.operators.budget import BudgetExhausted
 
 @dataclass(frozen=True)
 class Budget:
-    """A moment of this process's CPU clock after which an attack ends with its best so far.
+    """A moment of this process's CPU clock at which an attack ends with its best result so far.
 
-    Attacks check it between their steps, and end at the first check that finds it spent. So a
-    result does not depend on it as long as it is not spent, and a step may exceed it.
+    Attacks check the budget between their steps, and end at the first check after that moment. So a
+    result does not depend on the budget unless it is spent, and a step may exceed it.
 
     Attributes:
         ends: the moment in seconds of ``time.process_time()``; infinite for no limit.
@@ -35,19 +35,19 @@ class Budget:
         return max(self.ends - time.process_time(), 0.0)
 
     def part(self, share: float) -> "Budget":
-        """Return a budget from now of a share in (0, 1] of the remaining seconds."""
+        """Return a budget from now on, with a share in (0, 1] of the remaining seconds."""
         return Budget.of(share * self.left) if self.left < math.inf else self
 
     def affordable(self, count: int, seconds: float) -> int:
-        """Return how many of ``count`` tasks fit into the budget, each of ``seconds``."""
+        """Return how many of ``count`` tasks fit into the budget, if each takes ``seconds``."""
         return int(min(count, self.left / max(seconds, 1e-9)))
 
     def require(self, seconds: float, what: str) -> None:
-        """Raise an error if what comes next does not fit into the budget.
+        """Raise an error if the next task does not fit into the budget.
 
         Args:
-            seconds: about how many CPU seconds it takes.
-            what: its name, with which the message begins.
+            seconds: about how many CPU seconds the task takes.
+            what: the name of the task, with which the message begins.
 
         Raises:
             BudgetExhausted: fewer seconds are left.
@@ -68,7 +68,7 @@ class Stopwatch:
     """Measure the CPU seconds since the stopwatch was made.
 
     Attributes:
-        began: the moment of its making in seconds of ``time.process_time()``.
+        began: the moment at which the stopwatch was made, in seconds of ``time.process_time()``.
 
     Example:
         >>> 0 <= Stopwatch().seconds < 1
@@ -88,5 +88,5 @@ UNLIMITED = Budget()
 
 
 def stop_mark(stopped: bool) -> dict[str, str]:
-    """Return the entry of a result's stats that says that its budget ended the attack."""
+    """Return the entry of a result's stats for an attack that its budget ended; else nothing."""
     return {"stopped": "budget"} if stopped else {}

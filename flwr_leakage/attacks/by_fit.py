@@ -1,4 +1,4 @@
-"""Attack inputs of an unknown normalisation, which the inputs show, or else the fit decides.
+"""Attack inputs of unknown normalisation, which their values show, or else the fit decides.
 
 If the normalisation is known, no other one is tried.
 """
@@ -37,24 +37,25 @@ def by_fit(
 ) -> list[Reconstruction]:
     """Return the answers of an attack under the normalisation of each target that fits best.
 
-    If ``job.spec`` is known, these are the attack's answers. Otherwise the attack is run without a
-    box first. If the values of the inputs that it finds are levels of pixels under one
-    normalisation, that one is right (:func:`flwr_leakage.conventions.read_normalization`). If its
-    answer meets the gradient, and the values show nothing, the normalisations remain whose box
-    holds them; the narrower the box, the likelier are values that fill it. If it does not, the
-    attack is run under each public normalisation, which are then compared by the energy of the
-    answer (:class:`flwr_leakage.attacks.evidence.Evidence`). Either is −2 log of a density of
-    network inputs, which has −2 Σ log σ for the scale of pixels, with σ the deviation of each
-    input's channel. Targets whose values show nothing are decided together, by the sum of these.
+    If ``job.spec`` is known, these are the attack's answers. Otherwise the attack is first run
+    without a box. The values of the inputs found may be levels of pixels under one normalisation,
+    which is then the right one (:func:`flwr_leakage.conventions.read_normalization`). If the values
+    show nothing, but the answer meets the gradient, the normalisations whose box holds the values
+    are possible. The narrower the box, the likelier are values that fill it. If the answer does not
+    meet the gradient, the attack is run under each public normalisation. These are compared by the
+    energy of the answer (:class:`flwr_leakage.attacks.evidence.Evidence`). Both measures are −2 log
+    of a density of network inputs, which contains −2 Σ log σ for the scale of pixels, with the
+    deviation σ of each input's channel. Targets whose values show nothing are decided together, by
+    the sum of their measures.
 
     The normalisation is ``spec`` of each answer, and ``stats["normalisation"]`` is ``read off`` or
-    ``by fit``. ``job.max_seconds`` is for all of them together: each may take an equal share of the
-    rest of half the time. If the time ended the best one, the attack is run once more under its
-    normalisation, for the rest.
+    ``by fit``. ``job.max_seconds`` covers all runs: each may take an equal share of what is left of
+    half the time. If the time ended the best run, the attack is run once more under its
+    normalisation, for the rest of the time.
 
     Args:
         attack: any attack.
-        job: its knowledge.
+        job: the knowledge of the attacker.
         progress: a callback that is called from time to time.
     """
     specs = possible_specs(job.spec)
@@ -85,11 +86,11 @@ class _Tries:
     """The answers and energies of one target under each normalisation that was tried.
 
     Attributes:
-        first: the answer without a box, or the first one with a batch.
-        shown: the normalisation that its values show, or ``None``.
-        energies: of each normalisation that is possible.
-        answers: under each normalisation that was tried; ``first`` is that of the others.
-        seconds: CPU seconds that all took.
+        first: the answer without a box, or the first answer with a batch.
+        shown: the normalisation that the values of this answer show, or ``None``.
+        energies: the energy of each normalisation that is possible.
+        answers: the answer under each normalisation that was tried; for others it is ``first``.
+        seconds: CPU seconds that all runs took.
     """
 
     first: Reconstruction
@@ -106,7 +107,7 @@ class _Tries:
         specs: Sequence[InputSpec],
         progress: ProgressCallback | None,
     ) -> "_Tries":
-        """Attack a job of one target."""
+        """Return the answers and energies of an attack on a job of one target."""
         watch, limit = Stopwatch(), job.max_seconds
         energies: dict[InputSpec, float] = {}
         answers: dict[InputSpec, Reconstruction] = {}
@@ -142,7 +143,7 @@ class _Tries:
     def end(
         self, attack: Attack, job: AttackJob, spec: InputSpec, progress: ProgressCallback | None
     ) -> Reconstruction:
-        """Return the answer under a normalisation, with the rest of the time if that ended it."""
+        """Return the answer under a normalisation, by another run if the time ended the first."""
         answer = self.answers.get(spec, self.first)
         left = math.inf if job.max_seconds is None else job.max_seconds - self.seconds
         if spec not in self.answers or "stopped" not in answer.stats or left <= 0:
@@ -155,7 +156,7 @@ class _Tries:
 
 
 def _marked(found: Reconstruction, spec: InputSpec, claim: Claim) -> Reconstruction:
-    """Return an answer under a normalisation; pixels under a guessed one are not proven."""
+    """Return an answer under a normalisation; if it is guessed, no pixels are proven."""
     verdicts = found.stats.get("verdicts", ())
     stats = {**found.stats, NORMALISATION: claim}
     if "proven" in verdicts:
@@ -178,13 +179,13 @@ def _judged(job: AttackJob, found: Reconstruction) -> tuple[float, float]:
 
 
 def _outside(found: Reconstruction, spec: InputSpec) -> float:
-    """Return how far the answer lies outside of the box of valid pixels, in pixels' range."""
+    """Return the largest distance of an answer's pixels from their range, in units of it."""
     assert found.batch is not None
     pixels = spec.denormalize(found.batch.inputs)
     return float((pixels - pixels.clamp(0, 1)).abs().max())
 
 
 def _scale(spec: InputSpec, count: int) -> float:
-    """Return 2 Σ log σ over the inputs of all samples."""
+    """Return 2 Σ log σ over the inputs of all samples, with σ the deviation of their channel."""
     _, height, width = spec.shape
     return 2 * count * height * width * sum(math.log(std) for std in spec.std)

@@ -16,10 +16,10 @@ opposite errors."""
 
 
 def clipped_entries(gradient: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return which entries of a gradient, by name, were clipped, as NVIDIA FLARE's filters do.
+    """Return by name which entries of a gradient were clipped, as NVIDIA FLARE's filters do.
 
-    Clipping leaves many entries of the largest magnitude of all, in several outputs and several
-    layers. A tensor whose entries other than zero all have one magnitude shows signs, not a clip.
+    After clipping, many entries have the largest magnitude of all, in several outputs and several
+    layers. If all nonzero entries of a tensor have one magnitude, they are signs, and not clipped.
     """
     tops = {name: _largest(value) for name, value in gradient.items()}
     limit = max(tops.values(), default=0.0) * (1 - _CLOSE)
@@ -53,7 +53,7 @@ def _largest(value: Tensor) -> float:
 
 
 def without_clipped(gradient: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Return the gradient with clipped entries set to zero, as if pruned at random."""
+    """Return the gradient with zeros for clipped entries, as if these had been pruned."""
     found = clipped_entries(gradient)
     if not any(bool(at.any()) for at in found.values()):
         return gradient

@@ -1,10 +1,11 @@
 """Choose the contrast of images whose gradient does not depend on it.
 
-A network that normalises by statistics of its own input, behind a first convolution whose bias the
-normalisation removes, computes the same from x and from s x, up to its ε. So does its gradient: no
-update tells the contrast of an image, and a prior of images would answer one that is almost grey.
-Pixels are bounded, though, and most photographs reach the bounds. So contrast is assumed to be the
-largest that keeps almost all pixels within them.
+The first convolution of a network may be followed by a normalisation by statistics of its own
+input, which removes the convolution's bias. Such a network computes the same from x and from s x,
+up to the ε of the normalisation, and so does its gradient. So no update shows the contrast of an
+image, and with a prior of images an attack would answer an image that is almost grey. But pixels
+are bounded, and most photographs reach the bounds. So the contrast is assumed to be the largest
+that keeps almost all pixels within the bounds.
 """
 
 import math
@@ -31,11 +32,12 @@ one; on 200 images of CIFAR-10 it leaves a median error of 55 dB in contrast, no
 
 @dataclass(frozen=True)
 class Contrast:
-    """The part of the contrast of its samples that a gradient leaves open.
+    """The part of the samples' contrast that a gradient leaves open.
 
     Attributes:
         spec: the normalisation, under which an input of 0 is the mean colour.
-        unknown: the contrast of ``each`` sample, the ``common`` one of all samples, or ``none``.
+        unknown: the contrast that is open: that of ``each`` sample, the ``common`` one of all
+            samples, or ``none``.
     """
 
     spec: InputSpec
@@ -43,9 +45,9 @@ class Contrast:
 
     @classmethod
     def of(cls, problem: Problem) -> "Contrast":
-        """Return the contrast that a network leaves open, by gradients at a draw of the prior.
+        """Return the contrast that a network leaves open, as gradients at a draw of the prior show.
 
-        Inputs without a box have no contrast to be assumed.
+        For inputs without a box, no contrast is assumed.
         """
         spec = problem.spec
         if not spec.box:
@@ -72,7 +74,7 @@ class Contrast:
             return simulate_rounds(problem, Batch(_scaled(inputs, factors), targets)).split(sizes)
 
         with torch.no_grad():
-            for seen in (logits, beginning, gradient):  # most networks show contrast early
+            for seen in (logits, beginning, gradient):  # mostly, logits already show the contrast
                 own = seen(torch.ones(len(inputs)))
                 if not _are_near(seen(common), own):
                     return cls(spec)
@@ -81,11 +83,11 @@ class Contrast:
 
     @property
     def note(self) -> str:
-        """Return the remark on the contrast for the summary of an answer."""
+        """Return a remark on the assumed contrast for the summary of an answer."""
         return "" if self.unknown == "none" else ", contrast assumed"
 
     def stretched(self, inputs: Tensor) -> Tensor:
-        """Return inputs (B, C, H, W) of equal gradient that reach the bounds of their pixels."""
+        """Return inputs (B, C, H, W) with the same gradient whose pixels reach their bounds."""
         if self.unknown == "none":
             return inputs
         factors = largest_factors(self.spec, inputs)
@@ -94,7 +96,7 @@ class Contrast:
         return _scaled(inputs, factors)
 
     def gauged(self, prior: ImagePrior, point: Tensor) -> Tensor:
-        """Return the coordinates under a prior of the :meth:`stretched` inputs."""
+        """Return the coordinates under a prior of the inputs that :meth:`stretched` gives."""
         if self.unknown == "none":
             return point
         inputs = self.stretched(prior.inputs(point))
@@ -104,7 +106,7 @@ class Contrast:
 def largest_factors(spec: InputSpec, inputs: Tensor) -> Tensor:
     """Return the largest factor of each sample (B,) that keeps its pixels in [0, 1].
 
-    A share of ``OUTSIDE`` of them may leave.
+    A share of ``OUTSIDE`` of the pixels may leave this range.
 
     Args:
         spec: the normalisation.
@@ -127,7 +129,7 @@ def _scaled(inputs: Tensor, factors: Tensor) -> Tensor:
 
 
 def _are_near(found: Sequence[Tensor], own: Sequence[Tensor]) -> bool:
-    """Return whether all tensors are nearly equal; rounding alone is left in some gradients."""
+    """Return whether all tensors are nearly equal; some gradients are zero up to rounding."""
     rounding = 1e-9 * float(torch.cat([each.flatten() for each in own]).norm())
     return all(
         float((other - each).norm()) <= INVARIANT * float(each.norm()) + rounding

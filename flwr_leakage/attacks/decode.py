@@ -1,4 +1,4 @@
-"""Decode MixUp and InstaHide encodings, which is the attacker's second step.
+"""Decode MixUp and InstaHide encodings, the second step of an attack on such clients.
 
 A gradient inversion recovers encodings. Over T epochs of fresh draws the server collects T
 encodings of every image, and then solves for the images. The attacker is given the mapping and the
@@ -25,10 +25,10 @@ def decode_mixup(
 
     Args:
         encodings: E, M recovered encodings of all epochs.
-        weights: W; row m holds the coefficients of encoding m.
+        weights: W; row m holds the coefficients of encoding m in the n images.
     """
     _check(encodings, weights)
-    # The default driver is wrong for a rank-deficient W.
+    # LAPACK's default driver in torch is wrong for a W without full rank.
     solution = torch.linalg.lstsq(
         weights.double().cpu(), encodings.double().cpu().flatten(1), driver="gelsd"
     ).solution
@@ -37,7 +37,7 @@ def decode_mixup(
 
 @dataclass(frozen=True)
 class InstaHideDecoding:
-    """The result of the sign-aware regression.
+    """The result of a regression of images from encodings with flipped signs.
 
     Attributes:
         images: (n, C, H, W) the decoded images in model space.
@@ -59,18 +59,19 @@ def decode_instahide(
 ) -> InstaHideDecoding:
     """Return the images X of least ‖ |W X| − |E| ‖², solved pixel by pixel with consistent signs.
 
-    Sign flips leave only |E| (Carlini et al. 2020, section 4.4). For each pixel, the regression
-    alternates s ← sign(W x) and x ← W⁺(s · |e|) from random starts, which never increases the
-    residual. It keeps the result of smallest residual.
+    Sign flips leave only |E| (Carlini et al. 2020, section 4.4). For each pixel, with values x in
+    the n images and |e| in the encodings, the regression alternates s ← sign(W x) and x ← W⁺(s ·
+    |e|) from random starts, which never increases the residual. It keeps the result with the least
+    residual.
 
-    |W x| is the same for x and −x, so that each pixel's sign is open. Neighbouring pixels are
+    |W x| is the same for x and −x, so that the sign of each pixel is open. Neighbouring pixels are
     similar in most natural images. So signs are carried along the spanning tree of largest
-    |correlation| between neighbouring pixels. The common sign of all images is the one with the
-    smaller summed distance from the pixel box (the normalisation is public).
+    |correlation| between neighbouring pixels. The common sign of all images is the one whose pixels
+    are, in sum, nearer to the box of valid values (the normalisation is public).
 
     Args:
         encodings: E, M recovered encodings of all epochs, with flipped signs.
-        weights: W; row m holds the coefficients of encoding m.
+        weights: W; row m holds the coefficients of encoding m in the n images.
         spec: the public normalisation.
         generator: draws the starts.
         num_starts: number of random starts for each pixel, ≥ 1.
@@ -105,7 +106,7 @@ def decode_instahide(
 
 
 def consistent_signs(pixels: Float[Tensor, "n D"], shape: tuple[int, ...]) -> Float[Tensor, " D"]:
-    """Return ±1 for each pixel, so that neighbours in a spanning tree agree over the n images.
+    """Return ±1 for each of D pixels, so that neighbours in a spanning tree agree over n images.
 
     Args:
         pixels: column p holds pixel p of every image, up to its sign.
@@ -136,7 +137,7 @@ def consistent_signs(pixels: Float[Tensor, "n D"], shape: tuple[int, ...]) -> Fl
 
 
 def _outside(images: Tensor, spec: InputSpec) -> float:
-    """Return the summed distance of values from the box of valid pixels."""
+    """Return the sum over all values of their distance from the box of valid pixels."""
     return float((images - spec.clamp(images)).abs().sum())
 
 

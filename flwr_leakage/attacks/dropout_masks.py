@@ -1,13 +1,13 @@
 """Read masks of dropout off the update of one sample.
 
-Dropout in front of a linear layer ``z = W h + b`` makes some of its features h zero. For one sample
-``∂L/∂W = e hᵀ``, so that the columns of zeros show them. A feature is also zero if the ReLU before
-it is off; then it makes no difference to the gradient whether it was dropped, too.
+Dropout before a linear layer ``z = W h + b`` makes some of its features h zero. For one sample
+``∂L/∂W = e hᵀ`` with the error e of z, so that columns of zeros show these features. A feature is
+also zero if the ReLU before it is off. Then dropping it makes no difference to the gradient.
 
-Zeros of a ReLU do not show that dropout was active. The layer before it does. Its bias b' has the
-gradient ``∂L/∂b'_c = s Σ_k (Wᵀ e)_k`` over those features k of channel c that are not zero, with
-s = 1 / (1 − p) if dropout with rate p was active, and s = 1 if not. ReLUs and maxima between the
-two layers route the error of a feature to one position of its channel.
+Zeros of a ReLU do not show that dropout was active, but the layer before it does. Its bias b' has
+the gradient ``∂L/∂b'_c = s Σ_k (Wᵀ e)_k``, summed over the features k of channel c that are not
+zero. If dropout with rate p was active, s = 1 / (1 − p), and otherwise s = 1. ReLUs and maxima
+between both layers route the error of a feature to one position of its channel.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,16 +32,16 @@ rounding of parameters on the wire has lost."""
 def read_masks(
     forward: Callable[[], object], params: Params, gradient: Params
 ) -> list[Tensor | None]:
-    """Return the mask of each call of dropout in a pass, ``None`` where the update shows none.
+    """Return the mask of each call of dropout in a pass, ``None`` if the update shows none.
 
-    A mask is 0 or 1 / (1 − p), and has the shape of one sample, with 1 along axes that are dropped
-    together. It is ``None`` if dropout was not active, or if no linear layer takes its outputs, or
-    their maxima, and shows it.
+    A mask holds 0 and 1 / (1 − p), and has the shape of one sample, with 1 along axes that are
+    dropped together. It is ``None`` if dropout was not active, or if no linear layer takes the
+    call's outputs, or their maxima, and shows the mask.
 
     Args:
-        forward: a pass of one sample of noise, with parameters from ``params``.
-        params: θ.
-        gradient: ∇_θ L of one sample, as it was observed.
+        forward: function that passes one sample of noise, with the parameters ``params``.
+        params: the parameters θ.
+        gradient: the observed gradient ∇_θ L of one sample.
     """
     plain = _Marked(params, -1)
     plain.run(forward)
@@ -55,12 +55,12 @@ def read_masks(
 
 
 class _Marked(Masked):
-    """A pass in which the outputs of one call of dropout are numbers of units, from 1.
+    """A pass in which the outputs of one call of dropout are replaced by numbers of units, from 1.
 
     Args:
         params: the parameters of the pass.
         number: the number of the call; −1 for none.
-        shape: of the call's mask.
+        shape: the shape of the call's mask.
     """
 
     def __init__(self, params: Params, number: int, shape: Sequence[int] = ()) -> None:
@@ -71,12 +71,12 @@ class _Marked(Masked):
         self.place = 0
 
     def run(self, forward: Callable[[], object]) -> None:
-        """Make the pass."""
+        """Run the pass, whose outputs replace those of the call."""
         with torch.no_grad(), self.trace, self:
             forward()
 
     def outputs(self, number: int, inputs: Tensor) -> Tensor:
-        """Return the numbers of the units where the call is met, and its inputs elsewhere."""
+        """Return the numbers of the units if the call is the marked one, else the call's inputs."""
         if number != self.number:
             return inputs
         self.place = len(self.trace.steps)
@@ -97,12 +97,12 @@ class _Marked(Masked):
         units = op.inputs.flatten().long() - 1
         count = self.units.numel()
         if not torch.equal(units.unique(), torch.arange(count)) or op.inputs.ndim != 2:
-            return None  # another layer has changed the outputs, or some units leave no trace
+            return None  # another layer has changed the numbers, or some units leave no trace
         if errors is None:
             return None
         is_on, has_error = (weights != 0).any(0), (weights != 0).any(1)
         missing = weights[has_error][:, is_on] == 0
-        # Noise leaves no zeros, and pruning leaves them within columns.
+        # With noise no entries are zero, and after pruning zeros are no whole columns.
         if bool(is_on.all()) or float(missing.double().mean()) > ROUNDED:
             return None
         routed = torch.where(is_on, errors @ op.weight, 0.0)

@@ -63,16 +63,17 @@ class Evidence:
     ring is unknown, and the ring has Cauchy's law. This law makes fitted noise expensive in the
     rings that are weak in an image. A normal law of one size for all images would not notice it.
 
-    Told equations that are fewer than the unknowns leave directions open, in which the likeliest
-    image has nothing, and a private one has what the prior expects. There, the last sum counts only
-    by how much a ring exceeds that: ``Σ_i Σ_k (1 + n_k) max(0, log(‖s_ik‖² / n_k))``. Otherwise
-    grey would have less energy than the private images themselves.
+    The equations that replace the gradient may be fewer than the unknowns. In the directions that
+    they leave open, the likeliest image is zero, and a private one has the size that the prior
+    expects. So the last sum then counts only the excess over that size:
+    ``Σ_i Σ_k (1 + n_k) max(0, log(‖s_ik‖² / n_k))``. Otherwise grey would have less energy than the
+    private images themselves.
 
     The gradient of one clean sample may determine a layer's features and error
     (:class:`~flwr_leakage.attacks.whole_batch.one_sample.OneSample`), and an attack may have proven
     those of a batch (:meth:`told_by`). Then r holds the residuals of the equations that remain with
     both given. Otherwise an error in a candidate's features would change the gradients of all
-    layers behind, and an attack that fits these first would seem the better one.
+    layers behind, and an attack that fits the features first would seem to be the better one.
 
     Attributes:
         problem: the problem, in double precision.
@@ -80,8 +81,8 @@ class Evidence:
         groups: the groups of entries with similar errors.
         prior: the prior of each sample; ``None`` for texts, of which all are equally likely.
         tolerance: largest relative squared distance of a tensor's gradient that counts as met.
-        proven: the equations of features that an attack has proven, with their observed
-            likelihood, or ``None``.
+        proven: the equations that remain with features that an attack has proven, and their
+            observed likelihood; or ``None``.
     """
 
     problem: Problem
@@ -105,7 +106,8 @@ class Evidence:
     def told(self) -> tuple[KnownErrors, Likelihood] | None:
         """The equations that replace the gradient, with their observed likelihood, or ``None``.
 
-        They are found when the first candidate is judged: for a large network that takes seconds.
+        They are computed when the first candidate is judged, as that takes seconds for a large
+        network.
         """
         problem = self.problem
         if self.proven is not None or self.prior is None or self.is_noised:
@@ -119,15 +121,15 @@ class Evidence:
 
     @property
     def image_prior(self) -> ImagePrior:
-        """The prior of each sample of images."""
+        """The prior of each image, for samples that are images."""
         assert self.prior is not None
         return self.prior
 
     def told_by(self, weight: str, samples: BatchInputs) -> "Evidence":
         """Return the evidence once the features of all samples of one plain step are proven.
 
-        The evidence stays as it is under noise, if features are not proven, and if other equations
-        are told already.
+        The evidence does not change under noise, if features are not proven, or if other equations
+        already replace the gradient.
 
         Raises:
             ValueError: the features do not separate the rest of the update (see
@@ -140,7 +142,7 @@ class Evidence:
         return replace(self, proven=(equations, equations.likelihood(None)))
 
     def gradient(self, batch: Batch) -> Tensor:
-        """Return g(x̂) (P,), all rounds one after another, in double precision."""
+        """Return a batch's gradient g(x̂) (P,), all rounds one after another, in float64."""
         batch = Batch(_in(torch.float64, batch.inputs), _in(torch.float64, batch.targets))
         return simulate_rounds(self.problem, batch)
 
@@ -175,20 +177,20 @@ class Evidence:
             return Judgement(math.inf, math.inf, math.inf)
         misfit = self.likelihood.misfit(residual)
         explained = self.is_noised and misfit <= 1.05 and plausible
-        if explained:  # any image would explain an update that is only noise
+        if explained:  # if the update is only noise, zero explains it as well as any image
             nothing = self.likelihood.misfit(-self.likelihood.observed)
             explained = (nothing - misfit) * len(residual) >= self.unknowns
         met = distance <= self.tolerance and self._meets(batch, residual)
         return Judgement(energy, distance, misfit, met, explained)
 
     def _meets(self, batch: Batch, residual: Tensor) -> bool:
-        """Return whether the residual r_t of every tensor t is small by its own measure.
+        """Return whether the residual r_t of every tensor t is small by a limit of its own.
 
-        That is ``‖r_t‖² ≤ tolerance ‖g*_t‖² + (10 ρ_t)²``. The sum over all tensors would not do: a
-        last layer may hold all of the norm, and be met by images that are far from the samples. The
-        rounding ρ_t of what the client sent is taken from the candidate, whose gradient is computed
-        in single precision as well, plus half a unit in the last place of the parameters that
-        travelled, over the learning rate.
+        The limit is ``‖r_t‖² ≤ tolerance ‖g*_t‖² + (10 ρ_t)²``. A limit for the sum over all
+        tensors would not do: a last layer may hold almost all of the norm, and be met by images
+        that are far from the samples. ρ_t is the rounding of the gradient that the client sent. It
+        is estimated by the rounding of the candidate's gradient in single precision, plus half a
+        unit in the last place of the parameters that were sent, divided by the learning rate.
         """
         single = simulate_rounds(
             self.problem.to(torch.float32),
@@ -226,7 +228,7 @@ class Evidence:
 
 
 def _in(dtype: torch.dtype, values: Tensor) -> Tensor:
-    """Return continuous inputs or probabilities in a precision, and ids as they are."""
+    """Return continuous inputs or probabilities in the given precision, and ids unchanged."""
     return values.to(dtype) if values.is_floating_point() else values
 
 
@@ -243,7 +245,7 @@ def ring_energy(coordinates: Tensor, is_open: bool = False) -> float:
     """
     height, width = coordinates.shape[-2:]
     squares = torch.arange(height)[:, None].square() + torch.arange(width).square()
-    # The outer radius of a ring is 1.35 of its inner one (chosen on development draws; no table).
+    # The outer radius of a ring is 1.35 times its inner radius (development draws; no table).
     numbers = (squares.clamp_min(1).double().log() / (2 * math.log(1.35))).long().flatten()
     sums = coordinates.new_zeros(*coordinates.shape[:2], int(numbers.max()) + 1)
     sums.index_add_(-1, numbers, coordinates.square().flatten(2))
@@ -254,7 +256,7 @@ def ring_energy(coordinates: Tensor, is_open: bool = False) -> float:
 
 @dataclass(frozen=True)
 class Candidate:
-    """The batch that an attack found, with the name of the attack and the evidence's judgement."""
+    """A batch that an attack found, with the attack's name and the judgement of the evidence."""
 
     name: str
     batch: Batch
@@ -279,7 +281,7 @@ class Fusion:
 
     Attributes:
         batch: the samples of the mean, in the order of the most likely candidate.
-        judged: the evidence's judgement of the mean.
+        judged: the judgement of the mean by the evidence.
         weights: the weight of each candidate, by name; they sum to 1.
     """
 
@@ -297,13 +299,14 @@ def fuse(candidates: Sequence[Candidate], evidence: Evidence) -> Fusion | None:
 
     Weights are inverse variances. Candidates are added one after another, the most likely first. A
     candidate is left out if its labels differ, or if the mean with it is less likely than without
-    it: around one solution the energy is convex, and between two solutions there is a wall. Either
-    of two candidates may be the worse one. With independent errors, their mean is better than both
-    if their squared errors differ by a factor below three. So the mean may cross a low wall, unless
+    it: around one solution the energy is convex, and between two solutions it has a maximum. Either
+        of
+    two candidates may be the worse one. With independent errors, their mean is better than both if
+    their squared errors differ by a factor below three. So the mean may cross a low maximum, unless
     energies are precise: the residual is mostly noise, or the candidates are close to each other.
-    If a pruned update is met to rounding, candidates differ only in their prior probability, and
-    the most likely one is the answer. A candidate or a mean that is further from the update than no
-    sample at all explains nothing, and is left out.
+    If a pruned update is met to rounding, candidates differ in their prior probability only, and
+    the most likely one is the answer. A candidate or a mean whose gradient is farther from the
+    update than zero explains nothing, and is left out.
 
     Returns:
         The mean, or ``None`` if nothing can be added to the most likely candidate.
@@ -353,13 +356,13 @@ def _distance(one: Tensor, other: Tensor, evidence: Evidence) -> float:
 
 
 def _in_order(found: Batch, model: Batch) -> Tensor | None:
-    """Return the inputs in the order of the model's nearest samples, or None if labels differ."""
+    """Return inputs in the order of a model's nearest samples, or None if the labels differ."""
     if found.targets.shape != model.targets.shape:
         return None
     inputs = found.inputs.to(model.inputs)
     number = len(model)
     differ = (model.targets[:, None] != found.targets[None]).reshape(number, number, -1).any(-1)
-    # A pair of different labels costs more than any squared distance of images.
+    # A pair with different labels costs more than any squared distance of images.
     costs = torch.cdist(model.inputs.flatten(1), inputs.flatten(1)).square() + 1e12 * differ
     _, order = linear_sum_assignment(costs.cpu().numpy())
     order = torch.as_tensor(order)

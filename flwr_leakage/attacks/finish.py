@@ -28,7 +28,7 @@ class Finish:
     The attack that finds the neighbourhood of the samples need not be the one that converges there.
 
     Attributes:
-        attack: the attack that continues; the candidate replaces its start and its labels.
+        attack: the attack that continues; the candidate replaces its own start and labels.
     """
 
     attack: GradientInversion | LeastAbsolute | DenseGaussNewton
@@ -59,7 +59,8 @@ class Finish:
 def in_granted_order(candidate: Batch, granted: Tensor | None) -> Batch:
     """Return the candidate's samples in the order of the granted labels, if these are classes.
 
-    Exact attacks sort their samples by label. The next attack pairs them with the granted labels.
+    Exact attacks sort their samples by label, and the next attack pairs samples with granted
+    labels.
     """
     classes = candidate.targets
     if granted is None or granted.shape != classes.shape:
@@ -82,14 +83,14 @@ class Denoising:
 
         Σ_j r_j² / v_j + sᵀ Q s
 
-    with v the variance of each entry, read from the residual if that is above the noise
-    (:meth:`flwr_leakage.attacks.inversion.likelihood.Likelihood.variances`), and s the coordinates
-    of a normal law with each image's own spectrum, ring by ring
-    (:meth:`flwr_leakage.spectral.image_prior.ImagePrior.fitted`). It runs twice. First Q is the
-    identity, so that the prior is this law, which removes noise from frequencies and colours with
-    little content. Then Q is the cost of the image's kinds of patches
-    (:class:`flwr_leakage.spectral.patch_prior.PatchPrior`), which removes it from places with
-    little content. The answer is the mean of both, as their errors differ.
+    v is the variance of each entry, read from the residual if that is above the noise
+    (:meth:`flwr_leakage.attacks.inversion.likelihood.Likelihood.variances`), and s are the
+    coordinates of a normal law with each image's own spectrum, ring by ring
+    (:meth:`flwr_leakage.spectral.image_prior.ImagePrior.fitted`). There are two runs. In the first,
+    Q is the identity, so that the prior is this law, which removes noise from frequencies and
+    colours with little content. In the second, Q is the cost of the image's kinds of patches
+    (:class:`flwr_leakage.spectral.patch_prior.PatchPrior`), which removes noise from places with
+    little content. The answer is the mean of both images, as their errors differ.
 
     Attributes:
         steps: largest number of steps with each prior, ≥ 0; with 0 candidates stay as they are.
@@ -109,7 +110,7 @@ class Denoising:
     def __call__(
         self, evidence: Evidence, candidate: Batch, budget: Budget = UNLIMITED
     ) -> tuple[Batch, int]:
-        """Return images with the candidate's labels, and the number of steps to them."""
+        """Return images with the candidate's labels, and the number of steps that led to them."""
         start = Batch(candidate.inputs.double(), candidate.targets)
         priors = (None, PatchPrior.of(evidence.image_prior))
         answers = [self.solve(evidence, start, prior, budget) for prior in priors]
@@ -125,7 +126,7 @@ class Denoising:
         patches: PatchPrior | None = None,
         budget: Budget = UNLIMITED,
     ) -> tuple[Tensor, int]:
-        """Return images under one prior, and the number of steps to them."""
+        """Return the images found under one prior, and the number of steps that led to them."""
         if budget.is_spent:
             return candidate.inputs, 0
         likelihood = evidence.likelihood
@@ -163,7 +164,7 @@ class Denoising:
 
 
 def fitted(prior: ImagePrior, inputs: Tensor) -> tuple[ImagePrior, Tensor]:
-    """Return the prior with the spectrum of each image, and their coordinates (B, C, H, W)."""
+    """Return a prior with the spectrum of each image, and the images' coordinates under it."""
     each = [prior.fitted(image[None]) for image in inputs]
     point = [own.coordinates(image[None]) for own, image in zip(each, inputs, strict=True)]
     deviations = torch.stack([own.deviations for own in each])

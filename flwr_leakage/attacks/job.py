@@ -1,4 +1,4 @@
-"""Define the one argument of every attack, a frozen object."""
+"""Define the job, a frozen object that is the one argument of every attack."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from flwr_leakage.records import InputSpec, Observation, ThreatModel
 
 @dataclass(frozen=True)
 class AttackJob:
-    """The observations that a server attacks, with its knowledge: the one argument of every attack.
+    """The observations that a server attacks, and its knowledge: the one argument of every attack.
 
     No field can carry the truth. Facts that a threat model grants are in each observation's
     ``disclosed``, and are used only if ``threat`` says so.
@@ -23,13 +23,14 @@ class AttackJob:
         spec: the public facts about the data.
         observations: the server's observations, one for each target, or for each restart of one.
         threat: the further knowledge of the attacker.
-        seed: seed of all random draws, ≥ 0.
-        restarts: the number 0, 1, … of each observation's restart; empty if all are 0.
+        seed: the seed of all random draws, ≥ 0.
+        restarts: the number 0, 1, … of the restart that each observation stands for; empty if all
+            are 0.
         max_seconds: CPU seconds that an attack may take for each observation; ``None`` for no
             limit. At the limit the attack returns its best result, and sets ``stats["stopped"]``.
         posed: the problems that :func:`flwr_leakage.attacks.problem.pose` made of all observations,
-            if they were posed before, as posing them again costs seconds where a network is large;
-            else empty.
+            if they were posed before; else empty. For a large network, posing them again would cost
+            seconds.
 
     Raises:
         ValueError: the seed is negative, there is not one restart number or posed problem for each
@@ -65,7 +66,8 @@ class AttackJob:
         """Return the problem that observation ``index`` poses.
 
         Raises:
-            ValueError: the observation poses none; see :func:`flwr_leakage.attacks.problem.pose`.
+            ValueError: the observation poses no problem; see
+                :func:`flwr_leakage.attacks.problem.pose`.
         """
         if self.posed:
             return self.posed[index]

@@ -1,4 +1,4 @@
-"""Check a loss, a map from (logits, targets) to a scalar, before and in attacks."""
+"""Check a loss, which is a map from (logits, targets) to a scalar, before and in attacks."""
 
 import math
 import warnings
@@ -19,7 +19,7 @@ def check_loss(
     device: torch.device | None = None,
     positions: Sequence[int] = (),
 ) -> None:
-    """Raise ``ValueError`` for a loss that the attacks cannot compute and differentiate in float64.
+    """Raise ``ValueError`` for a loss that attacks cannot compute or differentiate in float64.
 
     Args:
         loss: maps (logits, targets) to a scalar.
@@ -57,7 +57,7 @@ def check_loss(
 
 
 def _problem(loss: Loss, output_shape: Sequence[int], targets: Tensor, dtype: torch.dtype) -> str:
-    """Return the failure of a loss in one precision in words, or an empty string."""
+    """Return a text on how a loss fails in a precision; empty if it does not."""
     size = len(targets) * math.prod(output_shape)
     logits = torch.linspace(-1, 1, size, dtype=dtype, device=targets.device)
     logits = logits.reshape(-1, *output_shape).requires_grad_()
@@ -73,7 +73,7 @@ def _problem(loss: Loss, output_shape: Sequence[int], targets: Tensor, dtype: to
         except Exception as error:  # a loss is the user's own code
             first = (str(error).strip().splitlines() or [""])[0]
             return f"of {shapes} in {dtype} it says {type(error).__name__}: {first}"
-    # torch's warning of logits and targets that were broadcast to one shape begins like this.
+    # A warning of torch begins so if logits and targets were broadcast to one shape.
     if any(str(each.message).startswith("Using a target size") for each in told):
         return f"{shapes} are stretched to one shape"
     scalar(value)
@@ -83,7 +83,7 @@ def _problem(loss: Loss, output_shape: Sequence[int], targets: Tensor, dtype: to
 def is_plain_mean(loss: Loss, logits: Tensor) -> bool:
     """Return whether the loss of a batch is the mean of its samples' losses, for all classes.
 
-    It is not if classes have weights: the mean of torch's losses divides by the sum of weights.
+    It is not if classes have weights, as torch's mean then divides by the sum of the weights.
     """
     if loss is F.cross_entropy:
         return True
@@ -118,20 +118,20 @@ def class_weights(loss: Loss, logits: Tensor) -> Tensor | None:
             "or not, got one that couples them; hand the labels over (labels known)."
         )
     if not float(weights.mean()) > 0:
-        return None  # no sample has a gradient, so that no weight shows
+        return None  # no sample has a gradient, which could show the weights
     weights = weights / weights.mean()
     return None if float((weights - 1).abs().max()) < 1e-3 else weights
 
 
 def lowers_one_logit(loss: Loss, num_classes: int) -> bool:
-    """Return whether the only negative entry of ∂L/∂z of a sample is that of its class.
+    """Return whether a sample's ∂L/∂z, for logits z, has its only negative entry at its class.
 
-    So it is for the cross-entropy, weighted by class or not, and not with smoothed labels.
+    It has for the cross-entropy, with or without class weights, but not with smoothed labels.
     """
     if loss is F.cross_entropy:
         return True
     ids = torch.arange(num_classes)
-    # Logits this far apart leave probabilities below what smoothing adds.
+    # With logits this far apart, probabilities are smaller than the share that smoothing adds.
     logits = 10 * torch.randn(num_classes, num_classes, generator=torch.Generator().manual_seed(0))
     slopes = _slopes(loss, logits.double(), ids)
     return bool(((slopes < 0) <= torch.eye(num_classes, dtype=torch.bool)).all())

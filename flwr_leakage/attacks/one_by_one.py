@@ -1,7 +1,7 @@
-"""Attacks that solve one target after another: before the solution, around it, and behind it.
+"""Attack one target after another, with common steps before and after the attack.
 
-Before it, :func:`unscaled` divides out the factor by which the client scaled its update. Behind it,
-:func:`in_box` says what a proof of the network's inputs proves of pixels.
+Before it, :func:`unscaled` divides the update by the factor by which the client scaled it. After
+it, :func:`in_box` turns a proof about the network's inputs into one about pixels.
 """
 
 from abc import ABC, abstractmethod
@@ -29,15 +29,15 @@ def unscaled(problem: Problem) -> Problem:
     """Return the problem without the factor of a scaled update, if the factor can be inferred.
 
     A client that clips sends c g in place of its gradient g. For one sample, a linear last layer
-    has the gradient ``c e [h, 1]ᵀ``, with h its input and ``e(h) = ∂L/∂(W h + b)``. The quotient
-    of both parts gives h, h gives e, and ``c = ⟨c e, e⟩ / ‖e‖²``. An update of several samples or
-    steps, or without a trained last layer with bias, is returned as it is. So is one whose factor
-    differs from 1 by no more than its noise explains.
+    has the gradient ``c e [h, 1]ᵀ``, with its input h and the error ``e(h) = ∂L/∂(W h + b)``. The
+    quotient of the weight's and the bias's part gives h, h gives e, and ``c = ⟨c e, e⟩ / ‖e‖²``.
+    The problem does not change if the update is of several samples or steps, if no last layer with
+    bias is trained, or if the factor differs from 1 by no more than noise explains.
     """
     if problem.num_samples != 1 or not problem.is_single_gradient or problem.earlier:
         return problem
     if problem.spec.next_token:
-        return problem  # a text has an error at each position, so that it counts as several samples
+        return problem  # the errors of a text's positions add up like those of several samples
     try:
         layer = find_last_layer(problem)
     except ValueError:
@@ -66,7 +66,7 @@ def unscaled(problem: Problem) -> Problem:
         float((weight - errors[:, None] * features).norm() / weight.norm()),
         FLOAT32_RELATIVE_ERROR,
     )
-    # Pruning leaves a larger distance from an outer product than a tenth.
+    # The gradient is too far from an outer product, as after pruning, or the factor may be 1.
     if not scale > 0 or not rough <= 0.1 or abs(scale - 1) <= NOISE_DEVIATIONS * rough:
         return problem
     return problem.divided(scale)
@@ -75,13 +75,13 @@ def unscaled(problem: Problem) -> Problem:
 class OneByOne(ABC):
     """An attack whose :meth:`solve` takes one problem, in float64.
 
-    The stats of each result hold the CPU seconds that it took, as ``cpu_seconds``, and the factor
-    by which the client scaled its update, as ``scale``, if that was told, and what it told of masks
-    of dropout, as ``dropout``.
+    The stats of a result hold the CPU seconds that it took, as ``cpu_seconds``. If they were found,
+    they also hold the factor by which the client scaled its update, as ``scale``, and a text on the
+    masks of dropout, as ``dropout``.
 
     Attributes:
-        purpose: the name of the random streams of its targets.
-        reads_text: whether it takes token ids, and nothing else.
+        purpose: the name of the random streams of the attack's targets.
+        reads_text: whether the attack takes token ids, and nothing else.
     """
 
     purpose: ClassVar[str]
@@ -90,7 +90,7 @@ class OneByOne(ABC):
     def __call__(
         self, job: AttackJob, progress: ProgressCallback | None = None
     ) -> list[Reconstruction]:
-        """Attack all observations; see :class:`flwr_leakage.attacks.base.Attack`."""
+        """Return a reconstruction for each observation of a job."""
         results = []
         for index in range(len(job.observations)):
             watch = Stopwatch()
@@ -123,10 +123,11 @@ class OneByOne(ABC):
             generator: the random stream of this target and restart.
             restart: number of the restart, from 0; only the first takes a start that is not random,
                 such as grey.
-            budget: an attack that iterates ends with its best result once this is spent.
+            budget: the limit of CPU time. Once it is spent, an iterative attack returns its best
+                result.
 
         Raises:
-            BudgetExhausted: the budget does not last for what an answer needs.
+            BudgetExhausted: the budget is too small for any answer.
             ValueError: the attack does not fit the problem.
         """
 
@@ -149,7 +150,7 @@ class ExactAttack(OneByOne):
 
     @abstractmethod
     def check(self, problem: Problem, generator: torch.Generator) -> Applicability:
-        """Return how the attack applies to a problem, without solving it.
+        """Return in which way the attack applies to a problem, without solving the problem.
 
         Args:
             problem: the network and the observed update, in float64.
@@ -189,15 +190,16 @@ def in_box(spec: InputSpec, answer: Reconstruction) -> Reconstruction:
     If no sample is proven, the answer is clamped to the box of valid pixels. Otherwise the proven
     inputs decide, and ``stats["normalisation"]`` says how:
 
-    - ``confirmed`` and ``as told``: the proofs stand, and the answer is clamped, which moves it by
-      no more than its error. In the second case they rest on the normalisation that was told.
-    - ``read off``: the inputs show another normalisation, and only one. It is the answer's
-      ``spec``, under which the proofs stand. Nothing is clamped.
+    - ``confirmed`` and ``as told``: the proofs hold, and the answer is clamped, which moves it by
+      no more than its error. In the second case the proofs depend on the assumed normalisation.
+    - ``read off``: the inputs show another normalisation, and only one. It becomes the answer's
+      ``spec``, under which the proofs hold. Nothing is clamped.
     - ``refuted``: no pixel is proven. ``stats["verdicts"]`` say ``plausible``, and
-      ``stats["proven_inputs"]`` how many samples' network inputs are proven. Nothing is clamped.
+      ``stats["proven_inputs"]`` is the number of samples whose network inputs are proven. Nothing
+      is clamped.
 
     In the last two cases ``stats["stage"]`` ends with the reason. Inputs without a box need no
-    normalisation: their proofs stand as they are.
+    normalisation, so that their proofs hold as they are.
     """
     if answer.batch is None or not spec.box or PROVEN_INPUTS in answer.stats:
         return answer
@@ -221,10 +223,10 @@ def in_box(spec: InputSpec, answer: Reconstruction) -> Reconstruction:
 
 
 def _error(inputs: Tensor, stats: dict[str, object], proven: list[int]) -> float:
-    """Return the largest standard deviation of the proven samples' own errors.
+    """Return the largest standard deviation among the errors of the proven samples.
 
-    It is ``stats["relative_errors"]`` times the root mean square of a sample;
-    ``FLOAT32_RELATIVE_ERROR`` is used if it is larger or the attack states no errors.
+    An error is ``stats["relative_errors"]`` times the root mean square of its sample, or
+    ``FLOAT32_RELATIVE_ERROR`` times it if that is larger or the attack states no errors.
     """
     errors = torch.full((len(inputs),), FLOAT32_RELATIVE_ERROR, dtype=torch.float64)
     told = torch.as_tensor(stats.get("relative_errors", ()), dtype=torch.float64)

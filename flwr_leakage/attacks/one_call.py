@@ -41,10 +41,10 @@ class ParameterChange:
     """A model's state before and after local training.
 
     Attributes:
-        before: parameters, and buffers if there are any, as in a ``state_dict``.
+        before: the model's parameters, and buffers if there are any, as in a ``state_dict``.
         after: the same entries after training.
-        server_learning_rate: η_s if both states are the server's, before and after an aggregation
-            ``θ ← θ + η_s · mean Δ``; 1 for a client's own states.
+        server_learning_rate: server learning rate η_s, if both states are the server's before and
+            after an aggregation ``θ ← θ + η_s · mean Δ``; 1 for a client's own states.
     """
 
     before: Mapping[str, Tensor] = field(repr=False)
@@ -72,7 +72,7 @@ P = ParamSpec("P")
 
 @runtime_checkable
 class _OneOrSeveral(Protocol[P]):
-    """A call that returns a list for a list of updates, and one result for one update."""
+    """A call that returns one result for one update, and a list for a list of updates."""
 
     @overload
     def __call__(
@@ -97,7 +97,7 @@ class _OneOrSeveral(Protocol[P]):
 
 
 def _one_or_several(call: Callable[Concatenate[nn.Module, Any, P], Any]) -> _OneOrSeveral[P]:
-    """Return ``call`` with a type that depends on the update; its settings keep their types."""
+    """Return ``call`` with a return type that depends on the update's type."""
     return cast(_OneOrSeveral[P], call)
 
 
@@ -126,10 +126,11 @@ def attack(
 
     Args:
         model: the network; gradients belong to its present parameters. Parameters that require no
-            gradient are frozen. Masks of dropout are read off the update where it tells them. Other
-            dropout is left out, with a warning if a module or a function applies it.
-        update: gradients, or parameters before and after. A list of updates is attacked together.
-        spec: input shape, number of classes and normalisation. If that is unknown
+            gradient are frozen. If the update shows masks of dropout, they are used. Other dropout
+            is left out, with a warning if a module or a function applies it.
+        update: gradients, or parameters before and after training. A list of updates is attacked
+            together.
+        spec: input shape, number of classes and normalisation. If the normalisation is unknown
             (``known=False``), all public ones are tried, and the fit decides. A model of token ids
             takes ``InputSpec.text``, and ``flwr_leakage.losses.NextToken`` as the loss if it
             predicts the next token.
@@ -204,7 +205,7 @@ def attack(
     if workers > 1 or folder is not None:
         chosen = Parallel(chosen, workers, folder=folder)
     job = AttackJob(gradient_map, spec, observations, threat, seed, max_seconds=max_seconds)
-    # a model may draw from the global generator, whose state is kept
+    # A model may draw from the global generator, whose state is restored.
     with torch.random.fork_rng(devices=[]):
         results = by_fit(chosen, job, progress)
     return results if isinstance(update, list) else results[0]
@@ -249,7 +250,7 @@ def as_observation(
     index: int,
     members: tuple[int, ...],
 ) -> Observation:
-    """Return the observation of one update in any of the forms that a caller hands over.
+    """Return the observation of one update, in any form that a caller may pass.
 
     Raises:
         ValueError: parameters before and after came without a schedule, or with other names than
@@ -311,7 +312,7 @@ def _by_name(gradient_map: GradientMap, given: Gradients) -> Params:
     _require_tensors("update", found)
     zeros = {name: torch.zeros_like(v) for name, v in params.items() if name not in trained}
     merged = {**zeros, **found}
-    # In the order of the parameters. Unknown names are kept, so that an error can name them.
+    # The order is that of the parameters. Unknown names are kept, so that an error can name them.
     return {name: merged[name] for name in [*params, *merged] if name in merged}
 
 
@@ -330,7 +331,7 @@ def _warn_of_dropout(model: nn.Module, spec: InputSpec, mode: BatchNormMode) -> 
     own = with_stateless_batch_norm(model, mode)
     for layer in own.modules():
         if isinstance(layer, _DropoutNd):
-            layer.eval()  # named above
+            layer.eval()  # the warning already names this layer
     active += _functions_that_drop(own, spec)
     always = _functions_that_drop(own.eval(), spec)
     if not active and not always:
@@ -352,13 +353,13 @@ def _functions_that_drop(model: nn.Module, spec: InputSpec) -> list[str]:
     try:
         return functional_dropout(model, inputs)
     except (RuntimeError, IndexError, TypeError, AssertionError, ValueError):
-        return []  # reading the update reports a model that takes no such inputs
+        return []  # the model takes no such inputs, which is reported where the update is read
 
 
 def _check_targets(
     count: int, num_examples: int, members: tuple[int, ...], schedule: LocalSchedule
 ) -> None:
-    """Raise unless there is one target per sample; unused samples may have none."""
+    """Raise an error unless there is one target per sample; unused samples may have none."""
     used = sum(schedule.num_samples_used(examples) for examples in members or (num_examples,))
     # The clients' targets follow one another, so that an unused one would shift the next client's.
     allowed = {used} if members else {used, num_examples}

@@ -29,17 +29,18 @@ from flwr_leakage.untrusted import open_tensors
 
 
 def digest(attack: Attack, job: AttackJob) -> str:
-    """Return the SHA-256 of all that the result of an attack on a job depends on, in hexadecimal.
+    """Return the hexadecimal SHA-256 of everything that an attack's result on a job depends on.
 
-    These are the versions of Python and torch, the source files of this package, and what pickling
-    writes of the attack and the job: names of classes and functions, settings and tensors. An
-    installed package counts by its version. If other code takes part, such as a user's model or
-    loss, all loaded source files of that kind count, and so does the gradient at two random
-    inputs, which also tells apart what no file shows, such as the value of a global variable.
+    It covers the versions of Python and torch, the source files of this package, and the pickled
+    attack and job: names of classes and functions, settings and tensors. An installed package
+    counts by its version. If other code takes part, such as a user's model or loss, all loaded
+    source files that belong to no installed package count, and so does the gradient at two random
+    inputs. The gradient also differs if nothing in a file does, such as the value of a global
+    variable.
 
     Raises:
         Exception: some part cannot be pickled, its code is in no file, or the model fails at random
-            inputs; the message says what.
+            inputs; the message names the cause.
     """
     modules: set[str] = set()
     parts = [f"{platform.python_version()} {torch.__version__}".encode()]
@@ -60,11 +61,10 @@ def digest(attack: Attack, job: AttackJob) -> str:
 
 
 def _pickled(value: object, modules: set[str]) -> bytes:
-    """Return the bytes to which an object is pickled, the same in every process.
+    """Return the bytes to which an object is pickled, which are the same in every process.
 
-    It adds the modules that the object names to ``modules``.
-
-    Tensors are written by their bytes, sets in the order of what is written of their entries.
+    The modules that the object names are added to ``modules``. Tensors are written by their bytes,
+    and sets in the order of the bytes of their entries.
     """
 
     class Writer(pickle.Pickler):
@@ -81,7 +81,7 @@ def _pickled(value: object, modules: set[str]) -> bytes:
 
     written = io.BytesIO()
     writer = Writer(written)
-    writer.fast = True  # no references to earlier objects, as copies share nothing
+    writer.fast = True  # without references to earlier objects, equal objects give equal bytes
     writer.dump(value)
     return written.getvalue()
 
@@ -104,7 +104,7 @@ def _version(module: str) -> str:
         return root
     package = sys.modules.get(root)
     places = Path(getattr(package, "__file__", None) or "").parts
-    # otherwise its code may have been edited
+    # The code of a package in other folders may have been edited.
     installed = {"site-packages", "dist-packages"} & {*places}
     return f"{root} {vars(package).get('__version__')}" if package and installed else ""
 
@@ -122,18 +122,18 @@ RETRIED = "retried"
 class Parallel:
     """Attack targets in chunks, each in one of several processes of one thread, or as a Ray task.
 
-    Chunks and their random draws depend on the targets alone, so results are the same for any
+    Chunks and their random draws depend on the targets alone, so that results are the same for any
     number of workers. With a folder, every finished chunk is kept in a file. Its name is a digest
-    of everything that the result depends on, code included (:func:`digest`). So an interrupted call
-    that is made again continues where it stopped. If that digest cannot be
-    computed, a warning says so and nothing is kept. Workers are new processes (``forkserver``), so
-    a script that uses them needs ``if __name__ == "__main__":``.
+    of everything that the result depends on, including code (:func:`digest`). So if an interrupted
+    call is made again, it continues. If the digest cannot be computed, a warning says so, and
+    nothing is kept. Workers are new processes (``forkserver``), so that a script that uses them
+    needs ``if __name__ == "__main__":``.
 
     Attributes:
         attack: the attack of each chunk.
         workers: number of processes, ≥ 1; with 1 the attack runs in this process. ``RayTasks``
-            sends each chunk to a Ray cluster, with the same results. There a chunk whose worker or
-            node died is tried again, which ``stats["retried"]`` of its answers tells.
+            sends each chunk to a Ray cluster, with the same results. If a worker or node of the
+            cluster died, its chunk is tried again, and ``stats["retried"]`` of its answers says so.
         chunk: number of targets that are attacked together, ≥ 1.
         folder: the folder for finished chunks, or ``None`` to keep none.
     """
@@ -150,7 +150,7 @@ class Parallel:
                 raise ValueError(f"{name} must be at least 1, got {value}.")
 
     def __call__(self, job: AttackJob, progress: ProgressCallback | None = None) -> Results:
-        """Attack all observations; see :class:`flwr_leakage.attacks.base.Attack`.
+        """Return a reconstruction for each observation of a job.
 
         Raises:
             ValueError: there are several workers, and the model, loss or attack cannot be pickled;
@@ -180,12 +180,12 @@ class Parallel:
         return [result for found in results if found is not None for result in found]
 
     def chunks(self, job: AttackJob) -> list[list[int]]:
-        """Return the indices of the observations that are attacked together."""
+        """Return the indices of the observations in each chunk, which are attacked together."""
         indices = torch.arange(len(job.observations))
         return [several.tolist() for several in indices.split(self.chunk) if len(several)]
 
     def _files(self, chunks: "list[_Chunk]") -> list[Path | None]:
-        """Return the files of chunks' results, named by a digest of all that they depend on."""
+        """Return the file of each chunk's results, named by a digest of all that they depend on."""
         if self.folder is None:
             return [None] * len(chunks)
         try:
@@ -236,7 +236,7 @@ class Parallel:
                 yield index, found
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-        # A worker that dies ends the whole pool. Each chunk then runs alone to find the cause.
+        # A worker that dies ends the whole pool. Each chunk then runs alone, which shows the cause.
         for index in broken:
             with _pool(1) as alone:
                 try:
@@ -269,7 +269,7 @@ class Parallel:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Some targets and their attack, which determine their results."""
+    """Some targets and their attack, which together determine the results."""
 
     attack: Attack
     job: AttackJob
@@ -281,7 +281,7 @@ class _Chunk:
             return [failure(f"{type(error).__name__}: {error}") for _ in self.job.observations]
 
     def to_bytes(self, pickled: Callable[[Any], bytes] = pickle.dumps) -> bytes:
-        # The pool's own queue would pass tensors as open files.
+        # The queue of the pool itself would pass tensors as open files.
         try:
             return pickled(self)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -307,8 +307,8 @@ def _tell(progress: ProgressCallback | None, done: int, total: int, found: Resul
 
 
 def _pool(workers: int) -> ProcessPoolExecutor:
-    # A server that has imported the package forks workers fast. Unlike this process, it has neither
-    # threads nor a GPU's context, which must not be forked.
+    # A server process that has imported the package forks workers fast. Unlike this process, it has
+    # neither threads nor the context of a GPU, which must not be forked.
     method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
     context = multiprocessing.get_context(method)
     if method == "forkserver":
@@ -319,7 +319,7 @@ def _pool(workers: int) -> ProcessPoolExecutor:
 def _save(results: Results, file: Path | None) -> None:
     """Write results as tensors and JSON to a file that only its owner can read.
 
-    The file appears complete or not at all.
+    The file appears complete, or not at all.
     """
     if file is None:
         return
@@ -361,7 +361,7 @@ def _spec(entry: dict[str, Any] | None) -> InputSpec | None:
 
 
 def finished_name(attack: Attack, job: AttackJob) -> str:
-    """Return the name of the file that keeps the results of a chunk, by all that they depend on."""
+    """Return the name of the file for a chunk's results, by all that they depend on."""
     return f"{digest(attack, job)}.safetensors"
 
 

@@ -1,4 +1,4 @@
-"""Attacks by name. Each preset is a YAML file of parts, which Hydra composes and builds."""
+"""Load attacks by name. Each preset is a YAML file of parts, which Hydra composes and builds."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -31,7 +31,7 @@ def load_preset(name: str, overrides: Sequence[str] = ()) -> Attack:
             ``~key`` removes one.
 
     Raises:
-        ValueError: there is no such preset, it has no such key, or its part refuses a value.
+        ValueError: there is no such preset, it has no such key, or a part refuses a value.
     """
     if name not in preset_names():
         raise ValueError(f"preset must be one of {preset_names()}, got {name!r}.")
@@ -53,7 +53,7 @@ def load_preset(name: str, overrides: Sequence[str] = ()) -> Attack:
 
 
 def _compose(name: str, overrides: Sequence[str]) -> DictConfig:
-    """Return the preset at its place in the whole config, so that interpolations work."""
+    """Return the preset at its place in the whole config, so that interpolations resolve."""
     with hydra.initialize_config_dir(str(conf_dir()), version_base=None):
         own = []
         for override in overrides:
@@ -64,7 +64,7 @@ def _compose(name: str, overrides: Sequence[str]) -> DictConfig:
 
 
 def _check_key(described: DictConfig, name: str, override: str) -> None:
-    """Raise an error that names the keys of a preset if it does not have the given key."""
+    """Raise an error that names a preset's keys, if an override's key is not among them."""
     if override.startswith("+"):
         return
     node: object = described
@@ -82,7 +82,7 @@ def _check_key(described: DictConfig, name: str, override: str) -> None:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Restore Hydra's state afterwards, as an app under ``@hydra.main`` may be running."""
+    """Restore Hydra's state after a block, as an app under ``@hydra.main`` may be running."""
     version = VersionBase.instance().getbase()
     running = GlobalHydra.instance().hydra
     GlobalHydra.instance().hydra = None

@@ -1,4 +1,4 @@
-"""Pose an observation as a problem, checked and limited to the attacker's knowledge."""
+"""Pose an observation as a problem: check it, and limit it to the attacker's knowledge."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -25,24 +25,24 @@ class Problem:
     Attributes:
         gradient_map: the model and loss, in the BatchNorm mode of the attacker.
         spec: the public facts about the data.
-        params: θ_t, the global parameters.
+        params: the global parameters θ_t.
         buffers: the BatchNorm statistics with which the attacker normalises.
-        gradient: −delta / learning rate, the observed pseudo-gradient.
+        gradient: the observed pseudo-gradient, −delta / learning rate.
         schedule: the client's local schedule.
-        num_samples: number of samples that the schedule's steps use; the others leave no trace.
+        num_samples: number of samples that the schedule's steps use; other samples leave no trace.
         known_targets: the true targets, (B,) class indices or (B, K) probabilities, if the
             threat model grants them, else ``None``; see ``attacks/labels/assumed.py``.
         statistics: BatchNorm statistics that the threat model grants for a prior, or empty.
-        masks: how many masks of dropout the update told, in words, or empty. The gradient map
-            has them in place of dropout.
-        own_statistics: the private batch's statistics, which the client normalised by, if the
-            threat model grants them or the update tells them by the buffers that it holds, or
-            empty; see :attr:`held`.
+        masks: a text on how many masks of dropout the update showed, or empty. The gradient map
+            applies these masks in place of dropout.
+        own_statistics: the statistics of the private batch, by which the client normalised. They
+            are known if the threat model grants them, or if the buffers in the update tell them;
+            else empty. See :attr:`held`.
         members: the number of examples of each client if the update is the mean of several
             clients, else empty. The samples stand one client after another.
         earlier: the problems that earlier rounds pose about the same samples.
         scale: the factor by which the client scaled its update, such as by clipping, as far as an
-            attack told it; ``gradient`` is free of it.
+            attack found it; ``gradient`` is divided by it.
     """
 
     gradient_map: GradientMap
@@ -83,15 +83,15 @@ class Problem:
     def normalized_by(self, known: Literal["granted", "running"]) -> "Problem":
         """Return the same problem with candidates normalised by known statistics as constants.
 
-        The statistics of a client in train mode depend on its batch, and its gradient has a part
-        through them. That part is then missing, even at the true samples.
+        A client in train mode normalises by statistics of its own batch, and its gradient has a
+        part that comes through them. With constants this part is missing, even at the true samples.
 
         Args:
             known: ``granted`` for the statistics that the threat model grants, ``running`` for the
                 server's.
 
         Raises:
-            ValueError: the threat model grants none.
+            ValueError: the threat model grants no statistics.
         """
         if known == "granted" and not self.statistics:
             raise ValueError(
@@ -109,12 +109,13 @@ class Problem:
     def held(self) -> "Problem":
         """The same problem with the private batch's statistics as constants, if they are known.
 
-        The network then normalises by :attr:`own_statistics`, and the loss holds what the constants
-        leave out (:func:`flwr_leakage.normalization.held_loss`). The private samples have the same
-        gradient as before, and others have another one. So the gradient also tells the contrast of
-        a sample, which a network that normalises by its own statistics does not see. The problem
-        itself is returned if the statistics are not known, the update is not one plain step, or a
-        BatchNorm layer's weight and bias are not trained.
+        The network then normalises by :attr:`own_statistics`, and the loss gets an additional part
+        that restores the gradient (:func:`flwr_leakage.normalization.held_loss`). So the private
+        samples keep their gradient, and other samples get another one. The gradient then also
+        depends on the contrast of a sample, to which a network that normalises by its own
+        statistics is blind. The problem itself is returned if the statistics are not known, if the
+        update is not one plain step, or if the weight and bias of a BatchNorm layer are not
+        trained.
         """
         if not (self.own_statistics and self.is_single_gradient) or self.earlier:
             return self
@@ -127,25 +128,25 @@ class Problem:
 
     @property
     def like(self) -> Tensor:
-        """A parameter, whose device and precision the inputs of the network must have."""
+        """A parameter, as an example of the device and precision that inputs must have."""
         return next(iter(self.params.values()))
 
     def zeros(self, count: int) -> Tensor:
-        """Return inputs (count, …) of zeros; of a model of text, one token at all positions."""
+        """Return inputs (count, …) of zeros; for a model of text, one token at all positions."""
         if self.spec.is_text:
             return self.spec.blank(count, self.like)
         return self.like.new_zeros(count, *self.spec.shape)
 
     def replay(self, batch: Batch) -> Params:
-        """Return the pseudo-gradient that the client would send of a batch, without its scale."""
+        """Return the pseudo-gradient that the client would send for a batch without scaling it."""
         return simulate_gradient(
             self.gradient_map, self.params, self.buffers, self.schedule, batch, self.members
         )
 
     def gradient_of(self, names: Sequence[str], batch: Batch) -> Params:
-        """Return the pseudo-gradient of some parameters, and of others where these cost nothing.
+        """Return the pseudo-gradient of some parameters, and of others if these cost nothing more.
 
-        Of one plain step, no pass goes back beyond these parameters.
+        For one plain step, the backward pass ends at the named parameters.
         """
         if not self.is_single_gradient:
             return self.replay(batch)
@@ -154,11 +155,11 @@ class Problem:
         return self.gradient_map.gradient_of(wanted, self.params, batch, self.buffers)
 
     def logits(self, inputs: Tensor) -> Tensor:
-        """Return the logits (B, K) of inputs (B, C, H, W) by the network that the client got."""
+        """Return the logits (B, K) for inputs (B, C, H, W), by the network before training."""
         return self.gradient_map.logits(self.params, inputs, self.buffers)
 
     def divided(self, scale: float) -> "Problem":
-        """Return the same problem of an update that was scaled by a factor > 0."""
+        """Return the same problem for an update that the client scaled by a factor > 0."""
         gradient = {name: value / scale for name, value in self.gradient.items()}
         return replace(self, gradient=gradient, scale=self.scale * scale)
 
@@ -199,9 +200,10 @@ def simulate_gradient(
 ) -> Params:
     """Return the pseudo-gradient −(θ_local − θ_t)/η that a client with ``batch`` would cause.
 
-    One plain SGD step gives the gradient itself. Other schedules replay ``local_update``, the
-    function that defines local training. For the mean of several clients each client is replayed
-    on its own samples: ``Σ_c n_c/n · g_c``, with n_c = ``members[c]`` (McMahan et al. 2017).
+    One plain SGD step gives the gradient itself. For other schedules, ``local_update``, which
+    defines local training, is replayed. For the mean of several clients, each client is replayed on
+    its own
+    samples: ``Σ_c n_c/n · g_c``, with n_c = ``members[c]`` (McMahan et al. 2017).
     """
     if members:
         mean: Params = {}
@@ -302,7 +304,7 @@ def pose(
 def _granted_targets(
     spec: InputSpec, observation: Observation, threat: ThreatModel, num_samples: int
 ) -> Tensor | None:
-    """Return the true targets of the samples used, or None if the threat model grants none."""
+    """Return the true targets of the used samples, or None if the threat model grants none."""
     if threat.labels != "known":
         return None
     targets = observation.disclosed.targets
@@ -330,10 +332,10 @@ def _granted_targets(
 def as_met(
     gradient_map: GradientMap, spec: InputSpec, params: Params, buffers: Params
 ) -> GradientMap:
-    """Return the map that treats weights and dropout as a pass of dummy inputs shows them.
+    """Return the gradient map, with weights and dropout as a pass of dummy inputs shows them.
 
-    Weights that the pass takes as (inputs, outputs) are transposed, and dropout in eval mode is
-    left out. The pass has two dummy inputs, as BatchNorm does not take a single one.
+    Weights that the pass uses as (inputs, outputs) are transposed. Dropout in eval mode is left
+    out. The pass has two dummy inputs, as BatchNorm does not take a single one.
 
     Raises:
         ValueError: the model does not take such inputs, or does not have one output for each class.
@@ -389,7 +391,7 @@ def _batch_norm_knowledge(
     threat: ThreatModel,
     batch_size: int,
 ) -> tuple[GradientMap, Params, Params]:
-    """Return the map and buffers for normalisation, and the statistics that a prior may use."""
+    """Return the map and buffers for normalisation, and the statistics for a prior."""
     sent = dict(observation.buffers)
     if not gradient_map.uses_batch_statistics or threat.batch_norm == "none":
         return gradient_map, sent, {}
@@ -405,7 +407,7 @@ def _batch_norm_knowledge(
         final = {**sent, **observation.disclosed.statistics}
         return running, final, final
     # A client in train mode differentiates through its batch statistics. The same statistics as
-    # constants give another gradient, even at the true samples: they serve as a prior only.
+    # constants give another gradient, even at the true samples. So they only serve as a prior.
     if threat.batch_norm == "exact":
         if observation.disclosed.statistics is None:
             raise ValueError(
@@ -422,7 +424,7 @@ def _with_masks(
     observation: Observation,
     buffers: Params,
 ) -> tuple[GradientMap, str]:
-    """Return the map with the masks of dropout that one sample's update shows, and their number."""
+    """Return the map with the dropout masks that one sample's update shows, and a text on them."""
     params = known_map.turned(observation.params)
     gradient = known_map.turned(observation.update.pseudo_gradient())
     like = next(iter(params.values()))
@@ -442,7 +444,7 @@ def _with_masks(
 def _derived(
     gradient_map: GradientMap, spec: InputSpec, observation: Observation, batch_size: int
 ) -> Params:
-    """Return the batch's statistics that follow from the buffers before and after training."""
+    """Return the batch's statistics, computed from the buffers before and after training."""
     running = gradient_map.with_batch_norm("running")
     dummy = next(iter(observation.params.values())).new_zeros(batch_size, *spec.shape)
     layer_inputs = running.batch_norm_inputs(observation.params, dummy, observation.buffers)
@@ -462,10 +464,9 @@ def _own_statistics(
     threat: ThreatModel,
     num_samples: int,
 ) -> Params:
-    """Return the statistics that a client in train mode normalised by in one step, or nothing.
+    """Return the statistics by which a client in train mode normalised in one step, or nothing.
 
-    The threat model may grant them, or the buffers in the update may tell them. Buffers that did
-    not move tell nothing.
+    The threat model may grant them, or the buffers in the update may tell them, if they moved.
     """
     after, before = observation.update.buffers, observation.buffers
     if not gradient_map.uses_batch_statistics or observation.members:

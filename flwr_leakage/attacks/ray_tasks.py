@@ -13,22 +13,21 @@ _OWN = "flwr_leakage"
 
 @dataclass(frozen=True)
 class RayTasks:
-    """The resources that a task needs on a Ray cluster, and the number of times it is tried again.
+    """The resources that a task needs on a Ray cluster, and how often a lost task is repeated.
 
-    The cluster is the one that this process is connected to, such as the one of Flower's
-    simulation, or else the one that ``RAY_ADDRESS`` names or that runs on this machine. None is
-    started. The package, and the modules of a model, a loss or an attack of your own, must be
-    installed on each node. A node of another processor may round otherwise.
+    The cluster is the one to which this process is connected, such as that of Flower's simulation,
+    or else the one that ``RAY_ADDRESS`` names or that runs on this machine. No cluster is started.
+    Each node must have the package, and the modules of a user's own model, loss or attack. A node
+    with another processor may round differently.
 
-    Flower's clients hold their CPUs for as long as the simulation runs, also while the server
-    attacks and they are idle. Where a program itself holds the CPUs of its cluster, Ray is asked
-    for none, and as many tasks run at a time as would fit there without the clients. So neither
-    waits for the other.
+    Flower's clients hold their CPUs as long as the simulation runs, even if they are idle while the
+    server attacks. If a program holds the CPUs of its cluster itself, Ray is asked for none, and as
+    many tasks run at a time as would fit without the clients. So neither waits for the other.
 
     Attributes:
-        num_cpus: CPUs that a task takes, ≥ 0; with 0 one task runs for each CPU.
-        num_gpus: GPUs that a task asks for, ≥ 0.
-        retries: how often a task is tried again whose worker or node died, ≥ 0.
+        num_cpus: number of CPUs that a task takes, ≥ 0; with 0 one task runs for each CPU.
+        num_gpus: number of GPUs that a task asks for, ≥ 0.
+        retries: how often a task is repeated if its worker or node died, ≥ 0.
     """
 
     num_cpus: float = 1.0
@@ -48,15 +47,17 @@ class RayTasks:
         """Yield the results of tasks in the order in which they end.
 
         Twice as many tasks as the cluster has room for are submitted at a time, as each holds its
-        argument in the memory of a node; where Ray is asked for no CPU, as many as have room.
+        argument in the memory of a node. If Ray is asked for no CPU, as many are submitted as have
+        room.
 
         Args:
             work: a function of an installed module, which each task calls.
-            arguments: each returns the argument of a task; it is given the function that pickles.
+            arguments: functions of which each returns the argument of one task. They are given the
+                function that pickles.
 
         Yields:
-            The index of the task; what ``work`` returned, or in words why there is no result; and
-            why it was tried again, a sentence each time.
+            The index of the task; the result of ``work``, or a text on why there is none; and a
+            sentence for each time that the task was repeated.
 
         Raises:
             ValueError: Ray is not installed, no cluster runs, none of its nodes has what a task
@@ -85,7 +86,7 @@ class RayTasks:
                     yield index, ray.get(ended), causes
                 except ray.exceptions.RayTaskError as error:  # the task itself raised an error
                     yield index, f"{type(error.cause).__name__}: {error.cause}", causes
-                # the task's worker, node or result was lost
+                # Otherwise the worker, the node or the result of the task was lost.
                 except ray.exceptions.RayError as error:
                     causes = [*causes, _in_a_line(error)]
                     if len(causes) <= self.retries:
@@ -115,10 +116,10 @@ class RayTasks:
         return ray
 
     def _asked(self, ray: Any) -> float:
-        """Return the CPUs to ask for: none where the program itself holds those of its cluster."""
+        """Return the number of CPUs to ask for: none if the program itself holds the cluster's."""
         if ray.get_runtime_context().namespace == _OWN:
             return self.num_cpus  # other programs hold the CPUs, and a task waits for its turn
-        for _ in range(4):  # the cluster's figures lag behind
+        for _ in range(4):  # the figures that the cluster reports are some time behind
             free = ray.available_resources()
             if free.get("CPU", 0.0) >= self.num_cpus and free.get("GPU", 0.0) >= self.num_gpus:
                 return self.num_cpus
@@ -132,7 +133,7 @@ class RayTasks:
         return 0.0
 
     def _room(self, ray: Any) -> int:
-        """Return how many tasks the whole cluster runs at a time."""
+        """Return the number of tasks that the whole cluster runs at a time."""
         asked = {"CPU": self.num_cpus, "GPU": self.num_gpus}
         room = 0
         for node in ray.nodes():

@@ -1,4 +1,4 @@
-"""Restart any attack from several starts, and keep the result of least objective."""
+"""Run any attack from several starts, and keep the result with the least objective."""
 
 import math
 from collections.abc import Sequence
@@ -13,15 +13,15 @@ from flwr_leakage.records import Reconstruction
 class Restarts:
     """Attack every target several times, and keep the result with the least objective.
 
-    The attack gets one job with each observation ``count`` times in a row and the number of the
-    restart beside it. So an attack that solves many targets together also solves restarts
-    together. Each restart has a random stream of its own: restart r of a target is the same for any
-    count.
+    The attack gets one job that contains each observation ``count`` times in a row, with the
+    numbers of the restarts. So an attack that solves many targets together also solves restarts
+    together. Each restart has a random stream of its own, so that restart r of a target is the same
+    for any count.
 
-    A result's stats are the chosen restart's, with its number as ``restart``, and with CPU seconds
-    and gradients summed over all restarts. Restarts share a job's ``max_seconds`` equally. The
-    objectives of different restarts are compared, so the attack must minimise the same function in
-    all of them, as every attack here does.
+    A result's stats are those of the chosen restart, with its number as ``restart``. CPU seconds
+    and gradients are summed over all restarts. Restarts share a job's ``max_seconds`` equally.
+    Their objectives are compared. So the attack must minimise the same function in all restarts, as
+    every attack here does.
 
     Attributes:
         attack: the attack of each restart.
@@ -38,7 +38,7 @@ class Restarts:
     def __call__(
         self, job: AttackJob, progress: ProgressCallback | None = None
     ) -> list[Reconstruction]:
-        """Attack all observations; see :class:`flwr_leakage.attacks.base.Attack`."""
+        """Return a reconstruction for each observation of a job."""
         every = range(len(job.observations))
         repeated = replace(
             job.take(i for i in every for _ in range(self.count)),
@@ -56,7 +56,7 @@ class Restarts:
 
 
 def choose(candidates: Sequence[Reconstruction]) -> Reconstruction:
-    """Return the candidate of least objective, with the costs of all; the first if all failed."""
+    """Return the candidate with the least objective, or the first, with the costs of all."""
 
     def objective(number: int) -> float:
         value = candidates[number].objective

@@ -1,4 +1,4 @@
-"""Set the limits up to which attacks take a difference for rounding or for noise."""
+"""Set the limits up to which attacks attribute a difference to rounding or to noise."""
 
 FLOAT32_ROUNDING = 2.0**-24
 """Relative error of one operation in single precision: half of the spacing of numbers above 1."""

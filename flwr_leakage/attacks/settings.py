@@ -1,4 +1,4 @@
-"""Checks that the settings of an attack lie in their ranges."""
+"""Check that the settings of an attack lie in their ranges."""
 
 import math
 from collections.abc import Callable
@@ -14,7 +14,7 @@ RANGES: dict[str, Callable[[float], bool]] = {
 
 
 def require(owner: object, words: str, *names: str) -> None:
-    """Raise if attributes of a component lie outside a range, or are not finite.
+    """Raise an error if attributes of a component lie outside a range, or are not finite.
 
     Args:
         owner: the component.

@@ -12,7 +12,7 @@ from flwr_leakage.records import InputSpec
 
 @runtime_checkable
 class Initialisation(Protocol):
-    """Draw an attack's first candidate."""
+    """Draws the first candidate of an attack."""
 
     def __call__(
         self, spec: InputSpec, num_samples: int, restart: int, generator: torch.Generator
@@ -30,10 +30,10 @@ class Initialisation(Protocol):
 
 @dataclass(frozen=True)
 class Grey:
-    """Mid-grey pixels, with normal noise if starts would otherwise be equal.
+    """Mid-grey pixels, with normal noise if several starts would otherwise be equal.
 
-    The first start of a single sample is plain grey. Samples of a batch, and further restarts of
-    a target, get noise, as from the same point they would move alike.
+    The first start of a single sample is plain grey. Samples of a batch, and further restarts of a
+    target, get noise, as they would move alike from the same point.
 
     Attributes:
         noise_std: standard deviation of the noise in pixel units, ≥ 0.
@@ -54,7 +54,7 @@ class Grey:
 
 @dataclass(frozen=True)
 class Normal:
-    """Standard normal noise in model space, times ``std`` (DLG, Inverting Gradients).
+    """Normal noise of mean 0 and deviation ``std`` in model space (DLG, Inverting Gradients).
 
     Attributes:
         std: standard deviation in units of the normalised input, ≥ 0; 0 is the data's mean.

@@ -30,53 +30,52 @@ class Strongest:
     meets the observed one within ``tolerance``; it explains a noised update to that noise; an
     attack has proven the network's inputs of all samples; or an attack answers a pruned update by
     the posterior's mean, and its gradient meets all kept entries to rounding. An answer is moved
-    into the box of valid pixels before it is judged, unless its inputs are proven and speak against
-    the normalisation that was told (:func:`flwr_leakage.attacks.one_by_one.in_box`).
+    into the box of valid pixels before it is judged, unless its inputs are proven and contradict
+    the assumed normalisation (:func:`flwr_leakage.attacks.one_by_one.in_box`).
 
     ``finish`` continues from each candidate that is not far less likely than the best, so that
     candidates are compared at their minima, unless samples are proven or only rounding is left. Its
-    answer is one more candidate. For a noised update, ``denoising`` continues instead: at once from
-    a candidate that explains the update to its noise, from others after all attacks.
+    answer is one more candidate. For a noised update, ``denoising`` continues in its place: at once
+    from a candidate that explains the update to its noise, and from others after all attacks.
 
-    An attack among ``attacks`` that is itself a :class:`flwr_leakage.attacks.finish.Finish`
+    An attack among ``attacks`` may itself be a :class:`flwr_leakage.attacks.finish.Finish`. It
     continues from the likely candidates of the attacks before it, most likely first, until one
-    solves the target, and once more from those of the attacks behind it. It is for attacks that
-    cost too much for every candidate. If a target is
-    solved, but its gradient is not yet met to rounding, it continues from the winner. It is not run
-    on a noised update, as it would fit the noise.
+    solves the target, and once more from those of the attacks after it. So it may cost too much for
+    every candidate. If a target is solved, but its gradient is not yet met to rounding, it
+    continues from the winner. It is not run on a noised update, as it would fit the noise.
 
     If no attack solved a target, the answer is the weighted mean of the candidates around the most
     likely one, if there are several; see :func:`flwr_leakage.attacks.evidence.fuse`.
 
-    A result's ``parts`` hold the outcome, the cost and the refusal of each attack. Its objective
-    is the relative squared distance of gradients. Its stats are the winner's, with the winner's
-    key as ``attack``, its own objective as ``own_objective``, its ``energy`` and ``misfit``, and
-    ``stopped`` if the budget ended an attack, or left one out.
+    ``parts`` of a result hold the outcome, the cost and the refusal of each attack. The objective
+    of a result is the relative squared distance of gradients. Its stats are the winner's. They also
+    contain the winner's key as ``attack``, its own objective as ``own_objective``, its ``energy``
+    and ``misfit``, and ``stopped`` if the budget ended an attack, or left one out.
 
     As long as the budget is not spent, results depend on the job alone.
 
     Attributes:
         attacks: the attacks by name, in the order in which they are tried. Some may continue from
-            the candidates of others. An attack that does not fit a target refuses fast.
+            the candidates of others. An attack refuses fast if it does not fit a target.
         tolerance: relative squared distance at which gradients meet, ≥ 0. Float32 parameters on
             the wire leave 1e-12 to 1e-8.
         max_seconds: CPU seconds for each target, > 0, or ``None`` for no limit. The job's own
             limit holds, too.
-        share: share of the remaining CPU seconds that an attack may take if it is not the last, in
-            (0, 1]. So an attack that is slow on a large network leaves time to the others. An
-            attack that :class:`~flwr_leakage.attacks.base.DeclaresShare` may take more near a
+        share: share in (0, 1] of the remaining CPU seconds that an attack may take if it is not the
+            last. So an attack that is slow on a large network leaves time to the others. An attack
+            of the type :class:`~flwr_leakage.attacks.base.DeclaresShare` may take more near a
             solution.
         last_resort: the names of attacks that are tried only if no candidate explains half of the
-            update, that is, all have a distance above ½ or there is none. A name that ``attacks``
-            lacks changes nothing.
-        batches_first: the names of attacks whose strength are batches. A target of one sample gets
-            them after all others that start anew.
-        behind_batches: the names of ends that also continue right behind each of ``batches_first``,
-            for targets of several samples. ``finish`` comes after them there, and only if they do
-            not solve the target: where they apply they gain more in a second.
+            update, that is, if all have a distance above ½ or there is none. A name that is not in
+            ``attacks`` changes nothing.
+        batches_first: the names of attacks that work best on batches. On a target of one sample
+            they come after all others that do not continue from a candidate.
+        behind_batches: the names of finishes that also continue right after each of
+            ``batches_first``, on targets of several samples. There ``finish`` comes after them, and
+            only if they do not solve the target, as they gain more in a second.
         without_features: the names of attacks that are left out once an attack has proven the
-            features of all samples of a batch and answered by the equations that these leave. They
-            fit the gradient alone, which tells less.
+            features of all samples of a batch, and has answered by the equations of what is left of
+            the update. These attacks only fit the gradient, which tells less.
         finish: the attack that continues from a candidate, or ``None``. It may take half as much
             time as an attack.
         denoising: the attack that continues from a candidate under noise, or ``None``. It may also
@@ -107,7 +106,7 @@ class Strongest:
     def __call__(
         self, job: AttackJob, progress: ProgressCallback | None = None
     ) -> list[Reconstruction]:
-        """Attack all observations; see :class:`flwr_leakage.attacks.base.Attack`."""
+        """Return a reconstruction for each observation of a job."""
         limits = [each for each in (self.max_seconds, job.max_seconds) if each is not None]
         limit = min(limits, default=math.inf)
         count = len(job.observations)
@@ -175,7 +174,7 @@ class Strongest:
         return [target.result() for target in targets]
 
     def _visits(self) -> list[tuple[str, Callable[[int], bool]]]:
-        """Return the names of the attacks in order, each with the numbers of samples it is for."""
+        """Return the names of the attacks in order, each with a test of the number of samples."""
         later = [name for name in self.attacks if name in self.batches_first]
         fresh = [name for name, each in self.attacks.items() if not isinstance(each, Finish)]
         visits: list[tuple[str, Callable[[int], bool]]] = []
@@ -190,16 +189,16 @@ class Strongest:
         return visits
 
     def _is_followed(self, name: str, count: int) -> bool:
-        """Return whether an attack on ``count`` samples is followed at once by its own finish."""
+        """Return whether a finish directly follows an attack on ``count`` samples."""
         return bool(self.behind_batches) and name in self.batches_first and _several(count)
 
     def _go_on(
         self, job: AttackJob, target: "_Target", name: str, limit: float, most: int = 4
     ) -> None:
-        """Continue from an attack's candidate if it may be the best and there is time.
+        """Continue from an attack's candidate, if it may be the best and there is time.
 
-        If it meets the gradient, this is repeated up to ``most`` times, as long as each time halves
-        the distance.
+        If the continuation meets the gradient, it is repeated up to ``most`` times, as long as each
+        time halves the distance.
         """
         assert target.evidence is not None
         if job.spec.is_text:
@@ -247,7 +246,7 @@ class Strongest:
             (found,) = _attempt(partial(_finish, attack, candidate.batch), part, None)
             target.take(f"{origin} + {name}", found, watch.seconds)
             if found.batch is None:
-                # an attack that refuses a target refuses it from every start
+                # An attack that refuses a target would refuse it from every start.
                 target.refused.add(name)
             if found.batch is None or target.is_solved:
                 return
@@ -255,10 +254,10 @@ class Strongest:
 
 @dataclass
 class _Target:
-    """The state of one observation between the attacks.
+    """The state of one observation between two attacks.
 
-    A solved target needs no further attack. It is also done, and needs no finish, once its samples
-    are proven or only rounding is left of the update.
+    A solved target needs no further attack. A target that is done also needs no finish: its samples
+    are proven, or only rounding is left of the update.
     """
 
     evidence: Evidence | None
@@ -283,9 +282,9 @@ class _Target:
 
     @classmethod
     def of(cls, job: AttackJob, index: int, tolerance: float, limit: float) -> "_Target":
-        """Return the state of observation ``index``, posed once for all attacks.
+        """Return the state of observation ``index``, posed as a problem once for all attacks.
 
-        It has no evidence, and is not attacked, if posing it alone exceeds the limit.
+        If posing it alone exceeds the limit, it has no evidence, and is not attacked.
         """
         watch = Stopwatch()
         try:
@@ -305,34 +304,34 @@ class _Target:
         none = Reconstruction(None, math.nan, error="not attacked")
         target = cls(evidence, none, problem, seconds=watch.seconds, judging=judging.seconds)
         if target.left(limit) > 0:
-            _ = evidence.told  # it is needed to judge an answer, and must fit into the budget
+            _ = evidence.told  # this judges every answer, so that its time must fit into the budget
             target.seconds = target.posing = watch.seconds
         return target
 
     def alone(self, job: AttackJob, index: int) -> AttackJob:
-        """Return the job of this target only, observation ``index`` of a job."""
+        """Return the job of this target alone, which is observation ``index`` of a job."""
         assert self.problem is not None
         return replace(job.take([index]), posed=[self.problem])
 
     def left(self, limit: float) -> float:
-        """Return the CPU seconds that an attack may take, 0 where no attack gets anywhere in them.
+        """Return the CPU seconds that an attack may take; 0 if they are too few for a first step.
 
-        The time of judging its answer is kept back.
+        Time to judge the attack's answer is kept back.
         """
         left = limit - self.seconds - self.judging
         return left if left > self.least else 0.0
 
     @property
     def least(self) -> float:
-        """About how many CPU seconds an attack takes to its first step.
+        """About how many CPU seconds an attack takes up to its first step.
 
-        It learns about the update what posing it did, and a step takes about as long as judging a
-        candidate a few times.
+        An attack first repeats the work of posing the problem. A step takes about as long as
+        judging a candidate a few times.
         """
         return self.posing + 3 * self.judging
 
     def spent(self, limit: float) -> str:
-        """Return that the budget is spent, or which one an attack needs if it is not begun."""
+        """Return in words that the budget is spent, or the budget that an attack would need."""
         needs = self.seconds + self.judging + self.least
         if self.seconds >= limit:
             return f"the budget of {limit:g} s was spent"
@@ -344,9 +343,10 @@ class _Target:
         return 0 if self.evidence is None else self.evidence.problem.num_samples
 
     def waits(self, name: str) -> bool:
-        """Return whether other attacks come before going on from an attack's candidate.
+        """Return whether other attacks come before a continuation from an attack's candidate.
 
-        Under noise going on costs more than most attacks, and another start may be far better.
+        Under noise a continuation costs more than most attacks, and another start may be far
+        better.
         """
         assert self.evidence is not None
         candidate = self.candidates.get(name)
@@ -376,12 +376,13 @@ class _Target:
 
         Args:
             name: the name of the attack.
-            result: its answer.
-            seconds: the CPU seconds that it took.
+            result: the answer.
+            seconds: the CPU seconds that the attack took.
             fits_noise: whether the answer may have fitted the noise, as it began from another
-                candidate. Then the search goes on even if it explains a noised update.
+                candidate. Then the search continues even if the answer explains a noised update.
             replaces: whether the answer replaces the candidate of its attack if both explain a
-                noised update. They differ only in the prior, and the answer's is the finer one.
+                noised update. They differ in the prior only, and the prior of the answer is the
+                finer one.
         """
         assert self.evidence is not None
         self.seconds += seconds
@@ -390,16 +391,17 @@ class _Target:
         if result.batch is None:
             outcome: PartOutcome = "failed" if result.error.startswith(UNFORESEEN) else "refused"
             self.parts.append(Part(name, outcome, seconds=seconds, reason=result.error))
-            # What an attack has told, such as tokens without their order, outlasts later refusals.
+            # Findings of an attack, such as tokens without their order, are kept if later attacks
+            # refuse.
             if self.best.batch is None and (result.stats or not self.best.stats):
                 self.best = result
             return False
-        result = in_box(self.evidence.problem.spec, result)  # judge the images that are returned
+        result = in_box(self.evidence.problem.spec, result)  # the returned images are judged
         assert result.batch is not None
         proven = _is_proven(result)
         is_known = proven or _is_known(result)
         scale = float(result.stats.get("scale", 1.0))
-        if is_known and scale != self.evidence.problem.scale:  # the samples themselves show it
+        if is_known and scale != self.evidence.problem.scale:  # proven samples show the factor
             problem = self.evidence.problem.divided(scale / self.evidence.problem.scale)
             self.evidence = Evidence.of(problem, self.evidence.tolerance)
         if "features" in result.stats and "weight" in result.stats:
@@ -408,7 +410,7 @@ class _Target:
                 self._judge_by(told)
                 self.features_of = name
         watch = Stopwatch()
-        _ = self.evidence.told  # found anew where other evidence was told
+        _ = self.evidence.told  # this is computed anew if the evidence changed
         judging = Stopwatch()
         judged = self.evidence.judge(result.batch)
         self.judging = max(self.judging, judging.seconds)
@@ -421,7 +423,7 @@ class _Target:
         if scale != 1:
             reason += f"{', ' if reason else ''}of an update that was scaled by {scale:.3g}"
         self.parts.append(Part(name, outcome, judged.distance, judged.energy, seconds, reason))
-        origin = name.partition(" + ")[0]  # candidates before and after a finish share errors
+        origin = name.partition(" + ")[0]  # a candidate and its finish have the same errors
         rival = self.candidates.get(origin)
         if name == origin:
             self.plain = min(self.plain, judged.energy)
@@ -440,7 +442,7 @@ class _Target:
         return is_best
 
     def _judge_by(self, evidence: Evidence) -> None:
-        """Judge all candidates so far anew, by other evidence."""
+        """Judge all candidates so far again, by other evidence."""
         self.evidence = evidence
         for origin, old in self.candidates.items():
             new = Candidate(old.name, old.batch, evidence.judge(old.batch))
@@ -452,16 +454,16 @@ class _Target:
             self.plain = self.energy
 
     def may_win(self, name: str, energy: float) -> bool:
-        """Return whether an attack's candidate is about as likely as one of a given energy."""
+        """Return whether an attack's candidate is about as likely as one of the given energy."""
         return self._has_weight(name, energy, 0.1)
 
     def may_lead(self, name: str) -> bool:
-        """Return whether it is worth continuing from an attack's candidate.
+        """Return whether a continuation from an attack's candidate is worth its time.
 
-        A finish may change the energy by far more than the difference of two candidates, most of
-        all after an attack that fits other equations. So a low weight against the best is enough. A
-        finished best may make all others look unlikely, so that it is also enough to be about as
-        likely as the best of the attacks' own answers.
+        A finish may change the energy by far more than the difference of two candidates, above all
+        after an attack that fits other equations. So a low weight relative to the best candidate is
+        enough. A best candidate that is finished may make all others look unlikely. So it is also
+        enough to be about as likely as the best of the attacks' own answers.
         """
         return self._has_weight(name, self.energy, 1e-3) or self.may_win(name, self.plain)
 
@@ -491,7 +493,7 @@ class _Target:
         self.best = _judged(result, FUSED, judged)
 
     def result(self) -> Reconstruction:
-        """Return the best candidate, with every attack's outcome and the CPU seconds of all."""
+        """Return the best candidate, with the outcomes and the CPU seconds of all attacks."""
         stats = {**self.best.stats, "cpu_seconds": self.seconds}
         if self.evidence is not None and self.evidence.problem.scale != 1:
             stats["scale"] = self.evidence.problem.scale
@@ -543,7 +545,7 @@ GoOn = Callable[..., list[Reconstruction]]
 
 
 def _grey(problem: Problem) -> Batch:
-    """Return mid-grey samples or blank texts, of known or equal labels."""
+    """Return grey samples, or blank texts, with the granted labels or with equal ones."""
     count, spec = problem.num_samples, problem.spec
     inputs = spec.blank(count, torch.zeros(()))
     if spec.next_token:
@@ -575,7 +577,7 @@ def _denoise(
 def _attempt(
     attack: Attack, job: AttackJob, progress: ProgressCallback | None
 ) -> list[Reconstruction]:
-    """Return the attack's answers; an error becomes the answer, so that the others continue."""
+    """Return an attack's answers; an error becomes an answer, so that other attacks continue."""
     try:
         return attack(job, progress)
     except Exception as error:  # a portfolio continues without an attack that fails
@@ -610,7 +612,7 @@ def _is_proven(result: Reconstruction) -> bool:
 
 
 def _proof(result: Reconstruction) -> str:
-    """Return the sentence that every sample is proven, and on what the proof of pixels rests."""
+    """Return a sentence that every sample is proven, and the basis of the proof of its pixels."""
     claim = result.stats.get(NORMALISATION)
     if claim == "read off":
         return f"proven. {result.stats['stage']}"
@@ -618,7 +620,7 @@ def _proof(result: Reconstruction) -> str:
 
 
 def _is_known(result: Reconstruction) -> bool:
-    """Return whether the network's inputs of every sample are proven, if not their pixels."""
+    """Return whether the network's inputs of every sample are proven, even if pixels are not."""
     known = result.stats.get(PROVEN_INPUTS, 0) == len(result.stats.get("verdicts", ()))
     return known and PROVEN_INPUTS in result.stats
 

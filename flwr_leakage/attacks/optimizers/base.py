@@ -40,10 +40,10 @@ class Minimum:
 
 @runtime_checkable
 class Optimizer(Protocol):
-    """Minimise R independent objectives of D variables each, together.
+    """Minimises R independent objectives of D variables each, together.
 
-    Every row has its own step size and line search, so that the result equals that of
-    minimising row by row. Finished rows are not evaluated any more.
+    Every row of variables has its own step size and line search, so that the result equals that of
+    minimising row by row. Finished rows are no longer evaluated.
     """
 
     @property
@@ -59,9 +59,9 @@ class Optimizer(Protocol):
         report: Report | None = None,
         budget: Budget = UNLIMITED,
     ) -> Minimum:
-        """Return the best points from ``start`` (R, D); ``project`` maps to the feasible set.
+        """Return the best points from a start (R, D); ``project`` maps points to the feasible set.
 
-        Once the budget is spent, the optimizer ends with its best points so far.
+        Once the budget is spent, the optimizer returns its best points so far.
         """
         ...
 
@@ -69,8 +69,8 @@ class Optimizer(Protocol):
 class FirstValues:
     """An objective that records each row's first value.
 
-    Optimizers first evaluate their start, so that this is the objective there. The loss drop of
-    papers is the first value minus the best one.
+    Optimizers first evaluate their start, so that the recorded value is the objective at the start.
+    The loss drop of papers is this value minus the best value.
 
     Args:
         evaluate: the objective.
@@ -85,7 +85,7 @@ class FirstValues:
         self.values = [math.nan] * count
 
     def __call__(self, points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return values and gradients; see ``Evaluate``."""
+        """Return values and gradients of the objective, and record first values."""
         found, gradients = self._evaluate(points, rows)
         if any(math.isnan(value) for value in self.values):
             for row, value in zip(rows.tolist(), found.tolist(), strict=True):
@@ -100,9 +100,8 @@ class Adam:
 
     Attributes:
         iterations: number of steps, ≥ 1.
-        learning_rate: learning rate in units of the normalised input, > 0.
-        sign: use of the gradient: ``none`` (as it is), ``hard`` (its sign only) or ``soft`` (its
-            tanh, in units of the row's mean absolute gradient).
+        sign: the part of the gradient that is used: ``none`` (all of it), ``hard`` (its sign only)
+            or ``soft`` (its tanh, in units of the row's mean absolute gradient).
         decay: decay of the learning rate: ``none``, ``step`` (a tenth after 3/8, 5/8 and 7/8 of
             all steps) or ``cosine`` (to zero).
         tolerance: objective at which a row is finished.
@@ -123,7 +122,7 @@ class Adam:
             raise ValueError(f"decay must be 'none', 'step' or 'cosine', got {self.decay!r}.")
 
     def rate(self, step: int) -> float:
-        """Return the learning rate at a step, counted from 0."""
+        """Return the learning rate at a step with the given number, counted from 0."""
         fraction = step / self.iterations
         if self.decay == "step":
             return self.learning_rate * 0.1 ** sum(fraction >= k / 8 for k in (3, 5, 7))

@@ -1,8 +1,8 @@
 """Run L-BFGS with a strong Wolfe line search over many rows in lockstep.
 
 Each iteration evaluates one trial point of every unfinished row. Each row then decides by itself
-to continue the bracketing, to zoom, or to accept the point and turn to a new direction. So the rows
-share evaluations, and nothing else.
+whether it continues the bracketing, zooms, or accepts the point and takes a new direction. So the
+rows share evaluations, and nothing else.
 """
 
 import math
@@ -26,14 +26,15 @@ advise for quasi-Newton methods (2006, section 3.1)."""
 class LBFGS:
     """Limited-memory BFGS (Nocedal and Wright 2006, algorithms 7.5, 3.5 and 3.6).
 
-    Only the result lies in the feasible set: the best point is projected at the end.
+    Only the result lies in the feasible set, as the best point is projected at the end.
 
     Attributes:
         iterations: largest number of accepted steps, ≥ 1.
-        history: number of pairs (s, y) that are kept, ≥ 1.
+        history: number of pairs (s, y) of past steps and changes of the gradient that are kept, ≥
+            1.
         tolerance: objective at which a row is finished.
-        relative_tolerance: fraction of the objective. A row is finished once 10 steps in a row
-            lowered its objective by less than this each.
+        relative_tolerance: fraction of the objective. A row is finished once each of 10 steps in a
+            row has lowered its objective by less than this fraction.
     """
 
     iterations: int = 1000
@@ -86,10 +87,10 @@ class LBFGS:
         return (values <= self.tolerance) | flat
 
     def _advance(self, s: "_State", f: Tensor, g: Tensor) -> Tensor:
-        """Update the line search of every row by its trial point.
+        """Update the line search of every unfinished row by its trial point.
 
         Returns:
-            (A,) whether a row is finished.
+            (A,) booleans, true for rows that are finished.
         """
         slope = (g * s.d).sum(dim=1)
         usable = torch.isfinite(f) & torch.isfinite(slope)
@@ -143,7 +144,7 @@ class LBFGS:
 
 @dataclass
 class _State:
-    """The state of the A unfinished rows, with D variables and m pairs of history each."""
+    """The state of A unfinished rows, with D variables and m pairs of history each."""
 
     rows: Tensor
     x: Tensor
@@ -207,7 +208,7 @@ sy=x.new_zeros(len(rows), history, history),
         f: Tensor,
         slope: Tensor,
     ) -> None:
-        """Choose the next step of rows that continue the search; keep the last in ``trial_t``."""
+        """Choose the next step length of rows that continue; ``trial_t`` keeps the last one."""
         self.trial_t = self.t
         further = _cubic_minimum(previous_t, previous_f, previous_slope, self.t, f, slope)
         least = self.t + 0.1 * (self.t - previous_t)
@@ -232,10 +233,10 @@ sy=x.new_zeros(len(rows), history, history),
         history: int,
         relative_tolerance: float,
     ) -> Tensor:
-        """Take the accepted steps, and give those rows their next direction.
+        """Take the accepted steps, and give their rows the next direction.
 
         Returns:
-            (A,) whether a row is finished, as its objective hardly falls any more.
+            (A,) booleans, true for rows that are finished, as the objective hardly falls any more.
         """
         index = moves.nonzero()[:, 0]
         finished = torch.zeros_like(moves)
@@ -268,10 +269,10 @@ sy=x.new_zeros(len(rows), history, history),
         return finished
 
     def restart(self, failed: Tensor) -> Tensor:
-        """Forget the history of rows whose line search failed, and search along −g.
+        """Delete the history of rows whose line search failed, and let them search along −g.
 
         Returns:
-            (A,) whether a row is finished, as its search along −g has failed.
+            (A,) booleans, true for rows that are finished, as a search along −g has failed.
         """
         hopeless = failed & (self.pairs == 0)
         index = (failed & ~hopeless).nonzero()[:, 0]
@@ -282,7 +283,7 @@ sy=x.new_zeros(len(rows), history, history),
         return hopeless
 
     def begin_search(self, which: Tensor) -> None:
-        """Start a line search along ``d``; an uphill direction is replaced by the steepest."""
+        """Begin a line search along ``d``, or along −g if ``d`` leads uphill."""
         slope = (self.g * self.d).sum(dim=1)
         uphill = which & ~(slope < 0)
         self.d = torch.where(uphill[:, None], -self.g, self.d)
@@ -299,11 +300,12 @@ sy=x.new_zeros(len(rows), history, history),
         self.low_g = torch.where(which[:, None], self.g, self.low_g)
 
     def direction(self, index: Tensor) -> Tensor:
-        """Return −H g for some rows, in compact form (Byrd, Nocedal, Schnabel 1994, theorem 2.2).
+        """Return −H g for some rows, with the inverse Hessian H in compact form.
 
-        With R the upper triangle of SᵀY in the order of time and D its diagonal,
-        ``H g = γ g + S R⁻ᵀ((D + γ YᵀY) u − γ Yᵀg) − γ Y u``, ``u = R⁻¹ Sᵀg``. It takes a few
-        large products, while the two-loop recursion takes four small ones for each pair.
+        With the columns s and y of S and Y, the upper triangle R of SᵀY in the order of time and
+        its diagonal D, ``H g = γ g + S R⁻ᵀ((D + γ YᵀY) u − γ Yᵀg) − γ Y u`` for ``u = R⁻¹ Sᵀg``
+        (Byrd, Nocedal, Schnabel 1994, theorem 2.2). This takes a few large products, while the
+        two-loop recursion takes four small ones for each pair.
         """
         gradient, history = self.g[index], self.s.shape[1]
         if not int(self.pairs[index].max()):
@@ -337,7 +339,7 @@ sy=x.new_zeros(len(rows), history, history),
 def _cubic_minimum(
     t1: Tensor, f1: Tensor, d1: Tensor, t2: Tensor, f2: Tensor, d2: Tensor
 ) -> Tensor:
-    """Return the minimiser of the cubic by two points and slopes (Nocedal, Wright, eq. 3.59)."""
+    """Return the minimiser of the cubic by two values and slopes (Nocedal, Wright, eq. 3.59)."""
     a = d1 + d2 - 3 * (f1 - f2) / (t1 - t2)
     b = (t2 - t1).sign() * (a.square() - d1 * d2).sqrt()
     return t2 - (t2 - t1) * (d2 + b - a) / (d2 - d1 + 2 * b)

@@ -1,4 +1,4 @@
-"""Solve least squares by damped Gauss–Newton, with a Jacobian that is given by its products."""
+"""Solve least squares by damped Gauss–Newton, with a Jacobian that its products give."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,13 +23,13 @@ rows in single precision by about √n 2⁻²⁴, 4e-6 for 5,000 rows, and would
 
 @dataclass(frozen=True)
 class LeastSquares:
-    """A problem ``min ‖r(x)‖²`` at some inputs x (1, *shape).
+    """The problem ``min ‖r(x)‖²``, linearised at inputs x (1, *shape).
 
     Attributes:
-        linear: r(x) (1, R), with products with its derivative J by x.
-        sum_of_squares: map from other inputs to ‖r‖² there.
+        linear: the residuals r(x) (R,), with products with their derivative J by x.
+        sum_of_squares: map from other inputs to ‖r‖² at these.
         normal_matrix: function that computes JᵀJ (D, D) for inputs of D entries, in the precision
-            of its factor.
+            in which it will be factored.
     """
 
     linear: Linearized
@@ -47,13 +47,13 @@ def damped_gauss_newton(
     """Return the inputs (1, *shape) after each step, each better than the one before.
 
     The steps ``(JᵀJ + μ d̄ I) Δ = −Jᵀr`` solve ``min ‖r(x)‖²``, with the mean d̄ of JᵀJ's diagonal.
-    :class:`~flwr_leakage.attacks.solve.descent.Damping` chooses μ. Each system is solved by
-    conjugate gradients. Their preconditioner is the Cholesky factor of an earlier step's matrix,
-    until they take many iterations with it.
+    :class:`~flwr_leakage.attacks.solve.descent.Damping` chooses μ. Conjugate gradients solve each
+    system. Their preconditioner is the Cholesky factor of an earlier step's matrix, until they take
+    many iterations with it.
 
     Args:
-        problem_at: map from inputs to the problem of the step there, which may differ from step to
-            step; ``None`` ends the descent.
+        problem_at: map from inputs to the problem that is linearised there, which may differ from
+            step to step; ``None`` ends the descent.
         start: (1, *shape) the first inputs.
         steps: largest number of steps, ≥ 0.
         progress: share of the sum of squares, in (0, 1]. The descent ends if two steps in a row do
@@ -89,7 +89,7 @@ def damped_gauss_newton(
 def _solved(
     problem: LeastSquares, slope: Tensor, kept: Kept["_Factored"], damping: float
 ) -> tuple[Tensor, int]:
-    """Return the damped step for a slope Jᵀr, and the number of its iterations."""
+    """Return the damped step for a gradient Jᵀr, and its number of iterations."""
     used = kept.made
     if used is None or used.problem is not problem:
         used = kept.get(lambda: _Factored(problem))
@@ -116,7 +116,7 @@ class _Factored:
         self.mean = float(self.matrix.diagonal().mean())
 
     def fit(self, shift: float) -> None:
-        """Factor the matrix with another shift if it differs from the present one by 30 times."""
+        """Factor the matrix again if a shift differs from the present one by a factor above 30."""
         if not self.shift / 30 <= shift <= self.shift * 30:
             mean = max(self.mean, 1e-30)
             self.factor, jitter = cholesky(self.matrix.clone(), shift * mean)

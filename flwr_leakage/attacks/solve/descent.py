@@ -2,8 +2,9 @@
 
 An attack *poses* each step: it gives the objective of the step to first order, or ends the descent.
 The blur, the weight of the prior and the weights of the equations may differ from step to step. A
-*search* takes the step, and shortens it (:class:`Shortening`) or damps it (:class:`Damping`) until
-it lowers the objective. If a schedule gives the settings of each step, :func:`follow` runs it.
+*search* takes the step. It shortens the step (:class:`Shortening`) or damps it (:class:`Damping`)
+until it lowers the objective. If a schedule gives the settings of each step, :func:`follow` takes
+one step for each entry.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,13 +20,12 @@ S = TypeVar("S")
 class Posed:
     """The objective of one step, ``Φ(s + Δ) ≈ Φ(s) + 2 ⟨g, Δ⟩ + ⟨Δ, A Δ⟩``.
 
-    Attributes:
-        point: the point s, of any shape.
-        value: Φ(s).
-        slope: g, half of Φ's derivative at s, of the same shape.
-        solve: map from a damping μ ≥ 0 to the solution Δ of ``(A + μ D) Δ = −g``, of the same
-            shape, and the number of its iterations. The solver chooses the diagonal D.
-        cost: map from another point to Φ there.
+    point: the point s, of any shape.
+    value: the objective Φ(s).
+    slope: the vector g, half of Φ's derivative at s, of the same shape.
+    solve: map from a damping μ ≥ 0 to the solution Δ of ``(A + μ D) Δ = −g``, of the same
+        shape, and the number of its iterations. The solver chooses the diagonal matrix D.
+    cost: map from another point to Φ at that point.
     """
 
     point: Tensor
@@ -41,12 +41,12 @@ class Iterate:
 
     Attributes:
         point: the point s.
-        steps: number of steps tried so far.
-        value: Φ(s) with the Φ of the last step; infinite before the first one.
+        steps: number of steps that were tried so far.
+        value: Φ(s), for the objective Φ of the last step; infinite before the first step.
         fall: decrease of Φ in the last step, ≥ 0.
-        length: share of the last step that was taken; 0 if none lowered Φ.
-        iterations: number of iterations of the last linear system.
-        damping: μ of the next step; ``None`` if no step was damped.
+        length: share of the last step that was taken; 0 if no length lowered Φ.
+        iterations: number of iterations for the last linear system.
+        damping: the damping μ of the next step; ``None`` if no step was damped.
     """
 
     point: Tensor

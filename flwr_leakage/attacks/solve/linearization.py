@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Linearized:
-    """A function f(x) at one point x, given by its value and its products with J = ∂f/∂x (P, N).
+    """A function f at one point x, given by f(x) and by products with J = ∂f/∂x (P, N).
 
     Attributes:
         value: (P,) f(x).
@@ -17,33 +17,33 @@ class Linearized:
     def __init__(
         self, value: Tensor, push: Callable[[Tensor], Tensor], pull: Callable[[Tensor], Tensor]
     ) -> None:
-        """Take f(x), and the maps v ↦ J v and u ↦ Jᵀ u."""
+        """Take the value f(x), and the maps v ↦ J v and u ↦ Jᵀ u."""
         self.value, self._push, self._pull = value, push, pull
         self.products = 0
 
     def push(self, direction: Tensor) -> Tensor:
-        """Return J v (P,), for v of the point's shape."""
+        """Return the product J v (P,) for a direction v of the point's shape."""
         self.products += 1
         return self._push(direction)
 
     def pull(self, dual: Tensor) -> Tensor:
-        """Return Jᵀ u, of the point's shape, for u (P,)."""
+        """Return the product Jᵀ u, of the point's shape, for a vector u (P,)."""
         self.products += 1
         return self._pull(dual)
 
 
 class Linearization(Linearized):
-    """A function that is linearised by autograd, with graphs that are built once.
+    """A function f that autograd linearises, with graphs that are built once.
 
     ``Jᵀu`` is a backward pass of f. It is linear in u, so that ``Jv`` is a backward pass of
-    ``u ↦ Jᵀu`` at any u. If f is of several parts, each has a u of its own: autograd would fill a
-    common one anew for each part, which takes most of the time of large networks.
+    ``u ↦ Jᵀu`` at any u. If f has several parts, each has a vector u of its own: autograd would
+    fill a common one anew for each part, which would take most of the time of large networks.
     """
 
     def __init__(
         self, function: Callable[[Tensor], Tensor | Sequence[Tensor]], point: Tensor
     ) -> None:
-        """Evaluate f, which returns one tensor or several parts, at a point; all of any shape.
+        """Evaluate f at a point. f returns one tensor or several parts, all of any shape.
 
         Raises:
             ValueError: no part depends on the point.
@@ -91,6 +91,6 @@ class Linearization(Linearized):
         self._columns = columns
 
     def columns(self, directions: Tensor) -> Tensor:
-        """Return J v (M, P) for M directions v (M, ...), computed at once."""
+        """Return the products J v (M, P) for M directions v (M, ...), computed at once."""
         self.products += len(directions)
         return self._columns(directions)

@@ -20,8 +20,8 @@ from flwr_leakage.spectral.patch_prior import PatchCost
 class Solver:
     """The settings of conjugate gradients for the linear system of a step.
 
-    See :func:`~flwr_leakage.spectral.conjugate_gradient.conjugate_gradients`. It ends after the
-    iteration in which the budget is spent.
+    It solves by :func:`~flwr_leakage.spectral.conjugate_gradient.conjugate_gradients`, and ends
+    after the iteration in which the budget is spent.
     """
 
     iterations: int
@@ -44,17 +44,19 @@ class Solver:
 
 @dataclass(frozen=True)
 class Posterior:
-    """``Φ(s) = Σ_j w_j r_j(x)² + ρ sᵀ Q s`` of images ``x = μ + L s``, to first order about one s.
+    """The objective of a Gauss–Newton step for images x, with a normal prior.
 
-    Its curvature is ``A = LᵀJᵀWJL + ρ Q``, the precision of a normal posterior of s.
+    It is ``Φ(s) = Σ_j w_j r_j(x)² + ρ sᵀ Q s`` of images ``x = μ + L s``, to first order about a
+    point s. Half of its second derivative is ``A = LᵀJᵀWJL + ρ Q`` with W = diag(w). That is the
+    precision of a normal posterior of s.
 
     Attributes:
         linear: products with J, the derivative of the residuals by x.
         prior: the prior with μ and L, in the precision of the linear systems.
-        weights: (P,) w, in double precision.
-        residual: (P,) r at s, in double precision.
-        point: (B, C, H, W) s.
-        residual_at: map from another s to the residuals there.
+        weights: (P,) weights w, in double precision.
+        residual: (P,) residuals r at s, in double precision.
+        point: (B, C, H, W) the coordinates s.
+        residual_at: map from other coordinates to the residuals there.
         weight: the weight ρ of the prior.
         cost: map from s to Q s; the identity by default.
         patches: a prior of patches in place of ρ Q, or ``None``.
@@ -75,15 +77,15 @@ class Posterior:
         return self.weights.to(self.prior.grey)
 
     def pull_back(self, dual: Tensor) -> Tensor:
-        """Return LᵀJᵀ u, the coordinates' slope for weights u (P,) of the residuals."""
+        """Return LᵀJᵀ u (B, C, H, W), in coordinates, for weights u (P,) of the residuals."""
         return self.prior.pull(self.linear.pull(dual))
 
     def told(self, direction: Tensor) -> Tensor:
-        """Return LᵀJᵀWJL d, the equations' part of A d, for a direction (B, C, H, W)."""
+        """Return LᵀJᵀWJL d, the part of A d from the equations, for a direction d (B, C, H, W)."""
         return self.pull_back(self._weights * self.linear.push(self.prior.push(direction)))
 
     def __call__(self, direction: Tensor) -> Tensor:
-        """Return A d."""
+        """Return the product A d for a direction d (B, C, H, W)."""
         if self.patches is None:
             return self.told(direction) + self.weight * self.cost(direction)
         image = self.prior.push(direction)
@@ -91,19 +93,19 @@ class Posterior:
         return self.prior.pull(dual + self.patches.product(image))
 
     def prior_slope(self, point: Tensor) -> Tensor:
-        """Return ρ Q s, half the slope of the prior's term at s."""
+        """Return ρ Q s, half of the derivative of the prior's term, at a point s."""
         if self.patches is None:
             return self.weight * self.cost(point)
         return self.prior.pull(self.patches.product(self.prior.push(point)))
 
     def objective(self, point: Tensor, residual: Tensor) -> float:
-        """Return Φ at a point with residuals (P,)."""
+        """Return the objective Φ at a point with residuals (P,)."""
         misfit = float((self.weights * residual.square()).sum())
         weight, cost = (1.0, self.prior_slope) if self.patches else (self.weight, self.cost)
         return misfit + weight * float((point.double() * cost(point)).sum())
 
     def posed(self, solver: Solver) -> Posed:
-        """Return the step whose linear system is solved by conjugate gradients."""
+        """Return the step of this objective, whose linear system conjugate gradients solve."""
         dual = (self.weights * self.residual).to(self.prior.grey)
         slope = self.pull_back(dual) + self.prior_slope(self.point.to(self.prior.grey))
 
@@ -118,9 +120,9 @@ class Posterior:
         return Posed(self.point, value, slope, solve, cost)
 
     def draw(self, solver: Solver, generator: torch.Generator) -> Tensor:
-        """Return a random deviation from s under the posterior, by perturbing, then optimising.
+        """Return a random deviation from s under the posterior, by perturbation and optimisation.
 
-        Directions that the solver leaves unsolved keep a draw of the prior N(0, I).
+        In directions that the solver leaves unsolved, the deviation is a draw of the prior N(0, I).
         """
         like = self.prior.grey
         own = torch.randn(self.point.shape, generator=generator).to(like)
@@ -139,12 +141,12 @@ class Kept(Generic[T]):
     """A preconditioner that serves several steps, until conjugate gradients take long with it.
 
     Attributes:
-        many: number of iterations of a step above which another preconditioner is needed.
-        least: number of iterations that a preconditioner serves at least.
-        is_due: whether the next step computes one. If False at first, none is computed before the
-            first long step.
+        many: number of iterations in one step above which another preconditioner is needed.
+        least: least total number of iterations for which a preconditioner is kept.
+        is_due: whether the next step computes a preconditioner. If False at first, none is computed
+            before the first step with many iterations.
         made: the preconditioner; ``None`` before the first one.
-        served: number of iterations taken with it.
+        served: number of iterations so far with this preconditioner.
     """
 
     many: int
@@ -154,7 +156,7 @@ class Kept(Generic[T]):
     served: int = 0
 
     def get(self, make: Callable[[], T | None]) -> T | None:
-        """Return the preconditioner, which is computed anew if it is due."""
+        """Return the preconditioner. If one is due, it is computed by ``make``."""
         if self.is_due:
             self.made, self.served, self.is_due = make(), 0, False
         return self.made
