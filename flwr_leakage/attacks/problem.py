@@ -155,7 +155,7 @@ class Problem:
         return self.gradient_map.gradient_of(wanted, self.params, batch, self.buffers)
 
     def logits(self, inputs: Tensor) -> Tensor:
-        """Return the logits (B, K) for inputs (B, C, H, W), by the network before training."""
+        """Return the logits (B, K) for inputs (B, C, H, W), at the parameters before training."""
         return self.gradient_map.logits(self.params, inputs, self.buffers)
 
     def divided(self, scale: float) -> "Problem":

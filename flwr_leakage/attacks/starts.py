@@ -12,7 +12,7 @@ from flwr_leakage.records import InputSpec
 
 @runtime_checkable
 class Initialisation(Protocol):
-    """Draws the first candidate of an attack."""
+    """Draw an attack's first candidate."""
 
     def __call__(
         self, spec: InputSpec, num_samples: int, restart: int, generator: torch.Generator

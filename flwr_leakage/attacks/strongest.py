@@ -208,7 +208,7 @@ class Strongest:
         if target.evidence.is_noised and self.denoising is not None:
             attack, suffix = partial(_denoise, self.denoising, target.evidence), DENOISED
         for _ in range(most):
-            left = target.left(limit) * self.share / 2  # later candidates may be better
+            left = target.left(limit) * self.share / 2  # a later one may be better
             if attack is None or target.is_done or left <= 0 or not target.may_lead(name):
                 return
             before = target.candidates[name]
@@ -264,7 +264,7 @@ class _Target:
     best: Reconstruction
     problem: Problem | None = None
     energy: float = math.inf
-    plain: float = math.inf  # the least energy of the attacks' own answers
+    plain: float = math.inf  # least energy of the attacks' own answers, without finishes
     seconds: float = 0.0
     posing: float = 0.0
     judging: float = 0.0
@@ -410,7 +410,7 @@ class _Target:
                 self._judge_by(told)
                 self.features_of = name
         watch = Stopwatch()
-        _ = self.evidence.told  # this is computed anew if the evidence changed
+        _ = self.evidence.told  # other evidence computes equations of its own
         judging = Stopwatch()
         judged = self.evidence.judge(result.batch)
         self.judging = max(self.judging, judging.seconds)

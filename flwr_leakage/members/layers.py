@@ -281,7 +281,7 @@ def _by_layer(
     records: Batch,
     measure: Callable[[RowSpace, Tensor, Tensor], Tensor],
 ) -> Float[Tensor, "N S"]:
-    """Return a measure of row space, e and h for each record and layer; 0 without e and h."""
+    """Return a measure of each layer's row space and each record's error e and input h, or 0."""
     found = torch.zeros(len(records), len(spans)).double()
     for at, start, e, h in _outer_products(problem, spans, records):
         found[start : start + len(h), at] = measure(spans[at].space, e, h).cpu()

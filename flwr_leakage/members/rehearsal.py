@@ -325,7 +325,7 @@ def _signal_size(client: Problem, flat: Problem, pool: Batch, noise_std: float) 
         total += row
         energies.append(float(row.square().sum()))
     count, energy = len(energies), sum(energies)
-    common = (float(total @ total) - energy) / max(count - 1, 1)  # K times the mean over k ≠ l
+    common = (float(total @ total) - energy) / max(count - 1, 1)  # K · mean of ⟨Rₖ, Rₗ⟩
     along = 1.0
     if common > 0:
         along = max(float(given @ total) / common, noise_std * (count / common) ** 0.5)

@@ -148,7 +148,7 @@ class BatchLayer:
 
     @cached_property
     def right(self) -> Tensor:
-        """R (b, n') in units in which an input without signal is 0; see :meth:`in_pixels`."""
+        """The factor R (b, n') of the gradient, in the units of :meth:`in_pixels`."""
         return self.in_pixels(self.factor.right, self.factor.bias)
 
     @cached_property
@@ -314,7 +314,7 @@ class BatchLayer:
         best = candidate
         sizes = self.factor.singular[: self.factor.rank]
         typical = (candidate.dual * sizes).norm() / len(sizes) ** 0.5
-        for radius in (1e-4, 1e-3):  # distances of the points, relative to the size of the dual
+        for radius in (1e-4, 1e-3):  # distance of a nearby point, relative to the size of the dual
             steps = torch.randn(NEARBY, len(sizes), generator=generator, dtype=torch.float64)
             duals = candidate.dual + radius * typical * steps.to(sizes) / sizes
             inputs = duals @ self.factor.right
@@ -346,7 +346,7 @@ class BatchLayer:
             generator: draws the points that are tried.
         """
         steps = torch.randn(NEARBY, len(inputs), generator=generator, dtype=torch.float64)
-        # The estimate itself, points at one standard deviation, and points at three.
+        # The tried points are the estimate, and others at one and three standard deviations.
         steps = torch.cat([0 * steps[:1], steps, 3.0 * steps]).to(inputs)
         points = inputs + spread * steps
         labels = torch.full((len(points),), label, device=inputs.device)
@@ -363,7 +363,7 @@ class BatchLayer:
         return columns, rest / errors.norm(dim=1).clamp_min(1e-300)
 
     def _fit(self, dual: Tensor, errors: Tensor) -> tuple[int, Tensor, Tensor]:
-        """Return the index of the errors (M, m) that fit best, all columns (M, b), misfits (M,)."""
+        """Return the index of the best of M errors (M, m), the columns (M, b) and misfits (M,)."""
         columns, misfits = self._columns(errors)
         scales = (columns @ dual - 1).abs().nan_to_num(10.0).clamp_max(10)
         best, aligned = int((misfits + scales).argmin()), int(misfits.argmin())

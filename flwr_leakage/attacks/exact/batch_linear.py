@@ -258,7 +258,7 @@ class ExactBatch(ExactAttack):
 
 
 def _surplus(problem: Problem, name: str, rank: int) -> str:
-    """Return a warning if a layer shows more samples than the client reports, else nothing."""
+    """Return a warning if a layer's rank shows more samples than the client reports; else ""."""
     if not problem.is_single_gradient or rank <= problem.num_samples:
         return ""
     return (

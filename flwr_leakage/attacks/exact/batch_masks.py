@@ -288,7 +288,7 @@ def settle_masks(
         masks, starts = masks[enough], starts[enough]
         if not len(masks):
             break
-        masked = torch.where(masks.T[:, :, None], behind[:, None], 0.0)  # (m, S, d)
+        masked = torch.where(masks.T[:, :, None], behind[:, None], 0.0)  # D W₂ᵀ V₂, (m, S, d)
         inside = (left.T @ masked.flatten(1)).reshape(-1, *masked.shape[1:]).transpose(0, 1)
         gram = (masks.to(behind) @ products).reshape(-1, directions, directions)
         # The rows of the active units may be dependent; the ridge keeps the Cholesky root finite.
@@ -296,7 +296,7 @@ def settle_masks(
         root = torch.linalg.inv(torch.linalg.cholesky(gram))
         through = inside @ root.mT
         angles = torch.linalg.eigh(through.mT @ through).eigenvectors[:, :, -1:]
-        mixtures = root.mT @ angles  # (S, d, 1)
+        mixtures = root.mT @ angles  # mixtures e of directions, (S, d, 1)
         fits = (inside @ mixtures)[:, :, 0] @ left.T
         corrected = (fits - mixtures[:, :, 0] @ behind.T).abs() < fits.abs()
         same = (corrected == masks).all(1)

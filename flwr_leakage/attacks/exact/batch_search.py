@@ -98,7 +98,7 @@ class _Rest:
 
     @cached_property
     def orthonormal(self) -> tuple[Tensor, Tensor]:
-        """The factors Q (n', r) and R (r, r) of the QR decomposition of ``pixels``."""
+        """The QR decomposition, Q (n', r) and R (r, r), of the remaining mixtures of inputs."""
         basis, triangle = torch.linalg.qr(self.pixels)
         return basis, triangle
 
@@ -142,7 +142,7 @@ class BatchSearch:
         self._masks = None if self._linked else MaskColumns.posed(layer, following)
         self._rest = self._remainder()
         self._peeled = torch.zeros_like(layer.factor.left)  # each unit's dual at the last peeling
-        self._misfits = torch.full_like(layer.offset, torch.inf)  # the misfits of those duals
+        self._misfits = torch.full_like(layer.offset, torch.inf)  # misfits of the units' duals
 
     def run(self, scaled: bool = True) -> list[BatchSample]:
         """Return the samples found when all are found or the budget is spent.

@@ -38,7 +38,7 @@ class Mask:
         return cls(on, ~on)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Mask":
-        """Return the mask after a function of one tensor, which may reshape or select entries."""
+        """Return the mask after ``change`` of its tensors, which may reshape or select entries."""
         return Mask(change(self.on), change(self.off))
 
     @property
@@ -86,7 +86,7 @@ class Known:
         return cls(torch.zeros_like(like), bounds, Mask(nowhere, nowhere))
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Known":
-        """Return the facts after a function of one tensor, which may reshape or select entries."""
+        """Return the facts after ``change`` of the tensors, which may reshape or select entries."""
         return Known(change(self.values), change(self.bounds), self.mask.map(change))
 
     @property

@@ -145,7 +145,7 @@ def binary_columns(product: Tensor, count: int) -> Tensor:
         direction = remaining[pivots[-1]] / remaining[pivots[-1]].norm()
         remaining = remaining - (remaining @ direction)[:, None] * direction
     to_all = basis @ torch.linalg.inv(basis[pivots])
-    # Most choices already fail at a few other entries, so that these are tested first.
+    # Most choices of bits give vectors with a wrong entry among the first few, tested first.
     bits = torch.arange(1, 2**count)
     for rows in (to_all[: 4 * count], to_all):
         patterns = (bits[:, None] >> torch.arange(count)) & 1

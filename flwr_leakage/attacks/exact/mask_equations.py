@@ -197,7 +197,7 @@ class Hidden:
 
     @property
     def num_channels(self) -> int:
-        """The number of channels, of which each has one mask."""
+        """The number of channels of the ReLUs; each channel has one mask."""
         return len(self.known.values)
 
     @property
@@ -243,5 +243,5 @@ class Hidden:
         z = self.link.preactivation(features).reshape(self.known.values.shape)
         known = self.evidence.refine(self.known, z, self.link.patches(features))
         found = replace(self, known=known)
-        # Only proven masks enter the equations: without a new proof, nothing has changed.
+        # Only proven masks enter the equations, so that these are the same without a new proof.
         return self if found.num_proven == self.num_proven else found

@@ -80,7 +80,7 @@ class Patches(ExactAttack):
         kept = values > FLOAT32_RELATIVE_ERROR / 100 * values[0]
         patches = right[kept].T @ ((left[:, kept].T @ weight) / values[kept, None])
         misfit = float((errors.T @ patches - weight).square().sum() / weight.square().sum())
-        # Rounding of both sides, as a share of their size. It is divided by the singular values.
+        # The relative rounding of both sides is divided by the singular values of the errors.
         rounding = FLOAT32_RELATIVE_ERROR / 10 * weight.norm() / weight.numel() ** 0.5
         deviation = rounding * values[kept].square().reciprocal().sum().div(found.count).sqrt()
         error = float(deviation / patches.square().mean().sqrt().clamp_min(1e-30))

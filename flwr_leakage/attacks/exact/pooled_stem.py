@@ -177,7 +177,7 @@ class Groups:
         """
         channels, windows = values.shape
         first = positions * torch.arange(channels)[:, None, None]
-        entries = (first + table.T.clamp_min(0)).flatten()  # (C·P·K)
+        entries = (first + table.T.clamp_min(0)).flatten()  # entries of windows, (C·P·K,)
         shape = (channels, windows, len(table))
         is_inside = (table.T >= 0).expand(shape)
         spread = values[..., None].expand(shape)

@@ -478,7 +478,7 @@ def truncated(mean: Tensor, deviation: Tensor, low: Tensor, high: Tensor) -> tup
     moments = below.nan_to_num(0, 0, 0) * first - above.nan_to_num(0, 0, 0) * second
     variance = deviation.square() * (1 + moments - shift.square())
     found = mean + deviation * torch.where(is_flipped, -shift, shift)
-    # Between close bounds the law is uniform; the formula above loses its variance to rounding.
+    # Between close bounds the law is uniform, and the formula above loses its variance to rounding.
     width = high - low
     variance = torch.minimum(variance, width.square() / 12)
     least = torch.minimum(deviation, width).square() * 1e-6

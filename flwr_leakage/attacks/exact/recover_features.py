@@ -99,7 +99,7 @@ class Features:
 
     @property
     def is_pooled(self) -> bool:
-        """Return whether the shallowest outputs are known only after pooling."""
+        """Return whether the known outputs nearest to the input are known only after pooling."""
         return self.shallowest in self.windows
 
     def first(self, count: int) -> "Features":

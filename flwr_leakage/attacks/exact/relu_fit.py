@@ -61,14 +61,14 @@ class Fading:
 
     @property
     def weights(self) -> list[float]:
-        """The weights α of the steps, in falling order."""
+        """The weights α of the prior in successive steps, in falling order."""
         found = [self.first]
         while found[-1] * self.factor > self.last:
             found.append(found[-1] * self.factor)
         return found
 
     def blur_at(self, weight: float) -> float:
-        """Return the standard deviation of the noise at a weight α of the prior."""
+        """Return the deviation of the noise over which ReLUs are averaged at a weight α."""
         if self.sharpens and weight <= 10 * self.last:
             return 0.0
         return self.blur * (weight / 100) ** 0.25
@@ -83,6 +83,9 @@ def fade(
     budget: Budget = UNLIMITED,
 ) -> tuple[Tensor, float]:
     """Return the inputs after one step at every weight α of a fading, and their ‖r‖².
+
+    A fading is a series of Gauss–Newton steps, in which the weight α of the prior and the blur of
+    the ReLUs fall.
 
     Conjugate gradients in single precision solve a step's linear system. They first fit the
     directions that the equations or the prior favour, so that ending them early regularises.
@@ -196,7 +199,7 @@ class Stage(Enum):
 
     @property
     def is_deep(self) -> bool:
-        """Return whether the fading must meet the equations to the last digit."""
+        """Return whether the fits of this stage must meet the equations to the last digit."""
         return self in (Stage.DEEP, Stage.DEEP_FROM_GREY)
 
     @property
@@ -237,7 +240,7 @@ right-hand side. The first two deep fadings end there."""
 
 
 def fading_of(stage: Stage) -> Fading:
-    """Return the settings of the fading that a stage consists of.
+    """Return the settings of a stage's steps, in which the weight of the prior falls.
 
     Deep fadings share their last weight, their factor and the number of iterations, and their last
     steps have no blur. All of these values were chosen on development draws; no table.

@@ -68,7 +68,10 @@ class Equations(Protocol):
         """The groups of equations; a wrong mask moves the equations of a group alike."""
 
     def gauged(self, coordinates: Tensor) -> Tensor:
-        """Return coordinates with the same numbers, at an assumed contrast if none is known."""
+        """Return coordinates of images with the same numbers, and with an assumed contrast.
+
+        They stay the same unless the numbers leave the images' contrast open.
+        """
 
     def gradient(self, inputs: Tensor, blur: float, precise: bool = False) -> Tensor:
         """Return the predicted numbers (P,), differentiable twice; in float64 if ``precise``."""

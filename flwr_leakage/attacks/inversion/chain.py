@@ -75,7 +75,10 @@ class Places:
         return _take(values, self.gathered)
 
     def summed(self, taken: Tensor) -> Tensor:
-        """Return the sum over the places of each value (n, B), the transpose of :meth:`taken`."""
+        """Return for each of n values the sum over its places, (n, B), of ``taken`` (m, B).
+
+        This is the transpose of :meth:`taken`.
+        """
         found = _take(taken, self.scattered.flatten())
         if len(self.scattered) == 1:
             return found.reshape(-1, taken.shape[1])
@@ -264,7 +267,7 @@ class MatrixLayer:
     def convolution(
         cls, weight: str, bias: str, shape: Sequence[int], geometry: Geometry
     ) -> "MatrixLayer":
-        """Return the layer of a convolution of inputs of a shape (C, H, W)."""
+        """Return a convolution of inputs of a shape (C, H, W) as a product with patches."""
         count = torch.Size(shape).numel()
         numbers = torch.arange(1.0, count + 1, dtype=torch.float64).reshape(1, *shape)
         found = geometry.patches(numbers)[0].long()
@@ -300,7 +303,7 @@ class Chain:
 
     @property
     def layers(self) -> list[MatrixLayer]:
-        """The layers in their order."""
+        """The layers of the chain in their order, without activations and pooling."""
         return [step for step in self.steps if isinstance(step, MatrixLayer)]
 
     @classmethod
@@ -355,7 +358,7 @@ def _same(some: Tensor, others: Tensor) -> bool:
 
 
 def _posed(step: Step) -> MatrixLayer | Nonlinear | None:
-    """Return the layer or stage of a chain that a call of the pass is, or None if it is neither."""
+    """Return the layer or stage that a call of a pass computes, or None if it is neither."""
     op, shape = step.op, step.inputs.shape[1:]
     if isinstance(op, Elementwise):
         return Elements(shape, op.activation)
@@ -485,7 +488,7 @@ class ChainLinearization(Linearized):
         """Return Jᵀ u, of the images' shape (B, C, H, W), for a vector u (P,)."""
         self.products += 1
         duals, told = self._parted(dual)
-        inner: list[Tensor] = []  # the duals at each step's inputs on the way up
+        inner: list[Tensor] = []  # for each step, the direction that u implies for its inputs
         values: Tensor | None = None
         parts = iter(duals)
         for step in self._at:

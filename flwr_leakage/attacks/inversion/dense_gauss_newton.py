@@ -215,14 +215,14 @@ class _Equations:
         return cls(model, likelihood, ImagePrior.of(problem.spec), noise, kept, model_error)
 
     def wrong(self, inputs: Tensor, gradient: Tensor) -> Tensor:
-        """Return residuals (P + N,): the update's, then distances of pixels from their range."""
+        """Return P residuals of the update, and N distances of pixels from their range, as one."""
         residual = self.likelihood.residual(gradient)
         excess = residual.sign() * self.likelihood.excess(residual)
         spec = self.model.problem.spec
         return torch.cat([excess, ((inputs - spec.clamp(inputs)) / self.prior.scale).flatten()])
 
     def weights(self, residual: Tensor) -> Tensor:
-        """Return 1 / v of all residuals (P + N,)."""
+        """Return the inverse variances 1 / v of all residuals (P + N,)."""
         means = self.likelihood.mean_squares(residual) / self.kept
         variances = (self.model_error * means).maximum(self.noise.square())
         # The standard deviation of pixels' distances from their range is the relative distance of

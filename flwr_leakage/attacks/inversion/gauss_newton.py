@@ -239,7 +239,7 @@ class GaussNewton(OneByOne):
         return best.judged(model, likelihood), products, steps
 
     def _explains(self, end: RunEnd) -> bool:
-        """Return whether noise explains the residual, so that no further run is needed."""
+        """Return whether noise explains the residual of a run's end, so that no run follows."""
         return end.distance <= self.solved_distance or end.misfit <= 1.1
 
     def _choose(
@@ -285,7 +285,7 @@ class GaussNewton(OneByOne):
             batch = Batch(best.inputs, model.targets)
             gradient = problem.gradient_map(problem.params, batch, problem.buffers)
             residual = (gradient[bias] - problem.gradient[bias]).flatten()
-            # A residual of the label equations below 0.03 of a sample's share asks for no change.
+            # If the last bias's residual is below 0.03 of a sample's share, no label is changed.
             if float(residual.abs().max()) * problem.num_samples < 0.03:
                 break
             # Three changes are compared before the best is taken, as classes may be nearly tied.
@@ -361,7 +361,7 @@ class Rewriting(Protocol):
 
 @dataclass(frozen=True)
 class _Model:
-    """The candidate's gradient as a function of its inputs and the blur, in both precisions."""
+    """A candidate's gradient as a function of its inputs and the blur, in float32 and float64."""
 
     problem: Problem
     single: Problem
@@ -389,7 +389,10 @@ class _Model:
         return (self.problem.num_samples, *self.problem.spec.shape)
 
     def gauged(self, coordinates: Tensor) -> Tensor:
-        """Return coordinates with the same gradient, at an assumed contrast if none is known."""
+        """Return coordinates of images with the same gradient, and with an assumed contrast.
+
+        They stay the same unless the gradient leaves the images' contrast open.
+        """
         return self.contrast.gauged(self.prior, coordinates)
 
     @property

@@ -198,7 +198,7 @@ class GradientInversion:
         rows = _Rows.joined(chunk)
         bounds = rows.project if self.box else None
         batching = self.batching
-        if batching == "auto":  # as many rows share a pass as memory allows
+        if batching == "auto":  # rows share one pass unless their gradients take too much memory
             size = sum(value.numel() for value in rows.problems[0].params.values())
             batching = "vmap" if 1 < len(rows.points) <= self.max_entries / size else "loop"
         if self._searches_order(rows.assumed):

@@ -197,7 +197,7 @@ def is_rough(problem: Problem, budget: Budget = UNLIMITED) -> bool:
         with torch.no_grad():
             logits = torch.stack([problem.logits(line) for line in lines])
         second = logits.diff(n=2, dim=1)
-        # Second differences below 1e-9 of the largest logit show neither kinks nor their absence.
+        # Second differences below 1e-9 of the largest logit say nothing about kinks.
         if float(second.abs().max()) > 1e-9 * float(logits.abs().max()):
             fourth = second.diff(n=2, dim=1)
             # A kink's second difference d gives fourth differences d, −2d and d, of six times its

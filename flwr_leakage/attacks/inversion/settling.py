@@ -100,7 +100,7 @@ class Settling:
 
 
 class _Pace:
-    """Divide products and CPU seconds among the remaining steps."""
+    """Divide the allowed products and CPU seconds of a run among its remaining steps."""
 
     def __init__(self, settling: Settling, passes: int, budget: Budget) -> None:
         self.steps, self.budget, self.products, self.is_short = settling.steps, budget, 0, False

@@ -91,7 +91,7 @@ class HeadSamples:
         return self.errors @ self.factor.left
 
     def joined(self, dual: Tensor, label: int, error: Tensor) -> "HeadSamples":
-        """Return these samples and one more sample."""
+        """Return these samples and one more, given by its dual, label and error."""
         return replace(
             self,
             labels=torch.cat([self.labels, self.labels.new_tensor([label])]),

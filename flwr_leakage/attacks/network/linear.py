@@ -318,7 +318,7 @@ def find_last_bias(problem: Problem, scaled: bool = False) -> str | None:
         slopes = torch.autograd.functional.jacobian(log_softmax, value)
         slopes = slopes.reshape(2, classes, classes)
         softmax = log_softmax(value).exp()[:, None]
-        # Logits z + s ∘ b with the softmax p have the slopes (I − 1 pᵀ) diag(s).
+        # Log-probabilities of the logits z + s ∘ b have the derivative (I − 1 pᵀ) diag(s) by b.
         shares = torch.stack([each.diagonal() for each in slopes])[:, None] / (1 - softmax)
         expected = (own - softmax) * shares
         follows = float((slopes - expected).abs().max()) <= 1e-4

@@ -40,7 +40,7 @@ class Minimum:
 
 @runtime_checkable
 class Optimizer(Protocol):
-    """Minimises R independent objectives of D variables each, together.
+    """Minimise R independent objectives of D variables each, together.
 
     Every row of variables has its own step size and line search, so that the result equals that of
     minimising row by row. Finished rows are no longer evaluated.

@@ -167,10 +167,10 @@ class _State:
     high_slope: Tensor
     pairs: Tensor  # the number of valid pairs of each row
     next_pair: Tensor  # the index at which the next pair is written
-    s: Tensor  # (A, m, D)
-    y: Tensor  # (A, m, D)
-    sy: Tensor  # (A, m, m), ⟨s_i, y_j⟩
-    yy: Tensor  # (A, m, m), ⟨y_i, y_j⟩
+    s: Tensor  # steps s of the pairs, (A, m, D)
+    y: Tensor  # changes y of the gradient in these steps, (A, m, D)
+    sy: Tensor  # products ⟨s_i, y_j⟩ of the pairs, (A, m, m)
+    yy: Tensor  # products ⟨y_i, y_j⟩ of the pairs, (A, m, m)
 
     @classmethod
     def begin(cls, rows: Tensor, x: Tensor, f: Tensor, g: Tensor, history: int) -> "_State":

@@ -59,7 +59,7 @@ class Iterate:
 
     @property
     def has_moved(self) -> bool:
-        """Return whether the last step lowered Φ."""
+        """Return whether the last step lowered the objective Φ."""
         return self.length > 0
 
 

@@ -152,7 +152,10 @@ class KnownErrors:
         return cls(problem, passed, known, errors, floor)
 
     def gauged(self, coordinates: Tensor) -> Tensor:
-        """Return coordinates with the same predictions, at an assumed contrast if none is known."""
+        """Return coordinates of images with the same predictions, and with an assumed contrast.
+
+        They stay the same unless the equations leave the images' contrast open.
+        """
         return self.passed.contrast.gauged(self.prior, coordinates)
 
     @property
@@ -360,7 +363,7 @@ class Passed:
         far = prior.grey + 3.0 * prior.push(draws)
         chain = Chain.of(partial(narrow, single.params), single.params, names, far)
         if problem.gradient_map.held:
-            chain = None  # with a chain, the functional may depend on the features alone
+            chain = None  # a chain only serves functionals that depend on the features alone
         contrast = Contrast.of(problem)
         return cls(narrow, names, prior, deviations, spread, chain, contrast)
 

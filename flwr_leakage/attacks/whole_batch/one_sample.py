@@ -108,7 +108,7 @@ class LocalSteps(KnownErrors):
         )
 
     def _moved(self, params: Params, gradients: Tensor) -> Params:
-        """Return the parameters one step later, by flat gradients (P,) that features follow."""
+        """Return the parameters after a step, by flat gradients (P,) that end with features."""
         rate, moved, start = self.problem.schedule.learning_rate, dict(params), 0
         for name in self.passed.names:
             value = params[name].detach()
@@ -264,7 +264,7 @@ class OneSample:
                 try:
                     return _behind(problem, likelihood, layer, generator)
                 except ValueError:
-                    continue  # the features of a later layer may still be found
+                    continue  # features of another linear layer, farther back, may still be found
         if last.bias is None or not {last.weight, last.bias} <= problem.gradient.keys():
             raise ValueError("the last layer has no bias or is frozen.")
         if not problem.is_single_gradient:

@@ -325,7 +325,7 @@ def reweighted(prior: ImagePrior, point: Tensor, power: float) -> Callable[[Tens
         field = _field(prior, coordinates)
         height, width = field.shape[-2:]
         down, right = (weights * slope for slope in _slopes(field))
-        # The last row and column of slopes are zero, so that the values that roll around are zero.
+        # Slopes are zero in the last row and column, so that zeros enter at the opposite border.
         field = field + height / math.pi * (down.roll(1, -2) - down)
         field = field + width / math.pi * (right.roll(1, -1) - right)
         return _shares(prior) * (prior.rows @ field @ prior.columns.T)
@@ -339,7 +339,7 @@ def _shares(prior: ImagePrior) -> Tensor:
 
 
 def _field(prior: ImagePrior, coordinates: Tensor) -> Tensor:
-    """Return the field ``y / √A`` of each colour, (B, C, H, W)."""
+    """Return each colour's pixel field y, divided by the prior's deviation √A, (B, C, H, W)."""
     return prior.rows.T @ (_shares(prior) * coordinates) @ prior.columns
 
 

@@ -213,7 +213,7 @@ class _Sums:
 
 @dataclass(frozen=True)
 class _LastLayer:
-    """The last layer, which trains on given features by plain steps."""
+    """The last layer of a client that trains on given features by plain steps."""
 
     weight: Tensor
     bias: Tensor
@@ -326,14 +326,14 @@ class _Mixture:
         return float(self.residual[:entries].square().mean() + errors.square().mean())
 
     def slopes(self) -> Tensor:
-        """Return ∂H/∂A (r, T, T, n), the derivative of the features that are on."""
+        """Return ∂H/∂A (r, T, T, n), the derivative of the features H by the mixing matrix A."""
         rest = self.sums.weight - self.mixing @ self.features
         own = torch.einsum("nti,kn->kitn", self.inverse, rest)
         other = torch.einsum("nts,ks,in->kitn", self.inverse, self.mixing, self.features)
         return (own - other) / self.sigma**2
 
     def jacobian(self) -> Tensor:
-        """Return the derivative of the residual by A, with a column for each entry of A."""
+        """Return the residual's derivative by the mixing matrix A, with a column for each entry."""
         slopes, (rows, steps) = self.slopes(), self.mixing.shape
         eye, each = torch.eye(rows).to(slopes), torch.eye(steps).to(slopes)
         sums = torch.einsum("kq,in->kiqn", eye, self.features)
@@ -387,7 +387,7 @@ def _settled(start: _Mixture, sums: _Sums, layer: _LastLayer) -> _Mixture | None
 
     def ends(at: Iterate, _: int) -> bool:
         nonlocal here
-        here = there if at.has_moved else here  # the last mixture that was tried
+        here = there if at.has_moved else here  # the mixture that the last step tried
         # A stage ends once a step lowers its cost by less than 1e-3 of it.
         return at.fall < 1e-3 * (at.value + at.fall)
 
