@@ -56,7 +56,7 @@ class Restarts:
 
 
 def choose(candidates: Sequence[Reconstruction]) -> Reconstruction:
-    """Return the candidate with the least objective, or the first, with the costs of all."""
+    """Return the candidate of least objective, or the first if all failed, with all costs."""
 
     def objective(number: int) -> float:
         value = candidates[number].objective

@@ -154,7 +154,7 @@ class BatchSearch:
         """
         budget = Budget.of(self.settings.max_seconds)
         sources = self._sources()
-        peeled = -1  # number of samples found when peeling was last tried
+        peeled = -1  # number of samples found before the last peeling
         for _ in range(self.settings.starts):
             # If other sources find masks, too, many samples share each unit. Then peeling runs
             # once, and again after a sample is found only if it has found any before.

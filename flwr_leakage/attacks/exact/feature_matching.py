@@ -57,7 +57,8 @@ class FeatureMatching(ExactAttack):
         proof: tolerance of the proof of a mask, ≥ 0; see
             :data:`~flwr_leakage.attacks.exact.masks.PROOF`.
         fit_iterations: largest number of iterations of a fit of the input without ReLUs, ≥ 1.
-        rounds: largest number of fadings in a fit through ReLUs, ≥ 1; see
+        rounds: largest number of fadings in a fit through ReLUs, ≥ 1. A fading is a series of steps
+            in which the weight of the prior falls; see
             :func:`~flwr_leakage.attacks.exact.relu_fit.fit_through_relus`.
         newton_steps: largest number of steps of Gauss–Newton without a prior after such a fit, ≥ 0.
         initialisation: the start of a fit without ReLUs.

@@ -199,9 +199,10 @@ class Channel:
                 yield turned
 
     def misfit(self, first: Array, patches: Array) -> Callable[[Array], float]:
-        """Return a function that measures how badly a mask explains the weight gradient.
+        """Return a function that measures how badly a mask explains the observed weight gradient.
 
-        Its value is the logarithm of the distance of the two gradients, less ``log(WORTH)`` for
+        Its value is the logarithm of the distance of the gradient from the one at a candidate with
+        this mask, less ``log(WORTH)`` for
         every entry in which the mask differs from the candidate's own mask. So a mask is worth its
         changes if its value is at most that of the candidate's mask.
         """

@@ -268,6 +268,7 @@ def fit_through_relus(
 ) -> tuple[list[Candidate], Hidden, bool]:
     """Return the fit of an input to the equations of ReLUs and of the layer behind them.
 
+    A *fading* is a series of steps in which the weight of the prior falls; it ends at a candidate.
     Fadings follow one another until a candidate meets the equations. The candidate is then
     refined, first with a prior fitted to it, and then by Gauss–Newton without a prior. The best
     candidate has the least ‖r‖² in the last equations, which are continuous where the gradient

@@ -19,7 +19,7 @@ class Objective(Protocol):
     """A distance of a candidate's gradient from the observed one."""
 
     def __call__(self, candidate: Params, observed: Params) -> Tensor:
-        """Return the distance, a scalar that is least if both gradients agree, and differentiable.
+        """Return the distance of two gradients, a differentiable scalar, least if they agree.
 
         Args:
             candidate: the candidate's gradient g, by parameter name.

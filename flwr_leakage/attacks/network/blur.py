@@ -210,7 +210,7 @@ class _Bent(torch.autograd.Function):
 
 
 class _Sloped(torch.autograd.Function):
-    """The function ``e φ'(z)`` of errors e and inputs z, whose derivative by z is ``e φ''(z)``."""
+    """The map of errors e and inputs z to ``e φ'(z)``, with the derivative ``e φ''(z)`` by z."""
 
     generate_vmap_rule = True
 

@@ -54,7 +54,7 @@ class ReachedError(Exception):
     """The end of a pass that an :data:`Answer` raises if the rest of the pass is not needed.
 
     Attributes:
-        values: the values that the pass has computed so far and that are asked for.
+        values: the values that the pass has computed at the point where it ended.
     """
 
     def __init__(self, values: Tensor) -> None:

@@ -105,7 +105,7 @@ class Posterior:
         return misfit + weight * float((point.double() * cost(point)).sum())
 
     def posed(self, solver: Solver) -> Posed:
-        """Return the step of this objective, whose linear system conjugate gradients solve."""
+        """Return the Gauss–Newton step of Φ, whose linear system conjugate gradients solve."""
         dual = (self.weights * self.residual).to(self.prior.grey)
         slope = self.pull_back(dual) + self.prior_slope(self.point.to(self.prior.grey))
 
