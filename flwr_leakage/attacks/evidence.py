@@ -65,9 +65,8 @@ class Evidence:
 
     The equations that replace the gradient may be fewer than the unknowns. In the directions that
     they leave open, the likeliest image is zero, and a private one has the size that the prior
-    expects. So the last sum then counts only the excess over that size:
-    ``Σ_i Σ_k (1 + n_k) max(0, log(‖s_ik‖² / n_k))``. Otherwise grey would have less energy than the
-    private images themselves.
+    expects. So the last sum then counts only the excess over that size: ``Σ_i Σ_k (1 + n_k) max(0,
+    log(‖s_ik‖² / n_k))``. Otherwise grey would have less energy than the private images themselves.
 
     The gradient of one clean sample may determine a layer's features and error
     (:class:`~flwr_leakage.attacks.whole_batch.one_sample.OneSample`), and an attack may have proven

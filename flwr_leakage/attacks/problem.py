@@ -202,8 +202,7 @@ def simulate_gradient(
 
     One plain SGD step gives the gradient itself. For other schedules, ``local_update``, which
     defines local training, is replayed. For the mean of several clients, each client is replayed on
-    its own
-    samples: ``Σ_c n_c/n · g_c``, with n_c = ``members[c]`` (McMahan et al. 2017).
+    its own samples: ``Σ_c n_c/n · g_c``, with n_c = ``members[c]`` (McMahan et al. 2017).
     """
     if members:
         mean: Params = {}

@@ -93,10 +93,9 @@ def holm(p_values: Float[Tensor, " C"]) -> Float[Tensor, " C"]:
 def benjamini_hochberg(p_values: Float[Tensor, " C"]) -> Float[Tensor, " C"]:
     """Return p-values corrected so that at most a share α of those called members are none.
 
-    A candidate is called a member if its corrected p-value
-    ``p̃₍ᵢ₎ = min_{j ≥ i} min(1, C p₍ⱼ₎ / j)`` is at most α (Benjamini and Hochberg 1995). The
-    p-values must be independent or positively dependent, as those of one null sample are (Bates et
-    al. 2023).
+    A candidate is called a member if its corrected p-value ``p̃₍ᵢ₎ = min_{j ≥ i} min(1, C p₍ⱼ₎ /
+    j)`` is at most α (Benjamini and Hochberg 1995). The p-values must be independent or positively
+    dependent, as those of one null sample are (Bates et al. 2023).
 
     Example:
         >>> [round(p, 3) for p in benjamini_hochberg(torch.tensor([0.01, 0.04, 0.03])).tolist()]

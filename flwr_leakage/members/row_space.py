@@ -114,11 +114,11 @@ class RowSpace:
     ) -> Float[Tensor, "N L"]:
         """Return how well the outer product e hᵀ of each record fits into the matrix G.
 
-        It is ``ẽᵀ G h̃ / (‖ẽ‖ ‖h̃‖)`` with ``ẽ = (G Gᵀ + λI)^(−1/2) e`` and
-        ``h̃ = (GᵀG + λI)^(−1/2) h``. So the record's own gradient of the layer is compared with the
-        update, and the update whitens both sides. For G = Σᵢ eᵢ hᵢᵀ with independent eᵢ and
-        independent hᵢ, ``eᵢᵀ G⁺ᵀ hᵢ`` is 1 and ``eᵢᵀ G⁺ᵀ hⱼ`` is 0. So other samples hardly count,
-        even if there are more than fit into the row space.
+        It is ``ẽᵀ G h̃ / (‖ẽ‖ ‖h̃‖)`` with ``ẽ = (G Gᵀ + λI)^(−1/2) e`` and ``h̃ = (GᵀG +
+        λI)^(−1/2) h``. So the record's own gradient of the layer is compared with the update, and
+        the update whitens both sides. For G = Σᵢ eᵢ hᵢᵀ with independent eᵢ and independent hᵢ,
+        ``eᵢᵀ G⁺ᵀ hᵢ`` is 1 and ``eᵢᵀ G⁺ᵀ hⱼ`` is 0. So other samples hardly count, even if there
+        are more than fit into the row space.
 
         Args:
             errors: (N, m) derivatives e of the loss by the layer's outputs.
@@ -178,10 +178,10 @@ class RowSpace:
 def noise_of_spectrum(space: RowSpace, rows: int) -> float:
     """Return σ of independent noise on a matrix (m, n) whose own rank is at most ``rows``.
 
-    The singular values behind the first k are those of noise alone: on average
-    sₖ² = (max(m, n) − k) σ² (the trace of a Wishart matrix). At first k is ``rows``. Then k is the
-    number of singular values above the noise so found, which is repeated until it no longer
-    changes: large noise has its own largest singular values among the first.
+    The singular values behind the first k are those of noise alone: on average sₖ² = (max(m, n) −
+    k) σ² (the trace of a Wishart matrix). At first k is ``rows``. Then k is the number of singular
+    values above the noise so found, which is repeated until it no longer changes: large noise has
+    its own largest singular values among the first.
 
     Raises:
         ValueError: there is no singular value behind the first ``rows``.

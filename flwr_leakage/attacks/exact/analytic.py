@@ -157,9 +157,9 @@ def fill_in(
     """Return the most likely image, given the seen pixels and values near the unseen pixels.
 
     Let Q be the inverse covariance and μ the mean of the prior, u the unseen and s the seen pixels,
-    m the given values (``centres``) and c their bounds. The image solves
-    ``(Q_uu + 3/c² I) x_u = Q_uu μ_u − Q_us (x_s − μ_s) + 3/c² m_u``, where c²/3 is the variance of
-    a uniform law on [m − c, m + c].
+    m the given values (``centres``) and c their bounds. The image solves ``(Q_uu + 3/c² I) x_u =
+    Q_uu μ_u − Q_us (x_s − μ_s) + 3/c² m_u``, where c²/3 is the variance of a uniform law on [m − c,
+    m + c].
     """
     prior = ImagePrior.of(spec)
     inverse = replace(prior, deviations=1 / prior.deviations, scale=1 / prior.scale)

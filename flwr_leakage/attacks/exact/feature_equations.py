@@ -12,8 +12,7 @@ C input channels, and rank k,
 The equations of one output channel o may contradict the others. If there are hardly more equations
 than unknowns, the solution bends to any of them, and r hides the contradiction. So the test
 measures by how much ``‖r‖²`` falls if o is left out (Cook and Weisberg 1982, section 2.2), for each
-of the f equations of o that the other channels check. With the block H_oo of
-``H = M V λ⁻¹ Vᵀ Mᵀ``,
+of the f equations of o that the other channels check. With the block H_oo of ``H = M V λ⁻¹ Vᵀ Mᵀ``,
 
     s_o² = r_oᵀ (1 − H_oo)⁻¹ r_o / (C f),
 

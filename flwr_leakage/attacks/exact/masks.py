@@ -15,7 +15,6 @@ is one equation for each channel o with positions p. The right mask meets it up 
 entries of e are of all sizes, a wrong mask meets it by chance only. That happens if thousands of
 masks are tried. So a mask must also explain the layer's own weight gradient, which is linear in x,
 better than the candidate's mask does.
-than the candidate's mask does.
 
 With the mask known, only the active entries of a are unknown, and they are mostly fewer than the
 equations. The least-squares solution is then exact up to the gradient's rounding, and its variance
@@ -202,9 +201,9 @@ class Channel:
         """Return a function that measures how badly a mask explains the observed weight gradient.
 
         Its value is the logarithm of the distance of the gradient from the one at a candidate with
-        this mask, less ``log(WORTH)`` for
-        every entry in which the mask differs from the candidate's own mask. So a mask is worth its
-        changes if its value is at most that of the candidate's mask.
+        this mask, less ``log(WORTH)`` for every entry in which the mask differs from the
+        candidate's own mask. So a mask is worth its changes if its value is at most that of the
+        candidate's mask.
         """
 
         def misfit(mask: Array) -> float:

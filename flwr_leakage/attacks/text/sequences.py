@@ -216,13 +216,12 @@ def _inside(spans: Spans, prefixes: Int[Tensor, "P t"]) -> Int[Tensor, " P"]:
 class Relaxation:
     """Search for the texts of an encoder, with one token after another as an anchor.
 
-    The first attention's output at token i is a mean over the text,
-    ``Σ_j y_j w_ij v_j / Σ_j y_j w_ij`` with ``w_ij = exp(q_i k_j)``, where y is 1 for the token
-    that stands at a position and 0 for others. The search relaxes y to shares that sum to 1 at each
-    position. Gradient descent finds them by the part of the outputs outside of the span. Every
-    mixture of several texts would nearly solve this. If one token that occurs once is fixed, the
-    anchor, only its own text does. The tokens i are the likeliest at each position, with their
-    shares as weights.
+    The first attention's output at token i is a mean over the text, ``Σ_j y_j w_ij v_j / Σ_j y_j
+    w_ij`` with ``w_ij = exp(q_i k_j)``, where y is 1 for the token that stands at a position and 0
+    for others. The search relaxes y to shares that sum to 1 at each position. Gradient descent
+    finds them by the part of the outputs outside of the span. Every mixture of several texts would
+    nearly solve this. If one token that occurs once is fixed, the anchor, only its own text does.
+    The tokens i are the likeliest at each position, with their shares as weights.
 
     Attributes:
         iterations: steps of Adam for each anchor.

@@ -11,11 +11,11 @@ with c the features before their ReLU. The features give equations of each sampl
 ``c(x_i) = h_i`` where h_i > 0, and ``max(0, c(x_i)) = 0`` elsewhere. For given masks and maxima all
 of these equations are linear in the images, one convolution at a time.
 
-If possible, the pass to the features leaves out the ReLU before the layer. Features
-``h = max(0, c(x))`` behind the last ReLU also show its mask: where they are zero the ReLU is off,
-whatever a candidate's own c(x) is. So candidates are fitted by c, the pass without that ReLU. Max
-pooling and flattening between the ReLU and the layer change nothing, as the maximum of ReLUs is the
-ReLU of the maximum. With averages in between, the ReLU stays.
+If possible, the pass to the features leaves out the ReLU before the layer. Features ``h = max(0,
+c(x))`` behind the last ReLU also show its mask: where they are zero the ReLU is off, whatever a
+candidate's own c(x) is. So candidates are fitted by c, the pass without that ReLU. Max pooling and
+flattening between the ReLU and the layer change nothing, as the maximum of ReLUs is the ReLU of the
+maximum. With averages in between, the ReLU stays.
 """
 
 from collections.abc import Sequence
