@@ -146,7 +146,7 @@ class Applicability:
 
 
 class ExactAttack(OneByOne):
-    """An attack that solves equations, and that can check beforehand whether a problem has them."""
+    """An attack that solves equations, and can check before whether a problem gives them."""
 
     @abstractmethod
     def check(self, problem: Problem, generator: torch.Generator) -> Applicability:

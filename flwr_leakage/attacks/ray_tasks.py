@@ -60,7 +60,7 @@ class RayTasks:
             sentence for each time that the task was repeated.
 
         Raises:
-            ValueError: Ray is not installed, no cluster runs, none of its nodes has what a task
+            ValueError: Ray is not installed, no cluster runs, no node has the resources that a task
                 asks for, or the program that this process belongs to holds all GPUs.
         """
         ray = self._connected()

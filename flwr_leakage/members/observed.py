@@ -1,4 +1,4 @@
-"""Test records for membership in what a server observed of an update."""
+"""Test records for membership in the update that a server observed."""
 
 from collections.abc import Sequence
 
@@ -33,7 +33,7 @@ def examine_observation(
     noise_std: float | None = None,
     seed: int = 0,
 ) -> Membership:
-    """Test records for membership in what a server observed; see :func:`membership`."""
+    """Test records for membership in the update that a server observed; see :func:`membership`."""
     threat = ThreatModel(view="aggregate" if observation.members else "single")
     # A model may draw from the global generator, whose state is restored.
     with torch.random.fork_rng(devices=[]):
