@@ -112,7 +112,7 @@ class Reporter:
     last: float = 0.0
 
     def __call__(self, iteration: int, values: Tensor) -> None:
-        """Call the callback if the last call was at least 0.25 seconds ago."""
+        """Report an iteration and its objectives, at most every 0.25 seconds."""
         now = time.monotonic()
         if self.progress is None or now - self.last < 0.25:
             return

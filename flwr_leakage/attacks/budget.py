@@ -31,7 +31,7 @@ class Budget:
 
     @property
     def left(self) -> float:
-        """CPU seconds until the end, ≥ 0."""
+        """CPU seconds until the budget ends, ≥ 0."""
         return max(self.ends - time.process_time(), 0.0)
 
     def part(self, share: float) -> "Budget":
@@ -79,7 +79,7 @@ class Stopwatch:
 
     @property
     def seconds(self) -> float:
-        """CPU seconds since ``began``."""
+        """CPU seconds since the stopwatch was made."""
         return time.process_time() - self.began
 
 

@@ -83,7 +83,7 @@ class _Marked(Masked):
         return self.units.to(inputs).expand_as(inputs).clone()
 
     def mask(self, rate: float, gradient: Params, plain: Trace) -> Tensor | None:
-        """Return the mask of the call, or ``None``; see :func:`read_masks`."""
+        """Return the mask of the marked call of dropout, or ``None``; see :func:`read_masks`."""
         steps = list(zip(self.trace.steps, plain.steps, strict=True))[self.place :]
         layers = [
             (op, own.inputs)

@@ -263,7 +263,7 @@ class Candidate:
 
     @property
     def energy(self) -> float:
-        """−2 log posterior up to a constant."""
+        """−2 log posterior of the candidate, up to a constant."""
         return self.judged.energy
 
     def weight(self, least: float, evidence: Evidence) -> float:

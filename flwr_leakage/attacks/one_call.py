@@ -220,7 +220,7 @@ def _describe(update: object) -> str:
 
 
 def _labels(targets: object) -> list[Tensor | None]:
-    """Return the targets of each update."""
+    """Return the targets of each update, out of a list or one tensor that a caller gave."""
     given: list[Any] = list(targets) if isinstance(targets, list | tuple) else [targets]
     for each in given:
         if not isinstance(each, Tensor) or each.ndim == 0:

@@ -597,7 +597,7 @@ def _judged(result: Reconstruction, name: str, judged: Judgement) -> Reconstruct
 
 
 def _merged(parts: Sequence[Part]) -> str:
-    """Return the reasons why no part found anything, each reason once."""
+    """Return the reasons why no attack found anything, each reason once."""
     names: dict[str, list[str]] = {}
     for part in parts:
         if part.reason:

@@ -133,12 +133,12 @@ class BatchLayer:
 
     @property
     def matrix(self) -> Tensor:
-        """The weights W (m, n)."""
+        """The weights W (m, n) of the layer."""
         return self.problem.params[self.weight]
 
     @property
     def offset(self) -> Tensor:
-        """The bias c (m,)."""
+        """The bias c (m,) of the layer."""
         return self.problem.params[self.bias]
 
     @cached_property

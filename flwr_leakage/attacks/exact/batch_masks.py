@@ -173,7 +173,7 @@ class MaskColumns:
                 yield self._told(candidate, errors, column, misfit, found)
 
     def limit(self, expected: float) -> float:
-        """Return the largest misfit of a true sample whose noise causes the misfit ``expected``."""
+        """Return the largest misfit of a true sample, if noise alone causes ``expected``."""
         return EXACT_MULTIPLE * expected + self._rounding
 
     def settled(self, found: Sequence[BatchSample]) -> list[BatchSample]:

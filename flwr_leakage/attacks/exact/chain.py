@@ -71,7 +71,7 @@ class Link:
         return self.scale.abs() * self.weight.flatten(1).norm(dim=1)
 
     def linear(self, inputs: Tensor) -> Tensor:
-        """Return ``W ∗ a`` (B, *output_shape) of inputs (B, *input_shape)."""
+        """Return ``W ∗ a`` (B, *output_shape) for inputs a (B, *input_shape), without bias."""
         if self.geometry is None:
             return inputs.flatten(1) @ self.weight.T
         _, dilation, padding, stride = self.geometry
@@ -107,7 +107,7 @@ class Link:
         return self.geometry.patches(inputs)[0]
 
     def pull_back(self, errors: Tensor) -> Tensor:
-        """Return ∂L/∂a (B, *input_shape) from ∂L/∂(W ∗ a) (B, *output_shape)."""
+        """Return errors ∂L/∂a (B, *input_shape), from those of ``W ∗ a`` (B, *output_shape)."""
         zeros = torch.zeros(len(errors), *self.input_shape, dtype=errors.dtype)
         pull = torch.func.vjp(self.linear, zeros)[1]
         return pull(errors)[0]
@@ -311,7 +311,7 @@ class Level:
 
     @property
     def input_errors(self) -> Tensor:
-        """∂L/∂a, (1, *input_shape)."""
+        """The errors ∂L/∂a of the layer's input a, (1, *input_shape)."""
         return self.link.pull_back(self.errors)
 
     def forward_residual(self, inputs: Tensor) -> Tensor:

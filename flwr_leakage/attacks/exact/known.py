@@ -34,7 +34,7 @@ class Mask:
 
     @classmethod
     def of(cls, on: Tensor) -> "Mask":
-        """Return the mask of units that are either on or off."""
+        """Return a mask without open units, of booleans that are true for units that are on."""
         return cls(on, ~on)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Mask":

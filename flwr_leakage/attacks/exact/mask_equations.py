@@ -131,12 +131,12 @@ class MaskEquations:
 
     @cached_property
     def _unit(self) -> float:
-        """The unit of z's residuals: the root mean square of the masked layer's known values."""
+        """The root mean square of the layer's known values, which divides the residuals of z."""
         return float(root_mean_square(self.known.values[self.known.valued]))
 
     @cached_property
     def _unit_behind(self) -> float:
-        """The unit of the next layer's residuals: the root mean square of its known z."""
+        """The root mean square of the next layer's known z, which divides its residuals."""
         activation, outputs = self.behind.link.activation, self.behind.known.values
         known = activation.target(outputs)[activation.invertible(outputs)]
         return float(root_mean_square(known))
@@ -207,7 +207,7 @@ class Hidden:
 
     @property
     def is_proven(self) -> bool:
-        """Return whether all masks are proven."""
+        """Return whether the masks of all channels are proven."""
         return self.num_proven == self.num_channels
 
     @property

@@ -61,11 +61,11 @@ class Equations(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape (B, C, H, W) of the coordinates."""
+        """Shape (B, C, H, W) of the images' coordinates under the prior."""
 
     @property
     def groups(self) -> Groups:
-        """The groups of equations; a wrong mask moves the equations of a group alike."""
+        """The groups of equations with similar errors, such as from one wrong mask."""
 
     def gauged(self, coordinates: Tensor) -> Tensor:
         """Return coordinates of images with the same numbers, and with an assumed contrast.
@@ -207,7 +207,7 @@ class Annealed:
         )
 
     def pose(self, at: Iterate) -> Posed | None:
-        """Return the next step's system, or None if the run is over."""
+        """Return the next step's linear system, or None if the run is over."""
         if self._is_over(at):
             return None
         model, annealing = self.model, self.annealing

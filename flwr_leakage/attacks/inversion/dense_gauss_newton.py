@@ -273,7 +273,7 @@ class _Run:
         self._factor: Kept[Tensor] = Kept(self._limit - 1)
 
     def pose(self, at: Iterate) -> Posed | None:
-        """Return the next step's system, or None if the run is over."""
+        """Return the next step's linear system, or None if the run is over."""
         equations, prior, model = self.equations, self.equations.prior, self.equations.model
         inputs = prior.inputs(at.point)
         watch = Stopwatch()

@@ -397,7 +397,7 @@ class _Model:
 
     @property
     def groups(self) -> Groups:
-        """The groups of entries; a wrong mask moves the entries of a group alike."""
+        """The groups of gradient entries with similar errors, such as from one wrong mask."""
         return Groups(
             [value.shape for posed in self.problem.rounds for value in posed.gradient.values()]
         )

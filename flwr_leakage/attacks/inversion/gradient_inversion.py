@@ -304,7 +304,7 @@ class _Rows:
 
     @property
     def owner(self) -> Tensor:
-        """(R,) index of each row's problem; all targets have the same number of rows."""
+        """Index of the problem of each row, (R,); all problems have the same number of rows."""
         every = torch.arange(len(self.problems), device=self.targets.device)
         return every.repeat_interleave(len(self.targets) // len(self.problems))
 

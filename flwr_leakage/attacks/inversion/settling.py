@@ -169,7 +169,7 @@ class Doubts:
         self._blurred, self._blur, self._count = self.model, 0.0, 0
 
     def pose(self, at: Iterate) -> Posed | None:
-        """Return the next step's system, with the units' blurs, or None at the end."""
+        """Return the next step's linear system, with the units' blurs, or None at the end."""
         at = replace(at, point=self.model.gauged(at.point))
         if self._last is None and not self.is_sharp:
             self._last = self._linearise(at)

@@ -137,7 +137,7 @@ class Affine:
         return self.settings is not None
 
     def is_layer(self, weight: str) -> bool:
-        """Return whether the call is the linear layer whose weight has this name."""
+        """Return whether the call is the linear layer whose weight has the given name."""
         return self.name == weight and not self.is_convolution
 
     @property

@@ -90,7 +90,7 @@ class Step:
 
     @property
     def inputs(self) -> Tensor:
-        """The inputs of the call."""
+        """The inputs of the recorded call."""
         return self.op.inputs
 
 

@@ -252,7 +252,7 @@ class Anatomy:
 
     @classmethod
     def of(cls, problem: Problem, generator: torch.Generator) -> "Anatomy":
-        """Return the anatomy of a problem's model.
+        """Return the tables, layers and attention of a problem's model.
 
         Raises:
             ValueError: the ids look up no table of the model.

@@ -73,7 +73,7 @@ class Spans:
     def of(
         cls, problem: Problem, anatomy: Anatomy, tokens: Int[Tensor, " U"], most: int
     ) -> "Spans":
-        """Return the spans of an update.
+        """Return the spans behind the first attention, for an update.
 
         Raises:
             ValueError: the model shows no attention, or the spans are full.

@@ -87,7 +87,7 @@ class LocalSteps(KnownErrors):
         return [total]
 
     def linearize(self, inputs: Tensor, blur: float) -> Linearized:
-        """Return the equations, with products with their Jacobian."""
+        """Return the equations at images (B, C, H, W), with products with their Jacobian."""
         chain = self.passed.chain
         if chain is None:
             return super().linearize(inputs, blur)
