@@ -97,7 +97,7 @@ class _OneOrSeveral(Protocol[P]):
 
 
 def _one_or_several(call: Callable[Concatenate[nn.Module, Any, P], Any]) -> _OneOrSeveral[P]:
-    """Return ``call`` with a return type that depends on the update's type."""
+    """Return ``call`` itself, typed: one update gives one answer, a list of updates a list."""
     return cast(_OneOrSeveral[P], call)
 
 

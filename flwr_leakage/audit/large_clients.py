@@ -75,7 +75,10 @@ class LargeClients:
 
 @dataclass
 class LabelRound:
-    """Infer class counts in one round; clients that train alike share rehearsals.
+    """Infer class counts in one round, by rehearsals.
+
+    A rehearsal repeats a client's training on dummy samples with known labels, and tells how an
+    update follows from class counts. Clients that train alike share rehearsals.
 
     Attributes:
         settings: the settings of the audit.

@@ -70,11 +70,14 @@ class Needs:
 
 @dataclass
 class Trials:
-    """Pass inputs without values through a model, and keep the latest results.
+    """Measure what an attack on a model needs, and refuse one that needs too much.
+
+    One pass of meta tensors, which have a shape and no values, tells the bytes and operations. The
+    results of the latest models and inputs are kept.
 
     Attributes:
         max_bytes: limit on the bytes of an attack on one target; ``None`` for no limit.
-        max_seconds: CPU seconds that it may take; ``None`` for no limit.
+        max_seconds: the CPU seconds that such an attack may take; ``None`` for no limit.
     """
 
     max_bytes: int | None = None

@@ -101,10 +101,10 @@ class Outcome:
             none.
         choices: the option of each config group.
         seed: the seed of the run, or ``None``.
-        status: whether the numbers are those of a whole run.
+        status: in words, whether the numbers are those of a whole run.
         values: the values by the names of ``MEASURES``; ``None`` where there is no number.
-        shares: the shares of the members found, by the names of ``FOUND``, where the run has such a
-            number.
+        shares: the shares of the records used in training that the membership test found, by rates
+            of false alarms (the names of ``FOUND``), where the run has such numbers.
     """
 
     folder: Path

@@ -40,8 +40,8 @@ def flip_signs(
 
 
 def _flip_in_place(inputs: Tensor, randomness: Randomness) -> Tensor:
-    # Eight signs from each random byte, and chunks that fit a cache: drawing a number for every
-    # entry of an epoch would cost more than a tenth of training a small network.
+    # Each random byte gives eight signs, and chunks fit a cache. A number drawn for every entry of
+    # an epoch would cost more than a tenth of the training of a small network.
     signs_of_byte = _SIGNS_OF_BYTE.to(inputs)
     for chunk in inputs.split(_CHUNK):
         count = -(-chunk.numel() // 8)

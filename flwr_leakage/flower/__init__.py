@@ -1,4 +1,4 @@
-"""Put the audit into Flower: a client mod, a server strategy, engines."""
+"""Put the audit into Flower: a client mod, a server strategy, and runs in one process or on Ray."""
 
 from typing import TYPE_CHECKING
 

@@ -151,7 +151,11 @@ class LegacyHonestButCurious(Strategy):
     def _look(
         self, server_round: int, results: Results, failures: Failures
     ) -> tuple[list[Observation], list[ClientNote], Set[int]]:
-        """Return observations to attack, clients' notes, and clients without a known truth."""
+        """Return what a round gives to the audit.
+
+        That is the observations to attack, the notes that clients sent beside their updates, each
+        under its client's number, and the numbers of clients whose samples nobody else knows.
+        """
         told = self.heard.notes()
         unknown = self._learn_names(server_round, results, told)
         self.heard.end_round({int(proxy.node_id) for proxy, _ in results}, failures)

@@ -203,7 +203,7 @@ def grouped_by_client(found: Iterable[Attempt]) -> dict[int, list[Attempt]]:
 
 
 def most_at_risk_first(by_client: Mapping[int, Sequence[Attempt]]) -> list[int]:
-    """Return the clients, whom most leaks of first; those of equal risk by their numbers."""
+    """Return the clients by falling risk, and those of equal risk by their numbers."""
     return sorted(sorted(by_client), key=lambda client: risk(by_client[client]), reverse=True)
 
 

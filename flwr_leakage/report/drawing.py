@@ -434,7 +434,7 @@ def log_scale_if_wide(axes: Axes, side: str, values: Sequence[float]) -> None:
 
 
 def plain(text: str) -> str:
-    """Return a unit as it may stand in a drawing: short, of letters, digits and a few signs."""
+    """Return a unit of measurement as a chart shows it: short, of letters, digits, a few signs."""
     return re.sub(r"[^\w ²·/%().-]", "", text)[:40] if text not in ("", "1") else ""
 
 

@@ -1,4 +1,4 @@
-"""Compute the Fisher information leakage of a sample under noise, from one trace."""
+"""Compute the Fisher information leakage of a sample under noise, from the trace of JJᵀ."""
 
 from dataclasses import dataclass, field
 

@@ -228,11 +228,13 @@ def sets_of_ranks() -> list[Array]:
 
 
 def settled(equations: Whitened, known: Known, found: Mapping[int, tuple[Array, Array]]) -> Known:
-    """Return known facts, and those that newly proven masks of some channels add.
+    """Return what is known of a ReLU's outputs a (C, P), with newly proven masks of some channels.
+
+    A mask says which of the P positions of a channel are active, so that their outputs are not 0.
 
     Args:
-        equations: the equations about a from the weight gradient of the layer behind.
-        known: the facts about the other channels.
+        equations: the equations about a from the weight gradient of the layer that takes a.
+        known: the masks, values and bounds of the other channels.
         found: for each channel by number, its proven mask (P,), and guesses (P,) for values that
             the equations may not determine.
     """

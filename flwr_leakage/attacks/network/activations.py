@@ -149,7 +149,9 @@ if a call computes no known activation."""
 def entry(
     *functions: Callable[..., Any], settings: Sequence[str] = ()
 ) -> Callable[[Callable[..., Activation]], Callable[..., Activation]]:
-    """Return a decorator that registers torch functions for the activation of a function.
+    """Return a decorator for a function that makes an activation; it registers torch functions.
+
+    Calls of these torch functions are then read as the activation that the decorated one returns.
 
     Args:
         functions: torch functions with the arguments input, ``settings`` and ``inplace``, in this
@@ -158,8 +160,8 @@ def entry(
             each with a default.
 
     Raises:
-        ValueError: torch does not dispatch a function, or the slope or the inverse of the
-            activation contradicts its function.
+        ValueError: torch does not dispatch one of the functions, or the slope or the inverse that
+            the activation states contradicts its values.
     """
 
     def add(make: Callable[..., Activation]) -> Callable[..., Activation]:

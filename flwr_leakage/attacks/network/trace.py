@@ -120,13 +120,17 @@ T = TypeVar("T", bound="Trace")
 
 
 class Trace(FunctionMode):
-    """The context of a pass that recognises the calls of the pass, and records them.
+    """The context of a network's pass, which recognises calls of torch and records them.
+
+    The head of this module says which calls those are.
 
     Args:
         params: the parameters of the pass, by name.
-        answer: map that may give other outputs for a recognised call; by default none does.
+        answer: function that is given a recognised call, and may return other outputs for it or
+            end the pass there; by default the call's own outputs stand.
         records: whether recognised calls are recorded as ``steps``. If not, no tensor is kept.
-        notes_all: whether other calls are recorded as steps, too, if they change values.
+        notes_all: whether a call that is not recognised is a step, too, if its outputs differ from
+            its input.
 
     Attributes:
         steps: the recorded calls in their order. Calls that work in place do not change the tensors

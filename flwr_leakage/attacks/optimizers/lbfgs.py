@@ -233,10 +233,19 @@ sy=x.new_zeros(len(rows), history, history),
         history: int,
         relative_tolerance: float,
     ) -> Tensor:
-        """Take the accepted steps, and give their rows the next direction.
+        """Take the accepted steps of the A active problems, and give each its next direction.
+
+        Args:
+            moves: (A,) booleans, true for problems whose step is accepted.
+            step: (A,) step lengths along the directions.
+            f: (A,) objectives after the step.
+            g: (A, n) gradients after it.
+            history: the largest number of pairs (step, change of gradient) that are kept.
+            relative_tolerance: a problem is finished after ten steps in a row in which the
+                objective falls by at most this share.
 
         Returns:
-            (A,) booleans, true for rows that are finished, as the objective hardly falls any more.
+            (A,) booleans, true for problems that are finished.
         """
         index = moves.nonzero()[:, 0]
         finished = torch.zeros_like(moves)
