@@ -126,7 +126,8 @@ def test_the_report_tells_who_was_found_and_whether_that_was_right(tmp_path, gra
     run = audited(tmp_path / "run", gradient_map, [observed(gradient_map, c) for c in (0, 1)])
     section = membership_section(Index(run.records))
     assert section.sentences[0] == (
-        "The server tested 4 records in 2 updates. It found 2 of them used, 2 by algebra."
+        "The server tested 4 records in 2 updates: of clients 0 and 1 in round 1. 2 were used, by "
+        "algebra."
     )
     assert section.sentences[-1] == (
         "In this simulation the truth is known: 2 of 2 used records were found, and 0 of 2 records "
@@ -165,7 +166,7 @@ def test_a_record_below_too_few_null_records_is_not_said_to_be_absent(
     rows = {row[0]: row[1] for row in section.table.rows}
     assert all(rows[str(sample)].startswith(verdict) for sample in range(3))
     assert rows["5"] == "not found"
-    assert any("100 % of them in a rehearsal with the server's own records" in each
+    assert any("100 % of them in a rehearsal with null records" in each
                for each in section.sentences)  # fmt: skip
 
 
