@@ -40,7 +40,7 @@ class Sharing:
         """Read a setting: ``nothing``, ``everything``, words of ``WORDS`` and names of metrics.
 
         Raises:
-            ValueError: a single word is none of these.
+            ValueError: the setting is one word alone, and none of these.
         """
         if isinstance(share, Sharing):
             return share

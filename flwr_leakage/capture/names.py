@@ -164,7 +164,15 @@ def _own_names(
 def _part_of(
     received: Mapping[str, Tensor], live: Mapping[str, Tensor], taken: Collection[str]
 ) -> dict[str, str]:
-    """Map names in the module to received names, if only a part of the module is sent."""
+    """Map names in the module to received names, where one submodule is sent under its own names.
+
+    Empty where no submodule, or several, have tensors of these names and shapes.
+
+    Args:
+        received: the received arrays by their names.
+        live: the module's tensors by their names.
+        taken: received names that belong to another module already.
+    """
     first = next((name for name in received if name not in taken), None)
     if first is None:
         return {}

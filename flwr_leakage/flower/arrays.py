@@ -122,7 +122,11 @@ class Expected:
         return ""
 
     def read(self, arrays: Mapping[str, Array]) -> tuple[Params, Params, tuple[str, ...]]:
-        """Return the arrays as :func:`read_reply` does."""
+        """Return the parameters, the buffers, and the names of arrays of less precision.
+
+        Raises:
+            MalformedArraysError: names, shapes, types or values are not such as the model has.
+        """
         return read_reply(arrays, self.params, self.buffers)
 
     def check(self, arrays: Mapping[str, Array]) -> tuple[str, ...]:

@@ -241,7 +241,11 @@ def _problem(reconstruction: Reconstruction, spec: InputSpec) -> str:
 
 
 def _affine_psnr(ours: Tensor, theirs: Tensor) -> list[float]:
-    """Return the PSNR in dB after the best brightness and contrast of each image, at most 120."""
+    """Return each image's PSNR in dB, at most 120, up to brightness and contrast.
+
+    Each image of ``ours`` is first given the brightness and the contrast with which it is nearest
+    to that of ``theirs``.
+    """
     fitted = fit_brightness_and_contrast(ours, theirs)
     return [min(value, 120.0) for value in psnr(fitted, theirs).tolist()] if len(ours) else []
 

@@ -18,7 +18,15 @@ TextGrade = Literal["all tokens", "most tokens", "some tokens", "no more than a 
 def match_texts(
     truth: Int[Tensor, "B T"], found: Int[Tensor, "M T"], padding: int | None = None
 ) -> Int[Tensor, " B"]:
-    """Return the found text for each true one, −1 for none, with the most tokens in place in all.
+    """Match each true text with another found one, so that most tokens are in place in all.
+
+    Args:
+        truth: the ids of the true texts.
+        found: the ids of the found texts.
+        padding: the id of padding, which counts nowhere in a true text; ``None`` for none.
+
+    Returns:
+        The number of the found text for each true one; −1 where texts are too few.
 
     Example:
         >>> match_texts(torch.tensor([[1, 2], [3, 4]]), torch.tensor([[3, 9], [1, 2]]))

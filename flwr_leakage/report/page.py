@@ -280,7 +280,11 @@ def _ended(run: RunData, done: int) -> str:
 
 
 def _halved(text: str) -> tuple[str, str]:
-    """Return the first sentence of a text, up to a colon, and the rest; a long sentence is cut."""
+    """Return the first sentence of a text, and what follows it.
+
+    A colon ends the sentence, too. A sentence of more than ``MAX_LINE`` characters is cut, and what
+    follows is then the whole text.
+    """
     first, end, rest = re.split(r"([:.](?= )|$)", text, maxsplit=1)
     if len(first) > MAX_LINE:
         return plain_text(first, MAX_LINE), text

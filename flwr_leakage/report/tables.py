@@ -348,7 +348,10 @@ def left_out_by_plan(index: Index) -> tuple[str, ...]:
 
 
 def constants(index: Index) -> tuple[str, ...]:
-    """Name the scores whose values are all equal, so that they cannot be drawn, and the reason."""
+    """Return a sentence for each value that a score has for every sample, with the reason.
+
+    Such scores have no chart, as it would be a line.
+    """
     names_by_value: dict[tuple[str, str], list[str]] = {}
     for name in index.names("score"):
         series = index.series("score", name)

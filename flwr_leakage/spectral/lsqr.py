@@ -177,7 +177,14 @@ class _Projected:
         return (self.error <= tolerance) | (self.norms == 0)
 
     def result(self, tolerance: float) -> tuple[Tensor, ...]:
-        """Return the blocks, and the fields of ``DampedSolution`` for them."""
+        """Return the operator's blocks (S,) that this space is of, then their solutions.
+
+        The solutions are the fields of :class:`DampedSolution` in their order, without
+        ``products``.
+
+        Args:
+            tolerance: the relative error of a norm up to which ``converged`` is true.
+        """
         process = self.process
         basis = process.basis
         solutions = torch.einsum("sej,sjn->sen", self.coordinates.to(basis.dtype), basis)

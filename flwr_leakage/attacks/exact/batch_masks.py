@@ -173,7 +173,10 @@ class MaskColumns:
                 yield self._told(candidate, errors, column, misfit, found)
 
     def limit(self, expected: float) -> float:
-        """Return the largest misfit of a true sample, if noise alone causes ``expected``."""
+        """Return the misfit up to which a sample counts as true.
+
+        It is ``EXACT_MULTIPLE`` times the misfit ``expected`` that noise causes, and the rounding.
+        """
         return EXACT_MULTIPLE * expected + self._rounding
 
     def settled(self, found: Sequence[BatchSample]) -> list[BatchSample]:

@@ -222,7 +222,10 @@ class Hidden:
 
     @cached_property
     def equations(self) -> MaskEquations:
-        """The equations for the input that the proven masks and the layer behind give."""
+        """The equations for the network's input that these ReLUs give.
+
+        They come from ReLUs whose masks are proven, and from the next layer's known outputs.
+        """
         own = None
         if self.evidence is not None and self.num_proven:
             # Only channels with proven masks have equations of the weight gradient. These are

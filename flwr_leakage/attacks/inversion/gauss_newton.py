@@ -132,8 +132,8 @@ class GaussNewton(OneByOne):
 
         Raises:
             BudgetExhausted: the budget does not last for one step.
-            ValueError: labels cannot be inferred for this model or update, or both fits are
-                asked for and the update provides no other equations.
+            ValueError: labels cannot be inferred for this model or update, or ``both`` is set for
+                an update of several samples or rounds.
         """
         if self.both and (problem.num_samples != 1 or problem.earlier):
             raise ValueError("several annealings are for one image in one round.")

@@ -139,7 +139,14 @@ def share_right(counts: Tensor, truth: Tensor) -> float:
 
 @dataclass(frozen=True)
 class _Rehearsed:
-    """One rehearsal: the kind of its dummies, its update, its shift and the true frequencies."""
+    """One rehearsal of a client's training on dummy samples with known labels.
+
+    Attributes:
+        kind: the number of the kind of dummies, such as noise.
+        delta: the update that the training gave.
+        shift: the change of the classifier's outputs by that training.
+        truth: (K,) the frequencies of the dummies' classes.
+    """
 
     kind: int
     delta: Params

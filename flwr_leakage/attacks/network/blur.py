@@ -60,9 +60,14 @@ def blurred_maximum(left: Tensor, right: Tensor, width: Tensor) -> Tensor:
 
 
 def blurred_largest(values: Sequence[Tensor], widths: Sequence[Tensor]) -> Tensor:
-    """Return the blurred maximum of several values, which are merged pair by pair.
+    """Return the maximum of several values under Gaussian blur.
 
-    The width of a pair's maximum is the root mean square of the pair's two widths.
+    Values are merged pair by pair by :func:`blurred_maximum`, each pair under a width σ that is the
+    root mean square of the pair's two.
+
+    Args:
+        values: the values, all of one shape.
+        widths: the width σ of the blur of each value.
     """
     values, widths = list(values), list(widths)
     while len(values) > 1:

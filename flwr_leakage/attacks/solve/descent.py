@@ -85,7 +85,11 @@ class Shortening:
     is_best: bool = False
 
     def __call__(self, posed: Posed, at: Iterate) -> Iterate:
-        """Return the iterate at the first length that lowers Φ, or at the best length."""
+        """Return the iterate behind the first step length at which the objective Φ falls.
+
+        With ``is_best`` it is the last of the lengths at which Φ falls further. If Φ falls at no
+        length, the point stays where it is.
+        """
         change, iterations = posed.solve(0.0)
         found, length = Iterate(posed.point, at.steps + 1, posed.value, iterations=iterations), 1.0
         for _ in range(self.trials):

@@ -272,7 +272,7 @@ class KnownErrors:
         return torch.cat(self.parts(inputs, blur, precise))
 
     def parts(self, inputs: Tensor, blur: float, precise: bool = False) -> list[Tensor]:
-        """Return the entries of :meth:`gradient` as flat tensors, the features as the last one."""
+        """Return the parts of :meth:`gradient`: that of each parameter, flat, and the features."""
         run = self.features if precise else self.passed.narrow
         dtype = torch.float64 if precise else torch.float32
         with torch.enable_grad():

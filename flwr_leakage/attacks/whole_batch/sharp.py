@@ -354,7 +354,8 @@ def _slopes(field: Tensor) -> tuple[Tensor, Tensor]:
 def _steepness(field: Tensor) -> Tensor:
     """Return ``g + ε²`` (B, 1, H, W), with g the squared slope in a mean over colours.
 
-    Differences below ε = 0.05, in deviations of the prior, cost about their square. ε was chosen on
+    The prior of edges takes a power of it below one. Under such a power, differences below ε = 0.05
+    (in deviations of the prior) cost about their square, and larger ones less. ε was chosen on
     development draws; there is no table.
     """
     down, right = _slopes(field)
