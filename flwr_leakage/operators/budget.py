@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 
 class BudgetExhausted(RuntimeError):  # noqa: N818 - an outcome, not a mistake
-    """What comes next would exceed the budget."""
+    """The next product or step would exceed the budget."""
 
 
 @dataclass(frozen=True)
