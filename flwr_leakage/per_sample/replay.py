@@ -46,8 +46,8 @@ def explain_update(gradient_map: GradientMap, exposure: Exposure) -> Explanation
     if len(exposure.defended) < used:
         return Explanation(
             None,
-            f"whether the scored model {NOT_CHECKED}of its {used} samples "
-            f"{len(exposure.defended)} were kept (max_samples)",
+            f"whether the scored model {NOT_CHECKED}of its {used:,} samples "
+            f"{len(exposure.defended):,} were kept, the whole batches that reach max_samples",
         )
     samples = exposure.defended[:used]
     params, buffers = exposure.params, exposure.buffers

@@ -36,6 +36,7 @@ from flwr_leakage.report.attempts import (
 )
 from flwr_leakage.report.commands import is_simulation, rerun
 from flwr_leakage.report.index import Index, Step, count, section, several
+from flwr_leakage.report.membership import members_told
 from flwr_leakage.report.remedies import (
     STRONGER,
     Remedy,
@@ -123,7 +124,7 @@ def advise(
     else:
         fold = "The command that tests more"
         steps.append(Step("Do", nothing_seen.do, commands=nothing_seen.commands, fold=fold))
-    if not at_risk and nothing_seen.level == "unknown":
+    if not at_risk and nothing_seen.asks_to_pause:
         steps.append(_go_on_if(found, metadata, index.sample))
     lines = _in_short(index, metadata, found, fate, asked, unsure, nothing_seen)
     return Advice(headline, answer, lines, tuple(step for step in steps if step.text))
@@ -165,17 +166,23 @@ def _in_short(
         last = [
             Line("Whoever answers for the data decides: no run tests all (What is not covered).")
         ]
-        if nothing_seen.level == "unknown":
-            lines[:0] = [
-                "Pause the training until a new run can say; nobody knows the risk.",
-                *_labels_line(index, metadata, found),
-            ]
+        if nothing_seen.asks_to_pause:
+            pause = "Pause the training until a new run can say"
+            lines[:0] = (
+                [f"{pause}. Found already: {_found(index, metadata, found)}."]
+                if beyond_chance(found)
+                else [
+                    f"{pause}; nobody knows the risk.",
+                    *_labels_line(index, metadata, found),
+                ]
+            )
             last = [
                 Line(_go_on("Go on", "a new run", index.sample)),
                 _protection("If no run says enough"),
             ]
-        if nothing_seen.level == "partly":
-            lines.insert(0, f"Decide whether the server may know {_found(index, metadata, found)}.")
+        elif nothing_seen.level == "partly":
+            told = _found(index, metadata, found)
+            lines.insert(0, f"Decide whether the server may know what was found: {told}.")
             go_on = _go_on("If it may, go on", "a new run", index.sample, is_accepted=True)
             last = [Line(go_on), _protection("If it may not")]
         return (*map(Line, lines[: MAX_LINES - len(last)]), *last)
@@ -230,7 +237,9 @@ def _found(index: Index, metadata: Mapping[str, Any], found: Sequence[Attempt]) 
     told = [f"{first} of {len(ranked)} originals (a guess has {chance})"] * bool(chance)
     if labels := _labels_beyond_guess(index, metadata, found):
         told.append(f"{labels[0]} of {labels[1]} labels (a guess has {labels[2]})")
-    return f"what was found{': ' * bool(told)}{', '.join(told)}"
+    if members := members_told(index, with_link=False):
+        told.append(members)
+    return "; ".join(told)
 
 
 def _labels_beyond_guess(
@@ -255,7 +264,8 @@ def _protection(otherwise: str) -> Line:
     return Line(
         f"{otherwise}, go on only under one of these:",
         (
-            "Differential privacy, as by dp_sgd: the smaller its ε, the less any attack tells.",
+            "Differential privacy, as by dp_sgd: at ε = 1 nothing that is sent is more than 2.7 "
+            "times (e^ε, but for δ) as likely with a record as without it.",
             "Secure aggregation, so that the server sees sums only; test in a new run what they "
             "tell.",
         ),

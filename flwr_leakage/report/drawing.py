@@ -56,8 +56,8 @@ _DOTS: dict[str, tuple[str, str, int]] = {
     "exact": (LEAK, "D", 20),
     "recognisable": (LEAK, "o", 24),
     "partly": (LEAK, "^", 24),
-    "nothing": (MUTED, "o", 12),
-    "": (MUTED, "s", 10),
+    "nothing": (MUTED, "s", 12),
+    "": (MUTED, "X", 16),
 }
 """Colour, marker and size of each grade."""
 
@@ -99,7 +99,8 @@ class Panel:
     @property
     def title(self) -> str:
         """Return whose images these are, in words."""
-        return "all clients" if self.client is None or self.client < 0 else f"client {self.client}"
+        own = self.client is not None and self.client >= 0
+        return f"client {self.client}" if own else "attacked images"
 
     @property
     def values(self) -> list[float]:

@@ -93,10 +93,10 @@ def _labels(
 
 
 def _members(members: MembershipSection | None) -> Tile:
-    term = "records found used"
+    term = "given records: was each used?"
     if members is None:
         return Tile(term, UNTRIED)
-    value = f"{members.called} of {len(members.table.rows)}"
+    value = f"yes for {members.called} of {len(members.table.rows)}"
     return Tile(term, value, "by chance: 0, in 99 of 100 runs", members.called > 0)
 
 
@@ -197,7 +197,7 @@ STATES: dict[str, str] = {
     **dict(zip(GRADES[:-1], GRADES[:-1], strict=True)),
     "nothing": "nothing",
     "tried": "tried, without a grade",
-    "labels": "mark inside: labels inferred better than guessed",
+    "labels": "mark inside: labels alone inferred, better than guessed",
     "cut": "bar below: cut off by time",
 }
 """The outcomes of an attacked update in words, worst first; the last two mark others."""

@@ -49,6 +49,8 @@ class Worth:
         commands: the commands that do it, for a simulation.
         changes: the settings by which these commands differ from the run's own.
         unsure: attacked updates of which nothing can be said, by (round, client), and why.
+        is_sure: whether something can be said of some attacked update; read where ``level`` is
+            ``partly``.
     """
 
     answer: str
@@ -58,6 +60,12 @@ class Worth:
     commands: tuple[str, ...]
     changes: tuple[str, ...] = ()
     unsure: Mapping[Place, str] = field(default_factory=dict)
+    is_sure: bool = True
+
+    @property
+    def asks_to_pause(self) -> bool:
+        """Return whether a new run has to say more before anybody can decide."""
+        return self.level == "unknown" or not self.is_sure
 
 
 class _Doubt(NamedTuple):
@@ -132,19 +140,17 @@ def worth(
     told = "; ".join(doubt.told for doubt in doubts)
     do = _all([*kept, *doubts, *left_out], metadata)
     if beyond_chance(found):
-        shows = f"no {index.sample.one} shows"
+        ruling, shows = "Not without a decision", f"no {index.sample.one} shows"
         if not sure:
+            ruling = "Not yet"
             shows = f"whether {index.sample.many} show this run cannot say"
         answer = (
-            f"Not without a decision. {shows[0].upper()}{shows[1:]}{f': {told}' * bool(told)}. Yet "
-            f"the reconstructions point to their originals more often than chance does: something "
+            f"{ruling}. {shows[0].upper()}{shows[1:]}{f': {told}' * bool(told)}. Yet the "
+            f"reconstructions point to their originals more often than chance does: something "
             f"leaks."
         )
-        headline = (
-            f"Not without a decision: {shows}, yet originals are identified more often than by "
-            f"chance."
-        )
-        return Worth(answer, headline, "partly", *do, unsure)
+        headline = f"{ruling}: {shows}, yet originals are identified more often than by chance."
+        return Worth(answer, headline, "partly", *do, unsure, bool(sure))
     if members:
         headline = f"Not without a decision: {members}, though no {index.sample.one} shows."
         answer = f"{headline} Of the attacks: {told}." if told else headline

@@ -67,7 +67,7 @@ def test_the_story_chart_shares_its_rounds_and_shows_accuracy_as_percentages():
     assert ["hollow: cut off by time" in each for each in told] == [False, True, True]
     assert len(set(told)) == 3  # the marks of the medians differ, too
     pooled = story_chart({}, [Panel(None, {1: [Dot(20.0, "")]})], "s", "d")
-    assert "all clients" in pooled and "recognisable<" not in pooled
+    assert "attacked images" in pooled and "recognisable<" not in pooled
 
 
 @pytest.mark.parametrize("decibels", [48.2, 120.0])

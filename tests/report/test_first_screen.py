@@ -172,7 +172,7 @@ def test_the_map_marks_a_client_whose_labels_were_inferred_though_no_image_was_a
     found = heat_map(index, attempts(index), fates(index), rounds_done=1)
     assert '<path class="g-labels" d="M0.3 1.3h.4v.4h-.4z"/>' in found.svg
     assert found.legend[1:] == (
-        ("labels", "mark inside: labels inferred better than guessed"),
+        ("labels", "mark inside: labels alone inferred, better than guessed"),
         ("untried", "images not attacked"),
     )
 
@@ -225,7 +225,7 @@ def test_each_number_has_its_blind_guess_or_was_not_tested():
     assert shown(records, threat="labels inferred, single view") == [
         ("1 of 3 seen, 1 in part", "blind guess: 0"),
         ("2 of 3", "in all attempts; naming always one class has 2"),
-        ("1 of 1", "by chance: 0, in 99 of 100 runs"),
+        ("yes for 1 of 1", "by chance: 0, in 99 of 100 runs"),
         ("50.0 %", "before training: 10.0 %"),
     ]
     assert shown(records, threat="labels known")[1] == ("not tested", "the attacker was given them")

@@ -56,7 +56,7 @@ def test_the_first_screen_is_the_answer_four_numbers_and_a_map(run_folder):
     seen = page.visible
     for words in (
         "attempts 6 of 10 seen blind guess: 0",
-        "labels inferred not tested records found used not tested",
+        "labels inferred not tested given records: was each used? not tested",
         "test accuracy after round 2 50.0 % blind guess not known",
         "Worst grade of each update recognisable nothing tried, without a grade client 0",
         "Attacked: all of 3 clients",

@@ -317,6 +317,9 @@ def test_records_found_used_ask_for_a_decision_where_no_update_was_attacked(corr
             verdict.level == "partly"
             and "1 of 2 tested records, or near copies, found used" in verdict.sentence
         )
-        assert advice.lines[0].text == "Decide whether the server may know what was found."
+        assert advice.lines[0].text == (
+            "Decide whether the server may know what was found: 1 of 2 tested records, or near "
+            "copies, found used."
+        )
     else:
         assert "cannot say" in advice.headline and verdict.level == "unknown"
