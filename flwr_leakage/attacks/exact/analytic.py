@@ -1,4 +1,4 @@
-"""Recover one sample exactly through a first linear layer."""
+"""Recover the image of one sample exactly from the gradient of a first linear layer."""
 
 import math
 from dataclasses import dataclass, replace
@@ -33,47 +33,66 @@ from flwr_leakage.spectral.conjugate_gradient import conjugate_gradients
 from flwr_leakage.spectral.image_prior import ImagePrior
 
 POSTERIOR = "posterior_deviation"
-"""Key in the stats of an answer that is a posterior's mean. Its value is an upper bound of the
-root-mean-square error that the posterior expects of unseen pixels, for pixel values in [0, 1]."""
+"""Key in the stats of a reconstruction whose unseen pixels are a posterior's mean. Its value is an
+upper bound of the root-mean-square error that the posterior expects of these pixels, for pixel
+values in [0, 1]."""
 
 
 @dataclass(frozen=True)
 class Analytic(ExactAttack):
     """Solve ``∂L/∂W = δ xᵀ`` and ``∂L/∂b = δ`` for x (Phong et al. 2017, section 3).
 
-    W and b are the weight and the bias of the first layer, and δ is the error of the layer's
-    outputs. If ∂L/∂W and δ are exact, so is the least-squares solution ``x = (∂L/∂W)ᵀ δ / ‖δ‖²``.
+    The loss is L, x is the flattened input of the network, and W and b are the weight and the bias
+    of its first layer. The vector δ is the loss's gradient with respect to that layer's outputs. If
+    ∂L/∂W and δ are exact, so is the least-squares solution ``x = (∂L/∂W)ᵀ δ / ‖δ‖²``.
 
-    The entries that pruning keeps are exact, and so are those below a clip: entries that were
-    clipped are left out (:mod:`flwr_leakage.attacks.clipped`). If none of a pixel's entries is
-    kept, the pixel is only known up to ``|x_j| ≤ τ / max_i |δ_i|``, with τ the smallest magnitude
-    kept. :mod:`~flwr_leakage.attacks.exact.pruned_layers` estimates such pixels from the linear
-    layers behind and the prior of images. ``stats["posterior_deviation"]`` is their expected error.
+    A client may prune or clip its gradient. The entries of ∂L/∂W that pruning keeps are exact, and
+    so are those below a clip; clipped entries are left out (:mod:`flwr_leakage.attacks.clipped`).
+    If pruning keeps no entry of pixel j, the pixel is only known up to ``|x_j| ≤ τ / max_i |δ_i|``,
+    where τ is the smallest magnitude kept. :mod:`~flwr_leakage.attacks.exact.pruned_layers`
+    estimates such pixels from the gradients of later linear layers and a Gaussian prior of images.
+    ``stats["posterior_deviation"]`` is the expected error of these pixels.
 
     x is proven if ``∂L/∂W`` and δ xᵀ differ only by rounding, in the rows of several units. Then no
     other sample has this gradient, whatever follows the layer, even dropout with masks that only
-    the client knows. The pixels are proven if x fits the range of normalised pixels; see
-    :func:`flwr_leakage.attacks.one_by_one.in_box`.
+    the client knows. The proof holds for the pixels, too, if x fits the range of normalised pixels;
+    see :func:`flwr_leakage.attacks.one_by_one.in_box`.
 
-    The attack takes an update of one sample in one plain step. The model's first layer must be
-    linear with a bias, and its weight and bias must be trained.
+    The attack takes an update of one sample in one plain step of gradient descent. The model's
+    first layer must be linear with a bias, and its weight and bias must be trained.
     """
 
     purpose: ClassVar[str] = "analytic"
 
     def check(self, problem: Problem, generator: torch.Generator) -> Applicability:
-        """Return whether the attack applies to a problem; see :meth:`ExactAttack.check`."""
+        """Return a statement that the attack applies, with the name of the first linear layer.
+
+        Args:
+            problem: the network and the observed update of one sample in one step.
+            generator: a random stream, which this attack does not use.
+
+        Raises:
+            ValueError: the update has several samples or steps, or no trained linear layer with
+                bias takes the network's input.
+        """
         use, _ = _first_layer(problem)
         return Applicability(True, f"{use.name!r} is linear on the input, with bias: x is exact.")
 
     def solve(
         self, problem: Problem, generator: torch.Generator, restart: int, budget: Budget
     ) -> Reconstruction:
-        """Return the sample that explains the update of one problem.
+        """Return the one sample that explains a problem's update, as one image with its label.
+
+        Args:
+            problem: the network and the observed update of one sample in one step, in float64.
+            generator: the random stream for estimates under pruning and for the label.
+            restart: number of the restart; it changes nothing, as the solution does not depend on a
+                start.
+            budget: the CPU time for the estimate of pixels that pruning hides.
 
         Raises:
             ValueError: the update has several samples or steps, or no linear layer with a bias
-                takes the network's input.
+                takes the network's input, or that layer's bias has a zero gradient.
         """
         use, order = _first_layer(problem)
         assert use.bias is not None
@@ -122,7 +141,18 @@ class Analytic(ExactAttack):
 def _filled(
     spec: InputSpec, order: InputOrder, found: PrunedPass, budget: Budget
 ) -> tuple[Tensor, str, dict[str, Any]]:
-    """Return the image with estimated unseen pixels, the method in words, and more stats."""
+    """Return the image with estimates of the pixels that pruning hides.
+
+    Args:
+        spec: the public facts about the images.
+        order: the order in which the first linear layer takes the pixels.
+        found: the linear layers of the pruned gradient, the first layer first.
+        budget: the CPU time for the estimate.
+
+    Returns:
+        The flattened image (n,); the method of the estimate in words; and further entries for the
+        reconstruction's stats, such as the expected error of the estimated pixels.
+    """
     first = found.layers[0]
     is_bounded = math.isfinite(first.bound)
     within = f"the others, {f'within {first.bound:.1g} of zero, ' if is_bounded else ''}"
@@ -154,19 +184,26 @@ def fill_in(
     centres: Float[Tensor, " n"],
     bounds: Float[Tensor, " n"],
 ) -> Float[Tensor, " n"]:
-    """Return the most likely image, given the seen pixels and values near the unseen pixels.
+    """Return the most likely image (n,), given the seen pixels and rough values of the unseen ones.
 
-    Let Q be the inverse covariance and μ the mean of the prior, u the unseen and s the seen pixels,
-    m the given values (``centres``) and c their bounds. The image solves ``(Q_uu + 3/c² I) x_u =
-    Q_uu μ_u − Q_us (x_s − μ_s) + 3/c² m_u``, where c²/3 is the variance of a uniform law on [m − c,
-    m + c].
+    Let Q be the inverse covariance and μ the mean of the Gaussian prior of images, u the unseen and
+    s the seen pixels, m the rough values (``centres``) and c their bounds. The image solves
+    ``(Q_uu + 3/c² I) x_u = Q_uu μ_u − Q_us (x_s − μ_s) + 3/c² m_u``, where c²/3 is the variance of
+    a uniform law on [m − c, m + c].
+
+    Args:
+        spec: the public facts about the images.
+        inputs: the flattened image, of which only the seen pixels are used.
+        seen: true for the seen pixels.
+        centres: the rough values m; only those of unseen pixels are used.
+        bounds: the largest distances c of the unseen pixels from their rough values.
     """
     prior = ImagePrior.of(spec)
     inverse = replace(prior, deviations=1 / prior.deviations, scale=1 / prior.scale)
     weights = (3 / bounds.square())[~seen]
 
     def precision(offset: Tensor) -> Tensor:
-        """Return the entries at unseen pixels of Q times an offset of the image from grey."""
+        """Return the unseen pixels' entries of Q times an offset (n,) of the image from grey."""
         image = prior.grey + offset.reshape(1, *spec.shape)
         return inverse.push(prior.coordinates(image)).flatten()[~seen]
 
@@ -185,7 +222,12 @@ def fill_in(
 
 
 def _first_layer(problem: Problem) -> tuple[LinearUse, InputOrder]:
-    """Return the linear layer that takes the network's input, and the order of pixels in it."""
+    """Return the trained linear layer that takes the network's input, and the order of its pixels.
+
+    Raises:
+        ValueError: the update has several samples or steps, or no linear layer with a trained
+            weight and bias takes the whole input.
+    """
     require_single_gradient(problem, "the analytic attack")
     trained = problem.gradient_map.trained
     frozen = []

@@ -1,10 +1,14 @@
-"""Hold one linear layer with a batch's gradient, and check candidates for its samples.
+"""Factor a batch's gradient of one linear layer, and check candidates for its samples.
 
-The network behind the layer judges a candidate for one sample's input h. Its pass from the layer's
-outputs z onwards gives the errors ``s = ∂L/∂z`` for each label, m numbers. If h was in the batch, s
-is a column of the errors S of all b samples: it lies in the span of the columns of U, and is dual
-to h (:mod:`~flwr_leakage.attacks.network.linear` defines S and U). These are m − b + 1 equations
-that the search for h does not use.
+A linear layer computes ``z = W h + c`` with m outputs. Its gradient is ``∂L/∂W = S H``, where row i
+of H is the layer's input h of sample i, and column i of S is that sample's error ``s = ∂L/∂z``. The
+gradient shows the span of the b columns of S, for which U is an orthonormal basis
+(:class:`~flwr_leakage.attacks.network.linear.LayerFactor`).
+
+A candidate for one sample's input h is judged by the network behind the layer. A pass from the
+layer's outputs z onwards gives the errors s, m numbers, for each label. If h was in the batch, then
+s is a column of S. So it lies in the span of U, and its coordinates in U fit h. These are m − b + 1
+equations that the search for h does not use.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -44,22 +48,26 @@ input. Mixtures of samples are rounded to 1e-15 of it, times the condition of th
 may so be 1e6."""
 
 NUM_PROBES = 4
-"""Number of random images whose passes show how the layers are connected."""
+"""Number of random images whose passes show how the layers of the network are connected."""
 
 
 @dataclass(frozen=True)
 class BatchSample:
-    """A candidate for one sample's input of a layer, and the evidence for it.
+    """A candidate for one sample's input of a linear layer, with the evidence for it.
+
+    The gradient ``[∂L/∂W, ∂L/∂c] = U [R, β]`` of a layer with m units and n inputs has rank b. The
+    errors of the b samples are U Q, and their inputs are T R with T = Q⁻¹ (see
+    :class:`LayerFactor`).
 
     Attributes:
-        dual: t (b,), the sample's row of T = Q⁻¹, with t·β = 1 (see :class:`LayerFactor`).
+        dual: t (b,), the sample's row of T, scaled such that t·β = 1.
         inputs: h = t R (n,), the sample's input of the layer.
-        outputs: z (m,), the layer's outputs of this input.
-        label: the class whose errors fit the gradient best.
+        outputs: z (m,), the layer's outputs for this input.
+        label: the class for which the network's errors fit the gradient best.
         errors: s = ∂L/∂z (m,), which the network behind the layer predicts for that label.
-        column: q (b,), the sample's column of Q, with s = U q.
-        misfit: the share of s outside the span of U, in [0, 1].
-        expected: the misfit that noise of the gradient alone would cause.
+        column: q (b,), the sample's column of Q: the coordinates of s in the span of U.
+        misfit: ‖s − U q‖ / ‖s‖, the part of s outside the span of U, in [0, 1].
+        expected: the misfit that noise of the gradient alone would cause for a true sample.
         scale_error: |t·q − 1|, which is zero for a true sample.
     """
 
@@ -75,20 +83,27 @@ class BatchSample:
 
     @property
     def is_aligned(self) -> bool:
-        """Return whether noise and rounding alone explain the misfit.
+        """Return whether noise and rounding alone explain the sample's misfit.
 
-        The misfit of a true sample with the right mask is ``expected``, up to some per cent.
+        The misfit is the part of the sample's predicted errors outside the gradient's span. For a
+        true sample it is about ``expected``, if all signs of its units are right.
         """
         return self.misfit <= explained_misfit(self.expected)
 
     @property
     def is_exact(self) -> bool:
-        """Return whether noise and rounding alone explain the misfit and the scale error."""
+        """Return whether noise and rounding alone explain the sample's misfit and scale error."""
         return self.is_aligned and self.scale_error <= EXACT_MULTIPLE * self.expected + 1e-3
 
 
 def explained_misfit(expected: float) -> float:
-    """Return the largest misfit that rounding, and noise with a given expected misfit, explain."""
+    """Return the largest misfit that float32 rounding and noise of the gradient explain.
+
+    The misfit is the part of a sample's predicted errors outside the gradient's span, in [0, 1].
+
+    Args:
+        expected: the misfit that noise of the gradient alone is expected to cause.
+    """
     return EXACT_MULTIPLE * expected + FLOAT32_RELATIVE_ERROR
 
 
@@ -99,15 +114,15 @@ class BatchLayer:
     Attributes:
         problem: the network and the observed gradient.
         name: the name of the layer.
-        weight: the name of W.
-        bias: the name of c.
-        factor: the factors of the gradient ``[∂L/∂W, ∂L/∂c]``, of rank b.
+        weight: the parameter name of W.
+        bias: the parameter name of c.
+        factor: the factors ``U [R, β]`` of the gradient ``[∂L/∂W, ∂L/∂c]``, of rank b.
         order: the order in which the layer takes the pixels of the network's input; ``None`` if it
             takes features.
         sparse_inputs: whether h is nonnegative with zeros, as the outputs of a ReLU are.
         rectified: whether a ReLU follows the layer, so that errors of inactive units are zero.
-        alone: whether all paths of the network lead through the layer, so that the network behind
-            it can judge a sample.
+        alone: whether all paths of the network lead through the layer, so that its outputs
+            determine the logits.
     """
 
     problem: Problem
@@ -126,7 +141,7 @@ class BatchLayer:
         return self.order is not None
 
     def images(self, inputs: Tensor) -> Tensor | None:
-        """Return the images (M, C, H, W) of inputs (M, n), or None if the inputs are features."""
+        """Return the images (M, C, H, W) of a layer's inputs (M, n), or None if it takes features."""
         if self.order is None:
             return None
         return self.order.pixels(inputs).reshape(-1, *self.problem.spec.shape)
@@ -143,30 +158,42 @@ class BatchLayer:
 
     @cached_property
     def projected(self) -> Tensor:
-        """The matrix ``W Rᵀ`` (m, b), by which a dual t gives the outputs ``W Rᵀ t + c``."""
+        """The matrix ``W Rᵀ`` (m, b), where R (b, n) is the right factor of the layer's gradient.
+
+        It maps a sample's dual t (b,) with t·β = 1 to the layer's outputs ``z = W Rᵀ t + c``.
+        """
         return self.matrix @ self.factor.right.T
 
     @cached_property
     def right(self) -> Tensor:
-        """The factor R (b, n') of the gradient, in the units of :meth:`in_pixels`."""
+        """The right factor R of the layer's gradient, scaled so that no signal means zero.
+
+        It has the shape (b, n'), as columns that are zero are left out. An image's input is without
+        signal where it is black; see :meth:`BatchLayer.in_pixels`.
+        """
         return self.in_pixels(self.factor.right, self.factor.bias)
 
     @cached_property
     def live(self) -> Tensor:
-        """Booleans (m,), true for the units that at least one sample activates."""
+        """Booleans (m,), true for the layer's units that at least one sample activates."""
         return self.factor.left.abs().amax(1) > 0
 
     @property
     def surplus(self) -> int:
-        """Number of live units beyond the rank, each an equation that only true samples meet."""
+        """Number of live units minus the gradient's rank b.
+
+        Each of these is an equation that the errors of true samples meet, and those of others do
+        not. A unit is live if a sample activates it.
+        """
         return int(self.live.sum()) - self.factor.rank
 
     @cached_property
     def scale_noise(self) -> float:
         """Standard deviation of an entry of ∂L/∂c, estimated from its part outside the span of U.
 
-        The noise may exceed that of the weight's entries: if the client's rounding of parameters is
-        relative, larger parameters get more noise.
+        The columns of U span the errors of the samples. The noise may exceed that of the weight's
+        entries: if a client rounds parameters relative to their size, larger parameters get more
+        noise.
         """
         bias = self.problem.gradient[self.bias]
         left = self.factor.left
@@ -174,10 +201,14 @@ class BatchLayer:
         return max(rest, self.factor.noise)
 
     def in_units(self, inputs: Tensor) -> Tensor:
-        """Return factors (M,) that turn relative errors of inputs (M, n) into comparable errors.
+        """Return factors (M,) that make the relative errors of a layer's inputs comparable.
 
-        Errors of features are judged relative to the features' size, errors of images relative to
-        the range of pixels.
+        The product of an input's relative error and its factor is what is judged. For features the
+        factor is 1. For images it turns an error relative to the image's root mean square into one
+        relative to the range of pixels.
+
+        Args:
+            inputs: (M, n) inputs of the layer.
         """
         if self.order is None:
             return inputs.new_ones(len(inputs))
@@ -185,14 +216,14 @@ class BatchLayer:
         return inputs.square().mean(1).sqrt() * contrast
 
     def in_pixels(self, rows: Tensor, shares: Tensor) -> Tensor:
-        """Return mixtures (r, n') of inputs, in units in which an input without signal is zero.
+        """Return mixtures (r, n') of a layer's inputs, scaled so that no signal means zero.
 
-        Outputs of a ReLU are zero where the unit is inactive. An image is zero where it is black:
-        its normalisation, ``(pixel − mean) / std``, is undone for mixtures too. Inputs that are
-        zero in all mixtures are left out, as they do not tell samples apart.
+        Outputs of a ReLU are zero where the unit is inactive. An image is without signal where it
+        is black. So the normalisation of images, ``(pixel − mean) / std``, is undone. Entries that
+        are zero in all mixtures are left out, so that n' ≤ n, as they do not tell samples apart.
 
         Args:
-            rows: (r, n) mixtures of samples' inputs.
+            rows: (r, n) weighted sums of samples' inputs.
             shares: (r,) the sum of each mixture's weights.
         """
         if self.order is not None:
@@ -205,19 +236,31 @@ class BatchLayer:
         return rows[:, sizes > ZERO_SHARE * sizes.max()]
 
     def errors(self, outputs: Tensor, labels: Tensor, inputs: Tensor | None = None) -> Tensor:
-        """Return ∂L/∂z (M, m) of M samples in a batch of the problem's size.
+        """Return the errors ∂L/∂z (M, m) that M samples have as a part of the problem's batch.
+
+        The loss L is the mean over the whole batch.
 
         Args:
-            outputs: z (M, m), the layer's outputs of these samples.
+            outputs: z (M, m), the layer's outputs for these samples.
             labels: (M,) classes of the samples.
-            inputs: (M, n) inputs of the layer, needed if these are the network's inputs.
+            inputs: (M, n) inputs of the layer. They are needed only if the layer takes the
+                network's input.
         """
         return next(self._errors(outputs, [labels], inputs))
 
     def _errors(
         self, outputs: Tensor, labels: Iterable[Tensor], inputs: Tensor | None
     ) -> Iterator[Tensor]:
-        """Yield ∂L/∂z (M, m) for each assignment of labels (M,), all from one pass."""
+        """Yield the errors ∂L/∂z (M, m) of M samples for each assignment of labels (M,).
+
+        All come from one forward pass of the layers behind. The loss is the mean over a batch of
+        the problem's size.
+
+        Args:
+            outputs: z (M, m), the layer's outputs for the samples.
+            labels: the assignments, each one class (M,) for every sample.
+            inputs: (M, n) inputs of the layer, needed only if it takes the network's input.
+        """
         leaf = outputs.detach().clone().requires_grad_()
         images = None if inputs is None else self.images(inputs)
         logits = logits_behind(self.problem, self.weight, leaf, images)
@@ -227,9 +270,10 @@ class BatchLayer:
             yield errors * (len(leaf) / self.problem.num_samples)
 
     def gradient_behind(self, inputs: Tensor, labels: Tensor) -> Params:
-        """Return the gradient of M samples with respect to the parameters of all other layers.
+        """Return the gradient that M samples give to the parameters of all layers but this one.
 
-        The samples are part of a batch of the problem's size.
+        The samples are part of a batch of the problem's size, and the loss is the mean over that
+        batch. So the gradient is the sum over the samples, divided by the batch's size.
 
         Args:
             inputs: H (M, n), inputs of this layer.
@@ -251,11 +295,16 @@ class BatchLayer:
         return {name: share * value for name, value in gradients.items() if name not in own}
 
     def check(self, dual: Tensor, label: int | None = None) -> BatchSample | None:
-        """Return the candidate of a dual, judged by the network behind; None if t·β is zero.
+        """Return the candidate sample that a dual gives, judged by the network behind the layer.
+
+        It is None if t·β is zero, as the input then has no scale; β (b,) is the bias's factor of
+        the layer's gradient.
 
         Args:
-            dual: t (b,), of any length.
-            label: the sample's class, if it is known; else the class that fits best is taken.
+            dual: t (b,), of any length; t divided by t·β maps the gradient's factor R to an input t
+                R.
+            label: the sample's class, if it is known; else the class that fits the gradient best is
+                taken.
         """
         factor = self.factor
         scale = float(dual @ factor.bias)
@@ -284,13 +333,14 @@ class BatchLayer:
         )
 
     def misfits(self, duals: Tensor) -> Tensor:
-        """Return the misfit (M,) of each dual's candidate, under the label that fits best.
+        """Return the misfit (M,) of each dual's candidate sample, for the label that fits best.
 
-        It is computed as √(1 − explained share of ‖s‖²), so that misfits below 1e-7 may come out
-        as zero.
+        The misfit is the part of the sample's predicted errors s outside the gradient's span,
+        relative to ‖s‖. It is computed as √(1 − explained share of ‖s‖²), so that misfits below
+        1e-7 may come out as zero.
 
         Args:
-            duals: (M, b), each of any length.
+            duals: (M, b), each a vector t of any length; t divided by t·β gives the input t R.
         """
         factor, sizes = self.factor, []
         for part in duals.split(128):
@@ -306,10 +356,11 @@ class BatchLayer:
         return torch.cat(sizes).nan_to_num(torch.inf)
 
     def repaired(self, candidate: BatchSample, generator: torch.Generator) -> BatchSample:
-        """Return the candidate, with the errors of a nearby point if these have a lower misfit.
+        """Return a candidate sample, with errors of a nearby input if these fit better.
 
-        An input that is known to some digits leaves the signs of a few units open. Points within
-        that uncertainty have either sign, and the gradient shows which sign is right.
+        An input that is known to some digits leaves the signs of a few units open. Nearby inputs
+        have either sign at these units, and the gradient shows which sign is right. Only the
+        candidate's errors and their fit are replaced; its input stays.
         """
         best = candidate
         sizes = self.factor.singular[: self.factor.rank]
@@ -337,13 +388,16 @@ class BatchLayer:
     def explained(
         self, inputs: Tensor, label: int, spread: float, generator: torch.Generator
     ) -> Tensor:
-        """Return the inputs h (n,), or a nearby point whose errors fit the gradient's span better.
+        """Return a sample's input h (n,), or a nearby one whose errors fit the gradient better.
+
+        h itself is returned if noise and rounding explain its misfit. Otherwise random points near
+        h are tried, and the one with the least misfit is returned.
 
         Args:
-            inputs: h (n,), an estimate of a sample's input.
+            inputs: h (n,), an estimate of a sample's input of the layer.
             label: the class of the sample.
             spread: the standard deviation of the error of each entry of h.
-            generator: draws the points that are tried.
+            generator: the random stream for the points that are tried.
         """
         steps = torch.randn(NEARBY, len(inputs), generator=generator, dtype=torch.float64)
         # The tried points are the estimate, and others at one and three standard deviations.
@@ -357,13 +411,34 @@ class BatchLayer:
         return points[int(misfits.argmin())]
 
     def _columns(self, errors: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the columns q (M, b) of errors s ≈ U q (M, m), and the misfit (M,) of each."""
+        """Return the coordinates q of errors s in the gradient's span, and the misfit of each.
+
+        U (m, b) is the orthonormal left factor of the layer's gradient.
+
+        Args:
+            errors: (M, m), a vector s for each of M samples.
+
+        Returns:
+            q = Uᵀ s (M, b), and ‖s − U q‖ / ‖s‖ (M,).
+        """
         columns = errors @ self.factor.left
         rest = (errors - columns @ self.factor.left.T).norm(dim=1)
         return columns, rest / errors.norm(dim=1).clamp_min(1e-300)
 
     def _fit(self, dual: Tensor, errors: Tensor) -> tuple[int, Tensor, Tensor]:
-        """Return the index of the best of M errors (M, m), the columns (M, b) and misfits (M,)."""
+        """Return which of M error vectors of one sample fits the gradient best.
+
+        An error vector fits if it lies in the gradient's span and its coordinates q there meet t·q
+        = 1. For an update that the client scaled, only the first of these is asked.
+
+        Args:
+            dual: t (b,), the dual of the sample, with t·β = 1.
+            errors: (M, m), the error vectors.
+
+        Returns:
+            The index of the best one; the coordinates q (M, b) of all; and their misfits (M,), the
+            shares outside the span.
+        """
         columns, misfits = self._columns(errors)
         scales = (columns @ dual - 1).abs().nan_to_num(10.0).clamp_max(10)
         best, aligned = int((misfits + scales).argmin()), int(misfits.argmin())
@@ -373,17 +448,26 @@ class BatchLayer:
         return aligned if is_scaled else best, columns, misfits
 
     def expected(self, column: Tensor, errors: Tensor) -> float:
-        """Return the misfit that gradient noise causes for errors s (m,) with the column q (b,)."""
+        """Return the misfit that noise of the gradient alone causes for a true sample's errors.
+
+        Args:
+            column: q (b,), the coordinates of the errors in the gradient's span.
+            errors: s (m,), the sample's errors ∂L/∂z.
+        """
         spread = (column / self.factor.singular[: self.factor.rank]).norm()
         outside = self.factor.noise * max(self.surplus, 1) ** 0.5
         return outside * float(spread / errors.norm().clamp_min(1e-300))
 
 
 def pose_layers(problem: Problem, generator: torch.Generator) -> tuple[list[BatchLayer], list[str]]:
-    """Return the linear layers whose gradients can be split, in the order of a pass.
+    """Return the linear layers whose gradients can be factored, in the order of a pass.
+
+    Args:
+        problem: the network and the observed gradient of a batch.
+        generator: the random stream for probe images and for the factorisation.
 
     Returns:
-        The layers, and a refusal for each other layer, which says why it cannot be used.
+        The layers, and a sentence for each other linear layer that says why it cannot be used.
 
     Raises:
         ValueError: the network has no linear layer.
@@ -422,7 +506,19 @@ def _posed(
     rectified: bool = False,
     alone: bool = True,
 ) -> BatchLayer:
-    """Return a layer with the factors of its gradient."""
+    """Return a linear layer with the factors of its gradient.
+
+    Args:
+        problem: the network and the observed gradient.
+        use: the call of the layer in a pass.
+        generator: the random stream for the factorisation.
+        order: the order in which the layer takes the pixels, or ``None`` if it takes features.
+        rectified: whether a ReLU follows the layer.
+        alone: whether all paths of the network lead through the layer.
+
+    Raises:
+        ValueError: the layer's gradient does not show the number of samples.
+    """
     assert use.bias is not None
     weight, bias = problem.gradient[use.weight], problem.gradient[use.bias]
     factor = factorize(weight, bias, problem.num_samples, generator)
@@ -435,10 +531,16 @@ def _posed(
 def layer_behind(
     layer: BatchLayer, layers: Sequence[BatchLayer], generator: torch.Generator
 ) -> BatchLayer | None:
-    """Return the layer whose inputs are the ReLU of this layer's outputs, or None.
+    """Return the layer whose inputs are the ReLU of a given layer's outputs, or None.
 
-    It is None if there is no such layer or its gradient cannot be split. Other paths may lead
-    around the layer returned, as in a residual block: its gradient spans its inputs all the same.
+    It is None if there is no such layer or its gradient cannot be factored. Other paths of the
+    network may lead around the layer that is returned, as in a residual block: its gradient spans
+    its inputs all the same.
+
+    Args:
+        layer: the layer in front.
+        layers: the layers that are factored already, one of which may be the result.
+        generator: the random stream for probe images and for the factorisation.
     """
     problem = layer.problem
     probes = torch.randn(NUM_PROBES, *problem.spec.shape, generator=generator, dtype=torch.float64)
@@ -462,7 +564,13 @@ def layer_behind(
 
 
 def _obstacle(problem: Problem, use: LinearUse, uses: list[LinearUse]) -> str:
-    """Return the reason why a layer cannot be used; empty if its gradient may be split."""
+    """Return the reason why a layer's gradient cannot be factored; empty if it can.
+
+    Args:
+        problem: the network and the observed gradient.
+        use: the call of the layer.
+        uses: all calls of linear layers in the pass.
+    """
     if sum(other.weight == use.weight for other in uses) > 1:
         return "its weights are used several times in a pass."
     if use.bias is None:
@@ -477,7 +585,17 @@ def _obstacle(problem: Problem, use: LinearUse, uses: list[LinearUse]) -> str:
 def _entanglement(
     problem: Problem, use: LinearUse, probes: Tensor, order: InputOrder | None
 ) -> str:
-    """Return the reason why other samples affect a sample's errors; empty if none do."""
+    """Return the reason why other samples affect a sample's errors at a layer; empty if none do.
+
+    A sample's errors must depend on that sample's outputs of the layer alone, through a loss that
+    is the plain mean over the samples.
+
+    Args:
+        problem: the network and its loss.
+        use: the call of the layer in a pass of the probes.
+        probes: (N, C, H, W) random images.
+        order: the order in which the layer takes the pixels, or ``None`` if it takes features.
+    """
     logits = logits_behind(problem, use.weight, use.outputs, probes)
     if order is None:
         others = logits_behind(problem, use.weight, use.outputs, probes.flip(0))
@@ -500,7 +618,13 @@ def _entanglement(
 
 
 def _is_rectified(problem: Problem, use: LinearUse, probes: Tensor) -> bool:
-    """Return whether the logits do not change with any of the layer's negative outputs."""
+    """Return whether no negative output of a layer affects the logits, as if a ReLU follows.
+
+    Args:
+        problem: the network.
+        use: the call of the layer in a pass of the probes.
+        probes: (N, C, H, W) random images.
+    """
     leaf = use.outputs.detach().clone().requires_grad_()
     logits = logits_behind(problem, use.weight, leaf, probes)
     weights = torch.linspace(1, 2, logits.shape[1]).to(logits)

@@ -1,11 +1,13 @@
-"""Invert whole batches exactly through linear layers, for one step or several.
+"""Invert whole batches exactly through linear layers, for one local step or several.
 
-In several local steps, images do not change from step to step. So the pseudo-gradient of the first
-layer is ``(Σ_t S⁽ᵗ⁾) X``, of rank B for B samples, with the errors S⁽ᵗ⁾ of step t and the images X.
-A sample's column of the sum is zero for units that stay inactive in all steps. A single column does
-not determine its input. So the attack collects sparse columns until it has B independent ones,
-whose inverse gives all images. Each image's own masks show whether its column is right, and a
-replay of all steps proves the images.
+In several local steps, the images do not change from step to step. So the pseudo-gradient of a
+first linear layer is ``(Σ_t S⁽ᵗ⁾) X``, of rank B for B samples. Row i of X is image i, and column i
+of S⁽ᵗ⁾ is the error of image i in step t.
+
+Image i's column of the sum Σ_t S⁽ᵗ⁾ is zero for units that stay inactive on it in all steps. A
+single column does not determine its image. So the attack collects sparse columns until it has B
+independent ones, and the inverse of their matrix gives all images. The units that an image
+activates show whether its column is right, and a replay of all steps proves the images.
 """
 
 from collections.abc import Iterable, Sequence
@@ -40,7 +42,18 @@ from flwr_leakage.records import Batch, Reconstruction
 def choose_layer(
     problem: Problem, generator: torch.Generator, images_only: bool = False
 ) -> tuple[list[BatchLayer], BatchLayer, list[str]]:
-    """Return the layers whose gradients can be split, the chosen one, and the others' refusals.
+    """Return the linear layer through which an attack on a batch inverts, and the alternatives.
+
+    A layer that takes the network's input comes first, then one whose gradient shows more samples.
+
+    Args:
+        problem: the network and the observed update.
+        generator: the random stream for probe images and for factorisations.
+        images_only: whether to refuse if no usable layer takes the network's input.
+
+    Returns:
+        All layers whose gradients can be factored; the chosen layer; and a sentence for each other
+        layer that says why it cannot be used.
 
     Raises:
         ValueError: no layer can be used; the message gives the reasons.
@@ -83,8 +96,16 @@ def recover_batch(
 ) -> BatchInputs:
     """Return the inputs of a linear layer for the samples of a batch, from one update.
 
-    The layer is the first that takes the network's input, or else the first that shows the most
+    The layer is one that takes the network's input, or else the one whose gradient shows the most
     samples.
+
+    Args:
+        problem: the network and the observed update.
+        settings: the limits of the search.
+        generator: the random stream for all random starts.
+        images_only: whether to refuse if no usable layer takes the network's input.
+        scaled: whether the factor by which the client scaled its update is divided out already, so
+            that it is not sought.
 
     Raises:
         ValueError: no layer can be used, or no sample was found; the message gives the reasons.
@@ -125,20 +146,28 @@ def recover_batch(
 
 
 def _in_order(found: Iterable[BatchSample]) -> list[BatchSample]:
-    """Return samples in an order that does not depend on rounding."""
+    """Return samples sorted by label and mean input, an order that does not depend on rounding."""
     return sorted(found, key=lambda sample: (sample.label, float(sample.inputs.mean())))
 
 
 def _from_head(
     layers: Sequence[BatchLayer], layer: BatchLayer, generator: torch.Generator
 ) -> list[BatchSample]:
-    """Return samples of a layer, found from the samples that the last layer's gradient separates.
+    """Return samples of a linear layer, found from those that the last layer's gradient separates.
 
-    Features behind a ReLU, ``a = max(0, z)``, show which units are on, so that a sample's error
-    before the ReLU is ``Wᵀ δ`` on these units. The errors of all samples give their duals, and the
-    duals give the features of the layer before. No samples are returned if the last layer's
-    gradient does not separate all of them, if the layer does not lead to the last one by ReLUs
-    alone, or if a gradient on the way shows another number of samples.
+    Features behind a ReLU, ``a = max(0, z)``, show which units are on. So a sample's error before
+    the ReLU is ``Wᵀ δ`` on these units and zero elsewhere, where W is the next layer's weight and δ
+    the error of its outputs. The errors of all samples together give their duals (see
+    :class:`LayerFactor`), and the duals give the features of the layer in front.
+
+    No samples are returned in three cases: the last layer's gradient does not separate all samples;
+    the given layer does not lead to the last one by linear layers with ReLUs alone; or a gradient
+    on the way shows another number of samples.
+
+    Args:
+        layers: the layers whose gradients can be factored.
+        layer: the layer whose samples are sought.
+        generator: the random stream for factorisations.
     """
     chain = [layer]
     while chain[-1].rectified:
@@ -178,10 +207,12 @@ class ExactBatch(ExactAttack):
     """Solve a linear layer's gradient for all samples of a batch, with proofs.
 
     The attack splits ``∂L/∂W = S H`` into the samples' errors S and inputs H (SPEAR: Dimitrov et
-    al. 2024), by peeling and by sparse vectors with closure; see
-    :mod:`flwr_leakage.attacks.exact.batch_search`. If the first layer is linear, its inputs are the
-    images. If convolutions come first, the inputs are features. The attack then returns these in
-    ``stats["features"]``, with a reason that says so.
+    al. 2024). It finds samples one after another, from units that one sample alone activates and
+    from sparse vectors in the spans of S and H; see :mod:`flwr_leakage.attacks.exact.batch_search`.
+
+    If the first layer is linear, its inputs H are the images. If convolutions come first, H are
+    features. The attack then returns these in ``stats["features"]`` instead of images, with a
+    reason that says so.
 
     Attributes:
         search: the limits of the search.
@@ -195,7 +226,16 @@ class ExactBatch(ExactAttack):
     images_only: bool = False
 
     def check(self, problem: Problem, generator: torch.Generator) -> Applicability:
-        """Return how the attack applies; see :meth:`ExactAttack.check`."""
+        """Return which layer the attack uses on a problem, and how it separates the samples.
+
+        Args:
+            problem: the network and the observed update.
+            generator: the random stream for probe images and for factorisations.
+
+        Raises:
+            ValueError: no linear layer can be used, or nothing separates the samples of the best
+                one.
+        """
         _, layer, _ = choose_layer(problem, generator, self.images_only)
         if not problem.is_single_gradient and not _is_union(problem):
             require_steps(problem, layer)
@@ -217,7 +257,16 @@ class ExactBatch(ExactAttack):
     def solve(
         self, problem: Problem, generator: torch.Generator, restart: int, budget: Budget
     ) -> Reconstruction:
-        """Return the samples of one problem; means take the place of missing samples.
+        """Return the samples that explain a problem's update, with a verdict for each in the stats.
+
+        A sample that is not found is filled by an estimated mean of those not found. If the layer
+        takes features, there are no images, and the stats hold the features.
+
+        Args:
+            problem: the network and the observed update of a batch, in float64.
+            generator: the random stream for all random starts.
+            restart: number of the restart; it changes nothing but the random stream.
+            budget: the CPU time, besides the limit of the attack's own settings.
 
         Raises:
             ValueError: no linear layer can be used, or no sample was found.
@@ -258,7 +307,13 @@ class ExactBatch(ExactAttack):
 
 
 def _surplus(problem: Problem, name: str, rank: int) -> str:
-    """Return a warning if a layer's rank shows more samples than the client reports; else ""."""
+    """Return a warning if a layer's gradient shows more samples than the client reports; else "".
+
+    Args:
+        problem: the network and the observed update, with the number of samples reported.
+        name: the name of the layer.
+        rank: the rank of the layer's gradient, which is the number of samples that it shows.
+    """
     if not problem.is_single_gradient or rank <= problem.num_samples:
         return ""
     return (
@@ -268,10 +323,15 @@ def _surplus(problem: Problem, name: str, rank: int) -> str:
 
 
 def complete(problem: Problem, found: BatchInputs) -> Batch:
-    """Return a batch of the problem's size: the samples found, and means for the missing ones.
+    """Return a whole batch: the samples found, and a mean image for each missing one.
 
-    The gradient without the samples found gives the mean input of the others, weighted by their
-    errors. Their labels are the classes whose last bias has the most negative gradient left.
+    The gradient that the samples found do not explain gives the mean input of the missing samples,
+    weighted by their errors. The labels of missing samples are guessed: each is the class whose
+    last bias has the most negative gradient left.
+
+    Args:
+        problem: the network and the observed gradient.
+        found: the samples found, at a layer that takes the network's input.
     """
     order = found.order
     assert order is not None  # the layer's inputs are pixels, not features
@@ -305,10 +365,16 @@ they agree in half of the units, and in 0.9 of 50 units or more once in 4e8 time
 def recover_steps(
     problem: Problem, layer: BatchLayer, settings: SearchSettings, generator: torch.Generator
 ) -> BatchInputs:
-    """Return all images of a batch whose client took several steps on all of its samples.
+    """Return all images of a batch whose client took several local steps on all of its samples.
+
+    Args:
+        problem: the network and the observed update.
+        layer: the linear layer that takes the network's input.
+        settings: the limits of the search.
+        generator: the random stream for all random starts.
 
     Raises:
-        ValueError: the client's steps or the layer do not allow it, or some columns are missing.
+        ValueError: the client's steps or the layer do not allow it, or a sample was not found.
     """
     require_steps(problem, layer)
     columns, duals = _collect(layer, settings, generator)
@@ -350,7 +416,11 @@ def recover_steps(
 
 
 def require_steps(problem: Problem, layer: BatchLayer) -> None:
-    """Raise ``ValueError`` if the layer or the problem's clients do not allow several steps."""
+    """Raise ``ValueError`` if images cannot be found from several local steps through a layer.
+
+    The layer must take the network's input and have a ReLU behind it, and the update must be that
+    of one client alone.
+    """
     if not layer.takes_input or not layer.rectified:
         raise ValueError(
             f"{layer.name} must be a linear layer with ReLU on the input: features move between "
@@ -363,7 +433,21 @@ def require_steps(problem: Problem, layer: BatchLayer) -> None:
 def _collect(
     layer: BatchLayer, settings: SearchSettings, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Return the columns Q (b, b) of all samples, and their inverse, the duals T (b, b)."""
+    """Return the columns Q (b, b) of all b samples, and their duals T (b, b).
+
+    Column i of ``U Q`` is sample i's sum of errors over the steps, where U (m, b) is the
+    orthonormal left factor of the layer's gradient. T is the inverse of Q, with row t scaled such
+    that t·β = 1; β (b,) is the bias's factor. Row i of ``T R`` is the sample's input of the layer,
+    where R (b, n) is the right factor.
+
+    Args:
+        layer: the linear layer that takes the network's input.
+        settings: the limits of the search.
+        generator: the random stream for the starts.
+
+    Raises:
+        ValueError: fewer than b sparse columns were found.
+    """
     rank = layer.factor.rank
     left = layer.factor.left[layer.live]
     budget = Budget.of(settings.max_seconds)
@@ -400,9 +484,13 @@ def _collect(
 
 
 def _column(left: Tensor, start: Tensor) -> Tensor | None:
-    """Return q (b,) for a sparse column near a start, or None if its zeros do not determine q.
+    """Return q (b,) for which ``U q`` has many zeros, or None if its zeros do not determine q.
 
-    The column and its zeros are computed from each other, up to five times.
+    The vector q and the set of zeros of U q are computed from each other, up to five times.
+
+    Args:
+        left: U (m, b), with orthonormal columns.
+        start: (b,) the vector near which q is sought.
     """
     rank = left.shape[1]
     column = sparsest(left, start)
