@@ -141,7 +141,7 @@ class BatchLayer:
         return self.order is not None
 
     def images(self, inputs: Tensor) -> Tensor | None:
-        """Return the images (M, C, H, W) of a layer's inputs (M, n), or None if it takes features."""
+        """Return a layer's inputs (M, n) as images (M, C, H, W), or None if it takes features."""
         if self.order is None:
             return None
         return self.order.pixels(inputs).reshape(-1, *self.problem.spec.shape)

@@ -1,21 +1,24 @@
-"""Find samples of a batch by their ReLU masks, if the next layer has few directions of errors.
+"""Find samples of a batch by their ReLU masks, if the next layer's errors span few directions.
 
-A layer with weights W₂ follows a linear layer with ReLU. If a mask determines a sample's errors
-(:func:`settle_masks`), these errors are exact before the sample's input is. A second sample with a
-small error changes a unit's gradient, and with it the input that is read from it, but not its mask.
-The errors of all samples together determine all inputs.
+The gradient of a linear layer of m units with a ReLU behind it is a product S H. Column s of S is a
+sample's error ∂L/∂z at the layer's outputs z, and row h of H is its input. The gradient shows the
+span of S: ``s = U q``, with U (m, b) known and the few numbers q of a sample unknown. A sample's
+mask D says which units are on; s is zero where D is. The next linear layer has the weights W₂. If a
+mask determines a sample's errors (:func:`settle_masks`), these errors are exact before the sample's
+input is. For a unit's gradient is a mixture of inputs: a second sample with a small error changes
+the input that is read from the unit, but not the mask. The errors of all samples together determine
+all inputs.
 
 Masks determine errors as follows. The errors of the next layer lie in a known span V₂ (of K − 1
-directions for K logits, as errors of cross-entropy sum to zero). A sample's errors before the ReLU
-are ``s = D W₂ᵀ V₂ e`` with its mask D, and also ``s = U q``, as they are one column of the
-gradient's factor S. With D given, this is an equation for each unit about the few numbers e and q.
-With e and q given, a unit is on if U q is nearer to ``W₂ᵀ V₂ e`` than to zero. Both steps in turn
-lead from the mask of a mixture of samples to the mask of one sample. The layer's inputs are not
-used.
+directions for K logits, as errors of cross-entropy sum to zero). So a sample's errors are
+``s = D W₂ᵀ V₂ e`` with few numbers e, and also ``s = U q``. With D given, this is one equation for
+each unit about e and q. With e and q given, a unit is on if U q is nearer to ``W₂ᵀ V₂ e`` than to
+zero. Both steps in turn lead from the mask of a mixture of samples to the mask of one sample. The
+layer's inputs are not used.
 
 Masks also show as zeros. A column of S is zero for every unit that its sample leaves inactive, and
-the layer's inputs have zeros behind a ReLU, or where an image is black. The gradient gives the
-spans of both. A sample's own vector is sparser there than any mixture of samples (SPEAR: Dimitrov
+the rows of H have zeros if they come from a ReLU, or where an image is black. The gradient gives
+the spans of both. A sample's own vector has more zeros than any mixture of samples (SPEAR: Dimitrov
 et al. 2024; dictionary learning: SPEAR++ 2025). :func:`sparsest` finds such vectors.
 """
 
@@ -32,16 +35,17 @@ from flwr_leakage.attacks.rounding import FLOAT32_RELATIVE_ERROR, FLOAT64_MISFIT
 
 
 def sparsest(basis: Tensor, start: Tensor, nonnegative: bool = False) -> Tensor:
-    """Return a vector v, near a start, for which ``basis @ v`` has many zeros.
+    """Return a vector v, near a start, for which ``M v`` has many zeros.
 
     It is a local minimum of ``Σ_j log((Mv)_j² + e²)`` on the unit sphere, as the width e falls
     (iteratively reweighted least squares with p = 0, Chartrand and Yin 2008). In each round two
-    inverse iterations give v, the smallest eigenvector of ``Mᵀ diag(1 / ((Mv)² + e²)) M``.
+    inverse iterations give v, the eigenvector of ``Mᵀ diag(1 / ((Mv)² + e²)) M`` with the smallest
+    eigenvalue.
 
     Args:
         basis: M (m, b), with orthonormal columns.
         start: (b,) the vector to start from, of any length.
-        nonnegative: whether a negative entry is penalised like an entry that should be zero.
+        nonnegative: whether a negative entry of M v is penalised like an entry that should be zero.
 
     Returns:
         v (b,) of length 1.
@@ -74,17 +78,18 @@ def zero_entries(values: Tensor, at_least: int) -> Tensor | None:
     """Return which entries are zero up to noise of unknown size, or None if none stand out.
 
     The sorted magnitudes are split where two Gaussians of mean zero, one for each part, explain
-    them best. The k entries below the split have the root mean square σ₀, the m − k above it σ₁,
-    and ``k log σ₀ + (m − k) log σ₁`` is least (minimum error thresholding, Kittler and Illingworth
-    1986). This needs no gap between them: some nonzero entries are always as small as the noise.
+    them best. Let the k smallest of the m entries have the root mean square σ₀ and the others σ₁.
+    Then the k that minimises ``k log σ₀ + (m − k) log σ₁`` is taken (minimum error thresholding,
+    Kittler and Illingworth 1986). This needs no gap between the parts: some nonzero entries are
+    always as small as the noise.
 
     Args:
         values: (m,) the entries.
-        at_least: least number of zeros.
+        at_least: the least number of zeros.
 
     Returns:
-        (m,) booleans, true for zeros; ``None`` if no split has parts that differ by ten times in
-        size, or ``at_least`` ≥ m.
+        (m,) booleans, true for zeros; ``None`` if σ₁ < 10 σ₀ at the best split, or ``at_least`` ≥
+        m.
     """
     if at_least >= len(values):
         return None
@@ -105,9 +110,15 @@ def zero_entries(values: Tensor, at_least: int) -> Tensor | None:
 
 
 def null_vector(matrix: Tensor) -> tuple[Tensor, float]:
-    """Return the unit vector v of least ``‖Mv‖``, and the ratio of M's least singular values.
+    """Return the unit vector v (b,) of least ``‖Mv‖``, and whether v is the only such vector.
 
-    The ratio is near 0 if v is the only null vector, and 1 if a matrix of too few rows has several.
+    Args:
+        matrix: M (m, b).
+
+    Returns:
+        v, and the ratio of the smallest singular value of M to the second smallest. The ratio is
+        near 0 if v is the only null vector of M. It is 1 if M has so few rows that there are
+        several.
     """
     _, singular, right = torch.linalg.svd(matrix, full_matrices=matrix.shape[0] < matrix.shape[1])
     if matrix.shape[0] < matrix.shape[1] - 1:
@@ -123,10 +134,13 @@ def null_vector(matrix: Tensor) -> tuple[Tensor, float]:
 class MaskColumns:
     """Find the samples behind one layer's gradient by their ReLU masks.
 
+    A sample's mask D says which of the layer's m units are on. It determines the sample's errors at
+    the layer's outputs if the next layer's errors span few directions; see :func:`settle_masks`.
+
     Attributes:
         layer: the layer whose gradient is split.
-        behind: ``W₂ᵀ V₂`` (m, d), the directions that a sample's errors may have before the mask;
-            see :func:`settle_masks`.
+        behind: ``W₂ᵀ V₂`` (m, d), the directions that a sample's errors may have before the mask.
+            W₂ are the next layer's weights and V₂ spans its errors.
     """
 
     layer: BatchLayer
@@ -134,11 +148,16 @@ class MaskColumns:
 
     @classmethod
     def posed(cls, layer: BatchLayer, following: BatchLayer | None) -> "MaskColumns | None":
-        """Return the mask solver for a layer, or None if masks do not determine its errors.
+        """Return the mask search for a layer, or None if masks do not determine errors.
 
-        They do not if no next layer takes the ReLU of the layer's outputs, if other paths lead
-        around the next layer, or if the layer has fewer live units than the ranks of both layers'
-        gradients and ``SPARE_EQUATIONS`` together.
+        They do not if no next layer takes the ReLU of the layer's outputs, or if other paths of the
+        network lead around the next layer. Nor do they if there are too few units: those that some
+        sample activates must be at least ``SPARE_EQUATIONS`` more than the ranks of both layers'
+        gradients together.
+
+        Args:
+            layer: the layer whose gradient is split.
+            following: the layer that takes the ReLU of its outputs, or ``None``.
         """
         if following is None or not (layer.rectified and following.alone):
             return None
@@ -147,7 +166,15 @@ class MaskColumns:
         return cls(layer, following.matrix.T @ following.factor.left)
 
     def of_duals(self, duals: Tensor, found: Sequence[BatchSample]) -> Iterator[BatchSample]:
-        """Return the new samples that the masks of duals (M, b) lead to, one after another."""
+        """Return the new samples to which the masks of some duals lead, one after another.
+
+        A dual t (b,) gives the input t R of the layer, where R is the right factor of the layer's
+        gradient. The units that this input activates are the mask to start from.
+
+        Args:
+            duals: (M, b), each of any length.
+            found: the samples that are found already.
+        """
         duals = duals / (duals @ self.layer.factor.bias)[:, None]
         masks = duals @ self.layer.projected.T + self.layer.offset > 0
         return self._of_masks(masks, lambda start: self.layer.check(duals[start]), found)
@@ -155,7 +182,12 @@ class MaskColumns:
     def of_candidate(
         self, candidate: BatchSample, found: Sequence[BatchSample]
     ) -> BatchSample | None:
-        """Return the sample that a candidate's mask leads to, or None if it is not new."""
+        """Return the sample to which a candidate's mask leads, or None if it is not new.
+
+        Args:
+            candidate: a sample whose active units are the mask to start from.
+            found: the samples that are found already.
+        """
         mask = candidate.outputs[None] > 0
         return next(self._of_masks(mask, lambda _: candidate, found), None)
 
@@ -165,7 +197,13 @@ class MaskColumns:
         judged: Callable[[int], BatchSample | None],
         found: Sequence[BatchSample],
     ) -> Iterator[BatchSample]:
-        """Yield the new samples that masks (S, m) lead to; ``judged`` maps a mask's index."""
+        """Yield the new samples to which some masks lead.
+
+        Args:
+            masks: (S, m) booleans, true for active units.
+            judged: function that returns the candidate sample of the mask with a given index.
+            found: the samples that are found already.
+        """
         for start, errors, misfit in settle_masks(self.layer.factor.left, self.behind, masks):
             column = self._new_column(errors, misfit, found)
             candidate = None if column is None else judged(start)
@@ -173,17 +211,24 @@ class MaskColumns:
                 yield self._told(candidate, errors, column, misfit, found)
 
     def limit(self, expected: float) -> float:
-        """Return the misfit up to which a sample counts as true.
+        """Return the misfit up to which a sample that a mask gives counts as true.
 
-        It is ``EXACT_MULTIPLE`` times the misfit ``expected`` that noise causes, and the rounding.
+        The misfit is the part of the sample's errors outside the gradient's span, in [0, 1]. The
+        limit is ``EXACT_MULTIPLE`` times ``expected``, plus the misfit that rounding may cause.
+
+        Args:
+            expected: the misfit that noise of the gradient alone causes.
         """
         return EXACT_MULTIPLE * expected + self._rounding
 
     def settled(self, found: Sequence[BatchSample]) -> list[BatchSample]:
-        """Return the samples, with inputs solved from the errors of all samples at once.
+        """Return the samples found, with inputs solved from the errors of all samples at once.
 
         If some samples are not found yet, only those are returned whose own errors already give
         exact inputs.
+
+        Args:
+            found: the samples found so far.
         """
         duals = [sample.dual for sample in found]
         is_whole = len(found) == self.layer.factor.rank
@@ -196,10 +241,11 @@ class MaskColumns:
 
     @cached_property
     def _rounding(self) -> float:
-        """The misfit that the rounding of the client's own pass may cause.
+        """The misfit of a sample's errors that the rounding of the client's own pass may cause.
 
-        It is 100 times the gradient's relative noise, between the rounding of float64 and that of
-        float32 (the factor was chosen on development draws; no table).
+        The misfit is the part of the errors outside the gradient's span, in [0, 1]. It is set to
+        100 times the gradient's relative noise, within the limits ``FLOAT64_MISFIT`` and
+        ``FLOAT32_RELATIVE_ERROR`` (the factor was chosen on development draws; no table).
         """
         factor = self.layer.factor
         entries = int(self.layer.live.sum()) * (factor.right.shape[1] + 1)
@@ -209,10 +255,17 @@ class MaskColumns:
     def _new_column(
         self, errors: Tensor, misfit: float, found: Sequence[BatchSample]
     ) -> Tensor | None:
-        """Return the column q (b,) of errors s = U q, or None if it is known or misfits too much.
+        """Return the coordinates q of a sample's errors ``s = U q``, or None if it is not new.
 
-        A column is known if at most a share of 1e-6, or 10 times its own misfit, lies outside the
-        span of the found samples' columns (chosen on development draws; no table).
+        The vector q (b,) has one entry for each column of U (m, b), the orthonormal left factor of
+        the layer's gradient. A sample is not new if at most a share of q lies outside the span of
+        the found samples' q: 1e-6, or 10 times the misfit if that is more (chosen on development
+        draws; no table). A sample with a misfit above :meth:`limit` is not returned either.
+
+        Args:
+            errors: s (m,), of length 1.
+            misfit: ‖s − U q‖.
+            found: the samples that are found already.
         """
         column = self.layer.factor.left.T @ errors
         if misfit > self.limit(self.layer.expected(column, errors)):
@@ -228,11 +281,19 @@ class MaskColumns:
         misfit: float,
         found: Sequence[BatchSample],
     ) -> BatchSample:
-        """Return the sample with given errors, which keeps the candidate's dual if it is the same.
+        """Return the sample whose errors a mask gave, after a candidate that led to the mask.
 
-        A large scale error shows that the errors belong to another sample than the candidate, whose
-        dual is not known yet. In its place stands the part of the errors' column outside the span
-        of the columns found.
+        If the errors belong to the candidate itself, its dual is kept. They do if the size of the
+        candidate's own errors fits its dual t, which means t·q = 1. Otherwise the errors belong to
+        another sample, whose dual is not known yet. In its place stands the part of q outside the
+        span of the found samples' q.
+
+        Args:
+            candidate: the sample whose mask was the start.
+            errors: s (m,), the errors that the final mask gives, of length 1.
+            column: q (b,), the coordinates of s in the gradient's span.
+            misfit: the part of s outside that span, in [0, 1].
+            found: the samples that are found already.
         """
         scale, dual = float(errors @ candidate.errors), candidate.dual
         scale_error = abs(scale * float(column @ dual) - 1)
@@ -255,7 +316,10 @@ class MaskColumns:
 
 
 def _apart(column: Tensor, found: Sequence[BatchSample]) -> Tensor:
-    """Return the part of a column q (b,) outside the span of the found samples' columns."""
+    """Return the part of a vector q (b,) outside the span of the found samples' columns.
+
+    The column of a sample holds the coordinates of its errors in the gradient's span.
+    """
     if not found:
         return column
     columns = torch.stack([other.column for other in found], 1)
@@ -265,22 +329,22 @@ def _apart(column: Tensor, found: Sequence[BatchSample]) -> Tensor:
 def settle_masks(
     left: Float[Tensor, "m b"], behind: Float[Tensor, "m d"], masks: Bool[Tensor, "s m"]
 ) -> list[tuple[int, Tensor, float]]:
-    """Return the errors that masks give, once corrections no longer change the masks.
+    """Return the errors that ReLU masks determine, after correcting the masks until they stay.
 
-    For a mask D, the errors are the vector of span(D W₂ᵀ V₂) with the least angle to span(U). A
-    unit is then on if U q is nearer to the unmasked errors than to zero. A correction takes
-    m d (b + d) operations for each mask.
+    For a mask D, the errors s (m,) are the vector of span(D W₂ᵀ V₂) with the least angle to
+    span(U). So ``s = D W₂ᵀ V₂ e ≈ U q``, with some e and q. A unit of the corrected mask is on if U
+    q is nearer to ``W₂ᵀ V₂ e`` than to zero. A correction takes m d (b + d) operations for each
+    mask.
 
     Args:
-        left: U (m, b), the orthonormal columns of the factored gradient.
-        behind: a basis (m, d) of W₂ᵀ V₂, with W₂ the next layer's weights and V₂ the span of its
-            errors.
-        masks: (s, m) masks to start from. A mask needs ``SPARE_EQUATIONS`` more units that are on
-            than directions d, and is left out otherwise.
+        left: U, the orthonormal left factor of the layer's gradient.
+        behind: a basis of W₂ᵀ V₂, with W₂ the next layer's weights and V₂ the span of its errors.
+        masks: the masks to start from. A mask is left out if fewer than d + ``SPARE_EQUATIONS``
+            units are on.
 
     Returns:
-        For each mask that no further correction changes, the index of the mask that it came from,
-        its errors (m,) of length 1, and the share of these outside the span of U, in [0, 1].
+        For each mask that a further correction does not change: the index of the mask that it came
+        from; its errors (m,) of length 1; and the part of these outside span(U), in [0, 1].
     """
     behind = torch.linalg.qr(behind).Q
     directions = behind.shape[1]
@@ -310,7 +374,17 @@ def settle_masks(
 
 
 def _nearest(left: Tensor, behind: Tensor, mask: Tensor) -> tuple[Tensor, float]:
-    """Return the errors (m,) under a mask with the least angle to span(U), and the angle's sine."""
+    """Return the errors (m,) of a mask that are nearest to the gradient's span, and their distance.
+
+    Args:
+        left: U (m, b), the orthonormal columns of that span.
+        behind: (m, d) a basis of the errors before the mask.
+        mask: (m,) booleans, true for units that are on.
+
+    Returns:
+        The unit vector of the masked basis's span with the least angle to span(U), and the sine of
+        that angle.
+    """
     basis = torch.linalg.qr(torch.where(mask[:, None], behind, 0.0)).Q
     _, singular, right = torch.linalg.svd(basis - left @ (left.T @ basis), full_matrices=False)
     return basis @ right[-1], float(singular[-1])

@@ -1,12 +1,16 @@
 """Prove, without the truth, that recovered samples of a batch are right.
 
-If all b samples of a layer's gradient are found, the network behind predicts their errors S from
-their inputs H. Then ``[∂L/∂W, ∂L/∂c] = S [H, 1]`` must hold up to the gradient's noise. These are
-m (n + 1) equations for b n unknowns. S has full column rank, so that no other H fits the same S.
-The search uses neither the last column, which must be 1 for every sample, nor the gradients of the
-layers behind. If some samples are missing, two facts prove a single sample. Its errors lie in the
-span of the gradient, and further equations determine its input: zeros that outnumber the unknowns,
-or outputs in the span of the next layer's gradient.
+Let a linear layer ``z = W h + c`` have m units and n inputs, and its gradient rank b for the b
+samples of a batch. If all samples are found, the network behind predicts their errors S = ∂L/∂Z (m,
+b) from their inputs H (b, n). Then ``[∂L/∂W, ∂L/∂c] = S [H, 1]`` must hold up to the gradient's
+noise. These are m (n + 1) equations for b n unknowns. S has full column rank, so that no other H
+fits the same S. Two facts serve as checks, as the search does not use them: the last column of [H,
+1] must be 1 for every sample, and the samples must give the observed gradients of all layers
+behind.
+
+If some samples are missing, two facts prove a single sample. Its errors lie in the span of the
+gradient's columns, and further equations determine its input. These are zeros of the input that
+outnumber the unknowns, or outputs in the span of the next layer's gradient.
 """
 
 import math
@@ -30,24 +34,25 @@ relative to the size of features, or to the range of pixels of images (60 dB).""
 
 @dataclass(frozen=True)
 class BatchInputs:
-    """The inputs of a layer for the f samples of a batch that were found.
+    """The inputs of a linear layer for the f samples of a batch that were found.
 
     Attributes:
-        layer: the name of the layer.
+        layer: the name of the layer ``z = W h + c``.
         order: the order in which the layer takes the pixels of the network's input; ``None`` if the
             inputs are features.
-        inputs: (f, n) inputs of the layer.
+        inputs: (f, n) inputs h of the layer.
         labels: (f,) classes of the samples.
         errors: (f, m) ∂L/∂z of each sample.
-        verdicts: one verdict for each sample.
+        verdicts: one verdict for each sample, such as ``proven`` or ``plausible``.
         relative_errors: (f,) standard deviations of the inputs' errors that the gradient's noise
             causes, relative to the inputs' size; ∞ where they are not known.
         rank: the rank of the gradient, which is the number of samples that it shows.
-        residual: ‖G − S [H, 1]‖ / ‖G‖ of the layer's gradient G if all samples were found, else
-            NaN.
-        scale: the factor by which the client scaled its update; see :class:`Problem`.
+        residual: ‖G − S [H, 1]‖ / ‖G‖ if all samples were found, else NaN. G is the layer's
+            gradient, S its samples' errors and H their inputs.
         refusals: the reasons why other layers were not used.
-        stats: number of proposals and of accepted proposals by source; ``None`` without a search.
+        scale: the factor by which the client scaled its update; see :class:`Problem`.
+        stats: how many proposals of samples were made and accepted, by their source; ``None`` if no
+            search was needed.
     """
 
     layer: str
@@ -75,7 +80,14 @@ def conclude(
     found: list[BatchSample],
     generator: torch.Generator,
 ) -> BatchInputs:
-    """Return the samples found with more exact inputs, and a verdict for each."""
+    """Return the samples found in a layer's gradient with improved inputs, and a verdict for each.
+
+    Args:
+        layer: the layer with its factored gradient.
+        following: the layer that takes the ReLU of its outputs, or ``None``.
+        found: the samples that a search has found.
+        generator: the random stream for points near an input and for the replay.
+    """
     found = [_sharpened(layer, sample) for sample in found]
     if len(found) == layer.factor.rank:
         return _whole(layer, found, generator)
@@ -102,10 +114,11 @@ def conclude(
 
 
 def _zeros(layer: BatchLayer, sample: BatchSample) -> Tensor | None:
-    """Return the columns of R at which a sample's input is zero, or None if they are too few.
+    """Return the equations that the zeros of a sample's input give, or None if there are too few.
 
-    They form E (b, z), for z zeros and b mixtures R of inputs. The sample's dual t solves
-    ``Eᵀ t = 0``.
+    A sample's input is t R, with its dual t (b,) and the mixtures R (b, n') of inputs that the
+    layer's gradient shows. At the z entries where it is zero, t solves ``Eᵀ t = 0``. E (b, z), the
+    columns of R at these entries, is returned.
     """
     if not (layer.takes_input or layer.sparse_inputs):
         return None
@@ -115,11 +128,12 @@ def _zeros(layer: BatchLayer, sample: BatchSample) -> Tensor | None:
 
 
 def _sharpened(layer: BatchLayer, sample: BatchSample) -> BatchSample:
-    """Return the sample with the dual that its zeros determine.
+    """Return a sample, with a dual that the zeros of its input determine if there are enough.
 
-    A dual from a column of errors has the column's error times the condition number of all
-    errors. A dual from zeros only has the gradient's noise. Zeros and dual are computed from each
-    other three times.
+    The input is t R, with the dual t and the mixtures R of inputs that the gradient shows. A dual
+    from a column of errors has the column's error times the condition number of all errors. A dual
+    from zeros of the input only has the gradient's noise. Zeros and dual are computed from each
+    other, up to three times.
     """
     for _ in range(3):
         zeros = _zeros(layer, sample)
@@ -135,11 +149,20 @@ def _sharpened(layer: BatchLayer, sample: BatchSample) -> BatchSample:
 def _uncertainty(layer: BatchLayer, following: BatchLayer | None, sample: BatchSample) -> float:
     """Return the relative error of a sample's input that its own equations leave; ∞ without any.
 
-    There are two kinds of equations. At the zeros z of the input, ``R_z t`` is noise of the
-    gradient. On the sample's mask, the outputs are the next layer's inputs up to a residual. The
-    covariance of the least-squares dual t is ``σ² (EᵀE)⁻¹``, and R maps it to the input. Noise of
-    R adds ``‖t‖ σ`` to each entry of ``t R`` even at the true t; the entries at the zeros show its
-    size. Noise of β adds an error of the input's length.
+    The input is t R, with the sample's dual t (b,) and the mixtures R (b, n) of inputs that the
+    layer's gradient shows. Two kinds of equations determine t. At entries where the input is zero,
+    the columns R_z of R give ``t R_z = 0`` up to noise. At units that the sample activates, the
+    layer's outputs equal the next layer's inputs up to a residual.
+
+    Let E be the equations' matrix and σ their noise. The covariance of the least-squares dual is
+    ``σ² (EᵀE)⁻¹``, and R maps it to the input. Noise of R itself adds ``‖t‖ σ`` to each entry of
+    ``t R``, even at the true t; the entries at the zeros show its size. Noise of the bias's factor
+    adds an error of the input's length.
+
+    Args:
+        layer: the layer with its factored gradient.
+        following: the layer that takes the ReLU of its outputs, or ``None``.
+        sample: the sample.
     """
     rank = layer.factor.rank
     size = float(sample.inputs.norm())
@@ -175,9 +198,16 @@ def _uncertainty(layer: BatchLayer, following: BatchLayer | None, sample: BatchS
 
 
 def _whole(layer: BatchLayer, found: list[BatchSample], generator: torch.Generator) -> BatchInputs:
-    """Return all samples with verdicts, which depend on the residual and on a replay.
+    """Return all samples of a layer's gradient with improved inputs and a verdict for each.
 
-    Columns and inputs are first computed from each other, up to eight times.
+    The samples' inputs, and their errors, which the network predicts from the inputs, are first
+    computed from each other, up to eight times. The verdicts depend on whether errors and inputs
+    explain the layer's gradient, and on whether a replay gives the gradients of the layers behind.
+
+    Args:
+        layer: the layer with its factored gradient of rank b.
+        found: all b samples.
+        generator: the random stream for points near an input and for the replay.
     """
     problem, factor = layer.problem, layer.factor
     own = [_uncertainty(layer, None, sample) for sample in found]
@@ -274,11 +304,12 @@ def replays(
     development draws; there is no table.
 
     Args:
-        layer: the layer whose gradient shows the noise.
-        replay: map from inputs (B, n) to gradients by name; an all-zero gradient is not compared.
+        layer: the layer whose gradient shows the size of the noise.
+        replay: map from inputs (B, n) to gradients by parameter name. A replayed gradient of zeros
+            is not compared.
         inputs: (B, n) inputs of the layer.
         relative: (B,) standard deviations of the inputs' errors, relative to the inputs' size.
-        generator: draws the direction in which the inputs are moved.
+        generator: the random stream for the direction in which the inputs are moved.
     """
     problem = layer.problem
     steps = torch.randn(inputs.shape, generator=generator, dtype=torch.float64).to(inputs)

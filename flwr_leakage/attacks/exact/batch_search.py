@@ -1,22 +1,28 @@
 """Search for the samples behind a linear layer's gradient, one after another.
 
-Every sample found is removed from the equations, so that the others become easier to find. A
-*proposal* is a dual t, which gives a candidate for a sample's input (see
-:class:`~flwr_leakage.attacks.network.linear.LayerFactor` for t, S and R). The sources are
+The gradient ``∂L/∂W = S H`` of a layer ``z = W h + c`` is known as a product U R of rank b, the
+number of samples. Column i of S = U Q is sample i's error ∂L/∂z, and row i of H = T R is its input
+h, with T = Q⁻¹. A row t of T is a sample's *dual*
+(:class:`~flwr_leakage.attacks.network.linear.LayerFactor`). Every sample found is removed from
+these equations, so that the others become easier to find.
+
+A *proposal* is a dual, which gives a candidate ``t R`` for a sample's input. It comes from one of
+these sources:
 
 * ``peeling``: if one sample alone activates a unit, the unit's gradient is that sample's input
   (Cascading: Shariati and Alambardar 2026);
-* ``errors``: a sparse vector in the span of S gives a mask;
+* ``errors``: a sparse vector in the span of S gives a mask, which says which units a sample
+  activates;
 * ``features``: a sparse nonnegative vector in the span of the next layer's inputs gives a mask;
 * ``inputs``: a sparse nonnegative vector in the span of the layer's own inputs (outputs of a ReLU,
   or images with black pixels) is itself a sample's input;
 * ``masks``: if the next layer gives the logits, a mask determines a sample's errors, and these
-  correct the mask. It starts at the mask of a unit's gradient, a mixture of the samples that
-  activate the unit, and ends at the mask of one of them.
+  correct the mask. The first mask is that of a unit's gradient, a mixture of the samples that
+  activate the unit. The last one is the mask of one of these samples.
 
 *Closure* turns a mask into an input. The next layer's inputs a lie in the span of the next gradient
-and are zero outside of the mask, which determines a up to its length. On the mask the layer's
-outputs equal a. Conversely, the outputs correct the mask, until it no longer changes. The network
+and are zero outside of the mask, which determines a up to its length. On the mask, the layer's
+outputs equal a. In turn, the outputs correct the mask, until it no longer changes. The network
 behind the layer judges every proposal (``BatchLayer.check``).
 """
 
@@ -48,7 +54,7 @@ signs of units at random points, so that more attempts only take longer."""
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """Limits of the search.
+    """Limits of the search for the samples behind a layer's gradient.
 
     Attributes:
         starts: the largest number of random starts.
@@ -65,14 +71,15 @@ class SearchSettings:
 
 @dataclass(frozen=True)
 class _Rest:
-    """The factors of a layer's gradient without the samples found.
+    """The factors of a layer's gradient without the samples that are found already.
 
     Attributes:
         layer: the attacked layer.
-        factor: the factors of the gradient of the r samples that remain.
-        lift: C (r, b), which maps a dual t of these factors to the dual t C of the whole gradient.
-        features: an orthonormal basis (m, r) of the next layer's inputs of the remaining samples,
-            or ``None`` if the next layer's gradient does not have the same rank.
+        factor: the factors ``U [R, β]`` of the gradient of the r samples that remain.
+        lift: C (r, b), which maps a dual t (r,) of these factors to the dual t C of the whole
+            gradient.
+        features: an orthonormal basis (m, r) of the next layer's inputs for the remaining samples,
+            or ``None`` if the next layer's gradient has another rank.
     """
 
     layer: BatchLayer
@@ -82,40 +89,48 @@ class _Rest:
 
     @cached_property
     def live(self) -> Tensor:
-        """Booleans (m,), true for the units that a remaining sample activates."""
+        """Booleans (m,), true for the layer's units that a remaining sample activates."""
         sizes = self.factor.left.norm(dim=1)
         return sizes > ZERO_SHARE * sizes.max()
 
     @cached_property
     def projected(self) -> Tensor:
-        """``W Rᵀ`` (m, r) with the factor R of the remaining samples."""
+        """The product ``W Rᵀ`` (m, r) of the layer's weights and the right factor R (r, n).
+
+        R belongs to the gradient of the r samples that remain. The product maps a remaining
+        sample's dual to the layer's outputs without the bias.
+        """
         return self.layer.projected @ self.lift.T
 
     @cached_property
     def pixels(self) -> Tensor:
-        """Rᵀ (n', r) of the remaining samples; see :meth:`BatchLayer.in_pixels` for its units."""
+        """The transposed right factor Rᵀ (n', r), scaled so that no signal means zero.
+
+        R belongs to the gradient of the r samples that remain. See :meth:`BatchLayer.in_pixels` for
+        the scale, and for the n' entries of the layer's input that are kept.
+        """
         return self.layer.in_pixels(self.factor.right, self.factor.bias).T
 
     @cached_property
     def orthonormal(self) -> tuple[Tensor, Tensor]:
-        """The QR decomposition, Q (n', r) and R (r, r), of the remaining mixtures of inputs."""
+        """The QR factors (n', r) and (r, r) of :attr:`pixels`, the remaining mixtures of inputs."""
         basis, triangle = torch.linalg.qr(self.pixels)
         return basis, triangle
 
 
 class BatchSearch:
-    """Search for the samples behind one layer's gradient.
+    """Search for the samples behind one linear layer's gradient.
 
     Args:
         layer: the layer whose gradient is split.
-        following: the layer whose inputs are the ReLU of this layer's outputs, if there is one.
+        following: the layer whose inputs are the ReLU of this layer's outputs, or ``None``.
         settings: the limits of the search.
-        generator: draws all random starts.
+        generator: the random stream for all random starts.
 
     Attributes:
         found: the samples found so far.
-        proposals: the number of proposals by the name of their source.
-        accepted: the number of accepted proposals by the name of their source.
+        proposals: how many samples each source has proposed, by the name of the source.
+        accepted: how many of these were accepted, by the name of the source.
     """
 
     def __init__(
@@ -145,12 +160,15 @@ class BatchSearch:
         self._misfits = torch.full_like(layer.offset, torch.inf)  # misfits of the units' duals
 
     def run(self, scaled: bool = True) -> list[BatchSample]:
-        """Return the samples found when all are found or the budget is spent.
+        """Return the samples that the search has found when it ends.
+
+        It ends when all samples are found, when its limits are reached, or when no source can
+        propose more.
 
         Args:
-            scaled: whether the client may have scaled its update. If so, the search ends once
-                candidates agree on the factor (:attr:`told_scale`), which must be divided out
-                first.
+            scaled: whether the client may have scaled its update by an unknown factor. If so, the
+                search also ends once candidates agree on the factor (:attr:`told_scale`), which
+                must be divided out first.
         """
         budget = Budget.of(self.settings.max_seconds)
         sources = self._sources()
@@ -197,7 +215,11 @@ class BatchSearch:
         return sources + ["inputs"] * (layer.takes_input or layer.sparse_inputs)
 
     def _propose(self, source: str) -> None:
-        """Take one random start of a source, and judge the proposal that it leads to."""
+        """Make one proposal of a sample from a random start, and judge it.
+
+        Args:
+            source: the source of the proposal: ``errors``, ``features`` or ``inputs``.
+        """
         rest, rank = self._rest, self._left
         live = rest.live.nonzero()[:, 0]
         row = rest.factor.left[live[int(torch.randint(len(live), (), generator=self.generator))]]
@@ -231,9 +253,12 @@ class BatchSearch:
         self._judge(source, dual)
 
     def _close(self, mask: Tensor) -> Tensor | None:
-        """Return the dual (r,) of the sample with a mask (m,), or None without enough equations.
+        """Return the dual (r,) of the sample with a given mask, or None if it is not determined.
 
-        The outputs of the dual correct the mask, up to six times.
+        The outputs that the dual gives correct the mask, up to six times.
+
+        Args:
+            mask: (m,) booleans, true for units that the sample activates.
         """
         assert self._features is not None
         features, offset = self._features, self.layer.offset
@@ -249,13 +274,15 @@ class BatchSearch:
         return dual
 
     def _solved(self, mask: Tensor, projected: Tensor) -> Tensor:
-        """Return the dual (r,) whose outputs at active units equal the next layer's inputs.
+        """Return the dual t (r,) whose outputs on a mask equal the next layer's inputs.
 
-        These inputs a are zero outside of the mask, which determines them up to a factor λ.
+        Let h = t R be the layer's input and a the next layer's inputs. a is zero outside of the
+        mask, which determines it up to a factor λ. The equations ``W h + c = λ a`` on the mask give
+        t and λ.
 
         Args:
             mask: (m,) booleans, true for the units that the sample activates.
-            projected: (m, r) the layer's outputs for r unit duals, without the bias.
+            projected: W Rᵀ (m, r), which maps t to the layer's outputs without the bias c.
         """
         assert self._features is not None
         mixture, _ = null_vector(self._features[~mask])
@@ -267,12 +294,17 @@ class BatchSearch:
         return torch.linalg.lstsq(equations, offset).solution[:-1, 0]
 
     def _peel(self, budget: Budget) -> None:
-        """Judge every unit's gradient as one sample's input, the smallest misfits first.
+        """Judge every unit's gradient as the input of one sample, and add those that are confirmed.
 
         Two samples may share a unit. Its gradient shows one of them once the other is found, so
-        that a few samples from other sources may lead to many. A unit may seem to have one sample
-        if a second sample's error is small. The input from that unit is not exact, and would spoil
-        the remaining equations. So each round takes only the units whose misfit is near the least.
+        that a few samples from other sources may lead to many.
+
+        A unit may seem to have one sample if the error of a second sample is small. The input from
+        that unit is not exact, and would spoil the remaining equations. So each round takes only
+        the units whose gradients fit one sample best: those with a misfit near the least.
+
+        Args:
+            budget: the CPU time, after which no further round begins.
         """
         while self._left > 1 and not budget.is_spent:
             rest = self._rest
@@ -300,7 +332,13 @@ class BatchSearch:
                     self._misfits[unit] = torch.inf
 
     def _judge(self, source: str, dual: Tensor | None, whole: Tensor | None = None) -> bool:
-        """Add a dual's sample if the network behind confirms it, and return whether it did."""
+        """Add a dual's sample if the network behind the layer confirms it; return whether it did.
+
+        Args:
+            source: the source of the proposal, under which it is counted.
+            dual: a dual (r,) of the remaining gradient, or ``None`` if the source gave none.
+            whole: a dual (b,) of the whole gradient, which takes the place of ``dual``.
+        """
         self.proposals[source] = self.proposals.get(source, 0) + 1
         if whole is None:
             if dual is None:
@@ -323,7 +361,10 @@ class BatchSearch:
             self._rest = self._remainder()
 
     def _last_by_zeros(self) -> Tensor | None:
-        """Return the last sample's dual (b,) by zeros of its input, or None if they are few."""
+        """Return the dual (b,) of the last missing sample by zeros of its input.
+
+        It is None if the input has too few zeros to determine the dual.
+        """
         layer = self.layer
         if not (layer.takes_input or layer.sparse_inputs):
             return None
@@ -336,9 +377,10 @@ class BatchSearch:
         return dual
 
     def _is_known(self, dual: Tensor, samples: list[BatchSample]) -> bool:
-        """Return whether a dual (b,) belongs to one of the given samples, as it is not orthogonal.
+        """Return whether a dual (b,), of any length, belongs to one of the given samples.
 
-        A dual is orthogonal to the columns of all samples but its own. Lengths do not matter.
+        A dual is orthogonal to the columns of all samples but its own. So it belongs to a sample if
+        it is far from orthogonal to that sample's column.
         """
         scale = float(dual @ self.layer.factor.bias)
         return any(
@@ -347,9 +389,10 @@ class BatchSearch:
         )
 
     def _passed(self, candidate: BatchSample) -> BatchSample | None:
-        """Return a candidate, possibly repaired, or None if noise does not explain its misfit.
+        """Return a candidate sample, possibly repaired, or None if it is known or is not confirmed.
 
-        A candidate that is nearly right would spoil the remaining equations, and all later samples.
+        A candidate is confirmed if noise alone explains its misfit. One that is nearly right would
+        spoil the remaining equations, and all later samples.
         """
         told = None if self._masks is None else self._masks.of_candidate(candidate, self.found)
         if told is not None:
@@ -370,7 +413,10 @@ class BatchSearch:
         return candidate if is_exact else None
 
     def _is_scaled(self, candidate: BatchSample) -> bool:
-        """Return whether a candidate is a true sample except for the size of its errors."""
+        """Return whether a candidate is a true sample except for the size of its errors.
+
+        This is so if the client scaled its update by a factor.
+        """
         is_sample = self.layer.surplus >= SPARE_EQUATIONS and candidate.is_aligned
         return is_sample and not candidate.is_exact
 
@@ -378,8 +424,8 @@ class BatchSearch:
     def told_scale(self) -> float | None:
         """The factor by which the client scaled its update, or None if no samples show it.
 
-        The errors that the network predicts for a sample lie in the gradient's span at any factor,
-        and are too large by it. Different samples must agree on the factor to a thousandth.
+        The errors that the network predicts for a true sample lie in the gradient's span at any
+        factor. Only their size shows the factor. Several samples must agree on it to a thousandth.
         """
         told = self._scaled or [each for each in self.found if self._is_scaled(each)]
         scales = [1 / float(each.column @ each.dual) for each in told]
@@ -389,7 +435,14 @@ class BatchSearch:
         return least if 0 < most <= 1.001 * least else None
 
     def _from_units(self, masks: MaskColumns) -> None:
-        """Add the samples that masks of the gradients of 32 random units lead to."""
+        """Add the samples to which the masks of 32 random units lead.
+
+        A unit's gradient is taken as the input of one sample, and the units that this input
+        activates are the mask to start from.
+
+        Args:
+            masks: the search for samples by masks.
+        """
         rest = self._rest
         live = rest.live.nonzero()[:, 0]
         drawn = torch.randint(len(live), (32,), generator=self.generator)
@@ -401,7 +454,10 @@ class BatchSearch:
             self._take("masks", candidate)
 
     def _follow(self, candidate: BatchSample) -> None:
-        """Add a sample's dual and column under the next layer's gradient to the lists of them."""
+        """Note the dual and column that a found sample has in the next layer's gradient.
+
+        They allow to remove the sample from that gradient, too.
+        """
         if self.following is None or not self._linked:
             return
         behind = self.following
