@@ -3,9 +3,10 @@
 Layers are recognised by the functions that compute them, not by modules: ``F.relu`` and
 ``nn.ReLU``, ``view`` and ``nn.Flatten``, a module called twice or a function written by hand give
 the same chain. The values of a pass show whether a layer follows another, and whether several
-calls, such as ``(z + z.abs()) / 2``, compute a ReLU. Attacks walk the chain backwards. A
-:class:`Level` is a layer whose outputs, and the errors of these, are known.
-:func:`solve_layer` gives the input of a level.
+calls, such as ``(z + z.abs()) / 2``, compute a ReLU.
+
+Attacks walk the chain backwards. A :class:`Level` is a layer whose outputs, and the derivatives of
+the loss with respect to these, are known. :func:`solve_layer` gives the input of such a layer.
 """
 
 from collections.abc import Iterable
@@ -25,13 +26,16 @@ from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 from flwr_leakage.attacks.problem import Problem
 
 LEAST_SINGULAR = 1e-4
-"""Share of the largest singular value of a layer's equations below which an equation is left out:
-noise of 1e-6 of the gradient (``FLOAT32_NOISE``) is there 1 % of what the equation tells."""
+"""Share of the largest singular value of a layer's equations below which an equation is left
+out. At this share, noise of 1e-6 of the gradient (``FLOAT32_NOISE``) is 1 % of the equation's
+value."""
 
 
 @dataclass(frozen=True)
 class Link:
     """One layer of a chain: φ(z) with z = scale · (W ∗ a + b) + shift, for an input a.
+
+    W ∗ a is a convolution, or the product W a of a linear layer.
 
     Attributes:
         name: the prefix of the names of the layer's parameters.
@@ -43,9 +47,9 @@ class Link:
         scale: (C,) factors of a BatchNorm with fixed statistics; 1 without BatchNorm.
         shift: (C,) offsets of that BatchNorm; 0 without BatchNorm.
         activation: φ; the identity for the last layer.
-        weight_gradient: the observed ∂L/∂W of the sample that is sought.
-        bias_gradient: the observed ∂L/∂b of that sample. If only BatchNorm has a bias, ∂L/∂b is
-            computed from its gradient. It is ``None`` if neither has a bias.
+        weight_gradient: ∂L/∂W of the one sample that is sought, as observed.
+        bias_gradient: ∂L/∂b of that sample. If only BatchNorm has a bias, ∂L/∂b is computed from
+            the gradient of that bias. It is ``None`` if neither has one.
     """
 
     name: str
@@ -67,23 +71,30 @@ class Link:
 
     @property
     def gain(self) -> Tensor:
-        """|scale_o| ‖W_o‖ per channel o, the deviation of z for inputs of unit variance."""
+        """|scale_o| ‖W_o‖ (C,) per channel o: the deviation of z for inputs of unit variance."""
         return self.scale.abs() * self.weight.flatten(1).norm(dim=1)
 
     def linear(self, inputs: Tensor) -> Tensor:
-        """Return ``W ∗ a`` (B, *output_shape) for inputs a (B, *input_shape), without bias."""
+        """Return ``W ∗ a`` (B, *output_shape) for a layer's inputs a (B, *input_shape)."""
         if self.geometry is None:
             return inputs.flatten(1) @ self.weight.T
         _, dilation, padding, stride = self.geometry
         return F.conv2d(inputs, self.weight, None, stride, padding, dilation)
 
     def scaled(self, inputs: Tensor) -> Tensor:
-        """Return the change ``scale · (W ∗ a)`` of z for a change a (B, *input_shape)."""
+        """Return the change ``scale · (W ∗ d)`` of a layer's z for a change d of its input.
+
+        Args:
+            inputs: d, (B, *input_shape).
+
+        Returns:
+            The change of the preactivations z, (B, *output_shape).
+        """
         outputs = self.linear(inputs)
         return per_channel(self.scale, outputs) * outputs
 
     def preactivation(self, inputs: Tensor) -> Tensor:
-        """Return the preactivations z (B, *output_shape) of inputs (B, *input_shape)."""
+        """Return a layer's preactivations z (B, *output_shape) for inputs (B, *input_shape)."""
         outputs = self.linear(inputs)
         scale, shift, bias = (
             per_channel(values, outputs) for values in (self.scale, self.shift, self.bias)
@@ -91,29 +102,45 @@ class Link:
         return scale * (outputs + bias) + shift
 
     def outputs(self, inputs: Tensor) -> Tensor:
-        """Return the outputs φ(z) (B, *output_shape) of inputs (B, *input_shape)."""
+        """Return a layer's outputs φ(z) (B, *output_shape) for inputs (B, *input_shape)."""
         return self.activation.function(self.preactivation(inputs))
 
     def patches(self, inputs: Tensor) -> Tensor:
-        """Return the patches of an input (1, *input_shape), one for each output position.
+        """Return the patches of a layer's input (1, *input_shape), one for each output position.
 
         Returns:
-            (K, P): the K entries that meet the K weights of a channel, at each of P positions.
-            Their product with a channel's errors ``∂L/∂(W ∗ a)`` (P,) is the channel's ``∂L/∂W``
-            (K,).
+            A matrix (K, P). Its column p holds the K entries of the input that meet the K weights
+            of an output channel at position p. The product of the matrix with a channel's
+            ``∂L/∂(W ∗ a)`` (P,) is that channel's ``∂L/∂W`` (K,).
         """
         if self.geometry is None:
             return inputs.reshape(-1, 1)
         return self.geometry.patches(inputs)[0]
 
     def pull_back(self, errors: Tensor) -> Tensor:
-        """Return errors ∂L/∂a (B, *input_shape), from those of ``W ∗ a`` (B, *output_shape)."""
+        """Return ∂L/∂a at a layer's inputs a, from ∂L/∂(W ∗ a) at its outputs without bias.
+
+        Args:
+            errors: ∂L/∂(W ∗ a), (B, *output_shape).
+
+        Returns:
+            ∂L/∂a, (B, *input_shape).
+        """
         zeros = torch.zeros(len(errors), *self.input_shape, dtype=errors.dtype)
         pull = torch.func.vjp(self.linear, zeros)[1]
         return pull(errors)[0]
 
     def equations(self, errors: Tensor, channels: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the equations M a = T of the weight gradient; see :func:`weight_equations`."""
+        """Return the equations ``M a = T`` that the layer's weight gradient gives for its input a.
+
+        Args:
+            errors: ∂L/∂(W ∗ a), (1, *output_shape), of the one sample.
+            channels: (C,) booleans, true for the output channels whose equations are returned; by
+                default all.
+
+        Returns:
+            M and T, in the shapes of :func:`weight_equations`.
+        """
         gradient = self.weight_gradient
         if channels is not None:
             errors, gradient = errors[:, channels], gradient[channels]
@@ -121,12 +148,17 @@ class Link:
 
 
 def per_channel(values: Tensor, outputs: Tensor) -> Tensor:
-    """Return one value per channel (C,), in a shape that broadcasts over outputs (B, C, …)."""
+    """Return one value per channel (C,), reshaped to broadcast over outputs (B, C, …)."""
     return values.reshape((-1,) + (1,) * (outputs.ndim - 2))
 
 
 def features_of(links: Iterable[Link], inputs: Tensor) -> Tensor:
-    """Return the outputs of the last of successive layers, for inputs (B, *shape) of the first."""
+    """Return the outputs of the last of several successive layers, for an input of the first.
+
+    Args:
+        links: the layers, in the order of a pass.
+        inputs: (B, *input_shape) inputs of the first layer.
+    """
     for link in links:
         inputs = link.outputs(inputs)
     return inputs
@@ -146,11 +178,15 @@ def trace_chain(problem: Problem) -> list[Link]:
     BatchNorm with fixed statistics becomes ``scale`` and ``shift`` of the layer before it.
     Flattening is allowed anywhere, and log-softmax at the end.
 
+    Args:
+        problem: the model and the observed gradient of one sample.
+
     Raises:
         ValueError: the model is no such chain (branches, pooling, another function, BatchNorm with
             batch statistics, padding with different numbers of zeros on both sides, groups, a layer
-            that is frozen or used twice). The message names the layer that does not follow, and
-            the calls that changed values before it, with their lines in the model.
+            that is frozen or used twice). The message names the layer that does not take the
+            outputs of the layer before it, and the unknown calls between the two, with their lines
+            in the model.
     """
     like = problem.like
     # A layer follows another if its inputs are that layer's outputs. A pass of random values shows
@@ -194,11 +230,15 @@ def trace_chain(problem: Problem) -> list[Link]:
 
 
 def _walked(problem: Problem, probe: Tensor) -> tuple[list[Step], list[list[str]], Tensor]:
-    """Return the calls of a pass that may be part of a chain, and the calls that may not.
+    """Return the calls of a pass that may belong to a chain of layers, and tell of the others.
+
+    Args:
+        problem: the model.
+        probe: (1, C, H, W) the input of the pass.
 
     Returns:
-        The calls that may; for each of them, and for the end of the pass, descriptions of the
-        other calls before it that changed values; and the logits.
+        The n calls that may belong to a chain; n + 1 lists, which describe the other calls before
+        each of these and before the end of the pass, if they changed values; and the logits.
     """
     trace = Trace.of(partial(problem.logits, probe), problem.params, notes_all=True)
     steps: list[Step] = []
@@ -218,7 +258,13 @@ def _name(op: Op) -> str:
 
 
 def _is_relu(problem: Problem, probe: Tensor, number: int) -> bool:
-    """Return whether the calls before step ``number`` compute a ReLU of the last step's outputs."""
+    """Return whether the calls before a step compute a ReLU of the outputs of the step before.
+
+    Args:
+        problem: the model.
+        probe: (1, C, H, W) the input of the pass, which is also tried 1e4 times larger.
+        number: the index of the step among those that :func:`_walked` returns.
+    """
     for factor in (1, 1e4):  # ReLU6 equals a ReLU for small numbers only
         steps, _, _ = _walked(problem, factor * probe)
         if number >= len(steps):  # all inputs were positive, so that a mask shows no ReLU
@@ -229,7 +275,17 @@ def _is_relu(problem: Problem, probe: Tensor, number: int) -> bool:
 
 
 def _extend(links: list[Link], step: Step, what: str, problem: Problem) -> None:
-    """Append a layer to a chain, or merge a BatchNorm or an activation into its last layer."""
+    """Append a layer to a chain, or merge a BatchNorm or an activation into its last layer.
+
+    Args:
+        links: the chain, which is changed in place.
+        step: the recorded call of the layer, BatchNorm or activation.
+        what: the name of the call for messages.
+        problem: the model and the observed gradient.
+
+    Raises:
+        ValueError: the call does not fit behind the last layer of the chain.
+    """
     if isinstance(step.op, Affine):
         if links and links[-1].activation is IDENTITY:
             raise ValueError(f"an activation must precede {what}.")
@@ -256,7 +312,17 @@ def _extend(links: list[Link], step: Step, what: str, problem: Problem) -> None:
 
 
 def _link(op: Affine, outputs: Tensor, what: str, problem: Problem) -> Link:
-    """Return a chain's layer for a call, without BatchNorm and activation, with its gradients."""
+    """Return the layer of a chain for a call, with its gradients, without BatchNorm and activation.
+
+    Args:
+        op: the linear layer or convolution of the call.
+        outputs: the outputs of the call.
+        what: the name of the layer for messages.
+        problem: the model and the observed gradient.
+
+    Raises:
+        ValueError: the layer's weight is no trained parameter, or the layer takes several vectors.
+    """
     if op.name not in problem.gradient:
         raise ValueError("a layer's weight must be a parameter of the model as it is.")
     weight = problem.params[op.name]
@@ -280,7 +346,9 @@ def _link(op: Affine, outputs: Tensor, what: str, problem: Problem) -> Link:
 
 @dataclass(frozen=True)
 class Level:
-    """A layer of a chain with known outputs φ(z(a)), and the facts about its input a.
+    """A layer of a chain with known outputs φ(z), and the equations that they give for its input a.
+
+    The layer computes z = scale · (W ∗ a + b) + shift.
 
     Attributes:
         link: the layer.
@@ -296,7 +364,13 @@ class Level:
 
     @classmethod
     def of(cls, link: Link, known: Known, output_errors: Tensor) -> "Level":
-        """Return the level of a layer, from its known outputs and their errors ∂L/∂φ."""
+        """Return the level of a layer, from its known outputs and the loss's derivative there.
+
+        Args:
+            link: the layer, with outputs φ.
+            known: the known values of φ, in any shape of as many entries.
+            output_errors: ∂L/∂φ, in any shape of as many entries.
+        """
         shape = (1, *link.output_shape)
         known = known.map(lambda each: each.reshape(shape))
         assert link.activation.slope is not None
@@ -311,14 +385,22 @@ class Level:
 
     @property
     def input_errors(self) -> Tensor:
-        """The errors ∂L/∂a of the layer's input a, (1, *input_shape)."""
+        """The derivative ∂L/∂a of the loss by the layer's input a, (1, *input_shape)."""
         return self.link.pull_back(self.errors)
 
     def forward_residual(self, inputs: Tensor) -> Tensor:
-        """Return the distance of each entry of ``z(a)`` from its known value, in the units of a.
+        """Return the difference between ``z(a)`` and the z that a layer's known outputs demand.
 
-        A known output may give only a bound on z, as a ReLU's zero does. Then only the excess of
-        ``z(a)`` over the bound counts.
+        It is divided by the mean of the layer's :attr:`Link.gain`, and so is in the units of a.
+        Where an output φ(z) determines z, it is weighted by φ'(z), relative to the largest slope.
+        An output may give only a bound on z, as a ReLU's zero does. Then only the excess of
+        ``z(a)`` over the bound counts. Unknown outputs give 0.
+
+        Args:
+            inputs: a, (1, *input_shape).
+
+        Returns:
+            The differences, (1, *output_shape).
         """
         link, outputs, activation = self.link, self.known.values, self.link.activation
         z = link.preactivation(inputs)
@@ -336,9 +418,15 @@ def solve_layer(
 ) -> tuple[Tensor, float]:
     """Return the input a of a layer behind an invertible activation, by a convex problem.
 
-    The equations ``M(δ) a = ∂L/∂W`` of the layer's gradient hold exactly. So a is one of their
+    The equations ``M a = ∂L/∂W`` of the layer's weight gradient hold exactly. So a is one of their
     solutions plus a vector of M's null space. By least squares, this vector meets the forward
     equations ``z(a) = φ⁻¹(outputs)`` and the range [low, high] of a.
+
+    Args:
+        level: the layer with its known outputs and its equations.
+        low: the least value that an entry of a may have.
+        high: the largest value that an entry of a may have.
+        iterations: the largest number of iterations of L-BFGS.
 
     Returns:
         a (1, *input_shape), and the mean squared residual divided by the mean square of a.

@@ -1,4 +1,4 @@
-"""Hold the known values of a layer's inputs, and the known states of the ReLU behind them.
+"""Hold the known values of a layer's inputs, and the known states of the ReLU that gives them.
 
 An attack that reads features from a gradient states them in these terms: values with bounds of
 their errors, and for the outputs of a ReLU whether each unit is on.
@@ -25,7 +25,7 @@ class Mask:
     """The states of a ReLU's units, of which each is on, off, or open, which means unknown.
 
     Attributes:
-        on: booleans, true for units that are certainly on.
+        on: booleans of any shape, true for units that are certainly on.
         off: booleans of the same shape, true for units that are certainly off.
     """
 
@@ -34,20 +34,28 @@ class Mask:
 
     @classmethod
     def of(cls, on: Tensor) -> "Mask":
-        """Return a mask without open units, of booleans that are true for units that are on."""
+        """Return a mask without open units: a unit is on where ``on`` is true, else off."""
         return cls(on, ~on)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Mask":
-        """Return the mask after ``change`` of its tensors, which may reshape or select entries."""
+        """Return the mask after the same change of its tensors ``on`` and ``off``.
+
+        Args:
+            change: map of a tensor, which may reshape it or select entries.
+        """
         return Mask(change(self.on), change(self.off))
 
     @property
     def open(self) -> Tensor:
-        """Booleans, true for units of unknown state."""
+        """Booleans, true for the units of a ReLU whose state is unknown."""
         return ~(self.on | self.off)
 
     def gate(self, on: Tensor | float, otherwise: Tensor) -> Tensor:
         """Return ``on`` where units are on, 0 where they are off, and ``otherwise`` where open.
+
+        Args:
+            on: the values of units that are on; a number holds for all.
+            otherwise: the values of units of unknown state, of the mask's shape.
 
         Example:
             >>> mask = Mask(torch.tensor([True, False, False]), torch.tensor([False, True, False]))
@@ -60,13 +68,13 @@ class Mask:
 
 @dataclass(frozen=True)
 class Known:
-    """The known values of a layer's inputs h, and the states of the ReLU that puts them out.
+    """The known values of a layer's inputs h, the outputs of a ReLU, and the ReLU's states.
 
     Attributes:
-        values: h, zero if nothing is known about an entry.
-        bounds: largest distance of an entry from its value, without noise: 0 for entries that are
-            known, ∞ for entries about which nothing is known.
-        mask: the mask of the ReLU whose outputs these entries are.
+        values: h, of any shape; an entry is zero if nothing is known about it.
+        bounds: the largest distance of each entry of h from its value, without noise: 0 for entries
+            that are known, ∞ for entries about which nothing is known.
+        mask: which units of the ReLU are on, off, or unknown.
     """
 
     values: Tensor
@@ -75,28 +83,32 @@ class Known:
 
     @classmethod
     def exactly(cls, values: Tensor) -> "Known":
-        """Return entries whose values are all known; a unit is on if its value is positive."""
+        """Return facts in which all values are known, and units of positive value are on."""
         return cls(values, torch.zeros_like(values), Mask.of(values > 0))
 
     @classmethod
     def nothing(cls, like: Tensor) -> "Known":
-        """Return facts of the shape of ``like`` that say nothing."""
+        """Return facts of the shape of ``like`` that know no value and no unit's state."""
         nowhere = torch.zeros_like(like, dtype=torch.bool)
         bounds = torch.full_like(like, torch.inf)
         return cls(torch.zeros_like(like), bounds, Mask(nowhere, nowhere))
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Known":
-        """Return the facts after ``change`` of the tensors, which may reshape or select entries."""
+        """Return the facts after the same change of all their tensors.
+
+        Args:
+            change: map of a tensor, which may reshape it or select entries.
+        """
         return Known(change(self.values), change(self.bounds), self.mask.map(change))
 
     @property
     def told(self) -> Tensor:
-        """Booleans, true for entries whose value is known."""
+        """Booleans, true for the entries of the layer's input whose value is known."""
         return self.bounds == 0
 
     @property
     def valued(self) -> Tensor:
-        """Booleans, true for units that are on and whose value is known."""
+        """Booleans, true for entries whose value is known and whose ReLU unit is on."""
         return self.mask.on & self.told
 
 
@@ -106,13 +118,16 @@ def above_noise(
     """Return booleans, true for outputs of a ReLU that are positive beyond their noise.
 
     Outputs of a ReLU are not negative, so that a negative value is noise alone. The most negative
-    value of a sample, in units of its deviation, shows how far noise reaches among its values.
+    value of a sample, in units of its standard deviation, shows how far noise reaches among the
+    sample's values.
 
     Args:
-        values: h (B, …) of B samples.
-        deviations: standard deviation of each value's noise, broadcast to the values, > 0.
-        least: number of its deviations that a value must exceed, ≥ 0.
-        margin: multiple of its sample's most negative value that a value must also exceed, ≥ 0.
+        values: h (B, …), noisy outputs of B samples.
+        deviations: the standard deviation of each value's noise, > 0, in a shape that broadcasts to
+            the values.
+        least: the number of its own standard deviations that a value must exceed, ≥ 0.
+        margin: a value must also exceed this multiple, ≥ 0, of its sample's most negative value,
+            both in units of their standard deviations.
 
     Example:
         >>> values = torch.tensor([[0.2, -0.1, 0.4]])
@@ -126,10 +141,10 @@ def above_noise(
 
 
 def single(facts: T) -> T:
-    """Return facts with all double-precision tensors converted to single precision.
+    """Return an object with all its double-precision tensors converted to single precision.
 
     Args:
-        facts: a tensor, or a dataclass, list or dictionary of facts and of anything else.
+        facts: a tensor, or a dataclass, list or dictionary that holds tensors and anything else.
     """
     found: Any = facts
     if isinstance(facts, Tensor):
@@ -148,16 +163,18 @@ def single(facts: T) -> T:
 def outer_product(observed: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return e and h such that ``e [h, 1]ᵀ`` fits a matrix best, by weighted least squares.
 
-    e and h are solved in turn. The gradient ``[∂L/∂W, ∂L/∂b]`` of a linear layer for one sample is
-    such a product, with the error e of its outputs and its inputs h.
+    The vectors e and h are solved in turn. The gradient ``[∂L/∂W, ∂L/∂b]`` of a linear layer for
+    one sample is such a product: e is the derivative of the loss at the layer's K outputs, and h
+    are its n inputs.
 
     Args:
         observed: (K, n + 1) the matrix.
-        weights: (K, n + 1) weight of every entry's square, ≥ 0.
+        weights: (K, n + 1) the weight of every entry's squared error, ≥ 0.
 
     Returns:
-        e (K,), h (n,), and the standard deviation (n,) of each entry of h if e were exact. Entries
-        of e and h without any weight are zero; the deviation of such an entry of h is infinite.
+        e (K,), h (n,), and the standard deviation (n,) that noise of variance 1 / weight gives each
+        entry of h if e is exact. Entries of e and h without any weight are zero; the deviation of
+        such an entry of h is infinite.
 
     Raises:
         ValueError: no entry of the last column has a weight, or they contradict the others.
@@ -185,5 +202,5 @@ def outer_product(observed: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Te
 
 
 def _ratio(sums: Tensor, weights: Tensor) -> Tensor:
-    """Return weighted means, sums over weights; 0 for means without any weight."""
+    """Return weighted sums divided by sums of weights; 0 where the weights are 0."""
     return torch.where(weights > 0, sums / weights.where(weights > 0, 1.0), 0.0)

@@ -1,10 +1,10 @@
 """Find the mask of a network's last ReLU if features are pooled before the last layer.
 
-The last convolution must have a 3×3 kernel, padding 1 and stride 1. Its weight gradient is a
-product ``B A``. Column p of B is the mask at position p, times known errors. Row p of A is the
-patch of the convolution's input at p. The column space of the product is known up to rounding, and
-the masks are the binary vectors in it. The overlap of the patches shows the position that each
-mask belongs to.
+The mask says which units of the ReLU are on. The last convolution must have a 3×3 kernel, padding 1
+and stride 1. Its weight gradient is a product ``B A``. Column p of B is the mask at position p,
+times known derivatives of the loss. Row p of A is the patch of the convolution's input at p. The
+product gives the space that the columns of B span, up to rounding, and the masks are the binary
+vectors in it. The overlap of the patches shows to which position each mask belongs.
 """
 
 import math
@@ -26,15 +26,18 @@ the rounding of a pass in single precision."""
 
 
 def averaged_mask(error: Tensor, gradient: Tensor) -> Tensor:
-    """Return the mask (1, N, H, W) of the last ReLU before global average pooling of a square map.
+    """Return the mask of the last ReLU before global average pooling of a square map.
 
     Args:
-        error: (1, N, H, W), the error of the last convolution's output as if every ReLU were
-            active.
+        error: (1, N, H, W), the derivative of the loss at the outputs of the last convolution, as
+            if every unit of the ReLU were on.
         gradient: (N, C, 3, 3), the gradient of the convolution's weight.
 
+    Returns:
+        (1, N, H, W), 1 where a unit is on and 0 elsewhere.
+
     Raises:
-        ValueError: the errors differ between positions, or the masks are not found.
+        ValueError: the derivatives differ between positions, or the masks are not found.
     """
     shared = shared_error(error)
     product = gradient.flatten(1) / shared[:, None]
@@ -51,7 +54,7 @@ def averaged_mask(error: Tensor, gradient: Tensor) -> Tensor:
 
 
 def shared_error(error: Tensor) -> Tensor:
-    """Return the error (N,) that all positions of an error (1, N, H, W) share.
+    """Return each channel's value (N,) of errors (1, N, H, W) that are equal at all positions.
 
     Raises:
         ValueError: the errors differ between positions.
@@ -71,19 +74,20 @@ def maxima_mask(
     active: Tensor,
     window: Pair,
 ) -> Tensor:
-    """Return the mask (1, N, H, W) of the last ReLU before max pooling with flattened outputs.
-
-    The mask is 1 where an entry is active and the maximum of its window.
+    """Return the mask of the last ReLU before max pooling with flattened outputs.
 
     Args:
-        error: (1, N, H, W), the error of the last convolution's output as if every entry were its
-            window's maximum.
+        error: (1, N, H, W), the derivative of the loss at the outputs of the last convolution, as
+            if every entry were its window's maximum.
         gradient: (N, C, 3, 3), the gradient of the convolution's weight.
         active: (N · windows,) booleans, true where the pooled outputs are positive.
         window: height and width of a window; together the windows cover a square.
 
+    Returns:
+        (1, N, H, W), 1 where an entry is positive and the maximum of its window, 0 elsewhere.
+
     Raises:
-        ValueError: the errors differ within windows, the pooled outputs are not those that the
+        ValueError: the derivatives differ within windows, the pooled outputs are not those that the
             last layer takes in, or the masks are not found.
     """
     channels, height, width = error.shape[1:]
@@ -114,11 +118,11 @@ def maxima_mask(
 
 
 def binary_columns(product: Tensor, count: int) -> Tensor:
-    """Return the columns of a binary matrix B (N, P) from ``B A`` (N, Q), in any order.
+    """Return the columns of a binary matrix B (N, P), in any order, given a product ``B A``.
 
-    The P leading left singular vectors span the column space. P entries determine a vector of
-    that space, so all 2^P binary choices of these entries are tried. A choice is kept if the whole
-    vector is binary.
+    The P leading left singular vectors of the product span the columns of B. P entries determine a
+    vector of that space, so all 2^P binary choices of these entries are tried. A choice is kept if
+    the whole vector is binary.
 
     Args:
         product: ``B A`` (N, Q).
@@ -158,17 +162,19 @@ def binary_columns(product: Tensor, count: int) -> Tensor:
 
 
 def disjoint_columns(basis: Tensor, scales: Tensor, count: int) -> Tensor:
-    """Return binary columns without common rows that lie in a subspace, if scaled row by row.
+    """Return binary columns that share no row and, after scaling of their rows, lie in a subspace.
 
-    Each row belongs to one column, so that columns are sparse, as few nonnegative vectors of a
-    subspace are. So a linear program finds a column from any of its rows: among the nonnegative
-    vectors with a 1 in that row, the column has the least sum (Donoho and Tanner 2005, PNAS 102,
-    the nonnegative case). This is repeated for rows that are in no column yet. Rows whose scale is
-    below 100 times ``SLACK`` take no part in the search, and join the column that fits them best.
+    Each row has a 1 in one column only, so that the columns have few entries, as few nonnegative
+    vectors of the subspace have. So a linear program finds a column from any of its rows: among the
+    nonnegative vectors of the subspace with a 1 in that row, the column has the least sum (Donoho
+    and Tanner 2005, PNAS 102, the nonnegative case). This is repeated for rows that are in no
+    column yet. Rows whose scale is below 100 times ``SLACK`` take no part in the search, and join
+    the column that fits them best.
 
     Args:
         basis: (N, R), orthonormal columns that span the subspace.
-        scales: (N,) factors of the rows; a column is zero in rows whose scale is zero.
+        scales: (N,) factors of the rows; a column times these factors lies in the subspace. It is
+            zero in rows whose factor is zero.
         count: the number of columns.
 
     Returns:
@@ -211,9 +217,17 @@ def disjoint_columns(basis: Tensor, scales: Tensor, count: int) -> Tensor:
 
 
 def _sparsest(rows: Tensor, size: Tensor, used: Tensor, remaining: Tensor, row: int) -> Tensor:
-    """Return booleans (N,), true for the rows of the sparsest vector that is 1 in ``row``.
+    """Return which rows belong to the nonnegative vector of least sum that has a 1 in a given row.
 
-    The vector is nonnegative and has the least sum. All are false if the linear program fails.
+    Args:
+        rows: (N, R), columns that span the subspace in which the vector, times ``size``, lies.
+        size: (N,) the rows' factors, ≥ 0.
+        used: (N,) booleans, true for rows that the linear program constrains.
+        remaining: (N,) booleans, true for rows that may belong to the vector.
+        row: the index of the given row.
+
+    Returns:
+        (N,) booleans, true for rows with a 1; all false if the linear program fails.
     """
     upper = size.where(remaining, 0.0) + SLACK
     lower = torch.full_like(size, -SLACK)
@@ -235,13 +249,13 @@ def _sparsest(rows: Tensor, size: Tensor, used: Tensor, remaining: Tensor, row: 
 def arrange(patches: Tensor) -> Tensor:
     """Return the order in which the 3×3 patches of a square map lie in it, row by row.
 
-    Neighbouring patches overlap. The centre of a patch's right neighbour equals the patch's right
-    entry, and the neighbour below is found likewise. The patch at the upper left corner has zeros
-    above and on the left, from the padding.
+    Neighbouring patches overlap. The centre of a patch's right neighbour equals the patch's middle
+    right entry, and the neighbour below is found likewise. The patch at the upper left corner has
+    zeros above and on the left, from the padding.
 
     Args:
-        patches: (P, C, 3, 3), all patches that a convolution of padding 1 and stride 1 takes from
-            a square map, in any order.
+        patches: (P, C, 3, 3), all patches that a convolution of padding 1 and stride 1 takes from a
+            square map, in any order.
 
     Returns:
         (P,) the patches' indices in the order of the map's positions, row by row.

@@ -1,8 +1,9 @@
 """State the equations for the input that proven masks of a ReLU layer give.
 
-Let z(x) be the preactivations of a ReLU layer, h(x) the input of that layer, and a its outputs.
-Let the mask m be known except for open units. Then these equations, which are piecewise linear in
-x, hold to rounding:
+Let z(x) be the preactivations of a ReLU layer at the network's input x, h(x) the input of that
+layer, and a its outputs. Let the mask m be known except for open units: m is 1 for units that are
+on and 0 for units that are off. Then these equations, which are piecewise linear in x, hold to
+rounding:
 
     M₁ h(x) = T₁       from the weight gradient of the layer, its proven channels only;
     z(x) = a           for units that are on and whose value is known;
@@ -35,24 +36,26 @@ from flwr_leakage.attacks.network.blur import relu_parts
 from flwr_leakage.attacks.solve.linearization import Linearized
 
 NEGLIGIBLE = 1e-6
-"""Share of the largest singular value of the masked layer's own equations below which equations are
-left out. Below ``LEAST_SINGULAR`` they lose weight (:meth:`Whitened.faded`), and have 1 % of it
-there."""
+"""Share of the largest singular value of the masked layer's own equations below which equations
+are left out. Already below ``LEAST_SINGULAR`` they lose weight (:meth:`Whitened.faded`); at
+``NEGLIGIBLE`` 1 % of it is left."""
 
 
 @dataclass(frozen=True)
 class MaskEquations:
-    """The piecewise linear equations of a ReLU layer, each divided by the size of its right side.
+    """The equations for the network's input that the known mask of a ReLU layer gives.
 
-    The module's docstring lists the equations.
+    The equations are piecewise linear; the module's docstring lists them. Each set of them is
+    divided by the root mean square of its right side.
 
     Attributes:
         before: the layers before the masked one.
-        link: the masked layer.
+        link: the masked layer, with input h and outputs a.
         known: the known outputs of the layer and the states of its units, (1, *output_shape).
-        own: ``M₁ h = T₁``, divided as above; ``None`` if no mask is proven.
+        own: ``M₁ h = T₁`` from the layer's weight gradient, divided; ``None`` if no mask is proven.
         behind: the layer behind with its known outputs, and the equations of its gradient.
-        gradient: ``M₂ a = T₂``, divided as above and arranged by the channels of a.
+        gradient: ``M₂ a = T₂`` from that layer's weight gradient, divided, and arranged by the
+            channels of a.
     """
 
     before: Sequence[Link]
@@ -66,27 +69,43 @@ class MaskEquations:
     def of(
         cls, before: Sequence[Link], link: Link, known: Known, own: Whitened | None, behind: Level
     ) -> "MaskEquations":
-        """Return the equations from the facts in any units and shapes."""
+        """Return the equations, after scaling and reshaping the facts that the class takes.
+
+        The facts may have any units, and ``known`` any shape of as many entries.
+        """
         gradient = behind.equations.of_channels(link.num_channels).in_units()
         known = known.map(lambda each: each.reshape(1, *link.output_shape))
         return cls(before, link, known, None if own is None else own.in_units(), behind, gradient)
 
     def residual(self, inputs: Tensor, blur: float = 0.0) -> Tensor:
-        """Return all residuals (1, R) at an input, which are piecewise linear without a blur.
+        """Return all residuals (1, R) of the equations at an input of the network.
 
         Args:
-            inputs: x, (1, *shape).
-            blur: ReLUs are averaged over noise of this standard deviation in the input of their
-                layer. For open units of the masked layer it is half as large.
+            inputs: x (1, *shape), an input of the network.
+            blur: ReLUs are averaged over normal noise of this standard deviation in the input of
+                their layer. For open units of the masked layer it is half as large.
         """
         return self.linearise(inputs, blur).value
 
     def sum_of_squares(self, inputs: Tensor, blur: float = 0.0) -> float:
-        """Return ‖r‖² of the residuals r at an input; see :meth:`residual`."""
+        """Return the sum ‖r‖² of the equations' squared residuals at an input x (1, *shape).
+
+        Args:
+            inputs: x, an input of the network.
+            blur: the standard deviation of the noise over which ReLUs are averaged, in the input of
+                their layer; 0 for no average.
+        """
         return float(self.residual(inputs, blur).square().sum())
 
     def linearise(self, inputs: Tensor, blur: float = 0.0, batch: int = 1) -> Linearized:
-        """Return the residuals at an input x, with products with their derivative J by x."""
+        """Return the equations' residuals at an input x, and products with their derivative J by x.
+
+        Args:
+            inputs: x (1, *shape), an input of the network.
+            blur: the standard deviation of the noise over which ReLUs are averaged, in the input of
+                their layer; 0 for no average.
+            batch: the number of vectors that a product with Jᵀ takes at once.
+        """
         mask, valued, last = self.known.mask, self.known.valued, self.behind.link
         features, slopes = inputs, []
         for link in self.before:
@@ -131,7 +150,7 @@ class MaskEquations:
 
     @cached_property
     def _unit(self) -> float:
-        """The root mean square of the layer's known values, which divides the residuals of z."""
+        """The root mean square of the masked layer's known values, which divides its residuals."""
         return float(root_mean_square(self.known.values[self.known.valued]))
 
     @cached_property
@@ -143,9 +162,16 @@ class MaskEquations:
 
 
 def rectify(link: Link, z: Tensor, blur: float) -> tuple[Tensor, Tensor]:
-    """Return the activation of z and its slope; a ReLU is averaged over normal noise.
+    """Return a layer's activation of z and its slope at z; a ReLU is averaged over normal noise.
 
-    Noise with the standard deviation ``blur`` in the layer's input causes the noise in z.
+    Args:
+        link: the layer.
+        z: its preactivations (B, *output_shape).
+        blur: the standard deviation of noise in the layer's input, which causes the noise in z; 0
+            for none.
+
+    Returns:
+        Outputs and slopes, both of the shape of z.
     """
     if blur and link.activation.is_relu:
         width = per_channel((blur * link.gain).clamp_min(1e-12), z)
@@ -159,12 +185,16 @@ def rectify(link: Link, z: Tensor, blur: float) -> tuple[Tensor, Tensor]:
 class Hidden:
     """The ReLUs of one layer, whose masks are sought, with the layers around them.
 
+    A mask says which units are on. There is one mask for each channel.
+
     Attributes:
         before: the layers before the layer of these ReLUs.
         link: the layer of these ReLUs.
-        behind: the next layer, with its known outputs and equations.
-        evidence: the gradients that decide about the masks; ``None`` if the layer has no bias.
-        known: the facts about the ReLUs' outputs (C, P) that proven masks give.
+        behind: the next layer, with its known outputs and the equations of its gradient.
+        evidence: the gradients that decide about the masks; ``None`` if no mask is sought, as the
+            layer has no bias or equations are too few.
+        known: the facts about the ReLUs' outputs (C, P) that proven masks give, for C channels of P
+            positions.
     """
 
     before: Sequence[Link]
@@ -182,9 +212,15 @@ class Hidden:
         proof: float = PROOF,
         is_sought: bool = True,
     ) -> "Hidden":
-        """Return the ReLUs of a layer with the masks that are proven without a candidate.
+        """Return the ReLUs of a layer with the masks that are proven without a candidate input.
 
-        No mask is sought if the next layer's equations are too few. For ``proof`` see ``PROOF``.
+        Args:
+            before: the layers before the layer of these ReLUs.
+            link: the layer of these ReLUs.
+            behind: the next layer, with its known outputs and the equations of its gradient.
+            proof: the tolerance of a mask's proof; see ``PROOF``.
+            is_sought: whether masks are sought; they cannot be proven if the next layer's equations
+                are too few.
         """
         errors = behind.input_errors.reshape(link.num_channels, -1) * link.scale[:, None]
         evidence, known = None, Known.nothing(errors)
@@ -197,12 +233,12 @@ class Hidden:
 
     @property
     def num_channels(self) -> int:
-        """The number of channels of the ReLUs; each channel has one mask."""
+        """The number of channels of the layer of ReLUs; each channel has one mask."""
         return len(self.known.values)
 
     @property
     def num_proven(self) -> int:
-        """The number of channels whose mask is proven."""
+        """The number of channels of the layer of ReLUs whose mask is proven."""
         return int(proven_channels(self.known.mask).sum())
 
     @property
@@ -212,19 +248,19 @@ class Hidden:
 
     @property
     def is_settled(self) -> bool:
-        """Return whether no further mask can be proven."""
+        """Return whether no further mask of the layer can be proven."""
         return self.evidence is None or self.is_proven
 
     @property
     def is_doubtful(self) -> bool:
-        """Return whether there is evidence that could prove masks, but none is proven."""
+        """Return whether masks of the layer were sought, but none of any channel is proven."""
         return self.evidence is not None and not self.num_proven
 
     @cached_property
     def equations(self) -> MaskEquations:
         """The equations for the network's input that these ReLUs give.
 
-        They come from ReLUs whose masks are proven, and from the next layer's known outputs.
+        They come from channels whose masks are proven, and from the next layer's known outputs.
         """
         own = None
         if self.evidence is not None and self.num_proven:
@@ -239,7 +275,11 @@ class Hidden:
         return MaskEquations.of(self.before, self.link, self.known, own, self.behind)
 
     def refine(self, inputs: Tensor) -> "Hidden":
-        """Return the same ReLUs with the masks that a candidate input (1, *shape) proves."""
+        """Return the same ReLUs with further masks that a candidate input of the network proves.
+
+        Args:
+            inputs: the candidate (1, *shape).
+        """
         if self.evidence is None or self.is_proven:
             return self
         features = features_of(self.before, inputs)

@@ -1,12 +1,13 @@
 """State the linear equations that a layer's weight gradient gives for the layer's input.
 
-For one sample, let a be a layer's input and δ the errors ∂L/∂(W ∗ a) of its outputs. Then
+For one sample, let a be a layer's input and δ the loss's derivatives ∂L/∂(W ∗ a) at its outputs.
+For a linear layer or a convolution of stride 1,
 
     ∂L/∂W[o, c, k] = Σ_p δ[o, p] a[c, p + k],
 
-with the sum over the outputs' positions p, for each entry k of the kernel (Zhu and Blaschko 2021,
-R-GAP, eq. 8). So if δ is known, a solves ``M(δ) a = ∂L/∂W``, with one matrix M for all input
-channels c.
+where o is an output channel, c an input channel, k an entry of the kernel, and the sum is over the
+positions p of the outputs (Zhu and Blaschko 2021, R-GAP, eq. 8). So if δ is known, a solves
+``M(δ) a = ∂L/∂W``, with one matrix M for all input channels c.
 """
 
 from dataclasses import dataclass
@@ -20,19 +21,18 @@ from flwr_leakage.attacks.network.calls import Geometry
 def weight_equations(
     errors: Tensor, weight_gradient: Tensor, input_shape: torch.Size, geometry: Geometry | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the system ``M(δ) a = ∂L/∂W`` of R-GAP for one layer and one sample.
+    """Return the system ``M(δ) a = ∂L/∂W`` of R-GAP for one layer's input a and one sample.
 
     Args:
-        errors: δ, (1, O, H', W') of a convolution, (1, O) of a linear layer.
+        errors: δ = ∂L/∂(W ∗ a), (1, O, H', W') of a convolution, (1, O) of a linear layer.
         weight_gradient: ∂L/∂W, (O, C, *kernel) or (O, C).
         input_shape: the shape of a, (C, H, W) or (C,).
         geometry: kernel, padding and stride of the convolution; ``None`` for a linear layer, whose
             input has one position.
 
     Returns:
-        M (O, K, P), for K kernel entries and P input positions, and the right-hand sides
-        (O, K, C). Their first two dimensions together count the equations. The unknown a is
-        (P, C).
+        M (O, K, P), for K kernel entries and P input positions, and the right-hand sides (O, K, C).
+        Their first two dimensions together count the equations. The unknown a has the shape (P, C).
 
     Example:
         >>> errors, inputs = torch.tensor([[2.0, -1.0]]), torch.tensor([[3.0, 5.0, 7.0]])
@@ -51,15 +51,15 @@ def weight_equations(
 
 @dataclass(frozen=True)
 class Whitened:
-    """The equations ``M a = T`` of a weight gradient, written as ``V a = values``.
+    """A weight gradient's equations ``M a = T`` for a layer's input a, as ``V a = values``.
 
-    They come from the singular value decomposition ``M = U S V``, in which V holds the right
-    singular vectors in its rows. There are r equations for each of the C channels of a.
+    The singular value decomposition ``M = U S V`` gives them; V holds the right singular vectors in
+    its rows. There are r equations for each of the C channels of a (P, C), which has P positions.
 
     Attributes:
         rows: V (r, P), orthonormal rows: the directions of a that the gradient determines.
-        values: S⁻¹ Uᵀ T (r, C), the coordinates of a (P, C) in these directions.
-        singular: S (r,). Noise of T is divided by S in the values.
+        values: S⁻¹ Uᵀ T (r, C), the coordinates of a in these directions.
+        singular: S (r,), the singular values. Noise of T is divided by S in the values.
     """
 
     rows: Tensor
@@ -83,24 +83,24 @@ class Whitened:
 
     @property
     def num_equations(self) -> int:
-        """The number r of directions of each channel of a that are determined."""
+        """The number r of directions that the equations determine in each channel of the input."""
         return self.rows.shape[0]
 
     @property
     def num_positions(self) -> int:
-        """The number P of unknowns in each channel of a."""
+        """The number P of unknown entries in each channel of the layer's input."""
         return self.rows.shape[1]
 
     @property
     def is_determined(self) -> bool:
-        """Return whether the equations have exactly one solution, as r = P."""
+        """Return whether each channel has as many equations as unknowns, so one solution."""
         return self.num_equations == self.num_positions
 
     def of_channels(self, count: int) -> "Whitened":
-        """Return the same equations for a arranged as ``count`` channels.
+        """Return the same equations for an input a arranged as ``count`` channels.
 
-        A linear layer sees each entry of a as a channel of one position. If a comes from a
-        convolution, this puts the entries back into the convolution's channels.
+        A linear layer sees each entry of its input a as a channel of one position. If a comes from
+        a convolution, the result has the convolution's channels and positions instead.
         """
         if self.values.shape[1] == count:
             return self
@@ -109,29 +109,36 @@ class Whitened:
         return Whitened(rows, entries.T, rows.diagonal())
 
     def faded(self, noise: float) -> "Whitened":
-        """Return the equations times s / √(s² + ν²), for singular values s, ν = ``noise`` · max s.
+        """Return the equations, each weighted by s / √(s² + ν²) with its singular value s.
 
-        So equations with small singular values, which are noisy, have little weight in least
-        squares.
+        Here ν is ``noise`` times the largest singular value. So equations with small singular
+        values, which are noisy, have little weight in least squares.
+
+        Args:
+            noise: the share of the largest singular value at which the weight is 1/√2.
         """
         weights = self.singular / (self.singular.square() + (noise * self.singular[0]) ** 2).sqrt()
         return Whitened(weights[:, None] * self.rows, weights[:, None] * self.values, self.singular)
 
     def in_units(self) -> "Whitened":
-        """Return the equations with both sides divided by the root mean square of the values."""
+        """Return the equations, divided by the root mean square of all right-hand sides."""
         unit = root_mean_square(self.values)
         return Whitened(self.rows / unit, self.values / unit, self.singular)
 
     def null_space(self) -> Tensor:
-        """Return orthonormal columns (P, P − r) that span the null space of M."""
+        """Return orthonormal columns (P, P − r) that span what no equation determines."""
         return torch.linalg.svd(self.rows, full_matrices=True)[2][self.num_equations :].T
 
     def products(self, inputs: Tensor) -> Tensor:
-        """Return the left sides ``V a`` (B, C, r) for inputs a (B, *shape)."""
+        """Return the left sides ``V a`` (B, C, r) of the equations for inputs a (B, *shape)."""
         return inputs.reshape(len(inputs), -1, self.num_positions) @ self.rows.T
 
     def residual(self, inputs: Tensor) -> Tensor:
-        """Return the residuals ``V a − values`` (B, C, r) for inputs a (B, *shape)."""
+        """Return the differences ``V a − values`` (B, C, r) of the equations' sides for inputs a.
+
+        Args:
+            inputs: a, (B, *shape), with C channels of P positions in each of B samples.
+        """
         return self.products(inputs) - self.values.T
 
 
