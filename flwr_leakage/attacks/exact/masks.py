@@ -1,20 +1,21 @@
 """Search for the masks of a layer of ReLUs, and prove them channel by channel.
 
-The weight gradient of a layer gives linear equations for its input a, which leave a open in some
-directions. If a comes from ReLUs, it is nonnegative and partly zero. Then it is mostly a vertex of
-the polytope of the equations' nonnegative solutions, often the one with the least sum. The outputs
-of a candidate for the network's input x are another guess of a. Each guess gives a guess of the
-mask [a > 0].
+A mask says which of a channel's units are active. The weight gradient of a layer gives linear
+equations for its input a, which leave a open in some directions. If a comes from ReLUs, it is
+nonnegative and partly zero. Then it is mostly a vertex of the polytope of the equations'
+nonnegative solutions, often the vertex with the least sum. The values of a at a candidate for the
+network's input are another guess of a. Each guess of a gives a guess of the mask [a > 0].
 
-The bias b of the layer ``W ∗ x + b`` that made a shows whether a mask is right. Let e be the errors
-of that layer's outputs as if all units were active. The layers behind determine e. Then
+The bias b of the layer ``W ∗ x + b`` that made a shows whether a mask is right. Let e be the
+derivatives of the loss at that layer's outputs as if all units were active. The layers behind
+determine e. Then
 
     ∂L/∂b_o = Σ_p e_op [a_op > 0]
 
 is one equation for each channel o with positions p. The right mask meets it up to rounding. As the
 entries of e are of all sizes, a wrong mask meets it by chance only. That happens if thousands of
-masks are tried. So a mask must also explain the layer's own weight gradient, which is linear in x,
-better than the candidate's mask does.
+masks are tried. So a mask must also explain the layer's own weight gradient better than the
+candidate's mask does.
 
 With the mask known, only the active entries of a are unknown, and they are mostly fewer than the
 equations. The least-squares solution is then exact up to the gradient's rounding, and its variance
@@ -77,7 +78,8 @@ class MaskEvidence:
     Attributes:
         equations: the equations about the ReLUs' outputs a, from the weight gradient of the layer
             behind.
-        errors: e (C, P), the errors of the outputs of the layer that made a, as if all were active.
+        errors: e (C, P), the derivatives of the loss at the outputs of the layer that made a, as if
+            all units were active.
         bias_gradient: ∂L/∂b (C,) of that layer.
         weight_gradient: ∂L/∂W (C, K) of that layer, with K weights per channel.
         proof: tolerance of a mask's proof; see ``PROOF``.
@@ -90,7 +92,7 @@ class MaskEvidence:
     proof: float = PROOF
 
     def channel(self, number: int) -> "Channel":
-        """Return the part of the evidence that concerns one channel."""
+        """Return the part of the evidence that concerns the mask of one channel."""
         errors = self.errors[number].numpy()
         return Channel(
             errors=errors,
@@ -100,7 +102,11 @@ class MaskEvidence:
         )
 
     def begin(self) -> Known:
-        """Return the facts about a (C, P) that are proven by the solutions of least sum."""
+        """Return the facts about the ReLUs' outputs a (C, P) that need no candidate input.
+
+        The guess of a is the solution of its equations that has the least sum, or the only one. The
+        masks of its largest entries are tried.
+        """
         found: dict[int, tuple[Array, Array]] = {}
         rows = self.equations.rows.numpy()
         weighted = np.vstack([rows, np.full(rows.shape[1], SUM_WEIGHT)])
@@ -122,10 +128,10 @@ class MaskEvidence:
     def refine(self, known: Known, preactivations: Tensor, patches: Tensor) -> Known:
         """Return the known facts, and those about channels whose masks a candidate proves.
 
-        For each channel, masks are tried that differ in up to ``MOST_FLIPS`` doubtful entries from
-        the candidate's mask. Among those that the bias's gradient proves, the search takes the one
-        that explains the weights' gradient best, if its differences from the candidate's mask are
-        worth it.
+        A candidate is an input of the network. For each channel, masks are tried that differ from
+        the candidate's mask in up to ``MOST_FLIPS`` doubtful entries. The bias's gradient proves
+        some of them. Of these, the search takes the mask that explains the weights' gradient best,
+        if its differences from the candidate's mask are worth it; see :meth:`Channel.misfit`.
 
         Args:
             known: the facts that are proven so far.
@@ -144,12 +150,12 @@ class MaskEvidence:
 
 @dataclass(frozen=True)
 class Channel:
-    """The evidence about the mask of one channel o with P entries.
+    """The evidence about the mask of one channel o of ReLUs with P entries.
 
     Attributes:
-        errors: e_o (P,).
-        bias_gradient: ∂L/∂b_o.
-        weight_gradient: ∂L/∂W_o (K,).
+        errors: e_o (P,), the derivatives of the loss at the ReLUs' inputs as if all were active.
+        bias_gradient: ∂L/∂b_o, which is the sum of e_o over the active entries.
+        weight_gradient: ∂L/∂W_o (K,) of the layer before the ReLUs.
         slack: largest difference of a proven mask's sum of errors from the bias's gradient.
     """
 
@@ -159,9 +165,9 @@ class Channel:
     slack: float
 
     def cut(self, order: Array, fewest: int, most: int) -> tuple[Array, bool]:
-        """Return the mask of the first n entries in an order, for the n that fits the bias best.
+        """Return the mask of the first n entries in an order, for the n that fits best.
 
-        With this n, the sum of the errors is nearest to the bias's gradient.
+        With this n, the sum of the entries' errors is nearest to the bias's gradient.
 
         Args:
             order: indices (P,) of all entries, from the most to the least likely active one.
@@ -179,10 +185,15 @@ class Channel:
         return mask, bool(gaps[best] <= self.slack)
 
     def flipped(self, z: Array, flips: Sequence[Array]) -> Iterator[Array]:
-        """Yield proven masks that differ in a few doubtful entries from a candidate's mask.
+        """Yield the proven masks that differ from a candidate's mask in a few doubtful entries.
 
-        Doubtful are the entries z nearest to zero, in this order. Entries without error stay as
-        they are, as no gradient depends on them.
+        Doubtful are the entries of z nearest to zero. Entries without error stay as they are, as no
+        gradient depends on them.
+
+        Args:
+            z: (P,) inputs of the ReLUs at the candidate, whose mask is z > 0.
+            flips: the sets of doubtful entries to flip. Each array holds one set in each row, as
+                ranks among the doubtful entries: 0 is the entry nearest to zero.
         """
         mask = z > 0
         gap = self.errors[mask].sum() - self.bias_gradient
@@ -198,12 +209,16 @@ class Channel:
                 yield turned
 
     def misfit(self, first: Array, patches: Array) -> Callable[[Array], float]:
-        """Return a function that measures how badly a mask explains the observed weight gradient.
+        """Return a function that measures how badly a mask (P,) explains the weight gradient.
 
-        Its value is the logarithm of the distance of the gradient from the one at a candidate with
-        this mask, less ``log(WORTH)`` for every entry in which the mask differs from the
-        candidate's own mask. So a mask is worth its changes if its value is at most that of the
-        candidate's mask.
+        Its value is the logarithm of the distance between the observed gradient and the one at a
+        candidate input with this mask, plus ``−log(WORTH)`` > 0 for every entry in which the mask
+        differs from the candidate's own mask. So a mask is worth its changes if its value is at
+        most that of the candidate's mask.
+
+        Args:
+            first: (P,) the candidate's own mask.
+            patches: (K, P) patches of the layer's input at the candidate.
         """
 
         def misfit(mask: Array) -> float:
@@ -217,24 +232,28 @@ class Channel:
 
 
 def proven_channels(mask: Mask) -> Tensor:
-    """Return booleans (C,), true for channels whose mask (C, P) is proven."""
+    """Return booleans (C,), true for channels of a mask (C, P) without units of unknown state."""
     return ~mask.open.all(dim=1)
 
 
 def sets_of_ranks() -> list[Array]:
-    """Return all sets of ranks to flip: for n = 0, 1, … an array with one set of n in each row."""
+    """Return all sets of up to ``MOST_FLIPS`` ranks below ``FLIPPABLE``, which are entries to flip.
+
+    Returns:
+        One array for each size n = 0, 1, …, with one set of n ranks in each row.
+    """
     sets = [list(combinations(range(FLIPPABLE), n)) for n in range(MOST_FLIPS + 1)]
     return [np.array(each, dtype=int).reshape(len(each), n) for n, each in enumerate(sets)]
 
 
 def settled(equations: Whitened, known: Known, found: Mapping[int, tuple[Array, Array]]) -> Known:
-    """Return what is known of a ReLU's outputs a (C, P), with newly proven masks of some channels.
+    """Return the facts about a ReLU's outputs a (C, P) after new proofs of some channels' masks.
 
     A mask says which of the P positions of a channel are active, so that their outputs are not 0.
 
     Args:
         equations: the equations about a from the weight gradient of the layer that takes a.
-        known: the masks, values and bounds of the other channels.
+        known: the facts so far, which stay for all other channels.
         found: for each channel by number, its proven mask (P,), and guesses (P,) for values that
             the equations may not determine.
     """
@@ -256,10 +275,15 @@ def settled(equations: Whitened, known: Known, found: Mapping[int, tuple[Array, 
 
 
 def channel_values(equations: Whitened, channel: int, active: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a channel's values at its active entries by least squares, and show exact ones.
+    """Return a channel's values at its active entries by least squares, and which are exact.
 
     The variance of each value comes from the noise of the gradient, and from the directions in
     which the equations leave it open.
+
+    Args:
+        equations: the equations about the channels' P values, from a weight gradient.
+        channel: the number of the channel.
+        active: (P,) booleans, true for its S active entries; the others are zero.
 
     Returns:
         The values (S,), and booleans (S,), true for exact values.

@@ -1,4 +1,4 @@
-"""Recover one image exactly through the patches of a vision transformer."""
+"""Recover one image exactly through the patches that a vision transformer cuts it into."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,9 +26,9 @@ from flwr_leakage.params import Params
 from flwr_leakage.records import Batch, Reconstruction
 
 SAME = 1e-6
-"""Relative distance below which the identity holds for a dummy image in float64. Rounding leaves
-1e-12, and other tables of positions or other offsets are 0.5 or more off, so that any limit between
-them tells them apart."""
+"""Relative error up to which ``∂L/∂W = Δᵀ X`` of :class:`Patches` counts as true for a dummy
+image in float64. Rounding leaves 1e-12. Other tables of positions or other offsets in them leave
+0.5 or more, so that any limit between the two separates them."""
 
 PROVEN_ERROR = 1e-3
 """Largest estimated error, as a share of the patches' size, of pixels that count as proven: 60 dB,
@@ -37,27 +37,36 @@ as three times ``PROVEN_DEVIATION`` of batches."""
 
 @dataclass(frozen=True)
 class Patches(ExactAttack):
-    """Solve for an image by the gradients of a table of positions and a layer of patches.
+    """Solve for an image by the gradients of a table of positions and of a layer of patches.
 
-    A vision transformer adds a trained row Q_t for position t to ``z_t = W x_t + b``, the embedding
-    of patch t. So the errors δ_t of all patches stand in the table's gradient, ``∂L/∂Q_t = δ_t``,
-    and
+    A vision transformer embeds patch t of the image, with n pixels x_t, as ``z_t = W x_t + b`` of
+    width d, and adds a trained row Q_t for its position. So the table's gradient is
+    ``∂L/∂Q_t = δ_t``, where δ_t is the derivative of the loss by the sum. For all T patches,
 
         ∂L/∂W = Σ_t δ_t x_tᵀ = Δᵀ X,
 
-    with the rows δ_t of Δ (T, d) and x_t of X (T, n). X follows by least squares, if there are no
-    more patches T than the width d and Δ has full rank (after Lu et al. 2022, APRIL). The equation
-    holds for any number of local steps and any dropout behind the sum, as both sides are sums over
-    steps.
+    with the rows δ_t of Δ (T, d) and x_t of X (T, n). X follows by least squares, if T ≤ d and Δ
+    has full rank (after Lu et al. 2022, APRIL). The equation holds for any number of local steps
+    and any dropout behind the sum, as both sides are sums over steps.
 
-    A dummy image shows the layer, the table, and the table's offset, such as one row for a class
-    token, as the equation must hold for it. The attack takes one image, and no weight decay.
+    The table may begin with other rows, such as one for a class token. The equation holds for a
+    dummy image, too. So a dummy image shows which parameters are the layer and the table, and at
+    which row of the table the patches begin. The attack takes one image, and no weight decay.
     """
 
     purpose: ClassVar[str] = "patches"
 
     def check(self, problem: Problem, generator: torch.Generator) -> Applicability:
-        """Return whether the attack applies to a problem; see :meth:`ExactAttack.check`."""
+        """Return a statement that the attack applies, with the layer and the table that it uses.
+
+        Args:
+            problem: the network and the observed update of one image.
+            generator: the random stream for the dummy image.
+
+        Raises:
+            ValueError: the update has several images or weight decay, or the model has no trained
+                layer of patches with trained positions.
+        """
         found = _find(problem, generator)
         return Applicability(
             True,
@@ -68,7 +77,15 @@ class Patches(ExactAttack):
     def solve(
         self, problem: Problem, generator: torch.Generator, restart: int, budget: Budget
     ) -> Reconstruction:
-        """Return the image that explains the update of one problem.
+        """Return the one image that explains a problem's update, with its label.
+
+        Args:
+            problem: the network and the observed update of one image, in float64.
+            generator: the random stream for the dummy image and the estimate of the label.
+            restart: number of the restart; it changes nothing, as the solution does not depend on a
+                start.
+            budget: the CPU time, which is not checked, as the attack takes one least-squares
+                solution.
 
         Raises:
             ValueError: the update has several images or weight decay, or the model has no trained
@@ -102,10 +119,10 @@ class Patches(ExactAttack):
 
 @dataclass(frozen=True)
 class _Layout:
-    """The parameters that hold a network's layer of patches and the positions added to them.
+    """The names and sizes of a vision transformer's layer of patches and table of positions.
 
     Attributes:
-        layer: the name of the weight of the layer of patches.
+        layer: the name of the weight of the layer that embeds the patches.
         table: the name of the table of positions.
         offset: the row of the table that is added to the first patch.
         count: the number T of patches.
@@ -121,11 +138,11 @@ class _Layout:
     image: Callable[[Tensor], Tensor]
 
     def weight(self, gradient: Params) -> Float[Tensor, "d n"]:
-        """Return the gradient of the weight of the layer of patches."""
+        """Return the gradient (d, n) of the weight of the layer that embeds the patches."""
         return gradient[self.layer].flatten(1)
 
     def errors(self, gradient: Params) -> Float[Tensor, "T d"]:
-        """Return the errors of the patches' embeddings, which are rows of the table's gradient."""
+        """Return ∂L/∂z_t (T, d) of the patches' embeddings z_t, from the table's gradient."""
         return _rows(gradient[self.table])[self.offset : self.offset + self.count]
 
 
@@ -134,7 +151,16 @@ def _rows(table: Tensor) -> Tensor:
 
 
 def _find(problem: Problem, generator: torch.Generator) -> _Layout:
-    """Return the layout of patches and positions in a problem's network."""
+    """Return the layer of patches and the table of positions of a problem's network.
+
+    Args:
+        problem: the network and the observed update.
+        generator: the random stream for a dummy image, and for parameters that are all zero.
+
+    Raises:
+        ValueError: the update has several images or weight decay, the network has no such layer and
+            table, or the update tells nothing of the patches.
+    """
     if problem.num_samples != 1 or problem.members or problem.schedule.weight_decay:
         decay = " and weight decay" if problem.schedule.weight_decay else ""
         raise ValueError(f"it takes 1 sample without decay, got {problem.num_samples}{decay}.")
@@ -201,7 +227,19 @@ def _find(problem: Problem, generator: torch.Generator) -> _Layout:
 def _patches(
     problem: Problem, dummy: Float[Tensor, "1 C H W"]
 ) -> tuple[str, Float[Tensor, "T n"], Callable[[Tensor], Tensor]]:
-    """Return the layer of patches, an image's patches, and the map from patches to an image."""
+    """Return the layer that takes an image in patches, and how the patches make up the image.
+
+    Args:
+        problem: the network.
+        dummy: an image of distinct random pixels.
+
+    Returns:
+        The name of the layer's weight; the patches (T, n) of the dummy image; and the map from
+        patches (T, n) to their image (1, C, H, W).
+
+    Raises:
+        ValueError: no trained layer takes the image in patches of its pixels.
+    """
     for step in traced(problem, dummy).steps:
         op = step.op
         if not isinstance(op, Affine) or op.name not in problem.gradient_map.trained:
@@ -237,7 +275,13 @@ def _patches(
 def _folded(
     shape: tuple[int, ...], settings: dict[str, Any], patches: Float[Tensor, "T n"]
 ) -> Float[Tensor, "1 C H W"]:
-    """Return the image of a convolution's patches, with their mean where they overlap."""
+    """Return the image of a convolution's patches, with their mean where they overlap.
+
+    Args:
+        shape: the image's shape (1, C, H, W).
+        settings: kernel size, dilation, padding and stride of the convolution, for ``F.fold``.
+        patches: the patches, one in each row.
+    """
     columns = patches.T[None]
     covered = F.fold(torch.ones_like(columns), shape[2:], **settings)
     return F.fold(columns, shape[2:], **settings) / covered.clamp_min(1)
@@ -246,5 +290,11 @@ def _folded(
 def _picked(
     shape: tuple[int, ...], places: Int[Tensor, " N"], patches: Float[Tensor, "T n"]
 ) -> Float[Tensor, "1 C H W"]:
-    """Return the image of a linear layer's patches, given each pixel's place in them."""
+    """Return the image of a linear layer's patches.
+
+    Args:
+        shape: the image's shape (1, C, H, W).
+        places: for each pixel of the flattened image, its index in the flattened patches.
+        patches: the patches, one in each row.
+    """
     return patches.flatten()[places].reshape(shape)

@@ -1,5 +1,6 @@
 """Fit an input through ReLUs by a series of candidates, each of which may prove masks.
 
+A mask says which units of a ReLU are on.
 :func:`~flwr_leakage.attacks.exact.feature_matching.walk_back` reads features from the last layer
 on. It ends at a weight gradient with too few equations, or at a mask that is not proven. From there
 on the fit seeks an input x that meets the equations found so far
@@ -11,11 +12,12 @@ every step minimises, to first order,
 
     ‖r(x)‖² + α ‖s‖²,   x = μ + L s,
 
-where r are the residuals of the equations, and s is standard normal under the prior (iteratively
-regularised Gauss–Newton, Bakushinskii 1992). In r every ReLU is averaged over Gaussian noise, the
-*blur*. The weight α and the blur *fade* together. While α is large, images stay smooth, and the fit
-follows the majority of the equations. Each fading ends at a candidate, which helps to prove further
-masks. Their equations bring the next candidate nearer.
+where r are the residuals of the equations, μ is the mean of a normal prior of images, L a root of
+its covariance, and s is standard normal under the prior (iteratively regularised Gauss–Newton,
+Bakushinskii 1992). In r every ReLU is averaged over Gaussian noise, the *blur*. A *fading* is a
+series of steps in which the weight α and the blur fall together. While α is large, images stay
+smooth, and the fit follows the majority of the equations. Each fading ends at a candidate for x,
+which helps to prove further masks. Their equations bring the next candidate nearer.
 """
 
 import math
@@ -38,17 +40,20 @@ from flwr_leakage.spectral.low_rank import LowRank
 
 @dataclass(frozen=True)
 class Fading:
-    """The weights α of the prior in successive steps, and the settings of these steps.
+    """The settings of successive Gauss–Newton steps in which the weight α of the prior falls.
+
+    A step minimises ``‖r‖² + α ‖s‖²``, where r are the residuals of the equations, and s is
+    standard normal under the prior.
 
     Attributes:
         first: α of the first step.
-        last: the fading ends once α is at most this value.
+        last: the series ends before α would fall to this value or below.
         factor: ratio of α from each step to the next, in (0, 1).
         blur: standard deviation at α = 100 of the noise over which ReLUs are averaged. The noise is
             added to the inputs of the ReLUs' layers, and is proportional to the fourth root of α.
         iterations: largest number of iterations of conjugate gradients in a step.
         sharpens: whether the steps with α ≤ 10 ``last`` have no blur.
-        enough: the fading also ends once ‖r‖² is at most this value.
+        enough: the series also ends once ‖r‖² is at most this value.
     """
 
     first: float
@@ -61,14 +66,18 @@ class Fading:
 
     @property
     def weights(self) -> list[float]:
-        """The weights α of the prior in successive steps, in falling order."""
+        """The weights α of the prior in successive steps of the fading, in falling order."""
         found = [self.first]
         while found[-1] * self.factor > self.last:
             found.append(found[-1] * self.factor)
         return found
 
     def blur_at(self, weight: float) -> float:
-        """Return the deviation of the noise over which ReLUs are averaged at a weight α."""
+        """Return the deviation of the noise over which ReLUs are averaged, at a prior's weight α.
+
+        Args:
+            weight: the weight α of the prior.
+        """
         if self.sharpens and weight <= 10 * self.last:
             return 0.0
         return self.blur * (weight / 100) ** 0.25
@@ -82,15 +91,25 @@ def fade(
     kept: Kept[LowRank],
     budget: Budget = UNLIMITED,
 ) -> tuple[Tensor, float]:
-    """Return the inputs after one step at every weight α of a fading, and their ‖r‖².
+    """Return the inputs after one Gauss–Newton step at every weight of a fading, and their ‖r‖².
 
-    A fading is a series of Gauss–Newton steps, in which the weight α of the prior and the blur of
-    the ReLUs fall.
+    A fading is a series of steps, in which the weight α of the prior and the blur of the ReLUs
+    fall. A step minimises ``‖r‖² + α ‖s‖²``, where r are the residuals of the equations, and s is
+    standard normal under the prior.
 
     Conjugate gradients in single precision solve a step's linear system. They first fit the
-    directions that the equations or the prior favour, so that ending them early regularises.
-    After a slow step, the largest eigenvalues of the next step's matrix are approximated. Deflated
-    by them, that step and the following ones, whose matrices differ little, need fewer iterations.
+    directions that the equations or the prior favour, so that ending them early regularises. After
+    a slow step, the largest eigenvalues of the next step's matrix are approximated. They
+    precondition that step and the following ones, whose matrices differ little, so that these need
+    fewer iterations.
+
+    Args:
+        equations: the equations with the residuals r.
+        inputs: (1, C, H, W) the inputs to start from.
+        fading: the weights α and the settings of the steps.
+        prior: the prior of the inputs.
+        kept: a store of these eigenvalues, which may serve several fadings.
+        budget: the CPU time, after which the fading ends early.
 
     Returns:
         The inputs x (1, C, H, W) at the end, and ‖r‖² at x with the blur of the last step.
@@ -124,7 +143,13 @@ def fade(
 
 
 def eigenvalues_kept(many: int = 100) -> Kept[LowRank]:
-    """Return an empty store of the eigenvalues that precondition several steps after a slow one."""
+    """Return an empty store of eigenvalues that precondition several Gauss–Newton steps.
+
+    They are computed first, and again, for the step after one that took many iterations.
+
+    Args:
+        many: the number of iterations of conjugate gradients above which a step took many.
+    """
     return Kept(many, 1000, is_due=False)
 
 
@@ -133,9 +158,16 @@ def approximate(
 ) -> LowRank:
     """Return an approximation of the largest eigenvalues of LᵀJᵀJL, from some of its columns.
 
-    J is the derivative of the residuals, and L the root of the prior's covariance. The columns are
-    those of the coordinates with the largest deviations under the prior. A column costs as much as
-    an iteration of conjugate gradients.
+    J is the derivative of the equations' residuals by the input, and L a root of the prior's
+    covariance. The columns are those of the coordinates with the largest deviations under the
+    prior. A column costs as much as an iteration of conjugate gradients.
+
+    Args:
+        equations: the equations, in single precision.
+        inputs: (1, C, H, W) the point at which J is taken.
+        blur: standard deviation of the noise over which ReLUs are averaged.
+        prior: the prior, in single precision.
+        rank: the number of columns.
     """
     smoothest = prior.deviations.flatten().argsort(descending=True)[:rank]
     units = torch.zeros(len(smoothest), inputs.numel())
@@ -148,7 +180,17 @@ def approximate(
 def normal_products(
     equations: MaskEquations, inputs: Tensor, directions: Tensor, blur: float = 0.0, block: int = 32
 ) -> Tensor:
-    """Return JᵀJ d (M, C, H, W) for M directions d of the input, in single precision."""
+    """Return JᵀJ d (M, C, H, W) for M directions d of the input, in single precision.
+
+    J is the derivative of the equations' residuals by the input.
+
+    Args:
+        equations: the equations, in single precision.
+        inputs: (1, C, H, W) the point at which J is taken.
+        directions: d (M, C, H, W).
+        blur: standard deviation of the noise over which ReLUs are averaged; 0 for none.
+        block: the number of directions that are computed at once.
+    """
     size, width = len(directions), min(block, len(directions))
     here = equations.linearise(inputs.float(), blur, width)
     found = torch.empty_like(directions)
@@ -164,9 +206,10 @@ square of that number: 100 MB in float32."""
 
 
 class Stage(Enum):
-    """The stages of a fit, whose values are their names in an attack's ``stats``.
+    """The stages of a fit through ReLUs, whose values are their names in an attack's ``stats``.
 
-    A fading starts from an input and ends at a *candidate*, which may help to prove masks.
+    A *fading* is a series of Gauss–Newton steps in which the weight of the prior falls. It starts
+    from an input and ends at a *candidate*, which may help to prove masks of ReLUs.
     """
 
     ROUGH = "rough fading"
@@ -199,12 +242,12 @@ class Stage(Enum):
 
     @property
     def is_deep(self) -> bool:
-        """Return whether the fits of this stage must meet the equations to the last digit."""
+        """Return whether this is one of the two fadings that must meet the equations."""
         return self in (Stage.DEEP, Stage.DEEP_FROM_GREY)
 
     @property
     def is_last(self) -> bool:
-        """Return whether the fit ends after this stage."""
+        """Return whether no other stage of a fit through ReLUs follows this one."""
         return self in (Stage.FITTED, Stage.EXHAUSTED, Stage.DOUBTFUL)
 
 
@@ -215,13 +258,24 @@ def next_stage(
     is_settled: bool = False,
     is_doubtful: bool = False,
 ) -> Stage:
-    """Return the stage that follows a fading before the prior is fitted.
+    """Return the stage that follows a fading of a fit through ReLUs, before the prior is fitted.
+
+    A *fading* is a series of Gauss–Newton steps in which the weight of the prior falls. It ends at
+    a candidate for the input, which may prove masks of ReLUs. A *deep* fading ends at a negligible
+    weight.
 
     - After a candidate that proved masks, the equations have changed. The next fading starts from
       that candidate. It is deep if no more masks can be proven.
-    - After two candidates in a row that proved none, a deep fading follows, too. But if no mask
-      is proven at all, the gradient is inexact, so that its equations should not be met to the
-      last digit. Then the fit ends.
+    - After two candidates in a row that proved none, a deep fading follows, too. But if no mask is
+      proven at all, the gradient is inexact, so that its equations should not be met to the last
+      digit. Then the fit ends.
+
+    Args:
+        stage: the stage of the fading.
+        has_proven: whether its candidate proved further masks.
+        is_met: whether its candidate meets the equations.
+        is_settled: whether no further mask can be proven.
+        is_doubtful: whether masks were sought, and none is proven so far.
     """
     if stage.is_deep and is_met:
         return Stage.FITTED
@@ -235,15 +289,16 @@ def next_stage(
 
 
 MET_EQUATIONS = 1e-3
-"""Value of ‖r‖² up to which a candidate meets the equations, each set of them in units of its
-right-hand side. The first two deep fadings end there."""
+"""Value of ‖r‖² up to which a candidate meets the equations with residuals r, where each set of
+equations is in units of its right-hand side. The first two deep fadings end there."""
 
 
 def fading_of(stage: Stage) -> Fading:
-    """Return the settings of a stage's steps, in which the weight of the prior falls.
+    """Return the settings of the Gauss–Newton steps of a stage, in which the prior's weight falls.
 
-    Deep fadings share their last weight, their factor and the number of iterations, and their last
-    steps have no blur. All of these values were chosen on development draws; no table.
+    The deep fadings and the one with the fitted prior share their last weight, their factor and the
+    number of iterations, and their last steps have no blur. All of these values were chosen on
+    development draws; no table.
     """
     if stage is Stage.ROUGH:
         return Fading(10.0, 3e-3, 0.3, 0.8, 60)
@@ -266,14 +321,14 @@ def fit_through_relus(
     newton_steps: int,
     budget: Budget = UNLIMITED,
 ) -> tuple[list[Candidate], Hidden, bool]:
-    """Return the fit of an input to the equations of ReLUs and of the layer behind them.
+    """Return inputs that fit the equations of a layer of ReLUs and of the layer behind it.
 
     A *fading* is a series of steps in which the weight of the prior falls; it ends at a candidate.
-    Fadings follow one another until a candidate meets the equations. The candidate is then
-    refined, first with a prior fitted to it, and then by Gauss–Newton without a prior. The best
-    candidate has the least ‖r‖² in the last equations, which are continuous where the gradient
-    is not. If no mask is proven, these equations do not hold exactly. Then all candidates are
-    returned, and the caller chooses by the gradient.
+    Fadings follow one another until a candidate meets the equations. The candidate is then refined,
+    first with a prior fitted to it, and then by Gauss–Newton without a prior. The best candidate
+    has the least ‖r‖² in the last equations, where r are their residuals. These are continuous
+    where the gradient is not. If no mask of a ReLU is proven, these equations do not hold exactly.
+    Then all candidates are returned, and the caller chooses by the gradient.
 
     Args:
         hidden: the ReLUs of one layer, with the layers around them.
@@ -283,8 +338,8 @@ def fit_through_relus(
         budget: CPU seconds, after which the fit ends early.
 
     Returns:
-        The best candidate, or all if no mask is proven; the ReLUs with all masks that were proven;
-        and whether the budget ended the fit.
+        The best candidate, or all if no mask is proven or the budget ended the fit; the ReLUs with
+        all masks that were proven; and whether the budget ended the fit.
     """
     kept = eigenvalues_kept()
     stage, is_met = Stage.DEEP_FROM_GREY if hidden.is_settled else Stage.ROUGH, False
@@ -329,12 +384,17 @@ def fit_through_relus(
 
 
 def best_of(candidates: Sequence[Candidate], equations: MaskEquations) -> Candidate:
-    """Return the candidate with the least ‖r‖² in the given equations."""
+    """Return the candidate input with the least sum of squared residuals of given equations."""
     return min(candidates, key=lambda each: equations.sum_of_squares(each[1]))
 
 
 def least_squares(equations: MaskEquations, inputs: Tensor) -> LeastSquares:
-    """Return the equations linearised at inputs (1, *shape), without a blur."""
+    """Return the least-squares problem of the equations, linearised at inputs without a blur.
+
+    Args:
+        equations: the equations, whose residuals are made small.
+        inputs: (1, *shape) the point at which they are linearised.
+    """
     units = torch.eye(inputs.numel()).reshape(-1, *inputs.shape[1:])
     return LeastSquares(
         equations.linearise(inputs),

@@ -1,6 +1,8 @@
 """Run a forward pass through a ReLU network that numbers the ReLUs and applies known masks.
 
-- A unit of a ReLU whose state is known passes its input on if it is on, and zero if it is off.
+A mask says which units of a ReLU are on.
+
+- A unit whose state is known passes its input on if it is on, and zero if it is off.
 - Max pooling right after a ReLU counts as a part of the ReLU: only the maximum of each window is
   then on, and the outputs are the pooled values. Such masks are for windows that do not overlap.
 - The pass records every convolution with the number of the ReLU whose output it takes.
@@ -26,7 +28,7 @@ from flwr_leakage.attacks.problem import Problem
 
 @dataclass(frozen=True)
 class Use:
-    """One call of a convolution in a forward pass.
+    """One call of a convolution in a forward pass, with the ReLU that gave its input.
 
     Attributes:
         name: the name of the convolution's weight.
@@ -45,14 +47,14 @@ class Use:
 
 
 class ReluWalk:
-    """A forward pass that applies known masks of ReLUs, numbered in the order of their calls.
+    """A forward pass that applies known masks of ReLUs, numbered from 0 in order of their calls.
 
     Args:
         problem: the network.
         inputs: (1, C, H, W) inputs of the pass.
-        masks: known masks of ReLUs, by number.
-        last: the number of the ReLU at which to stop; ``None`` for the whole network.
-        pooled: windows of the ReLUs that are known to be pooled, by number.
+        masks: the known states of ReLUs' units, by the ReLU's number.
+        last: the number of the ReLU at which the pass stops; ``None`` for the whole network.
+        pooled: the max pooling windows of the ReLUs that are known to be pooled, by number.
 
     Attributes:
         logits: the logits, or ``None`` if the pass stopped at ``last``.
@@ -62,7 +64,7 @@ class ReluWalk:
         overlapping: by number, the pooling of a ReLU whose windows overlap, or are padded.
         pools: the pooled outputs, by the number of the ReLU.
         sources: the number of each ReLU by the ``id`` of its output, pooled or not.
-        uses: the convolutions in their order.
+        uses: the calls of convolutions in their order.
     """
 
     def __init__(
@@ -89,14 +91,22 @@ class ReluWalk:
         self.logits: Tensor | None = trace.outputs
 
     def compared(self, number: int) -> Tensor:
-        """Return the values that a ReLU's known outputs must equal where they are positive.
+        """Return the values of the pass that a ReLU's known outputs > 0 must equal.
 
-        These are the ReLU's inputs, or the largest input of each window if the ReLU is pooled.
+        These are the ReLU's inputs, or the largest input of each window if max pooling follows.
+
+        Args:
+            number: the number of the ReLU.
         """
         return self.maxima[number] if number in self.maxima else self.preactivations[number]
 
     def _answer(self, op: Op, run: Run) -> Tensor:
-        """Return the outputs of a call, after known masks of ReLUs and their max pooling."""
+        """Return the outputs of a call, after known masks of ReLUs and their max pooling.
+
+        Args:
+            op: the recognised call.
+            run: function that makes the call and returns its own outputs.
+        """
         if isinstance(op, Elementwise) and op.activation.is_relu:
             return self._activate(op)
         number = self.sources.get(id(op.inputs), -1)

@@ -1,1 +1,1 @@
-"""Minimise many independent problems at once."""
+"""Minimise many independent objectives at once, one in each row of a matrix of variables."""

@@ -1,4 +1,7 @@
-"""Define the interface of optimizers of many rows, and Adam."""
+"""Define the interface of optimizers that minimise many independent objectives, and Adam.
+
+Each objective has a row of its own in the matrix (R, D) of points.
+"""
 
 import math
 from collections.abc import Callable
@@ -13,19 +16,20 @@ from flwr_leakage.attacks.budget import UNLIMITED, Budget
 from flwr_leakage.attacks.settings import require
 
 Evaluate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""(points (A, D), rows (A,)) ↦ values (A,) and gradients (A, D) of those rows' objectives."""
+"""Map from points (A, D), and the numbers (A,) of the rows that they belong to, to the values
+(A,) and gradients (A, D) of these rows' objectives."""
 
 Report = Callable[[int, Tensor], None]
-"""(iteration, best values (R,)) ↦ None."""
+"""Function that is told the number of the iteration and the best value (R,) of each row so far."""
 
 
 @dataclass(frozen=True)
 class Minimum:
-    """The best points found for R rows.
+    """The best points that an optimizer found for R independent objectives, one in each row.
 
     Attributes:
         points: (R, D) points.
-        values: (R,) objectives; infinite for a row without a finite value.
+        values: (R,) the objectives there; infinite for a row without a finite value.
         iterations: (R,) number of steps taken.
         evaluations: (R,) number of gradients computed.
         stopped: whether the budget was spent before all rows were finished.
@@ -42,13 +46,13 @@ class Minimum:
 class Optimizer(Protocol):
     """Minimise R independent objectives of D variables each, together.
 
-    Every row of variables has its own step size and line search, so that the result equals that of
-    minimising row by row. Finished rows are no longer evaluated.
+    Every objective has its own row of variables, with its own step size and line search. So the
+    result equals that of minimising row by row. Finished rows are no longer evaluated.
     """
 
     @property
     def iterations(self) -> int:
-        """Largest number of steps of a row."""
+        """Largest number of steps that the optimizer takes for an objective."""
         ...
 
     def __call__(
@@ -59,21 +63,28 @@ class Optimizer(Protocol):
         report: Report | None = None,
         budget: Budget = UNLIMITED,
     ) -> Minimum:
-        """Return the best points from a start (R, D); ``project`` maps points to the feasible set.
+        """Return the best points found for R objectives, one in each row.
 
-        Once the budget is spent, the optimizer returns its best points so far.
+        Args:
+            evaluate: map from points (A, D) and their rows' numbers (A,) to values (A,) and
+                gradients (A, D).
+            start: (R, D) the points to start from.
+            project: map from points to feasible points; ``None`` if all are feasible.
+            report: function that is told each iteration's number and the best values (R,) so far.
+            budget: the CPU time. Once it is spent, the best points so far are returned.
         """
         ...
 
 
 class FirstValues:
-    """An objective that records each row's first value.
+    """An objective that records the first value of each of its rows.
 
     Optimizers first evaluate their start, so that the recorded value is the objective at the start.
-    The loss drop of papers is this value minus the best value.
+    Papers call the difference between this value and the best value the loss drop.
 
     Args:
-        evaluate: the objective.
+        evaluate: the objective: a map from points (A, D) and their rows' numbers (A,) to values
+            (A,) and gradients (A, D).
         count: number R of rows.
 
     Attributes:
@@ -85,7 +96,12 @@ class FirstValues:
         self.values = [math.nan] * count
 
     def __call__(self, points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return values and gradients of the objective, and record first values."""
+        """Return values (A,) and gradients (A, D) of the objective, and record first values.
+
+        Args:
+            points: (A, D) the points.
+            rows: (A,) the numbers of the rows that the points belong to.
+        """
         found, gradients = self._evaluate(points, rows)
         if any(math.isnan(value) for value in self.values):
             for row, value in zip(rows.tolist(), found.tolist(), strict=True):
@@ -96,15 +112,19 @@ class FirstValues:
 
 @dataclass(frozen=True)
 class Adam:
-    """Adam (Kingma and Ba 2015) with optional signed gradients (Geiping et al. 2020).
+    """Adam (Kingma and Ba 2015) for many objectives, with optional signed gradients.
+
+    Signed gradients are those of Geiping et al. (2020). Each objective has its own row of
+    variables.
 
     Attributes:
         iterations: number of steps, ≥ 1.
+        learning_rate: the learning rate of the first step, > 0.
         sign: the part of the gradient that is used: ``none`` (all of it), ``hard`` (its sign only)
             or ``soft`` (its tanh, in units of the row's mean absolute gradient).
-        decay: decay of the learning rate: ``none``, ``step`` (a tenth after 3/8, 5/8 and 7/8 of
-            all steps) or ``cosine`` (to zero).
-        tolerance: objective at which a row is finished.
+        decay: decay of the learning rate: ``none``, ``step`` (a tenth after each of 3/8, 5/8 and
+            7/8 of all steps) or ``cosine`` (to zero).
+        tolerance: value of an objective at which its row is finished.
     """
 
     iterations: int = 1000
@@ -122,7 +142,7 @@ class Adam:
             raise ValueError(f"decay must be 'none', 'step' or 'cosine', got {self.decay!r}.")
 
     def rate(self, step: int) -> float:
-        """Return the learning rate at a step with the given number, counted from 0."""
+        """Return the learning rate of Adam's step with the given number, counted from 0."""
         fraction = step / self.iterations
         if self.decay == "step":
             return self.learning_rate * 0.1 ** sum(fraction >= k / 8 for k in (3, 5, 7))
@@ -138,9 +158,10 @@ class Adam:
         report: Report | None = None,
         budget: Budget = UNLIMITED,
     ) -> Minimum:
-        """Return the best iterate of each of R objectives from ``start``; see :class:`.Optimizer`.
+        """Return the best points that Adam found for R objectives, one in each row.
 
-        A row ends once its objective is not finite, or at most ``tolerance``.
+        A row ends once its objective is not finite, or at most ``tolerance``. See
+        :class:`.Optimizer` for the arguments.
         """
         num_rows, stopped = start.shape[0], False
         rows = torch.arange(num_rows, device=start.device)

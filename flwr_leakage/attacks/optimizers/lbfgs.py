@@ -1,8 +1,9 @@
-"""Run L-BFGS with a strong Wolfe line search over many rows in lockstep.
+"""Run L-BFGS with a strong Wolfe line search for many independent objectives in lockstep.
 
-Each iteration evaluates one trial point of every unfinished row. Each row then decides by itself
-whether it continues the bracketing, zooms, or accepts the point and takes a new direction. So the
-rows share evaluations, and nothing else.
+Each objective has its own row of variables. Each iteration evaluates one trial point of every
+unfinished row. Each row then decides by itself whether it continues to bracket a minimum, zooms
+into a bracket, or accepts the point and takes a new direction. So the rows share evaluations, and
+nothing else.
 """
 
 import math
@@ -24,17 +25,17 @@ advise for quasi-Newton methods (2006, section 3.1)."""
 
 @dataclass(frozen=True)
 class LBFGS:
-    """Limited-memory BFGS (Nocedal and Wright 2006, algorithms 7.5, 3.5 and 3.6).
+    """Limited-memory BFGS for many objectives (Nocedal and Wright 2006, algorithms 7.5, 3.5, 3.6).
 
-    Only the result lies in the feasible set, as the best point is projected at the end.
+    Each objective has its own row of variables. Only the result lies in the feasible set, as the
+    best point is projected at the end.
 
     Attributes:
         iterations: largest number of accepted steps, ≥ 1.
-        history: number of pairs (s, y) of past steps and changes of the gradient that are kept, ≥
-            1.
-        tolerance: objective at which a row is finished.
+        history: number of past steps, each kept with its change of the gradient, ≥ 1.
+        tolerance: value of an objective at which its row is finished.
         relative_tolerance: fraction of the objective. A row is finished once each of 10 steps in a
-            row has lowered its objective by less than this fraction.
+            row has lowered its objective by at most this fraction.
     """
 
     iterations: int = 1000
@@ -53,7 +54,10 @@ class LBFGS:
         report: Report | None = None,
         budget: Budget = UNLIMITED,
     ) -> Minimum:
-        """Return the minima of R objectives from ``start`` (R, D); see :class:`.Optimizer`."""
+        """Return the best points that L-BFGS found for R objectives, one in each row.
+
+        See :class:`.Optimizer` for the arguments.
+        """
         num_rows = start.shape[0]
         all_rows = torch.arange(num_rows, device=start.device)
         values, gradients = evaluate(start, all_rows)
@@ -88,6 +92,11 @@ class LBFGS:
 
     def _advance(self, s: "_State", f: Tensor, g: Tensor) -> Tensor:
         """Update the line search of every unfinished row by its trial point.
+
+        Args:
+            s: the state of the A unfinished rows, which is changed in place.
+            f: (A,) objectives at the trial points.
+            g: (A, D) gradients at the trial points.
 
         Returns:
             (A,) booleans, true for rows that are finished.
@@ -144,7 +153,13 @@ class LBFGS:
 
 @dataclass
 class _State:
-    """The state of A unfinished rows, with D variables and m pairs of history each."""
+    """The state of L-BFGS for A unfinished rows, each an objective of D variables.
+
+    ``x``, ``f``, ``g`` and ``d`` are the points, objectives, gradients and search directions; ``t``
+    are the trial step lengths. The names with ``low`` and ``high`` belong to the ends of the
+    bracket of the line search. A pair is a past step with its change of the gradient; m pairs are
+    kept for each row.
+    """
 
     rows: Tensor
     x: Tensor
@@ -208,7 +223,18 @@ sy=x.new_zeros(len(rows), history, history),
         f: Tensor,
         slope: Tensor,
     ) -> None:
-        """Choose the next step length of rows that continue; ``trial_t`` keeps the last one."""
+        """Choose the next step length ``t`` of rows whose line search continues.
+
+        ``trial_t`` keeps the step length of the last trial.
+
+        Args:
+            extrapolates: (A,) booleans, true for rows that look beyond their trial point.
+            previous_t: (A,) step lengths at the trials before the last.
+            previous_f: (A,) objectives there.
+            previous_slope: (A,) derivatives along the direction there.
+            f: (A,) objectives at the last trial.
+            slope: (A,) derivatives along the direction at the last trial.
+        """
         self.trial_t = self.t
         further = _cubic_minimum(previous_t, previous_f, previous_slope, self.t, f, slope)
         least = self.t + 0.1 * (self.t - previous_t)
@@ -233,19 +259,19 @@ sy=x.new_zeros(len(rows), history, history),
         history: int,
         relative_tolerance: float,
     ) -> Tensor:
-        """Take the accepted steps of the A active problems, and give each its next direction.
+        """Take the accepted steps of the A unfinished rows, and give each row its next direction.
 
         Args:
-            moves: (A,) booleans, true for problems whose step is accepted.
+            moves: (A,) booleans, true for rows whose step is accepted.
             step: (A,) step lengths along the directions.
             f: (A,) objectives after the step.
-            g: (A, n) gradients after it.
+            g: (A, D) gradients after the step.
             history: the largest number of pairs (step, change of gradient) that are kept.
-            relative_tolerance: a problem is finished after ten steps in a row in which the
-                objective falls by at most this share.
+            relative_tolerance: a row is finished after ten steps in a row in which the objective
+                falls by at most this share.
 
         Returns:
-            (A,) booleans, true for problems that are finished.
+            (A,) booleans, true for rows that are finished.
         """
         index = moves.nonzero()[:, 0]
         finished = torch.zeros_like(moves)
@@ -280,6 +306,11 @@ sy=x.new_zeros(len(rows), history, history),
     def restart(self, failed: Tensor) -> Tensor:
         """Delete the history of rows whose line search failed, and let them search along −g.
 
+        Here g is the gradient.
+
+        Args:
+            failed: (A,) booleans, true for rows whose line search failed.
+
         Returns:
             (A,) booleans, true for rows that are finished, as a search along −g has failed.
         """
@@ -292,7 +323,13 @@ sy=x.new_zeros(len(rows), history, history),
         return hopeless
 
     def begin_search(self, which: Tensor) -> None:
-        """Begin a line search along ``d``, or along −g if ``d`` leads uphill."""
+        """Begin a line search along the direction d, or along −g if d leads uphill.
+
+        Here g is the gradient.
+
+        Args:
+            which: (A,) booleans, true for rows that begin a search.
+        """
         slope = (self.g * self.d).sum(dim=1)
         uphill = which & ~(slope < 0)
         self.d = torch.where(uphill[:, None], -self.g, self.d)
@@ -309,12 +346,20 @@ sy=x.new_zeros(len(rows), history, history),
         self.low_g = torch.where(which[:, None], self.g, self.low_g)
 
     def direction(self, index: Tensor) -> Tensor:
-        """Return −H g for some rows, with the inverse Hessian H in compact form.
+        """Return the quasi-Newton direction −H g of some rows, with the gradient g of each.
 
-        With the columns s and y of S and Y, the upper triangle R of SᵀY in the order of time and
-        its diagonal D, ``H g = γ g + S R⁻ᵀ((D + γ YᵀY) u − γ Yᵀg) − γ Y u`` for ``u = R⁻¹ Sᵀg``
-        (Byrd, Nocedal, Schnabel 1994, theorem 2.2). This takes a few large products, while the
-        two-loop recursion takes four small ones for each pair.
+        The inverse Hessian H is kept in compact form. Let s be the past steps of a row and y the
+        changes of its gradient in them, the columns of S and Y. Let R be the upper triangle of SᵀY,
+        in the order of time, D its diagonal, and γ = ⟨s, y⟩ / ‖y‖² of the last step. Then
+        ``H g = γ g + S R⁻ᵀ((D + γ YᵀY) u − γ Yᵀg) − γ Y u`` for ``u = R⁻¹ Sᵀg`` (Byrd, Nocedal,
+        Schnabel 1994, theorem 2.2). This takes a few large products, while the two-loop recursion
+        takes four small ones for each pair.
+
+        Args:
+            index: the numbers of the rows in this state.
+
+        Returns:
+            The directions, one for each of these rows, with D variables each.
         """
         gradient, history = self.g[index], self.s.shape[1]
         if not int(self.pairs[index].max()):
@@ -348,7 +393,18 @@ sy=x.new_zeros(len(rows), history, history),
 def _cubic_minimum(
     t1: Tensor, f1: Tensor, d1: Tensor, t2: Tensor, f2: Tensor, d2: Tensor
 ) -> Tensor:
-    """Return the minimiser of the cubic by two values and slopes (Nocedal, Wright, eq. 3.59)."""
+    """Return the minimiser of the cubic with given values and slopes at two points.
+
+    The equation is 3.59 of Nocedal and Wright (2006).
+
+    Args:
+        t1: the first points.
+        f1: the values there.
+        d1: the slopes there.
+        t2: the second points.
+        f2: the values there.
+        d2: the slopes there.
+    """
     a = d1 + d2 - 3 * (f1 - f2) / (t1 - t2)
     b = (t2 - t1).sign() * (a.square() - d1 * d2).sqrt()
     return t2 - (t2 - t1) * (d2 + b - a) / (d2 - d1 + 2 * b)

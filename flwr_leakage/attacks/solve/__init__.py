@@ -1,1 +1,1 @@
-"""Solve by the Gauss–Newton step and the loop that all second-order attacks share."""
+"""Solve least squares by a Gauss–Newton step and a loop that all second-order attacks share."""

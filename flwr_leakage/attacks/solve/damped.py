@@ -1,4 +1,4 @@
-"""Solve least squares by damped Gauss–Newton, with a Jacobian that its products give."""
+"""Solve least squares by damped Gauss–Newton, with a Jacobian that is given by its products."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,13 +12,15 @@ from flwr_leakage.attacks.solve.posterior import Kept, Solver
 from flwr_leakage.spectral.cholesky import cholesky, cholesky_solve
 
 MANY_ITERATIONS, MOST_ITERATIONS = 40, 60
-"""Number of iterations of conjugate gradients in a system after which the normal matrix is computed
-anew for the next step, and largest number. If conjugate gradients take the latter, the matrix is
-computed anew for the same step. It costs as much as about 60 iterations."""
+"""Number of iterations of conjugate gradients in a system after which the normal matrix is
+computed anew for the next step, and the largest number. If conjugate gradients take the largest
+number, the matrix is computed anew for the same step. To compute it costs as much as about 60
+iterations."""
 
 LEAST_SHIFT = 1e-5
-"""Least shift of the preconditioner, as a share of d̄. Rounding moves eigenvalues of a matrix of n
-rows in single precision by about √n 2⁻²⁴, 4e-6 for 5,000 rows, and would make it indefinite."""
+"""Least multiple of the identity that the preconditioner adds to JᵀJ, as a share of the mean of
+its diagonal. Rounding moves eigenvalues of a matrix of n rows in single precision by about √n
+2⁻²⁴, 4e-6 for 5,000 rows, and would make it indefinite."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class LeastSquares:
 
     Attributes:
         linear: the residuals r(x) (R,), with products with their derivative J by x.
-        sum_of_squares: map from other inputs to ‖r‖² at these.
+        sum_of_squares: map from other inputs x' (1, *shape) to ‖r(x')‖².
         normal_matrix: function that computes JᵀJ (D, D) for inputs of D entries, in the precision
             in which it will be factored.
     """
@@ -44,12 +46,13 @@ def damped_gauss_newton(
     progress: float = 0.75,
     solved: float = 1e-7,
 ) -> list[Tensor]:
-    """Return the inputs (1, *shape) after each step, each better than the one before.
+    """Return the inputs (1, *shape) after each step of a descent, each better than the one before.
 
-    The steps ``(JᵀJ + μ d̄ I) Δ = −Jᵀr`` solve ``min ‖r(x)‖²``, with the mean d̄ of JᵀJ's diagonal.
-    :class:`~flwr_leakage.attacks.solve.descent.Damping` chooses μ. Conjugate gradients solve each
-    system. Their preconditioner is the Cholesky factor of an earlier step's matrix, until they take
-    many iterations with it.
+    The steps Δ solve ``(JᵀJ + μ d̄ I) Δ = −Jᵀr`` for the problem ``min ‖r(x)‖²``. J is the
+    derivative of the residuals r by x, and d̄ the mean of JᵀJ's diagonal.
+    :class:`~flwr_leakage.attacks.solve.descent.Damping` chooses the damping μ. Conjugate gradients
+    solve each system. Their preconditioner is the Cholesky factor of an earlier step's matrix,
+    until they take many iterations with it.
 
     Args:
         problem_at: map from inputs to the problem that is linearised there, which may differ from
@@ -57,7 +60,7 @@ def damped_gauss_newton(
         start: (1, *shape) the first inputs.
         steps: largest number of steps, ≥ 0.
         progress: share of the sum of squares, in (0, 1]. The descent ends if two steps in a row do
-            not lower the sum to this share.
+            not lower the sum to this share of its value before the step.
         solved: sum of squares at which the descent also ends, ≥ 0.
     """
     found: list[Tensor] = []
@@ -89,7 +92,14 @@ def damped_gauss_newton(
 def _solved(
     problem: LeastSquares, slope: Tensor, kept: Kept["_Factored"], damping: float
 ) -> tuple[Tensor, int]:
-    """Return the damped step for a gradient Jᵀr, and its number of iterations."""
+    """Return the solution Δ of ``(JᵀJ + μ d̄ I) Δ = −Jᵀr``, and its number of iterations.
+
+    Args:
+        problem: the residuals r with products with their derivative J.
+        slope: Jᵀr, of the shape of the inputs.
+        kept: the store of the preconditioner, which may come from an earlier step.
+        damping: μ; the mean of JᵀJ's diagonal in the preconditioner takes the place of d̄.
+    """
     used = kept.made
     if used is None or used.problem is not problem:
         used = kept.get(lambda: _Factored(problem))
@@ -109,14 +119,22 @@ def _solved(
 
 
 class _Factored:
-    """The Cholesky factor of ``JᵀJ + shift d̄ I``, which preconditions conjugate gradients."""
+    """The Cholesky factor of ``JᵀJ + σ d̄ I``, which preconditions conjugate gradients.
+
+    J is the derivative of a problem's residuals, d̄ the mean of JᵀJ's diagonal, and σ a shift. A
+    call solves with the factor.
+    """
 
     def __init__(self, problem: LeastSquares) -> None:
         self.problem, self.matrix, self.shift = problem, problem.normal_matrix(), 0.0
         self.mean = float(self.matrix.diagonal().mean())
 
     def fit(self, shift: float) -> None:
-        """Factor the matrix again if a shift differs from the present one by a factor above 30."""
+        """Factor the matrix again if ``shift`` is not within a factor of 30 of the present one.
+
+        Args:
+            shift: the multiple σ of the diagonal's mean that is added to the diagonal.
+        """
         if not self.shift / 30 <= shift <= self.shift * 30:
             mean = max(self.mean, 1e-30)
             self.factor, jitter = cholesky(self.matrix.clone(), shift * mean)

@@ -1,10 +1,10 @@
 """Descend by one loop of Gauss–Newton steps, which every second-order attack uses.
 
-An attack *poses* each step: it gives the objective of the step to first order, or ends the descent.
-The blur, the weight of the prior and the weights of the equations may differ from step to step. A
-*search* takes the step. It shortens the step (:class:`Shortening`) or damps it (:class:`Damping`)
-until it lowers the objective. If a schedule gives the settings of each step, :func:`follow` takes
-one step for each entry.
+An attack *poses* each step: it gives a quadratic model of the objective near the present point, or
+ends the descent. The objective may differ from step to step, as the blur of the network, the weight
+of the prior or the weights of the equations change. A *search* takes the step. It shortens the step
+(:class:`Shortening`) or damps it (:class:`Damping`) until it lowers the objective. If a schedule
+gives the settings of each step, :func:`follow` takes one step for each entry.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,14 +18,18 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class Posed:
-    """The objective of one step, ``Φ(s + Δ) ≈ Φ(s) + 2 ⟨g, Δ⟩ + ⟨Δ, A Δ⟩``.
+    """The quadratic model of one step's objective, ``Φ(s + Δ) ≈ Φ(s) + 2 ⟨g, Δ⟩ + ⟨Δ, A Δ⟩``.
 
-    point: the point s, of any shape.
-    value: the objective Φ(s).
-    slope: the vector g, half of Φ's derivative at s, of the same shape.
-    solve: map from a damping μ ≥ 0 to the solution Δ of ``(A + μ D) Δ = −g``, of the same
-        shape, and the number of its iterations. The solver chooses the diagonal matrix D.
-    cost: map from another point to Φ at that point.
+    The matrix A is half of the second derivative of Φ, or its approximation by Gauss–Newton.
+
+    Attributes:
+        point: the point s, of any shape.
+        value: the objective Φ(s).
+        slope: the vector g, half of Φ's derivative at s, of the same shape.
+        solve: map from a damping μ ≥ 0 to the solution Δ of ``(A + μ D) Δ = −g``, of the same
+            shape, and the number of iterations that it took. The solver chooses the diagonal matrix
+            D.
+        cost: map from another point to Φ at that point.
     """
 
     point: Tensor
@@ -37,7 +41,7 @@ class Posed:
 
 @dataclass(frozen=True)
 class Iterate:
-    """The state of a descent between two steps.
+    """The state of a descent between two steps, of which each lowers an objective Φ of its own.
 
     Attributes:
         point: the point s.
@@ -46,7 +50,7 @@ class Iterate:
         fall: decrease of Φ in the last step, ≥ 0.
         length: share of the last step that was taken; 0 if no length lowered Φ.
         iterations: number of iterations for the last linear system.
-        damping: the damping μ of the next step; ``None`` if no step was damped.
+        damping: the damping μ with which the next step begins; ``None`` if no step was damped.
     """
 
     point: Tensor
@@ -59,23 +63,23 @@ class Iterate:
 
     @property
     def has_moved(self) -> bool:
-        """Return whether the last step lowered the objective Φ."""
+        """Return whether the last step of the descent lowered its objective."""
         return self.length > 0
 
 
 Pose = Callable[[Iterate], Posed | None]
-"""Map from an iterate to the next step, or to ``None``, which ends the descent."""
+"""Map from an iterate of a descent to its next step, or to ``None``, which ends the descent."""
 
 Search = Callable[[Posed, Iterate], Iterate]
-"""Map from a posed step to the next iterate."""
+"""Map from a posed step and the iterate before it to the next iterate."""
 
 
 @dataclass(frozen=True)
 class Shortening:
-    """Shorten a step until it lowers Φ; a step that never does is not taken.
+    """Shorten a step until it lowers its objective Φ; a step that never does is not taken.
 
     Attributes:
-        trials: largest number of lengths that are tried, ≥ 1.
+        trials: largest number of lengths that are tried, ≥ 1. The first is the full step.
         factor: ratio of each length to the one before, in (0, 1).
         is_best: whether shorter lengths are tried as long as each lowers Φ further.
     """
@@ -85,10 +89,14 @@ class Shortening:
     is_best: bool = False
 
     def __call__(self, posed: Posed, at: Iterate) -> Iterate:
-        """Return the iterate behind the first step length at which the objective Φ falls.
+        """Return the iterate after the longest tried share of a step at which Φ falls.
 
-        With ``is_best`` it is the last of the lengths at which Φ falls further. If Φ falls at no
-        length, the point stays where it is.
+        Φ is the objective of the step. With ``is_best``, shorter lengths follow as long as Φ falls
+        further, and the last of these counts. If Φ falls at no length, the point stays where it is.
+
+        Args:
+            posed: the model of Φ near the present point.
+            at: the iterate at that point.
         """
         change, iterations = posed.solve(0.0)
         found, length = Iterate(posed.point, at.steps + 1, posed.value, iterations=iterations), 1.0
@@ -106,11 +114,13 @@ class Shortening:
 
 @dataclass(frozen=True)
 class Damping:
-    """Solve the system with growing damping μ until Φ falls (Levenberg 1944, Marquardt 1963).
+    """Solve a step's linear system with growing damping μ until the objective Φ falls enough.
 
-    A step predicts the decrease ``p = −⟨g, Δ⟩``. If Φ falls by at least 3 p / 4, μ is divided by
-    ten, and if by at least p / 4, it is halved. Otherwise μ grows, eightfold if Φ did not fall and
-    threefold if it did, and the step is tried again unless Φ fell by a tenth.
+    The rules are those of Levenberg (1944) and Marquardt (1963). A step Δ predicts the decrease
+    ``p = −⟨g, Δ⟩``, where g is half of Φ's derivative. If Φ falls by at least p / 4, the step is
+    taken and μ falls: to a tenth if Φ falls by 3 p / 4 or more, else to a half. Otherwise μ grows,
+    eightfold if Φ did not fall and threefold if it did. Then the step is tried again, unless Φ fell
+    by more than a tenth of its value.
 
     Attributes:
         first: μ of the first step, > 0.
@@ -121,7 +131,14 @@ class Damping:
     trials: int = 24
 
     def __call__(self, posed: Posed, at: Iterate) -> Iterate:
-        """Return the iterate at the first trial that lowers Φ enough."""
+        """Return the iterate after the first damped step that lowers the objective Φ enough.
+
+        If no trial does, it is the last trial if that lowers Φ at all, and else the present point.
+
+        Args:
+            posed: the model of Φ near the present point.
+            at: the iterate at that point, with the damping to begin with.
+        """
         damping = self.first if at.damping is None else at.damping
         trial, found, iterations, value = posed.point, posed.value, 0, posed.value
         for _ in range(self.trials):
@@ -141,12 +158,12 @@ class Damping:
 
 
 def descend(pose: Pose, start: Tensor, search: Search) -> Iterate:
-    """Return the iterate after steps from a start until no further one is posed.
+    """Return the iterate at which a descent ends, because no further step is posed.
 
     Args:
         pose: map from an iterate to the next step, or to ``None`` at the end.
-        start: the first point.
-        search: map from a posed step to the next iterate.
+        start: the first point, of any shape.
+        search: map from a posed step, and the iterate before it, to the next iterate.
     """
     at = Iterate(start)
     while (posed := pose(at)) is not None:
@@ -161,15 +178,17 @@ def follow(
     ends: Callable[[Iterate, S], bool],
     search: Search | None = None,
 ) -> Iterate:
-    """Return the iterate after one step for each entry of a schedule.
+    """Return the iterate at which a descent ends that takes one step for each entry of a schedule.
 
     Args:
         schedule: the settings of each step, such as a blur or the weight of a prior.
         pose: map from an iterate and the settings of the next step to this step, or to ``None``,
-            which ends the descent.
-        start: the first point.
-        ends: map from an iterate and the settings of the last step to whether the descent ends.
-        search: see :func:`descend`; by default, steps are shortened until Φ falls.
+            which ends the descent early.
+        start: the first point, of any shape.
+        ends: map from an iterate, and the settings of the step that led to it, to whether the
+            descent ends early.
+        search: map from a posed step, and the iterate before it, to the next iterate; by default,
+            steps are shortened until their objective falls.
     """
 
     def next_step(at: Iterate) -> Posed | None:
@@ -181,5 +200,5 @@ def follow(
 
 
 def geometric(first: float, last: float, count: int) -> list[float]:
-    """Return ``count`` numbers from the first to the last, each in the same ratio to the next."""
+    """Return ``count`` numbers in a geometric series from ``first`` to ``last``, both included."""
     return [first * (last / first) ** (step / max(1, count - 1)) for step in range(count)]

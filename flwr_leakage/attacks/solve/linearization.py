@@ -7,46 +7,61 @@ from torch import Tensor
 
 
 class Linearized:
-    """A function f at one point x, given by f(x) and by products with J = ∂f/∂x (P, N).
+    """A function f at one point x of N entries, given by f(x) and products with J = ∂f/∂x (P, N).
 
     Attributes:
-        value: (P,) f(x).
+        value: f(x) (P,).
         products: number of products with J or its transpose so far.
     """
 
     def __init__(
         self, value: Tensor, push: Callable[[Tensor], Tensor], pull: Callable[[Tensor], Tensor]
     ) -> None:
-        """Take the value f(x), and the maps v ↦ J v and u ↦ Jᵀ u."""
+        """Take f(x) (P,), and the functions that compute J v and Jᵀ u.
+
+        Args:
+            value: f(x).
+            push: map from v, of the shape of x, to J v (P,).
+            pull: map from u (P,) to Jᵀ u, of the shape of x.
+        """
         self.value, self._push, self._pull = value, push, pull
         self.products = 0
 
     def push(self, direction: Tensor) -> Tensor:
-        """Return the product J v (P,) for a direction v of the point's shape."""
+        """Return the product J v (P,) of the derivative J, for v of the shape of the point."""
         self.products += 1
         return self._push(direction)
 
     def pull(self, dual: Tensor) -> Tensor:
-        """Return the product Jᵀ u, of the point's shape, for a vector u (P,)."""
+        """Return the product Jᵀ u of the function's derivative J, in the shape of the point.
+
+        Args:
+            dual: u (P,).
+        """
         self.products += 1
         return self._pull(dual)
 
 
 class Linearization(Linearized):
-    """A function f that autograd linearises, with graphs that are built once.
+    """A function f that autograd linearises at a point, with graphs that are built once.
 
-    ``Jᵀu`` is a backward pass of f. It is linear in u, so that ``Jv`` is a backward pass of
-    ``u ↦ Jᵀu`` at any u. If f has several parts, each has a vector u of its own: autograd would
-    fill a common one anew for each part, which would take most of the time of large networks.
+    J is the derivative of f. A product ``Jᵀu`` is a backward pass of f. It is linear in u, so that
+    ``Jv`` is a backward pass of ``u ↦ Jᵀu`` at any u. If f returns several tensors, each has a
+    vector u of its own: for a common one, autograd would fill a tensor of zeros for each of them,
+    which would take most of the time of large networks.
     """
 
     def __init__(
         self, function: Callable[[Tensor], Tensor | Sequence[Tensor]], point: Tensor
     ) -> None:
-        """Evaluate f at a point. f returns one tensor or several parts, all of any shape.
+        """Evaluate f at a point, and build the graphs for products with its derivative.
+
+        Args:
+            function: f, which returns one tensor or several, all of any shape.
+            point: the point, of any shape.
 
         Raises:
-            ValueError: no part depends on the point.
+            ValueError: nothing that f returns depends on the point.
         """
         at = point.detach().requires_grad_()
         with torch.enable_grad():
@@ -91,6 +106,12 @@ class Linearization(Linearized):
         self._columns = columns
 
     def columns(self, directions: Tensor) -> Tensor:
-        """Return the products J v (M, P) for M directions v (M, ...), computed at once."""
+        """Return the products J v (M, P) for M directions v, all computed at once.
+
+        J is the derivative of the function at the point.
+
+        Args:
+            directions: v (M, *shape), of the shape of the point.
+        """
         self.products += len(directions)
         return self._columns(directions)

@@ -1,4 +1,4 @@
-"""Pose a Gauss–Newton step with a prior of images, and draw from its posterior."""
+"""Pose a Gauss–Newton step with a normal prior of images, and draw from its posterior."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,8 +20,14 @@ from flwr_leakage.spectral.patch_prior import PatchCost
 class Solver:
     """The settings of conjugate gradients for the linear system of a step.
 
-    It solves by :func:`~flwr_leakage.spectral.conjugate_gradient.conjugate_gradients`, and ends
-    after the iteration in which the budget is spent.
+    :func:`~flwr_leakage.spectral.conjugate_gradient.conjugate_gradients` solves the system.
+
+    Attributes:
+        iterations: the largest number of iterations.
+        tolerance: the iterations end once the preconditioned residual is this share of the first
+            one.
+        precondition: map that approximates the inverse of the system's matrix.
+        budget: the CPU time; the iterations also end after the one in which it is spent.
     """
 
     iterations: int
@@ -30,7 +36,12 @@ class Solver:
     budget: Budget = UNLIMITED
 
     def __call__(self, product: Callable[[Tensor], Tensor], right: Tensor) -> tuple[Tensor, int]:
-        """Return the solution x of ``A x = b`` for b of any shape, and the number of iterations."""
+        """Return the solution x of ``A x = b``, and the number of iterations that it took.
+
+        Args:
+            product: map from x to A x, both of the shape of b.
+            right: b, of any shape.
+        """
         found, taken = conjugate_gradients(
             lambda flat: product(flat.reshape(right.shape)).flatten(),
             right.flatten(),
@@ -46,17 +57,19 @@ class Solver:
 class Posterior:
     """The objective of a Gauss–Newton step for images x, with a normal prior.
 
-    It is ``Φ(s) = Σ_j w_j r_j(x)² + ρ sᵀ Q s`` of images ``x = μ + L s``, to first order about a
-    point s. Half of its second derivative is ``A = LᵀJᵀWJL + ρ Q`` with W = diag(w). That is the
-    precision of a normal posterior of s.
+    Images are ``x = μ + L s``, with the prior's mean μ, a root L of its covariance, and coordinates
+    s. The objective is ``Φ(s) = Σ_j w_j r_j(x)² + ρ sᵀ Q s``, linearised in the residuals r about a
+    point s. Half of its second derivative is ``A = LᵀJᵀWJL + ρ Q``, where J is the derivative of r
+    by x and W = diag(w). That is the precision of a normal posterior of s. A call of the object
+    gives a product with A.
 
     Attributes:
-        linear: products with J, the derivative of the residuals by x.
+        linear: products with J.
         prior: the prior with μ and L, in the precision of the linear systems.
-        weights: (P,) weights w, in double precision.
+        weights: (P,) weights w of the P residuals, in double precision.
         residual: (P,) residuals r at s, in double precision.
         point: (B, C, H, W) the coordinates s.
-        residual_at: map from other coordinates to the residuals there.
+        residual_at: map from other coordinates (B, C, H, W) to the residuals there.
         weight: the weight ρ of the prior.
         cost: map from s to Q s; the identity by default.
         patches: a prior of patches in place of ρ Q, or ``None``.
@@ -77,15 +90,32 @@ class Posterior:
         return self.weights.to(self.prior.grey)
 
     def pull_back(self, dual: Tensor) -> Tensor:
-        """Return LᵀJᵀ u (B, C, H, W), in coordinates, for weights u (P,) of the residuals."""
+        """Return LᵀJᵀ u (B, C, H, W), the gradient by the coordinates of ⟨u, r⟩ for residuals r.
+
+        L maps the coordinates to images, and J is the derivative of r by the images.
+
+        Args:
+            dual: u (P,).
+        """
         return self.prior.pull(self.linear.pull(dual))
 
     def told(self, direction: Tensor) -> Tensor:
-        """Return LᵀJᵀWJL d, the part of A d from the equations, for a direction d (B, C, H, W)."""
+        """Return LᵀJᵀWJL d (B, C, H, W), the part of the precision times d that the residuals give.
+
+        L maps coordinates to images, J is the derivative of the residuals by the images, and W
+        holds the residuals' weights.
+
+        Args:
+            direction: d (B, C, H, W), a change of the coordinates.
+        """
         return self.pull_back(self._weights * self.linear.push(self.prior.push(direction)))
 
     def __call__(self, direction: Tensor) -> Tensor:
-        """Return the product A d for a direction d (B, C, H, W)."""
+        """Return the product A d (B, C, H, W), where A is the precision of the posterior.
+
+        Args:
+            direction: d (B, C, H, W), a change of the coordinates.
+        """
         if self.patches is None:
             return self.told(direction) + self.weight * self.cost(direction)
         image = self.prior.push(direction)
@@ -93,19 +123,29 @@ class Posterior:
         return self.prior.pull(dual + self.patches.product(image))
 
     def prior_slope(self, point: Tensor) -> Tensor:
-        """Return ρ Q s, half of the derivative of the prior's term, at a point s."""
+        """Return ρ Q s, half of the derivative of the objective's prior term, at coordinates s."""
         if self.patches is None:
             return self.weight * self.cost(point)
         return self.prior.pull(self.patches.product(self.prior.push(point)))
 
     def objective(self, point: Tensor, residual: Tensor) -> float:
-        """Return the objective Φ at a point with residuals (P,)."""
+        """Return the objective Φ(s) at coordinates s, for given residuals there.
+
+        Args:
+            point: s (B, C, H, W).
+            residual: (P,) the residuals at s.
+        """
         misfit = float((self.weights * residual.square()).sum())
         weight, cost = (1.0, self.prior_slope) if self.patches else (self.weight, self.cost)
         return misfit + weight * float((point.double() * cost(point)).sum())
 
     def posed(self, solver: Solver) -> Posed:
-        """Return the Gauss–Newton step of Φ, whose linear system conjugate gradients solve."""
+        """Return the Gauss–Newton step of the objective, for a search along the step.
+
+        Args:
+            solver: the conjugate gradients that solve the step's linear system. Damping has no
+                effect on it.
+        """
         dual = (self.weights * self.residual).to(self.prior.grey)
         slope = self.pull_back(dual) + self.prior_slope(self.point.to(self.prior.grey))
 
@@ -120,9 +160,15 @@ class Posterior:
         return Posed(self.point, value, slope, solve, cost)
 
     def draw(self, solver: Solver, generator: torch.Generator) -> Tensor:
-        """Return a random deviation from s under the posterior, by perturbation and optimisation.
+        """Return a random deviation (B, C, H, W) from the coordinates s under the normal posterior.
 
-        In directions that the solver leaves unsolved, the deviation is a draw of the prior N(0, I).
+        The draw is made by perturbation and optimisation: a linear system with random right-hand
+        side. In directions that the solver leaves unsolved, the deviation is a draw of the prior
+        N(0, I).
+
+        Args:
+            solver: the conjugate gradients that solve the system.
+            generator: the random stream for the draw.
         """
         like = self.prior.grey
         own = torch.randn(self.point.shape, generator=generator).to(like)
@@ -142,7 +188,8 @@ class Kept(Generic[T]):
 
     Attributes:
         many: number of iterations in one step above which another preconditioner is needed.
-        least: least total number of iterations for which a preconditioner is kept.
+        least: total number of iterations that a preconditioner must have served before it is
+            replaced.
         is_due: whether the next step computes a preconditioner. If False at first, none is computed
             before the first step with many iterations.
         made: the preconditioner; ``None`` before the first one.
@@ -156,13 +203,17 @@ class Kept(Generic[T]):
     served: int = 0
 
     def get(self, make: Callable[[], T | None]) -> T | None:
-        """Return the preconditioner. If one is due, it is computed by ``make``."""
+        """Return the preconditioner that is kept; if another is due, it is computed first.
+
+        Args:
+            make: function that computes a preconditioner, or returns ``None`` for none.
+        """
         if self.is_due:
             self.made, self.served, self.is_due = make(), 0, False
         return self.made
 
     def note(self, iterations: int) -> None:
-        """Count a step's iterations, and decide whether another preconditioner is due."""
+        """Count a step's iterations, and decide whether a new preconditioner is due."""
         self.served += iterations
         is_old = self.made is None or self.served > self.least
         self.is_due = is_old and iterations > self.many
