@@ -1,18 +1,20 @@
 """Solve for the features that convolutions take as inputs, from the convolutions' gradients.
 
-The weight gradients give equations ``M(δ) a = T`` for the features a and errors δ
-(:mod:`flwr_leakage.attacks.exact.weight_equations`). Let V be the eigenvectors and λ the
-eigenvalues of ``MᵀM``. The least-squares solution is ``a = V λ⁻¹ Vᵀ Mᵀ T``. Its residual measures
-the noise of the equations, whatever its source: float32 arithmetic, the rounding of parameters on
-the wire, or noise that the client added. With residuals ``r = T − M a`` of n equations for each of
-C input channels, and rank k,
+Let a be the features and δ the derivatives of the loss at the convolutions' outputs. The weight
+gradients give equations ``M(δ) a = T`` (:mod:`flwr_leakage.attacks.exact.weight_equations`). Let V
+be the eigenvectors and λ the eigenvalues of ``MᵀM``. The least-squares solution is
+``a = V λ⁻¹ Vᵀ Mᵀ T``. Its residual measures the noise of the equations, whatever its source:
+float32 arithmetic, the rounding of parameters on the wire, or noise that the client added. With
+residuals ``r = T − M a`` of n equations for each of C input channels, and rank k, the variances of
+the noise and of the solution at position p are
 
     σ² = ‖r‖² / (C (n − k)),    Var a[p] = σ² (V λ⁻¹ Vᵀ)[p, p].
 
-The equations of one output channel o may contradict the others. If there are hardly more equations
-than unknowns, the solution bends to any of them, and r hides the contradiction. So the test
+The equations of one output channel o may contradict those of the others. If there are hardly more
+equations than unknowns, the solution bends to any of them, and r hides the contradiction. So a test
 measures by how much ``‖r‖²`` falls if o is left out (Cook and Weisberg 1982, section 2.2), for each
-of the f equations of o that the other channels check. With the block H_oo of ``H = M V λ⁻¹ Vᵀ Mᵀ``,
+of the f equations of o that the other channels check. With the residuals r_o of o and its block
+H_oo of ``H = M V λ⁻¹ Vᵀ Mᵀ``,
 
     s_o² = r_oᵀ (1 − H_oo)⁻¹ r_o / (C f),
 
@@ -36,12 +38,13 @@ RANK_TOLERANCE = 1e-5
 determined. Squared, such values keep six digits in float64."""
 
 CONTRADICTION = 5.0
-"""A channel contradicts the others if its s_o exceeds this multiple of their median. By noise, a
+"""An output channel contradicts the others if its s_o, a root mean square of its equations'
+residuals that the module's docstring defines, exceeds this multiple of their median. By noise, a
 root mean square of nine residuals or more does once in 1e39 times."""
 
 TRIMS = 5
-"""Number of solutions of one layer's equations. After each but the last, channels that contradict
-it are left out. The masks behind a layer are repaired as often."""
+"""Number of solutions of one layer's equations. After each but the last, channels that
+contradict the solution are left out. The masks of later ReLUs are repaired as often."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +56,10 @@ class Solved:
         noise: (1, 1, H, W), the standard deviation of each position's error; NaN if there are no
             more equations than unknowns.
         equations: the directions of the features that the gradients determine.
-        contradicted: pairs (convolution, output channel) that were left out as they contradict the
+        contradicted: pairs (number of the convolution, output channel) whose equations were left
+            out, as they contradict the others.
+        limits: for each of these pairs, the largest norm of the residual that would agree with the
             others.
-        limits: for each of these pairs, the largest residual norm that would agree with the others.
     """
 
     values: Tensor
@@ -81,17 +85,18 @@ def solve_features(
     has a wrong entry, the error of its channel is wrong too, and the channel's equations contradict
     all others. Such channels are left out, and the rest is solved again.
 
-    A channel contradicts a solution if s_o exceeds ``CONTRADICTION`` times its median over the
-    channels, and s_o / ‖gradient‖ does, too. (Rounding grows with the gradient, but less: large
-    gradients have large residuals, and small gradients have large relative residuals.) A channel
-    also contradicts it if s_o exceeds the same multiple of the σ that remains without the
-    channel. With less than twice as many equations as unknowns only this second rule counts,
-    for one channel at a time.
+    The test compares the root mean square s_o of channel o's residuals, which the module's
+    docstring defines. The channel contradicts the solution if s_o exceeds ``CONTRADICTION`` times
+    its median over the channels, and the same holds for s_o / ‖gradient of o‖. (Rounding grows with
+    the gradient, but less: large gradients have large residuals, and small gradients have large
+    relative residuals.) The channel also contradicts the solution if s_o exceeds ``CONTRADICTION``
+    times the σ that remains without it. With less than twice as many equations as unknowns only
+    this second rule counts, for one channel at a time.
 
     Args:
         uses: the convolutions that take the features, at least one.
-        errors: ∂L/∂outputs of each convolution, (1, O, H', W').
-        gradients: ∂L/∂W of each convolution, (O, C, *kernel).
+        errors: the derivative of the loss at each convolution's outputs, (1, O, H', W').
+        gradients: ∂L/∂W of each convolution's weight, (O, C, *kernel).
 
     Raises:
         ValueError: all errors are zero.
@@ -146,10 +151,16 @@ def solve_features(
 
 
 def _typical(size: Tensor, scale: Tensor, kept: Tensor) -> Tensor:
-    """Return the typical s_o (O,) of channels whose gradients have the norms ``scale`` (O,).
+    """Return for each of O output channels the size of residuals that is typical for its gradient.
 
     It is the larger of two values: the median of ``size`` over the kept channels, and the median of
     their ``size / scale`` times the channel's scale. It is infinite if no channel is checked.
+
+    Args:
+        size: (O,) root mean squares of the channels' residuals; 0 for channels that no other
+            checks.
+        scale: (O,) norms of the channels' gradients.
+        kept: (O,) booleans, true for channels whose equations are used.
     """
     compared = kept & (size > 0)
     if not bool(compared.any()):
@@ -161,19 +172,19 @@ def _typical(size: Tensor, scale: Tensor, kept: Tensor) -> Tensor:
 def _check(
     matrix: Tensor, target: Tensor, equations: Whitened, kept: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return how well the equations of each channel agree with those of all kept channels.
+    """Return how well the equations of each output channel agree with those of all kept channels.
 
-    All channels belong to one convolution.
+    All channels belong to one convolution with input channels C and input positions P.
 
     Args:
-        matrix: M (O, K, P).
-        target: T (O, K, C).
+        matrix: M (O, K, P), the equations of O output channels, K for each.
+        target: T (O, K, C), their right-hand sides.
         equations: the equations of all kept channels of all convolutions.
         kept: booleans (O,), true for the kept channels of this convolution.
 
     Returns:
-        For each channel (O,) the number of its equations that other channels check, and the fall
-        of ‖r‖² without the channel.
+        For each channel (O,) the number of its equations that other channels check, and by how much
+        the sum of squared residuals falls without the channel.
     """
     residual = target - matrix @ (equations.rows.T @ equations.values)
     whitened = matrix @ (equations.rows.T / equations.singular)
@@ -188,10 +199,18 @@ def _check(
 
 
 def _whiten(matrix: Tensor, target: Tensor) -> Whitened:
-    """Return the equations ``V a = S⁻¹ Uᵀ T`` by the eigenvectors of MᵀM, refined once.
+    """Return equations ``M a = T`` as ``V a = S⁻¹ Uᵀ T``, by the eigenvectors V of MᵀM.
 
-    The eigenvalues are the squared singular values. So singular values of 1e-5 of the largest have
-    six exact digits in float64, and the refinement restores the others.
+    M = U S V is the singular value decomposition, and MᵀM has the squares of S as eigenvalues. So
+    singular values of 1e-5 of the largest have six exact digits in float64, and one refinement
+    restores the others.
+
+    Args:
+        matrix: M (n, P).
+        target: T (n, C).
+
+    Raises:
+        ValueError: M is zero.
     """
     squares, vectors = torch.linalg.eigh(matrix.T @ matrix)
     determined = squares > RANK_TOLERANCE**2 * float(squares[-1])

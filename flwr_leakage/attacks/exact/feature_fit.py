@@ -3,9 +3,9 @@
 At the end, signs of preactivations that lie nearer to zero than the input's own error are repaired.
 An input that is right to 1e-6 still has one preactivation out of millions within 1e-6 of zero. If
 its sign is wrong, the gradient differs from the observed one by far more than the input's error
-explains: on a ResNet-18 by 1e-6 to 1e-4 of its square. Other inputs within that error have one sign
-or the other by chance. An input whose gradient meets the observed one is as near to the truth, and
-its gradient shows that its signs are right.
+explains: on a ResNet-18 by 1e-6 to 1e-4 in relative squared distance. Other inputs within that
+error have one sign or the other by chance. An input whose gradient meets the observed one is as
+near to the truth, and its gradient shows that its signs are right.
 
 The first candidate of a fit to pooled features is predicted by a regression. Through many ReLUs a
 fit gets stuck unless it starts near the solution. Features after pooling are local: a linear map of
@@ -34,12 +34,12 @@ from flwr_leakage.records import Batch, InputSpec
 
 @dataclass(frozen=True)
 class Fit:
-    """The end of a fit, with its cost.
+    """The input at which a fit ended, with the cost of the fit.
 
-    The cost includes that of the fits it continues.
+    The cost includes that of the earlier fits that this one continued.
 
     Attributes:
-        inputs: (1, C, H, W) the fitted input in model space.
+        inputs: (1, C, H, W) the fitted input of the network, normalised.
         value: the minimised function at this input.
         iterations: number of the optimizer's steps.
         evaluations: number of computations of the function and its gradient.
@@ -59,17 +59,17 @@ def fit_features(
     optimizer: LBFGS,
     budget: Budget = UNLIMITED,
 ) -> Fit:
-    """Return the fit of an input to known features and to equations about features.
+    """Return the fit of an input to known features of a network and to equations about features.
 
-    It minimises the weighted sum of the outputs' :func:`feature_distance` and the equations'
-    :func:`equation_distance`.
+    It minimises the sum of the known outputs' :func:`feature_distance`, each weighted by
+    :meth:`Features.weight`, and the equations' :func:`equation_distance`.
 
     Args:
         problem: the problem with the network.
         features: the known features, and equations about features.
         start: the fit to continue from.
         weight: weight of the input's smoothed total variation in the minimised sum, ≥ 0.
-        optimizer: minimises over all entries of the input at once.
+        optimizer: the optimizer, which minimises over all entries of the input at once.
         budget: CPU seconds, after which the fit ends early.
     """
     shape, deepest = start.inputs.shape, max([*features.outputs, *features.equations])
@@ -108,24 +108,36 @@ def feature_distance(preactivations: Tensor, known: Tensor) -> Tensor:
 
     A positive output equals the preactivation. A zero output only means that the preactivation is
     not positive. So at zero outputs only positive preactivations count.
+
+    Args:
+        preactivations: inputs of the ReLU, of any shape.
+        known: the known outputs, of the same shape.
     """
     residual = torch.where(known > 0, preactivations - known, preactivations.clamp_min(0))
     return residual.square().sum() / known.square().sum()
 
 
 def equation_distance(preactivations: Tensor, known: Whitened) -> Tensor:
-    """Return the squared residual of ReLU outputs in linear equations, over ``‖values‖²``.
+    """Return the squared residual of linear equations about ReLU outputs, over ``‖values‖²``.
 
     Args:
         preactivations: inputs (1, C, H, W) of the ReLU.
-        known: the linear equations about the ReLU's outputs.
+        known: the equations, with right-hand sides ``values``.
     """
     residual = known.residual(preactivations.clamp_min(0))
     return residual.square().sum() / known.values.square().sum()
 
 
 def smooth_variation(images: Tensor, kink: float = 0.02) -> Tensor:
-    """Return the total variation of images (B, C, H, W), with |d| replaced by √(d² + kink²)."""
+    """Return the smoothed total variation of images (B, C, H, W).
+
+    It is the mean of √(d² + kink²) over the differences d of vertical neighbours, plus the same
+    mean over horizontal neighbours.
+
+    Args:
+        images: the images.
+        kink: the size of differences below which the variation is smooth, > 0.
+    """
     vertical = images[..., 1:, :] - images[..., :-1, :]
     horizontal = images[..., :, 1:] - images[..., :, :-1]
     return sum(
@@ -143,20 +155,24 @@ def settle_signs(
     generator: torch.Generator,
     budget: Budget,
 ) -> tuple[Batch, float]:
-    """Return the input near the one found whose gradient is nearest to the observed one.
+    """Return the input near a given one whose gradient is nearest to the observed one.
+
+    Inputs are drawn at random around the given one. Each draw may turn signs of preactivations near
+    zero.
 
     Args:
         problem: the network and the observed gradient.
-        batch: the input found.
-        errors: sizes that the input's error may have, as shares of its root mean square. The draws
-            use them in turn.
+        batch: the given input, with its label.
+        errors: standard deviations that the input's error may have, as shares of its root mean
+            square. The draws use them in turn.
         met: relative squared distance of gradients at which the draws end.
         draws: largest number of draws; each one computes a gradient.
-        generator: draws the inputs.
+        generator: the random stream of the draws.
         budget: CPU seconds, after which no further input is drawn.
 
     Returns:
-        The samples, and the relative squared distance of their gradient from the observed one.
+        The input with its label, and the squared distance of its gradient from the observed one,
+        relative to the latter's squared norm.
     """
     best, least = batch, gradient_distance(problem, batch)
     scale = batch.inputs.square().mean().sqrt()
@@ -181,7 +197,7 @@ def noise_images(spec: InputSpec, count: int, generator: torch.Generator) -> Ten
     Args:
         spec: the public facts about the data, which give the shape (C, H, W) of an image.
         count: number of images.
-        generator: draws the images.
+        generator: the random stream for the images.
 
     Returns:
         Pixels (count, C, H, W) in [0, 1].
@@ -209,15 +225,17 @@ def read_input(
     generator: torch.Generator,
     ridge: float = 1e-3,
 ) -> Tensor:
-    """Return the input (1, C, H, W), in model space, that ridge regression predicts from features.
+    """Return the normalised input (1, C, H, W) that ridge regression predicts from features.
 
     Args:
-        features: map from a batch of inputs to features (B, N, H', W'), with H' ≤ H and W' ≤ W.
+        features: map from a batch of normalised inputs to features (B, N, H', W'), with H' ≤ H and
+            W' ≤ W.
         known: the features (1, N, H', W') of the input sought.
         spec: the public facts about the data.
         count: number of synthetic images to learn from, ≥ 1.
-        generator: draws these images.
-        ridge: weight of the penalty, as a share of the mean diagonal entry of the Gram matrix.
+        generator: the random stream for these images.
+        ridge: weight of the penalty on the squared coefficients, as a share of the mean diagonal
+            entry of the regression's Gram matrix.
 
     Raises:
         ValueError: count is less than 1, or the features have more positions than the input.

@@ -2,9 +2,10 @@
 
 If a network is a chain of convolutions or linear layers, the gradient of one sample reveals its
 features layer by layer, from the last layer on (:func:`walk_back`). The weight gradient of the last
-layer is ``e hᵀ``, with the logit error e, which is the bias's gradient. So the layer's input h is
-known. It gives the slope of the last activation, so that the error δ of the layer before is exact.
-That layer's weight gradient is then *linear* in the layer's input a: ``M(δ) a = ∂L/∂W``.
+layer is ``e hᵀ``, where e is the derivative of the loss by the logits, and so the bias's gradient.
+So the layer's input h is known. It gives the slope of the last activation, so that the derivative δ
+of the loss at the outputs of the layer before is exact. That layer's weight gradient is then
+*linear* in the layer's input a: ``M(δ) a = ∂L/∂W``.
 
 - Through invertible activations the weight gradients are solved for the features, as long as there
   is one solution. The input is then fitted to the deepest features found.
@@ -41,20 +42,22 @@ from flwr_leakage.records import Batch, Reconstruction
 from flwr_leakage.spectral.image_prior import ImagePrior
 
 SOLVED = 1e-9
-"""Relative mean squared residual up to which the convex problem of a layer counts as solved."""
+"""Mean squared residual, divided by the mean square of the solution, up to which the convex
+problem of a layer counts as solved."""
 
 
 @dataclass(frozen=True)
 class FeatureMatching(ExactAttack):
-    """Solve one sample layer by layer, from the last layer on, then fit the input.
+    """Solve for one sample layer by layer, from the last layer on, then fit the input.
 
-    The attack takes an update of one sample in one plain step. It answers the fitted input with
-    the least relative squared distance of the gradients.
+    The model must be a chain of convolutions or linear layers with activations between. The attack
+    takes an update of one sample in one plain step. Of the inputs that it fits, it returns the one
+    whose gradient is nearest to the observed one.
 
     Attributes:
         layer_iterations: largest number of iterations for the convex problem of a layer behind an
             invertible activation, ≥ 1.
-        proof: tolerance of the proof of a mask, ≥ 0; see
+        proof: tolerance of the proof of a ReLU mask, ≥ 0; see
             :data:`~flwr_leakage.attacks.exact.masks.PROOF`.
         fit_iterations: largest number of iterations of a fit of the input without ReLUs, ≥ 1.
         rounds: largest number of fadings in a fit through ReLUs, ≥ 1. A fading is a series of steps
@@ -78,7 +81,16 @@ class FeatureMatching(ExactAttack):
         require(self, "be at least 1", "layer_iterations", "fit_iterations", "rounds")
 
     def check(self, problem: Problem, generator: torch.Generator) -> Applicability:
-        """Return whether the attack applies to a problem; see :meth:`ExactAttack.check`."""
+        """Return a statement that the attack applies, with the layers that have enough equations.
+
+        Args:
+            problem: the network and the observed update of one sample in one step.
+            generator: a random stream, which this attack does not use.
+
+        Raises:
+            ValueError: the update stems from several samples or steps, or the model is no chain of
+                layers with a bias of the last one.
+        """
         chain = _chain(problem)
         kinks = sum(link.activation.is_relu for link in chain)
         stated = [(link, _counts(link)) for link in chain[:-1]]
@@ -92,10 +104,17 @@ class FeatureMatching(ExactAttack):
     def solve(
         self, problem: Problem, generator: torch.Generator, restart: int, budget: Budget
     ) -> Reconstruction:
-        """Return the input that explains the update of one problem in float64.
+        """Return the fitted input, with its label, that explains the update of one problem.
+
+        Args:
+            problem: the network and the observed update of one sample in one step, in float64.
+            generator: the random stream for the start of a fit without ReLUs.
+            restart: number of the restart, which may change that start.
+            budget: the CPU time, after which the fits end early.
 
         Raises:
-            ValueError: the update stems from several samples or steps, or the model is no chain.
+            ValueError: the update stems from several samples or steps, or the model is no chain of
+                layers with a bias of the last one.
         """
         chain = _chain(problem)
         walk = walk_back(chain, self.proof, self.layer_iterations)
@@ -134,10 +153,21 @@ class FeatureMatching(ExactAttack):
     def _fit_levels(
         self, chain: Sequence[Link], levels: Sequence[Level], start: Tensor, budget: Budget
     ) -> tuple[list[Candidate], bool]:
-        """Return inputs fitted to a walk's last two levels, and whether the budget ended a fit.
+        """Return inputs fitted to the last two layers with known outputs, and whether time ran out.
 
-        A walk may go one layer too far. The features of that level are roughly right, but the
-        errors are not. The fit to them is then a good start for the fit to the level before.
+        The walk from the logits towards the input may go one layer too far. The outputs of that
+        layer are then roughly right, but the derivatives of the loss there are not. The fit to them
+        is a good start for the fit to the layer behind it.
+
+        Args:
+            chain: all layers of the network.
+            levels: the layers with known outputs, from the last layer but one towards the input.
+            start: (1, C, H, W) the input to start from.
+            budget: the CPU time, after which a fit ends early.
+
+        Returns:
+            One or two candidates, each with the name of its stage; and whether the budget ended the
+            last fit.
         """
         position = len(chain) - 1 - len(levels)
         before, iterations = chain[:position], self.fit_iterations
@@ -151,7 +181,11 @@ class FeatureMatching(ExactAttack):
 
 
 def _chain(problem: Problem) -> list[Link]:
-    """Return the layers of a model, and require a bias of the last layer."""
+    """Return the layers of a model that is a chain, of which the last layer has a bias.
+
+    Raises:
+        ValueError: the update stems from several samples or steps, or the model is no such chain.
+    """
     require_single_gradient(problem, "feature matching")
     chain = trace_chain(problem)
     if chain[-1].bias_gradient is None:
@@ -160,7 +194,11 @@ def _chain(problem: Problem) -> list[Link]:
 
 
 def _counts(link: Link) -> tuple[int, int]:
-    """Return the equations that a weight gradient gives for an input channel, and its unknowns."""
+    """Return how many equations a layer's weight gradient gives for one channel of its input.
+
+    Returns:
+        The number of equations, and the number of unknown entries in the channel.
+    """
     if link.geometry is None:
         return link.num_channels, 1
     return link.weight[:, 0].numel(), torch.Size(link.input_shape[1:]).numel()
@@ -171,8 +209,15 @@ def fit_level(
 ) -> tuple[Tensor, bool]:
     """Return the input that L-BFGS fits to a layer's known outputs and to its weight's gradient.
 
+    Args:
+        before: the layers before that layer.
+        level: the layer, with its known outputs and the equations of its weight gradient.
+        start: (1, C, H, W) the input to start from.
+        iterations: the largest number of iterations.
+        budget: the CPU time, after which the fit ends early.
+
     Returns:
-        The input (1, *shape), and whether the budget ended the fit.
+        The input (1, C, H, W), and whether the budget ended the fit.
     """
     size = level.equations.values.square().sum().clamp_min(1e-30)
 
@@ -194,14 +239,15 @@ def fit_level(
 
 @dataclass(frozen=True)
 class Walk:
-    """The known features of a chain's layers, from the last layer towards the input.
+    """The known outputs of a chain's layers, from the last layer towards the input.
 
     Attributes:
         logit_error: ∂L/∂logits (K,).
         levels: the layers with known outputs, from the last layer but one towards the input.
         residuals: residuals of the convex problems that were solved, see :func:`solve_layer`.
-        hidden: the last ReLUs that the walk came to. If their masks were proven, the walk passed
-            them. ``None`` if the last activation that it came to is invertible.
+        hidden: the ReLUs nearest to the input that were reached. If their masks are proven, the
+            walk went on through them. It is ``None`` if the activation nearest to the input that
+            was reached is invertible.
     """
 
     logit_error: Tensor
@@ -211,7 +257,7 @@ class Walk:
 
 
 def walk_back(chain: Sequence[Link], proof: float, layer_iterations: int) -> Walk:
-    """Return the walk from a chain's logits towards its input, as far as the gradients lead.
+    """Return the known outputs of a chain's layers, from its logits as far as the gradients lead.
 
     Args:
         chain: the layers of the network, of which the last one has a bias.

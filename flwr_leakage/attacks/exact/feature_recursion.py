@@ -1,28 +1,30 @@
-"""Feature recursion: read a ReLU network's features from its gradients, then fit the input.
+"""Read a ReLU network's features from its gradients, layer by layer, then fit the input to them.
 
 Networks whose channels grow as their maps shrink have far more equations than unknowns in all but
-the first layers. So :func:`recover_features` reaches shallow layers, also through BatchNorm with
-given statistics and skip connections. Pooling at the end of the network hides the last mask from
-the features, but leaves positions with the same error:
+the first layers. So :func:`recover_features` reaches shallow layers, those near the input, also
+through BatchNorm with given statistics and skip connections. Pooling at the end of the network
+hides the last mask, which says which units of the last ReLU are on. But it leaves positions with
+the same derivative of the loss:
 
-- behind global average pooling, all positions share one error;
+- behind global average pooling, all positions share one derivative;
 - behind max pooling over windows that do not overlap, flattened into the last layer, all positions
   of a window share one.
 
 Either is enough to find the mask (:mod:`flwr_leakage.attacks.exact.last_mask`). Max pooling in
-earlier layers ends the recursion: the pooled features are still determined, but not the position
-of each maximum in its window. Windows may overlap there, as in the stem of a ResNet.
+earlier layers ends the recursion: the pooled features are still determined, but not the position of
+each maximum in its window. Windows may overlap there, as in the stem of a ResNet.
 
-Finally the input is fitted to the shallowest features found, by a residual that is continuous in x.
-The fit starts from grey and has two stages. The first fits the shallowest known layer alone. Few
-convolutions lie before that layer, so that the fit rarely gets stuck. If the layer's equations
-leave some directions of its features open, or almost, the equations themselves are fitted. The
-second stage fits all known layers, each weighted by its noise: deeper layers are known a hundred
-times better. If such a fit does not meet the features, fits of other choices of layers start from
-grey. For pooled features, the fit starts from an input that a regression on synthetic images
-predicts from them, and first prefers smooth images. If the windows of the pooling overlap, the
-gradient of the stem's convolution is fitted, too
-(:mod:`flwr_leakage.attacks.exact.pooled_stem`).
+Finally the input is fitted to the shallowest features found, by a residual that is continuous in
+the input. The fit starts from grey and has two stages. The first fits the shallowest known layer
+alone. Few convolutions lie before that layer, so that the fit rarely gets stuck. If the layer's
+equations leave some directions of its features open, or almost, the equations themselves are
+fitted. The second stage fits all known layers, each weighted by its noise: deeper layers are known
+a hundred times better. If such a fit does not meet the features, fits of other choices of layers
+start from grey.
+
+For pooled features, the fit starts from an input that a regression on synthetic images predicts
+from them, and first prefers smooth images. If the windows of the pooling overlap, the gradient of
+the stem's convolution is fitted, too (:mod:`flwr_leakage.attacks.exact.pooled_stem`).
 """
 
 from dataclasses import dataclass, field, replace
@@ -56,33 +58,34 @@ MET = 1e-8
 of a pass in single precision. The noise of features may explain a larger one."""
 
 FITTED = 3
-"""Number of known layers besides the shallowest that the input is fitted to."""
+"""Number of known layers, besides the one nearest to the input, to which the input is fitted."""
 
 SMOOTHING, SHAKING = (0.3, 0.1, 0.03, 0.01, 0.0), 0.2
-"""Weights of the total variation in successive fits of a round to pooled features, and standard
-deviation of the noise at the start of a further round, in units of the model's input. They were
-chosen on training images of CIFAR-10; no table."""
+"""Weights of the total variation in successive fits of a round to pooled features; and the
+standard deviation of the noise that is added at the start of a further round, in units of the
+network's normalised input. They were chosen on training images of CIFAR-10; no table."""
 
 SIGN_DRAWS = 24
-"""Largest number of inputs that are drawn where the features are met and the gradient is not."""
+"""Largest number of inputs that are drawn near the one found if it meets the features, but its
+gradient does not meet the observed one."""
 
 
 @dataclass(frozen=True)
 class FeatureRecursion(ExactAttack):
     """Read features from the last ReLU on, as far as gradients determine them, and fit the input.
 
-    The attack takes one sample and one plain gradient of a ReLU network. Its last layer must be
-    linear with a bias. The inputs of that layer must be features that were averaged over few
-    positions, or pooled to maxima and flattened. BatchNorm must use given statistics.
+    The attack takes one sample and one plain gradient of a ReLU network. The last layer must be
+    linear with a bias. Its inputs must be features that were averaged over few positions, or pooled
+    to maxima and flattened. BatchNorm must use given statistics.
 
     Attributes:
         iterations: largest number of iterations of the last fit, ≥ 1.
-        initialisation: the start of the fit if the shallowest features are not pooled.
+        initialisation: the start of the fit if the features nearest to the input are not pooled.
         synthetic: number of noise images from which a start is learned if features are pooled, ≥ 1.
         smoothed_iterations: largest number of iterations of each fit to pooled features with a
             preference for smooth images, ≥ 1.
-        rounds: largest number of rounds of these fits, ≥ 1. A round starts from the end of the
-            last one, to which noise is added. The rounds end once the features are met.
+        rounds: largest number of rounds of these fits, ≥ 1. A round starts from the end of the last
+            one, to which noise is added. The rounds end once the features are met.
     """
 
     purpose: ClassVar[str] = "feature recursion"
@@ -98,9 +101,16 @@ class FeatureRecursion(ExactAttack):
         require(self, "be at least 1", *names)
 
     def check(self, problem: Problem, generator: torch.Generator) -> Applicability:
-        """Return whether the attack applies, which takes part of its time to read the features.
+        """Return a statement that the attack applies, with the shape of the features that it reads.
 
-        See :meth:`ExactAttack.check`.
+        It reads the features, which is a part of the attack's work.
+
+        Args:
+            problem: the network and the observed update of one sample in one step.
+            generator: a random stream, which this attack does not use.
+
+        Raises:
+            ValueError: no features can be read.
         """
         known = recover_features(problem)
         shape = tuple(known.outputs[known.shallowest].shape[1:])
@@ -111,7 +121,13 @@ class FeatureRecursion(ExactAttack):
     def solve(
         self, problem: Problem, generator: torch.Generator, restart: int, budget: Budget
     ) -> Reconstruction:
-        """Return the input that explains the update of one problem.
+        """Return the fitted input, with its label, that explains the update of one problem.
+
+        Args:
+            problem: the network and the observed update of one sample in one step, in float64.
+            generator: the random stream for starts and synthetic images.
+            restart: number of the restart, which may change the start.
+            budget: the CPU time, after which the fits end early.
 
         Raises:
             ValueError: no features could be read.
@@ -152,7 +168,16 @@ class FeatureRecursion(ExactAttack):
         return Reconstruction(found, distance, stats)
 
     def _fit(self, problem: Problem, known: Features, start: Fit, budget: Budget) -> Fit:
-        """Return the fit to features that are not pooled, from the first start that meets them."""
+        """Return the best fit of an input to features that are not pooled.
+
+        Several starts are tried in turn, until an input meets the features.
+
+        Args:
+            problem: the problem with the network.
+            known: the known features, and equations about features.
+            start: the input from which the first stage of each fit starts.
+            budget: the CPU time, after which no further start is tried.
+        """
         chosen = known.first(FITTED + 1)
         narrow = problem.to(torch.float32)
         optimizer = LBFGS(self.iterations, relative_tolerance=1e-3, tolerance=1e-12)
@@ -175,9 +200,17 @@ class FeatureRecursion(ExactAttack):
     def _nearer(
         self, problem: Problem, chosen: Features, fit: Fit, targets: Tensor, budget: Budget
     ) -> Fit:
-        """Return the better of a fit and its continuation by the features, as the gradient shows.
+        """Return the better of a fit and its continuation, as the gradient shows.
 
-        Pooled features alone leave directions of an input open, in which the continuation may move.
+        The continuation fits the features alone. Pooled features leave directions of an input open,
+        in which it may move.
+
+        Args:
+            problem: the network and the observed gradient.
+            chosen: the known features to which the continuation fits the input.
+            fit: the fit to continue.
+            targets: the label of the sample.
+            budget: the CPU time, after which the continuation ends early.
         """
         fit = replace(fit, inputs=fit.inputs.double())
         distance = gradient_distance(problem, Batch(fit.inputs, targets))
@@ -191,7 +224,16 @@ class FeatureRecursion(ExactAttack):
     def _search(
         self, problem: Problem, known: Features, generator: torch.Generator, budget: Budget
     ) -> Fit:
-        """Return the fit to pooled features. It starts from a regression and runs in rounds."""
+        """Return the fit of an input to pooled features, which starts from a regression.
+
+        The fit runs in rounds. Each round first prefers smooth images, and then less so.
+
+        Args:
+            problem: the problem with the network, in single precision.
+            known: the known features, in single precision.
+            generator: the random stream for synthetic images and the starts of rounds.
+            budget: the CPU time, after which the rounds end.
+        """
         number = known.shallowest
 
         def features(inputs: Tensor) -> Tensor:
@@ -214,10 +256,14 @@ class FeatureRecursion(ExactAttack):
 
 
 def _is_met(fit: Fit, known: Features) -> bool:
-    """Return whether noise explains the distance of an input's features from the known features.
+    """Return whether noise explains the distance of a fitted input's features from the known ones.
 
     With the weights of :meth:`Features.weight`, each of n outputs contributes the square of the
-    least noise, so that n of these squares are expected at the truth.
+    least noise to the distance, so that n of these squares are expected at the truth.
+
+    Args:
+        fit: the fitted input.
+        known: the known features with their noise.
     """
     chosen = known.first(FITTED + 1)
     explained = len(chosen.outputs) * (MARGIN * chosen.least_noise) ** 2

@@ -1,30 +1,33 @@
 """Fit the input of a stem: a convolution and max pooling over windows that may overlap.
 
 In the stem of a ResNet, 3×3 windows of stride 2 keep few more numbers than the image has pixels,
-16,384 for the 12,288 of a 64×64 image. With a given choice of each window's maximum, the values
-``v = (W ∗ x + t)[maximum]`` are linear in x. Neighbouring windows share maxima, so that only some
-9,300 of these equations are distinct: they leave the image near 40 dB. The gradient
-``∂L/∂W = Σ_p δ[p] x[patch p]`` of the convolution, with δ the known error of a window's value at
-its maximum, is linear in x, too. Together they determine the image.
+16,384 for the 12,288 of a 64×64 image. Let x be the image, W the convolution's weight and t the
+offset of its outputs, which are called *entries* here. If the place of each window's maximum is
+given, the windows' values ``v = (W ∗ x + t)[maximum]`` are linear in x. Neighbouring windows share
+maxima, so that only some 9,300 of these equations are distinct: they leave the image near 40 dB.
+The gradient ``∂L/∂W = Σ_p δ[p] x[patch p]`` of the convolution is linear in x, too. δ is the known
+derivative of the loss by a window's value, at the place of its maximum. Together they determine the
+image.
 
-Two facts restrict the choice of each window's maximum:
+Two facts restrict the place of each window's maximum:
 
 - The values bound the entries: an entry is at most the least value of the windows that hold it.
 - Two windows with equal values share their maximum, unless their patches are equal. So windows fall
   into *groups*. All windows of a group hold its one maximum. On an untrained ResNet-18 at 64×64
-  pixels, a fifth of the groups has one candidate left, and a median group has four.
+  pixels, a fifth of the groups has one candidate place left, and a median group has four.
 
 The rest is found by alternation, as in expectation maximisation. The weights p of a group's
-candidates k first come from the last image's entries y, which have a normal error of width τ,
+candidate places k first come from the last image's entries y, which have a normal error of width τ,
 
     p_k ∝ φ((v − y_k) / τ) / Φ((v − y_k) / τ),
 
-where v is the group's value. The denominator accounts for the other entries, which lie below v.
-Weighted least squares with a prior of natural images gives the next image, while τ falls. From some
-τ on, the gradient of the convolution is used. A wrong choice j in place of k changes the gradient
-of its channel by ``δ (x[patch k] − x[patch j])``, which the channel's 147 equations show. So
-choices are turned one after another before the weights are computed again, in each channel the one
-that gains the most. Equations that disagree count less.
+where v is the group's value, and φ and Φ are the normal density and distribution. The denominator
+accounts for the other entries, which lie below v. Weighted least squares with a prior of natural
+images gives the next image, while τ falls. From some τ on, the gradient of the convolution is used.
+A wrong choice j in place of k changes the gradient of its channel by
+``δ (x[patch k] − x[patch j])``, which the channel's 147 equations show. So before the weights are
+computed again, choices are changed (*turned*) one after another: in each channel, the one that
+gains the most. Equations that disagree count less.
 """
 
 from dataclasses import dataclass
@@ -44,31 +47,38 @@ from flwr_leakage.spectral.conjugate_gradient import conjugate_gradients
 from flwr_leakage.spectral.image_prior import ImagePrior
 
 WIDTH, FALL, COARSE = 2.0, 0.72, 13
-"""τ of the first step in units of the values' deviation, its ratio from step to step, and the
-number of steps without turns. These values and those below were chosen on one development draw of
-a ResNet-18 at 64×64 pixels, and held on four more; no table."""
+"""Width τ of the entries' normal error in the first step, in units of the standard deviation of
+the windows' values; its ratio from step to step; and the number of steps before choices of
+maxima are turned. These values and those below were chosen on one development draw of a
+ResNet-18 at 64×64 pixels, and held on four more; no table."""
 
 JOINS = 0.12
-"""τ, in the same unit, from which on the gradient of the convolution takes part."""
+"""Width τ of the entries' error, in units of the standard deviation of the windows' values,
+below which the gradient of the convolution takes part."""
 
 BELIEF, BELIEF_FALL = 0.033, 0.8
-"""Width of the entries' error in the first step with turns, in the same unit, and its ratio."""
+"""Width of the entries' error in the first step in which choices are turned, in units of the
+standard deviation of the windows' values, and its ratio from step to step."""
 
 TRUST, TRUST_FALL, FINE = 0.025, 0.7, 26
-"""Width of the equations' error in the first step with turns, in the same unit, its ratio, and the
-largest number of these steps."""
+"""Width of the equations' error in the first step in which choices are turned, in units of the
+standard deviation of the windows' values; its ratio from step to step; and the largest number of
+these steps."""
 
 SETTLED, BALANCE, LEAST = 14, 5.0, 4e-6
-"""Number of steps with turns after which that width is a multiple of what the gradient leaves, this
-multiple, and the width at which the search ends. With widths that fell on, conjugate gradients
-left the directions that the gradient alone tells, at 63 dB in place of more than 90."""
+"""Number of steps with turns after which the width of the equations' error follows the residual
+that the gradient leaves; the multiple of that residual; and the width at which the search ends.
+With widths that fell on, conjugate gradients left the directions that the gradient alone tells,
+at 63 dB in place of more than 90."""
 
 KEPT, DOUBT = 0.1, 0.03
-"""Share of a channel's squared residual before turns that counts as its noise after them, and the
-weight of a squared misfit of an equation, in units of its error, against it."""
+"""Share of a channel's squared residual before choices are turned that counts as its noise after
+them; and the weight of an equation's squared misfit, in units of its error, that lowers the
+equation's own weight."""
 
 TURNS, GAIN = 40, 0.5
-"""Largest number of turns of a channel in a step, and the least gain in log-likelihood of each."""
+"""Largest number of choices that are turned in a channel in one step, and the least gain in
+log-likelihood of each."""
 
 EQUAL = 50
 """Difference up to which the values of two windows are equal, in units of their noise. At 10, four
@@ -80,13 +90,13 @@ ITERATIONS, TOLERANCE = 60, 1e-3
 
 @dataclass(frozen=True)
 class Stem:
-    """A stem: the convolution from an input x to the entries that are pooled.
+    """A stem: the convolution that maps an input x to the entries that are pooled.
 
     Attributes:
-        weight: (C, c, k, k) weight with the scale of BatchNorm in it.
-        offset: (C,) the shift t of each channel.
-        geometry: the geometry of the convolution.
-        shape: the shape (1, C, H, W) of the convolution's outputs.
+        weight: W (C, c, k, k), with the scale of BatchNorm in it.
+        offset: t (C,), the shift of each channel, so that the entries are W ∗ x + t.
+        geometry: kernel, padding and stride of the convolution.
+        shape: the shape (1, C, H, W) of the entries.
         size: the shape (1, c, H, W) of the input.
     """
 
@@ -98,10 +108,16 @@ class Stem:
 
     @classmethod
     def of(cls, problem: Problem, number: int) -> tuple["Stem", Tensor, str] | None:
-        """Return the stem in front of a ReLU, the scale (C,) in its weight, and the weight's name.
+        """Return the convolution in front of a ReLU, with the scale and the name of its weight.
 
-        It returns None if the inputs of the ReLU are not one convolution of the network's input,
-        scaled and shifted channel by channel.
+        Args:
+            problem: the network.
+            number: the number of the ReLU in the order of calls.
+
+        Returns:
+            The stem; the factors (C,) by which its weight differs from the parameter; and the
+            parameter's name. It is None if the inputs of the ReLU are not one convolution of the
+            network's input, scaled and shifted channel by channel.
         """
         noise = torch.randn(1, *problem.spec.shape, generator=torch.Generator().manual_seed(0))
         noise = noise.to(problem.gradient[next(iter(problem.gradient))])
@@ -128,30 +144,43 @@ class Stem:
         return self.geometry.stride, self.geometry.padding, self.geometry.dilation
 
     def push(self, inputs: Tensor) -> Tensor:
-        """Return the convolution W ∗ x of inputs x (1, c, H, W)."""
+        """Return the convolution W ∗ x, without offset, of inputs x (1, c, H, W)."""
         stride, padding, dilation = self._settings
         return F.conv2d(inputs, self.weight, None, stride, padding, dilation)
 
     def pull(self, errors: Tensor, weight: Tensor | None = None) -> Tensor:
-        """Return Wᵀ δ for errors δ of the entries (1, C, H, W), with W or with another weight."""
+        """Return the derivative of the loss by the input, (1, c, H, W), from that by the entries.
+
+        Args:
+            errors: (1, C, H, W), the derivative by the entries.
+            weight: the weight of the convolution; by default the stem's own.
+        """
         weight = self.weight if weight is None else weight
         return conv2d_input(self.size, weight, errors, *self._settings)
 
     def correlate(self, inputs: Tensor, errors: Tensor) -> Tensor:
-        """Return the gradient ``Σ_p δ[p] x[patch p]`` of inputs x and errors δ, (C, c, k, k)."""
+        """Return the gradient ``Σ_p δ[p] x[patch p]`` (C, c, k, k) of the convolution's weight.
+
+        Args:
+            inputs: x (1, c, H, W).
+            errors: δ (1, C, H, W), the derivative of the loss by the entries.
+        """
         return conv2d_weight(inputs, self.weight.shape, errors, *self._settings)
 
 
 @dataclass(frozen=True)
 class Groups:
-    """G groups of pooling windows; the windows of a group share their maximum.
+    """G groups of pooling windows; the windows of a group share the place of their maximum.
+
+    A channel has P positions, and an entry is the value of one channel at one position before
+    pooling. K places of a window are the candidates for the maximum.
 
     Attributes:
         channels: (G,) channel of each group.
-        entries: (G, K) indices of the candidates for the maximum among all entries.
+        entries: (G, K) indices of the candidates among all entries.
         allowed: (G, K) booleans, true for candidates that may be the maximum.
         values: (G, 1) value of the maximum.
-        errors: (G,) error of the maximum, the sum over the group's windows.
+        errors: (G,) derivative of the loss by the maximum, the sum over the group's windows.
         bounds: (C·P,) upper bound of each entry; infinite for none.
     """
 
@@ -166,14 +195,14 @@ class Groups:
     def of(
         cls, table: Tensor, values: Tensor, errors: Tensor, positions: int, tolerance: float
     ) -> "Groups":
-        """Return the groups of windows.
+        """Return the groups of windows that share the place of their maximum.
 
         Args:
             table: (K, P) the K positions that each of P windows holds; −1 beyond the map.
-            values: (C, P) values of the windows, 0 if they are not positive.
-            errors: (C, P) errors of the windows' values.
-            positions: number of positions of a channel.
-            tolerance: difference up to which two values count as equal.
+            values: (C, P) maxima of the windows, 0 if they are not positive.
+            errors: (C, P) derivatives of the loss by the windows' maxima.
+            positions: number of positions of a channel before pooling.
+            tolerance: difference up to which two maxima count as equal.
         """
         channels, windows = values.shape
         first = positions * torch.arange(channels)[:, None, None]
@@ -215,12 +244,21 @@ class Groups:
         )
 
     def at(self, weights: Tensor) -> Tensor:
-        """Return the sum of candidates' weights (G, K) at each entry, (C·P,)."""
+        """Return for each entry before pooling, (C·P,), the sum of its weights as a candidate.
+
+        Args:
+            weights: (G, K) a weight for each candidate place of each group's maximum.
+        """
         total = torch.zeros_like(self.bounds)
         return total.index_add(0, self.entries.flatten(), weights.flatten())
 
     def log_odds(self, entries: Tensor, width: float) -> Tensor:
-        """Return log p (G, K) of the candidates up to a constant, from entries (1, C, H, W)."""
+        """Return the log probability (G, K), up to a constant, of maxima's candidate places.
+
+        Args:
+            entries: (1, C, H, W) the last image's entries, which are values before pooling.
+            width: the standard deviation of their error.
+        """
         misfit = (entries.flatten()[self.entries] - self.values) / width
         odds = -misfit.square() / 2 - torch.special.log_ndtr(-misfit)
         return torch.where(self.allowed, odds, -torch.inf)
@@ -228,7 +266,14 @@ class Groups:
 
 @dataclass(frozen=True)
 class _Search:
-    """The alternating search for choices and image, with ∂L/∂W divided by its root mean square."""
+    """The alternating search for the places of maxima and for the image of a stem.
+
+    Attributes:
+        stem: the convolution before the pooling.
+        groups: the groups of pooling windows with their candidate places.
+        prior: the prior of natural images.
+        gradient: ∂L/∂W of the convolution, divided by its root mean square.
+    """
 
     stem: Stem
     groups: Groups
@@ -240,13 +285,17 @@ class _Search:
 
     def solve(self, point: Tensor, odds: Tensor, width: float, doubt: float,
               noise: Tensor | None) -> Tensor:  # fmt: skip
-        """Return the coordinates of the image that fits weighted choices, bounds and gradient best.
+        """Return the coordinates under the prior, (1, c, H, W), of the image that fits best.
+
+        The image fits the windows' values at their candidate places, by weight, the bounds of the
+        other entries, and the gradient of the convolution.
 
         Args:
             point: coordinates (1, c, H, W) of the last image.
             odds: (G, K) weights of the candidates, which sum to one in a group.
             width: standard deviation τ of an entry's error.
-            doubt: see ``DOUBT``.
+            doubt: weight of an equation's squared misfit, in units of its error, that lowers the
+                equation's own weight; see ``DOUBT``.
             noise: (C,) variance that is added to the gradient's noise; ``None`` to ignore the
                 gradient.
         """
@@ -295,7 +344,12 @@ class _Search:
         return self.stem.geometry.patches(inputs)[0].T.contiguous()
 
     def _spread(self, inputs: Tensor, odds: Tensor) -> Tensor:
-        """Return the variance (C,) of the gradient's entries that undecided choices cause."""
+        """Return the variance (C,) of each channel's gradient entries that undecided places cause.
+
+        Args:
+            inputs: (1, c, H, W) the last image.
+            odds: (G, K) weights of the candidate places of each group's maximum.
+        """
         positions = self.stem.shape[2] * self.stem.shape[3]
         patches = self._patches(inputs)[self.groups.entries % positions]
         mean = (odds[..., None] * patches).sum(1, keepdim=True)
@@ -303,11 +357,17 @@ class _Search:
         return each.new_zeros(self.stem.shape[1]).index_add(0, self.groups.channels, each)
 
     def turned(self, inputs: Tensor, odds: Tensor) -> tuple[Tensor, Tensor]:
-        """Return weights (G, K) with which the gradient agrees, and mean squares (C,) of the rest.
+        """Return weights of the candidate places with which the convolution's gradient agrees.
+
+        In each channel, the choice of a place that gains the most is changed, one after another.
 
         Args:
             inputs: (1, c, H, W) the last image.
             odds: (G, K) logarithms of the weights that the image's entries give.
+
+        Returns:
+            The weights (G, K), which sum to one in a group; and for each channel the mean square
+            (C,) of the gradient that its choices leave unexplained.
         """
         groups, channels = self.groups, self.groups.channels
         patches = self._patches(inputs)
@@ -348,8 +408,10 @@ class _Search:
 def fit_stem(problem: Problem, features: Features, budget: Budget) -> Fit | None:
     """Return the input that fits a stem's pooled outputs and its gradient, or None.
 
-    It is None if the outputs are not those of one convolution of the input, or if their errors
-    are unknown. The value of the fit is the features' :func:`feature_distance`.
+    A stem is a convolution of the input with max pooling over windows that may overlap. It is None
+    if the outputs are not those of one convolution of the input, if the convolution is frozen, or
+    if the derivatives of the loss by the outputs are unknown. The value of the fit is the features'
+    :func:`feature_distance`.
 
     Args:
         problem: the problem with the network, in single precision.
