@@ -1,12 +1,13 @@
 """Reconstruct one sample's pass through linear layers with ReLUs from pruned gradients.
 
-The gradient of a linear layer ``u = W h + c`` is ``e [h, 1]ᵀ`` for one sample, with e the error of
-its outputs. Pruned gradients give these facts:
+The gradient ``[∂L/∂W, ∂L/∂c]`` of a linear layer ``u = W h + c`` is ``e [h, 1]ᵀ`` for one sample,
+where e = ∂L/∂u is called the *error* of its outputs. Pruned gradients give these facts:
 
 * A kept entry is exact, or its noise shows in its distance from the product ``e [h, 1]ᵀ``. Kept
   entries of the bias give errors. Known errors and kept entries of their rows give inputs. Known
   inputs and kept entries of their columns give errors of further rows.
-* A zero entry has ``|e_i h_j| ≤ τ``, with τ the smallest magnitude that its tensor kept.
+* A zero entry has ``|e_i h_j| ≤ τ``, where τ is the smallest magnitude that pruning kept in the
+  tensor.
 * A unit is on if its error was kept, or its entry in the next layer's input.
 * The next layer's errors give the error that each unit would have if it were on. If pruning would
   have kept that error, but the unit's gradient is zero, the unit is off.
@@ -37,6 +38,8 @@ from flwr_leakage.spectral.image_prior import ImagePrior
 class PrunedLayer:
     """A linear layer, with the errors and inputs of one sample that its pruned gradient gives.
 
+    The layer computes ``u = W h + c``, and its error is e = ∂L/∂u.
+
     Attributes:
         matrix: W (m, n).
         offset: c (m,).
@@ -47,7 +50,8 @@ class PrunedLayer:
         deviations: standard deviations (n,) of the known inputs, which the gradient's noise causes;
             zero for unknown inputs.
         noise: standard deviation of the gradient's entries.
-        threshold: τ; infinite if pruning removed larger entries than it kept.
+        threshold: τ, the smallest magnitude that pruning kept; infinite if pruning removed larger
+            entries than it kept.
     """
 
     matrix: Float[Tensor, "m n"]
@@ -69,6 +73,12 @@ class PrunedLayer:
         bias: Float[Tensor, " m"],
     ) -> "PrunedLayer":
         """Return the layer with the errors and inputs that the kept entries of its gradient give.
+
+        Args:
+            matrix: the weight W.
+            offset: the bias c.
+            weight: ∂L/∂W, zero where it is pruned.
+            bias: ∂L/∂c, zero where it is pruned.
 
         Raises:
             ValueError: no entry of the bias or of the weight is kept, or the entries are not those
@@ -113,19 +123,21 @@ class PrunedLayer:
 
     @property
     def bound(self) -> float:
-        """Largest magnitude that an unknown input may have."""
+        """Largest magnitude that an unknown input of the layer may have."""
         return (self.threshold + NOISE_DEVIATIONS * self.noise) / float(self.errors.abs().max())
 
     @property
     def error_bound(self) -> float:
-        """Largest magnitude that an unknown error may have."""
+        """Largest magnitude that an unknown error ∂L/∂u of the layer's outputs u may have."""
         return (self.threshold + NOISE_DEVIATIONS * self.noise) / float(self.inputs.abs().max())
 
     def doubt(self, of_others: Tensor | float) -> Tensor:
-        """Return bounds (m,) on the error of each e_i: noise if e_i is known, ``of_others`` if not.
+        """Return bounds (m,) on how far the layer's true errors e_i are from ``errors``.
+
+        The error e_i = ∂L/∂u_i of output u_i is bounded by a multiple of the noise if it is known.
 
         Args:
-            of_others: bound for the unknown errors, a number or (m,).
+            of_others: the bound for the unknown errors, a number or (m,).
         """
         own = NOISE_DEVIATIONS * self.noise / float(self.inputs.abs().max())
         others = torch.as_tensor(of_others).to(self.errors).expand_as(self.errors)
@@ -134,7 +146,7 @@ class PrunedLayer:
 
 @dataclass(frozen=True)
 class PrunedPass:
-    """The first linear layers of a pass, with only ReLUs between them.
+    """The first linear layers of one sample's pass, with only ReLUs between them.
 
     Attributes:
         layers: at least one layer, in the order of the pass.
@@ -144,7 +156,12 @@ class PrunedPass:
 
     @classmethod
     def of(cls, problem: Problem, first: LinearUse, generator: torch.Generator) -> "PrunedPass":
-        """Return the layers from the use ``first`` on, as far as only ReLUs stand between them.
+        """Return the linear layers from a given one on, as far as only ReLUs stand between them.
+
+        Args:
+            problem: the network and the pruned gradient.
+            first: the call of the first of these layers.
+            generator: the random stream for probe images, whose passes show which layers follow.
 
         Raises:
             ValueError: the first layer's gradient gives no input; see :meth:`PrunedLayer.of`.
@@ -170,7 +187,11 @@ class PrunedPass:
 
     @cached_property
     def features(self) -> list[Known]:
-        """The known outputs (m,) and unit states of the ReLU behind each layer but the last."""
+        """The known outputs of the ReLU behind each layer but the last, with its units' states.
+
+        There is one entry for each layer, in the order of the pass, with tensors (m,) for the
+        layer's m units.
+        """
         last = self.layers[-1]
         errors = last.errors
         doubt = last.doubt(last.error_bound)
@@ -208,12 +229,12 @@ column for each pixel: 320 MB in float64."""
 
 @dataclass(frozen=True)
 class Filled:
-    """An image whose unseen pixels are filled in.
+    """An image whose pixels that pruning hides, the *unseen* ones, are filled in.
 
     Attributes:
-        inputs: the whole image (n,), normalised.
+        inputs: the whole flattened image (n,), normalised.
         deviation: root mean square of the unseen pixels' posterior standard deviations.
-        stopped: whether the budget was spent before the mean settled.
+        stopped: whether the budget was spent before the posterior's mean settled.
         settled: whether the mean settled.
     """
 
@@ -225,14 +246,17 @@ class Filled:
 
 @dataclass(frozen=True)
 class Bounds:
-    """Bounds on k linear forms of u unseen pixels, with normal factors that approximate them.
+    """Bounds on k linear combinations of u unseen pixels, with normal densities in their place.
+
+    A bound is a factor of the pixels' density that is 1 within the bound and 0 outside. It is
+    replaced by a normal density of the combination (expectation propagation).
 
     Attributes:
-        forms: (k, u) the coefficients, one form in each row.
+        forms: (k, u) the coefficients, one combination in each row.
         low: (k,) lower bounds; −∞ for none.
         high: (k,) upper bounds; ∞ for none.
-        precision: (k,) precisions of the factors, ≥ 0.
-        shift: (k,) precision times mean of the factors.
+        precision: (k,) inverse variances of the normal densities, ≥ 0.
+        shift: (k,) inverse variance times mean of the normal densities.
     """
 
     forms: Tensor
@@ -243,10 +267,15 @@ class Bounds:
 
     @classmethod
     def of(cls, forms: Tensor, low: Tensor, high: Tensor) -> "Bounds":
-        """Return bounds on linear forms of pixels, each with a first normal approximation.
+        """Return bounds on linear combinations of pixels, each with a first normal approximation.
 
-        A form with two bounds gets the moments of the uniform law between them, and any other form
-        gets precision zero. The arguments are the attributes of the same name.
+        A combination with two bounds gets the moments of the uniform law between them, and any
+        other gets an inverse variance of zero.
+
+        Args:
+            forms: (k, u) the coefficients, one combination in each row.
+            low: (k,) lower bounds; −∞ for none.
+            high: (k,) upper bounds; ∞ for none.
         """
         width, middle = high - low, (high + low) / 2
         precision = torch.where(width.isfinite(), 12 / width.square(), 0.0)
@@ -254,7 +283,15 @@ class Bounds:
         return cls(forms, low, high, precision, shift)
 
     def renewed(self, mean: Tensor, covariance: Tensor) -> "Bounds":
-        """Return the bounds with factors that are moved towards the truncated laws' moments."""
+        """Return the bounds, with normal densities nearer to the truncated laws' moments.
+
+        Each combination's law without its own density is truncated to its bounds. The new density
+        gives half of the change to the mean and variance of the truncated law.
+
+        Args:
+            mean: (u,) the mean of the pixels' present normal law.
+            covariance: (u, u) its covariance.
+        """
         means = self.forms @ mean
         variances = ((self.forms @ covariance) * self.forms).sum(1).clamp_min(0)
         rest = 1 / variances.clamp_min(LEAST_SPREAD**2) - self.precision
@@ -277,7 +314,15 @@ def fill_unseen(
 ) -> Filled | None:
     """Return an image whose unseen pixels are posterior means, or None if they are too many.
 
-    Each turn takes u³ operations for u unseen pixels, and u n memory for the prior of n pixels.
+    Unseen are the pixels that pruning hides. The posterior combines a normal prior of images,
+    bounds, and the features that the layers tell. Each of at most 60 rounds takes u³ operations for
+    u unseen pixels, and the prior of n pixels takes u n memory.
+
+    Args:
+        spec: the public facts about the images.
+        order: the order in which the first layer takes the pixels.
+        found: the linear layers with their known errors and inputs.
+        budget: the CPU time, after which no further round begins.
 
     Returns:
         The image, or ``None`` if the prior's matrix would exceed :data:`MOST_ENTRIES`.
@@ -316,14 +361,20 @@ def fill_unseen(
 
 
 def _given_seen(spec: InputSpec, base: Tensor, unseen: Tensor) -> tuple[Tensor, Tensor, float]:
-    """Return the law of the unseen pixels given the seen ones under the prior.
+    """Return the normal law of the u unseen pixels given the seen ones under the prior of images.
 
-    The prior's scale maximises the likelihood of the k seen pixels: it is ``‖L⁻¹ z‖² / k``. L is
-    the prior's root, and z the offset from grey of the most likely image with the seen pixels.
+    The prior's scale maximises the likelihood of the k seen pixels: its square is ``‖L⁻¹ z‖² / k``.
+    L is a root of the prior's covariance, and z the offset from grey of the most likely image with
+    the seen pixels.
+
+    Args:
+        spec: the public facts about the images.
+        base: (n,) the flattened image, zero at the unseen pixels.
+        unseen: (n,) booleans, true for the unseen pixels.
 
     Returns:
-        The precision (u, u), the precision times the mean (u,), and the root mean square of the
-        most likely image's offset from grey.
+        The law's inverse covariance (u, u), this matrix times the law's mean (u,), and the root
+        mean square of z.
     """
     prior = ImagePrior.natural(spec)
     inverse = replace(prior, deviations=1 / prior.deviations, scale=1 / prior.scale)
@@ -349,7 +400,16 @@ def _bounds(
     base: Tensor,
     unseen: Tensor,
 ) -> Bounds:
-    """Return bounds on the unseen pixels, and on the first layer's outputs as functions of them."""
+    """Return bounds on the unseen pixels, and on the first layer's outputs as functions of them.
+
+    Args:
+        spec: the public facts about the images.
+        order: the order in which the first layer takes the pixels.
+        layers: the linear layers; the first one's weight is in the order of pixels.
+        features: the known outputs of the ReLU behind each layer but the last.
+        base: (n,) the flattened image, zero at the unseen pixels.
+        unseen: (n,) booleans, true for the unseen pixels.
+    """
     first = layers[0]
     dark, bright = (bound.flatten() for bound in spec.bounds(base))
     ends = torch.stack([order.pixels(torch.full_like(base, x * first.bound)) for x in (-1.0, 1.0)])
@@ -376,13 +436,22 @@ def _linearised(
     mean: Tensor,
     covariance: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Return the equations ``H x = y`` that known features give about the unseen pixels, or None.
+    """Return the equations ``H x = y`` that known features give about the unseen pixels x, or None.
 
-    The equations are H (k, u), y (k,) and the positive definite covariance (k, k) of their errors.
+    It is None if there is no layer behind the first. ReLUs are linearised under the present normal
+    law of x. Features of a layer are then ``v + H (x − mean) + T ε`` with ε standard normal.
 
-    ReLUs are linearised under the normal law of the unseen pixels x, with the given mean and
-    covariance. Features of a layer are then ``v + H (x − mean) + T ε``, with ε standard normal. The
-    seen pixels have the standard deviations ``blur`` (n,).
+    Args:
+        layers: the linear layers; the first one's weight is in the order of pixels.
+        features: the known outputs of the ReLU behind each layer but the last.
+        base: (n,) the flattened image, zero at the u unseen pixels.
+        blur: (n,) standard deviations of the seen pixels.
+        unseen: (n,) booleans, true for the unseen pixels.
+        mean: (u,) the mean of the present law of x.
+        covariance: (u, u) its covariance.
+
+    Returns:
+        H (k, u), y (k,), and the positive definite covariance (k, k) of the equations' errors.
     """
     value = base.clone()
     value[unseen] = mean
@@ -420,7 +489,15 @@ def _posterior(
     bounds: Bounds,
     equations: tuple[Tensor, Tensor, Tensor] | None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the posterior's mean and covariance, by the prior, the bounds and the equations."""
+    """Return the mean (u,) and covariance (u, u) of the unseen pixels' normal posterior.
+
+    Args:
+        precision: (u, u) the inverse covariance under the prior.
+        shift: (u,) this matrix times the prior's mean.
+        bounds: bounds on combinations of the pixels, with normal densities in their place.
+        equations: H (k, u), y (k,) and the covariance (k, k) of the errors of ``H x = y``; or
+            ``None``.
+    """
     total = precision + bounds.forms.T @ (bounds.precision[:, None] * bounds.forms)
     wanted = shift + bounds.forms.T @ bounds.shift
     if equations is not None:
@@ -436,6 +513,10 @@ def _posterior(
 
 def _rectified(mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the line that fits a ReLU best under a normal law of the ReLU's input.
+
+    Args:
+        mean: the law's mean, for each of many ReLUs.
+        deviation: the law's standard deviation for each, > 0.
 
     Returns:
         The slope, the line's value at the mean, and the variance of the ReLU around the line.
@@ -453,7 +534,7 @@ def truncated(mean: Tensor, deviation: Tensor, low: Tensor, high: Tensor) -> tup
     """Return mean and variance of a normal law that is truncated to [low, high].
 
     Args:
-        mean: mean of the law without bounds.
+        mean: mean of the law without bounds, for each of many laws.
         deviation: standard deviation of the law without bounds, > 0.
         low: lower bound; −∞ for none.
         high: upper bound, above ``low``; ∞ for none.

@@ -1,10 +1,11 @@
 """Read features of a ReLU network from its gradients, from the last ReLU towards the input.
 
-Let a be the output of a ReLU that a convolution takes as its input, and δ the error of the
-convolution's output. The convolution's weight gradient is linear in a
-(:mod:`flwr_leakage.attacks.exact.weight_equations`). With the masks of all later ReLUs known, δ is
-exact: it is propagated back from the error of the logits, which is the last bias's gradient. If the
-equations determine a, its zeros are the mask of its ReLU, and the recursion goes one ReLU further.
+Let a be the output of a ReLU that a convolution takes as its input, and δ the derivative of the
+loss by the convolution's output, called its *error*. The convolution's weight gradient is linear in
+a (:mod:`flwr_leakage.attacks.exact.weight_equations`). The mask of a ReLU says which of its units
+are on. With the masks of all later ReLUs known, δ is exact: it is propagated back from the error of
+the logits, which is the last bias's gradient. If the equations determine a, its zeros give the mask
+of its ReLU, and the recursion goes one ReLU further towards the input.
 
 Among 200,000 entries of masks a few lie so near zero that noise hides their sign. One wrong entry
 suffices to spoil the features two layers in front, along the skip connections. But it contradicts
@@ -17,9 +18,9 @@ The recursion needs only one fact of the architecture: the ReLU that feeds each 
 Automatic differentiation handles BatchNorm with given statistics and skip connections.
 
 The repair of a mask works as follows. Let a convolution's output reach the ReLU without mixing
-channels or positions, as through BatchNorm. Then the error of its output channel is
-``δ[p] = c[p] + m[p] d[p]``, with the ReLU's mask m, the error c with the ReLU closed, and the error
-``c + d`` with the ReLU open. One wrong entry p changes the residual ``r = ∂L/∂W − Σ_p δ[p] A_p`` of
+channels or positions, as through BatchNorm. Then the error of its output channel at position p is
+``δ[p] = c[p] + m[p] d[p]``, with the ReLU's mask m, the error c with the unit off, and the error
+``c + d`` with the unit on. One wrong entry p changes the residual ``r = ∂L/∂W − Σ_p δ[p] A_p`` of
 that channel's gradient by ``±d[p] A_p``, where A_p is the patch that the convolution took in at p.
 All other channels give the patches. The repair turns one entry after another, each time the one
 that lowers ‖r‖² the most,
@@ -61,15 +62,16 @@ class Features:
             the ReLU, it is the pooled output.
         windows: (height, width) of the windows of such pooling, by the ReLU's number.
         noise: standard deviation of each output's error over its root mean square, by the ReLU's
-            number; NaN if no equation checks the others.
+            number; NaN if there are no more equations than unknowns, so that noise does not show.
         equations: linear equations about the output of a ReLU nearer to the input, by its number.
             They leave some directions of the output open.
         repaired: number of repaired entries of masks.
-        contradicted: number of output channels that contradict the others after the repair.
-        table: (K, P) the K positions that each of P pooling windows of the shallowest output holds,
-            with −1 beyond the map; ``None`` if the windows do not overlap.
-        error: the derivative of the loss by the shallowest output, of its shape, if its windows
-            overlap; else ``None``.
+        contradicted: number of output channels of convolutions whose equations still contradict the
+            others after the repair.
+        table: (K, P) the K positions that each of P pooling windows of the output nearest to the
+            input holds, with −1 beyond the map; ``None`` if the windows do not overlap.
+        error: the derivative of the loss by that output, of its shape, if its windows overlap; else
+            ``None``.
     """
 
     outputs: Mapping[int, Tensor]
@@ -82,7 +84,7 @@ class Features:
     error: Tensor | None = None
 
     def __str__(self) -> str:
-        """Return the number of known outputs, equations and repairs in words."""
+        """Return in words how many ReLU outputs are known, with equations and repairs."""
         words = f"outputs of {len(self.outputs)} ReLUs"
         if self.equations:
             words += f" and equations of {len(self.equations)}"
@@ -109,10 +111,14 @@ class Features:
     def beginnings(self, count: int) -> list["Features"]:
         """Return parts of these features to which an input is first fitted, the best first.
 
-        These are the equations of the shallowest layer, the output of the shallowest layer alone,
-        and the ``count`` shallowest outputs. If no equations are left over, the equations of the
-        shallowest layer may barely determine its output, which is then noisy. So the ``count``
-        shallowest outputs without it come last.
+        The *shallowest* layer is the one nearest to the input. If equations about a further layer
+        are left over, the parts are these equations; the output of the shallowest known layer
+        alone; and the ``count`` shallowest outputs. Otherwise the equations of the shallowest layer
+        may barely determine its output, which is then noisy. So the parts are this output alone;
+        the ``count`` shallowest outputs; and these outputs without the shallowest.
+
+        Args:
+            count: the number of outputs in the larger parts, ≥ 1.
         """
         nearest = self.first(count)
         if self.equations:
@@ -124,14 +130,17 @@ class Features:
 
     @property
     def least_noise(self) -> float:
-        """The least noise among all known outputs; 0 if no noise is known."""
+        """The least relative standard deviation of a known output's error; 0 if none is known."""
         return min((n for k, n in self.noise.items() if k in self.outputs and n > 0), default=0.0)
 
     def weight(self, number: int) -> float:
-        """Return the weight of the squared relative distance from an output, in (0, 1].
+        """Return the weight in (0, 1] of the squared relative distance from a ReLU's known output.
 
-        It is one over the squared noise, in units of the least noise. An output of unknown noise
-        counts as the noisiest one.
+        It is the squared ratio of the least noise of all outputs to the noise of this one. An
+        output of unknown noise counts as the noisiest one.
+
+        Args:
+            number: the number of the ReLU.
         """
         known = [n for k, n in self.noise.items() if k in self.outputs and n > 0]
         own = self.noise.get(number, math.nan)
@@ -146,8 +155,8 @@ class Backward:
     Attributes:
         problem: the problem with the network.
         logit_error: ∂L/∂logits (K,).
-        inputs: any input that requires its gradient, (1, C, H, W). With all masks known, errors do
-            not depend on it.
+        inputs: any input that requires its gradient, (1, C, H, W). If all masks are known, the
+            backward pass does not depend on it.
     """
 
     problem: Problem
@@ -155,13 +164,26 @@ class Backward:
     inputs: Tensor
 
     def __call__(self, masks: Mapping[int, Mask]) -> tuple[ReluWalk, list[Tensor]]:
-        """Return a forward pass with given masks, and the errors of all convolutions' outputs."""
+        """Return a forward pass with given masks, and the loss's derivatives in it.
+
+        Args:
+            masks: the states of ReLUs' units, by the number of the ReLU.
+
+        Returns:
+            The pass, and the derivative (1, N, H', W') by the outputs of each convolution, in the
+            order of the pass.
+        """
         passed, total = self._pass(masks)
         outputs = [use.outputs for use in passed.uses]
         return passed, list(torch.autograd.grad(total, outputs))
 
     def pooled(self, masks: Mapping[int, Mask], number: int) -> Tensor:
-        """Return the error of the pooled outputs of the ReLU with this number, given masks."""
+        """Return the derivative of the loss by the pooled outputs of a ReLU, given masks.
+
+        Args:
+            masks: the states of ReLUs' units, by the number of the ReLU.
+            number: the number of the ReLU that max pooling follows.
+        """
         passed, total = self._pass(masks)
         return torch.autograd.grad(total, passed.pools[number])[0]
 
@@ -178,11 +200,11 @@ class Backward:
         return [self.problem.gradient[use.name] for use in uses]
 
     def follower(self, index: int, number: int) -> int | None:
-        """Return the number of the ReLU that a convolution feeds first, or None.
+        """Return the number of the ReLU that a convolution feeds first, or None if it feeds none.
 
         Args:
-            index: the convolution, in the order of a forward pass.
-            number: only ReLUs behind this one are considered.
+            index: the convolution, counted in the order of a forward pass.
+            number: only ReLUs behind the one with this number are considered.
         """
         passed = ReluWalk(self.problem, self.inputs)
         outputs = passed.uses[index].outputs
@@ -197,9 +219,12 @@ class Backward:
 def recover_features(problem: Problem) -> Features:
     """Return the ReLU outputs that the gradient of one sample in one plain step determines.
 
+    Args:
+        problem: the network and the observed gradient.
+
     Raises:
-        ValueError: the update is not the plain gradient of one sample, the last layer has no
-            bias, or not even the last mask can be found.
+        ValueError: the update is not the plain gradient of one sample, the last layer has no bias,
+            or not even the mask of the last ReLU can be found.
     """
     if not problem.is_single_gradient or problem.num_samples != 1 or len(problem.rounds) > 1:
         raise ValueError("features are read from one plain gradient of one sample.")
@@ -270,7 +295,7 @@ def recover_features(problem: Problem) -> Features:
 
 
 def above_zero(solved: Solved) -> Tensor:
-    """Return the solved features (1, C, H, W), with zeros for values that may be noise."""
+    """Return the solved features (1, C, H, W), with zeros for values that noise may explain."""
     noise = solved.noise if solved.is_checked else torch.ones_like(solved.noise)
     on = above_noise(solved.values, noise.clamp_min(1e-300), 0.0, MARGIN)
     return torch.where(on, solved.values, 0.0)
@@ -279,8 +304,13 @@ def above_zero(solved: Solved) -> Tensor:
 def _solve(backward: Backward, masks: dict[int, Mask], number: int) -> tuple[Solved | None, int]:
     """Return the outputs of one ReLU, and repair contradicting masks of later ReLUs in place.
 
+    Args:
+        backward: the backward pass with given masks.
+        masks: the states of all ReLUs' units, by the number of the ReLU.
+        number: the number of the ReLU whose outputs are sought.
+
     Returns:
-        The solution, or ``None`` if no convolution's gradient determines these outputs, and the
+        The solution, or ``None`` if no convolution's gradient determines these outputs; and the
         number of mask entries that were turned.
     """
     turned = 0
@@ -315,7 +345,7 @@ def _repair(
     """Repair masks that contradict the gradients, and return the number of entries turned.
 
     Args:
-        backward: the backward pass, which gives the errors.
+        backward: the backward pass, which gives the loss's derivatives for given masks.
         masks: the masks of all ReLUs by number; repaired ones are replaced in place.
         number: the number of the ReLU whose outputs were solved for.
         own: indices of the convolutions that take these outputs, in the order of a forward pass.
@@ -366,7 +396,7 @@ def _last_mask(
     """Return the mask of the last ReLU, from the gradient of the last 3×3 convolution.
 
     Args:
-        backward: the backward pass, which gives the errors.
+        backward: the backward pass, which gives the loss's derivatives for given masks.
         masks: a mask for each ReLU, by number, in which all units are on.
         window: window of the max pooling behind the last ReLU; ``None`` if features are averaged.
         active: booleans (F,), true where the input of the last layer is positive.
@@ -396,12 +426,15 @@ def repaired(
 ) -> Tensor | None:
     """Return a channel's mask, with a few entries turned so that its gradient agrees, or None.
 
+    The mask is that of the ReLU behind a convolution. It is None if no turn lowers the residual of
+    the channel's gradient any more, and the residual is still above the limit.
+
     Args:
-        on: booleans (P,), true where the following ReLU is on in this channel.
+        on: booleans (P,), true where the ReLU is on in this channel.
         gradient: ∂L/∂W of the channel, (C, *kernel).
         patches: the inputs of the convolution at each output position, (C·K, P).
-        closed: the errors (P,) of the channel's output if the following ReLU were closed.
-        opened: the errors (P,) if that ReLU were open.
+        closed: the derivatives (P,) of the loss by the convolution's output if the ReLU were off.
+        opened: the derivatives (P,) if that ReLU were on.
         limit: norm of the gradient's residual up to which the mask agrees with the gradient.
     """
     on, change = on.clone(), opened - closed
