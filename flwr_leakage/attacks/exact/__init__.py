@@ -1,1 +1,1 @@
-"""Attacks by algebra, which solve the equations that a gradient states for the input."""
+"""Attacks that solve the equations that a gradient states for the network's input exactly."""

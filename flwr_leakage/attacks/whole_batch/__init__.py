@@ -1,1 +1,1 @@
-"""Attacks that solve for the images of a whole batch from every sample's features and error."""
+"""Attacks that solve for all images of a batch, once each sample's features are known exactly."""

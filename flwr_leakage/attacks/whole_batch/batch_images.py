@@ -27,23 +27,26 @@ LARGEST_FEATURE_ERROR = 1e-2
 chosen on development draws; no table."""
 
 SMOOTH_FACTOR = 0.2
-"""The factor of each annealing on networks without kinks. There is nothing to blur there, so that
-the prior may fade faster. `simulations/benchmarks/results/portfolio.md` has 0.1 to 0.7 under
-"Over time"."""
+"""Ratio of the prior's weight from step to step of each annealing, on networks whose functions
+have no kinks. There is nothing to blur there, so that the prior may fade faster.
+`simulations/benchmarks/results/portfolio.md` has 0.1 to 0.7 under "Over time"."""
 
 
 @dataclass(frozen=True)
 class BatchImages(OneByOne):
     """Solve for all images of a batch, once the features of every sample are known.
 
-    The gradient of a linear layer behind convolutions determines each sample's features and label
-    (:class:`flwr_leakage.attacks.exact.batch_linear.ExactBatch`), and these determine its error.
-    With the errors, the gradients before the layer become equations that are linear in the images
-    for given masks and maxima; see :class:`KnownErrors`. Gauss–Newton solves them with a prior and
-    a blur that fade, as :class:`GaussNewton` does with the gradient itself. The likeliest candidate
-    is kept. If a small batch has more equations than pixels, further steps correct its masks until
-    the equations hold (:class:`Sharpening`). If the equations leave images open, further steps use
-    a prior that allows sharp edges (:class:`Edges`).
+    The gradient of a linear layer behind convolutions determines each sample's features, which are
+    the layer's inputs, and its label (:class:`flwr_leakage.attacks.exact.batch_linear.ExactBatch`).
+    These determine the derivatives of the loss by the features. With them, the gradients of the
+    parameters before the layer become equations that are linear in the images for given states of
+    ReLUs and given places of pooling maxima; see :class:`KnownErrors`.
+
+    Gauss–Newton solves them with a prior and a blur that fade, as :class:`GaussNewton` does with
+    the gradient itself. The likeliest candidate is kept. If a small batch has more equations than
+    pixels, further steps correct the states of ReLUs until the equations hold
+    (:class:`Sharpening`). If the equations leave images open, further steps use a prior that allows
+    sharp edges (:class:`Edges`).
 
     The attack takes one plain step of one client. Pooling removes details from all equations, so
     that images behind pooling stay approximate.
@@ -66,7 +69,13 @@ class BatchImages(OneByOne):
     def solve(
         self, problem: Problem, generator: torch.Generator, restart: int, budget: Budget
     ) -> Reconstruction:
-        """Return the images that explain the update of one problem.
+        """Return the images that explain the update of one problem, with their labels.
+
+        Args:
+            problem: the network and the observed update of a batch, in float64.
+            generator: the random stream for the search and for draws of the prior.
+            restart: number of the restart; it changes nothing but the random stream.
+            budget: the CPU time, after which the steps end early.
 
         Raises:
             ValueError: the equations cannot be set up; see :meth:`equations`.
@@ -105,10 +114,16 @@ class BatchImages(OneByOne):
         return Reconstruction(answer(batch.inputs, batch.targets), distance, stats)
 
     def _end(self, model: KnownErrors) -> tuple[Sharpening | Edges | None, str]:
-        """Return the settings of the final steps, or None and the reasons against each kind.
+        """Return the settings of a batch's final steps, or None with the reasons against them.
 
         Sharpening asks for two equations for each unknown, and edges for at most 1.25, so that no
         batch gets both.
+
+        Args:
+            model: the equations of the batch's images.
+
+        Returns:
+            The settings and an empty text, or ``None`` and the reasons against both kinds of steps.
         """
         reasons = []
         for end in (self.sharpening, self.edges):
@@ -118,7 +133,15 @@ class BatchImages(OneByOne):
         return None, f"none, as {' and '.join(reasons)}"
 
     def _faded(self, problem: Problem, end: Sharpening | Edges | None) -> GaussNewton:
-        """Return the settings of the run before the final steps, faster on smooth networks."""
+        """Return the settings of Gauss–Newton for the run before the final steps.
+
+        The prior fades faster on networks without kinks, and the run leaves some products to the
+        final steps.
+
+        Args:
+            problem: the problem with the network.
+            end: the settings of the final steps, or ``None`` if there are none.
+        """
         solver = self.solver
         if end is not None:
             solver = replace(solver, products=max(1, int(end.before * solver.products)))
@@ -132,14 +155,20 @@ class BatchImages(OneByOne):
     ) -> tuple[KnownErrors, BatchInputs]:
         """Return the equations of a batch's images, and the recovered features of every sample.
 
-        The equations come from the features and from the gradients of the parameters before them.
-        Sample i of the equations is sample i of the features.
+        The equations come from the features, and from the gradients of the parameters before the
+        layer that takes the features. Sample i of the equations is sample i of the features.
+
+        Args:
+            problem: the network and the observed update.
+            generator: the random stream for the search and for draws of the prior.
+            budget: the CPU time of the search for features.
 
         Raises:
-            ValueError: the update is not one plain step, no linear layer's gradient can be split,
-                the layer takes the images themselves, not all samples were found, noise leaves an
-                error above ``LARGEST_FEATURE_ERROR`` in the features, the logits also depend on
-                the images by a path around the layer, or no parameter is used before it only.
+            ValueError: the update is not one plain step; no linear layer's gradient can be
+                factored; the layer takes the images themselves; not all samples were found; noise
+                leaves an error above ``LARGEST_FEATURE_ERROR`` in the features; the logits also
+                depend on the images by a path around the layer; or no parameter is used before the
+                layer only.
         """
         if not problem.is_single_gradient:
             raise ValueError("images behind features are solved for from one plain step.")

@@ -1,21 +1,22 @@
-"""Give the equations of a batch's images, once every sample's features and error are known.
+"""Give the equations of a batch's images, once the features of every sample are known.
 
 A linear layer's gradient determines the features h_i of each sample i, which are the layer's
-inputs, and the network behind the layer determines their errors ``δ_i = ∂L/∂h_i``. The rest of the
+inputs. The network behind the layer determines their *errors* ``δ_i = ∂L/∂h_i``. The rest of the
 update are the gradients of the parameters θ before the layer. With the errors known, these are
 gradients of a fixed functional,
 
     ∂L/∂θ = ∂/∂θ Σ_i ⟨δ_i ∘ 1[h_i > 0], c(x_i; θ)⟩,
 
-with c the features before their ReLU. The features give equations of each sample alone:
-``c(x_i) = h_i`` where h_i > 0, and ``max(0, c(x_i)) = 0`` elsewhere. For given masks and maxima all
-of these equations are linear in the images, one convolution at a time.
+where c are the features before their ReLU, as a function of the image x_i. The features give
+equations of each sample alone: ``c(x_i) = h_i`` where h_i > 0, and ``max(0, c(x_i)) = 0``
+elsewhere. For given states of ReLUs and given places of pooling maxima, all of these equations are
+linear in the images, one convolution at a time.
 
-If possible, the pass to the features leaves out the ReLU before the layer. Features ``h = max(0,
-c(x))`` behind the last ReLU also show its mask: where they are zero the ReLU is off, whatever a
-candidate's own c(x) is. So candidates are fitted by c, the pass without that ReLU. Max pooling and
-flattening between the ReLU and the layer change nothing, as the maximum of ReLUs is the ReLU of the
-maximum. With averages in between, the ReLU stays.
+If possible, the pass to the features leaves out the ReLU before the layer. Features
+``h = max(0, c(x))`` behind the last ReLU also show which of its units are on: where they are zero
+the unit is off, whatever a candidate's own c(x) is. So candidates are fitted by c, the pass without
+that ReLU. Max pooling and flattening between the ReLU and the layer change nothing, as the maximum
+of ReLUs is the ReLU of the maximum. With averages in between, the ReLU stays.
 """
 
 from collections.abc import Sequence
@@ -59,7 +60,8 @@ class FeaturePass:
     Attributes:
         problem: the problem with the network.
         weight: the name of the layer's weight.
-        left_out: number of the ReLU that is left out in the order of calls; −1 if none can be.
+        left_out: number of the ReLU that is left out, counted from 0 in the order of calls; −1 if
+            none can be.
     """
 
     problem: Problem
@@ -68,7 +70,13 @@ class FeaturePass:
 
     @classmethod
     def of(cls, problem: Problem, weight: str, probes: Tensor) -> "FeaturePass":
-        """Return the pass; a few inputs (N, C, H, W) show if its last ReLU can be left out."""
+        """Return the pass to a linear layer's inputs, without the last ReLU before it if possible.
+
+        Args:
+            problem: the problem with the network.
+            weight: the name of the layer's weight.
+            probes: (N, C, H, W) images, whose passes show if the ReLU can be left out.
+        """
         whole = cls(problem, weight, -1)
         features, relus = whole.run(problem.params, probes)
         bare = cls(problem, weight, relus - 1)
@@ -78,11 +86,21 @@ class FeaturePass:
         return bare if relus and error <= FLOAT32_RELATIVE_ERROR * largest else whole
 
     def __call__(self, params: Params, inputs: Tensor) -> Tensor:
-        """Return the features c(x) (B, n), differentiable in inputs and parameters."""
+        """Return the features c(x) (B, n) of images, differentiable in images and parameters.
+
+        Args:
+            params: the parameters of the network.
+            inputs: x (B, C, H, W).
+        """
         return self.run(params, inputs)[0]
 
     def run(self, params: Params, inputs: Tensor) -> tuple[Tensor, int]:
-        """Return the features c(x) (B, n), and the number of ReLUs in the pass."""
+        """Return the features c(x) (B, n) of images, and the number of ReLUs in the pass.
+
+        Args:
+            params: the parameters of the network.
+            inputs: x (B, C, H, W).
+        """
         relus = 0
 
         def answer(op: Op, run: Run) -> Tensor:
@@ -106,16 +124,18 @@ class FeaturePass:
 
 @dataclass(frozen=True)
 class KnownErrors:
-    """Gradients of the parameters before a linear layer, and the layer's inputs, as equations.
+    """Gradients before a linear layer, and the layer's inputs, as equations of a batch's images.
 
-    The equations are functions of the images and of a blur.
+    The equations are functions of B images and of a blur of the ReLUs and max poolings. A layer's
+    inputs, called features here, are the outputs of a ReLU.
 
     Attributes:
         problem: the problem in double precision.
         passed: the pass to the layer, measured on draws of the prior.
-        known: the features h (B, n), with bounds of those that pruning hides. A unit of unknown
-            state follows the candidate; if only noise hides its state, it is off at wide blurs.
-        errors: (B, n) errors δ, zero where the ReLU is off.
+        known: the features h (B, n), with bounds of those that pruning hides. A ReLU unit of
+            unknown state follows the candidate images; if only noise hides its state, it is off at
+            wide blurs.
+        errors: (B, n) the derivatives δ of the loss by the features, zero where the ReLU is off.
         noise_std: standard deviation of every known feature, > 0.
         opened: whether units of unknown state follow the candidate at any blur.
     """
@@ -131,7 +151,14 @@ class KnownErrors:
     def of(
         cls, problem: Problem, weight: str, found: BatchInputs, generator: torch.Generator
     ) -> "KnownErrors":
-        """Return the equations of the images, from a layer's inputs and errors that were found.
+        """Return the equations of the images, from the inputs of a linear layer that were found.
+
+        Args:
+            problem: the problem in double precision.
+            weight: the name of the layer's weight.
+            found: the layer's inputs for every sample, with the derivatives of the loss by its
+                outputs.
+            generator: the random stream for draws of the prior.
 
         Raises:
             ValueError: the logits also depend on the images by a path around the layer, or no
@@ -152,15 +179,18 @@ class KnownErrors:
         return cls(problem, passed, known, errors, floor)
 
     def gauged(self, coordinates: Tensor) -> Tensor:
-        """Return coordinates of images with the same predictions, and with an assumed contrast.
+        """Return coordinates of images that meet the same equations, with an assumed contrast.
 
         They stay the same unless the equations leave the images' contrast open.
+
+        Args:
+            coordinates: the images' coordinates under the prior, (B, C, H, W).
         """
         return self.passed.contrast.gauged(self.prior, coordinates)
 
     @property
     def features(self) -> FeaturePass:
-        """The pass to the layer's inputs, in double precision."""
+        """The pass from images to the inputs of the linear layer, in double precision."""
         return replace(self.passed.narrow, problem=self.problem)
 
     @property
@@ -175,26 +205,26 @@ class KnownErrors:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape (B, C, H, W) of the prior's coordinates of B images."""
+        """Shape (B, C, H, W) of the coordinates of B images under the prior."""
         return (len(self.errors), *self.problem.spec.shape)
 
     @property
     def num_equations(self) -> int:
-        """Number of entries of the gradients, plus that of features that are not zero."""
+        """Number of equations: the entries of the gradients, and the features that are not zero."""
         gradients = sum(self.problem.params[name].numel() for name in self.passed.names)
         return gradients + int((self.known.values != 0).sum())
 
     @property
     def groups(self) -> Groups:
-        """The groups of equations with similar errors; every feature is a group of its own."""
+        """The groups of equations whose errors are similar; every feature is a group of its own."""
         shapes = [self.problem.params[name].shape for name in self.passed.names]
         return Groups([*shapes, torch.Size((self.errors.numel(),))])
 
     def likelihood(self, noise_std: float | None) -> Likelihood:
-        """Return the observed value, noise and bound of every equation.
+        """Return the observed value, noise and bound of each of the equations.
 
         Args:
-            noise_std: σ of the gradient's entries, or ``None`` for rounding alone.
+            noise_std: standard deviation of the gradient's entries, or ``None`` for rounding alone.
         """
         observed = {name: self.problem.gradient[name] for name in self.passed.names}
         gradients = Likelihood.of([observed], noise_std)
@@ -208,7 +238,15 @@ class KnownErrors:
         )
 
     def kinks(self, inputs: Tensor) -> list[Tensor]:
-        """Return the inputs of every ReLU and pooling before the layer, then the features c."""
+        """Return the inputs of every ReLU and max pooling before the layer, and the layer's own.
+
+        Args:
+            inputs: images (B, C, H, W).
+
+        Returns:
+            One tensor for each ReLU or pooling, in the order of calls; last, the layer's inputs (B,
+            n) before the ReLU that is left out.
+        """
         run = self.passed.narrow
         outputs: list[Tensor] = []
         inner = kink_inputs(lambda: outputs.append(run(run.problem.params, inputs.float())))
@@ -218,6 +256,9 @@ class KnownErrors:
         """Return images (B, C, H, W) in the order in which their features match the known ones.
 
         The order has the least sum of squared distances between features.
+
+        Args:
+            inputs: the images, in any order.
         """
         known = self.known.values
         if len(known) == 1:
@@ -230,12 +271,23 @@ class KnownErrors:
         return inputs[torch.as_tensor(linear_sum_assignment(costs.cpu().numpy())[1])]
 
     def blurred_by(self, widths: Sequence[Tensor]) -> "KnownErrors":
-        """Return the equations with given blurs of the inputs of each call with kinks."""
+        """Return the equations with given blurs of the inputs of every ReLU and max pooling.
+
+        Args:
+            widths: the standard deviations that are the unit of a blur's width, one for each entry
+                that :meth:`kinks` returns.
+        """
         passed = replace(self.passed, deviations=widths[:-1], spread=widths[-1])
         return replace(self, passed=passed, opened=True)
 
     def linearize(self, inputs: Tensor, blur: float) -> Linearized:
-        """Return the equations at images (B, C, H, W), with products with their Jacobian."""
+        """Return the equations' left sides at images, with products with their Jacobian.
+
+        Args:
+            inputs: images (B, C, H, W).
+            blur: width of the blur of ReLUs and max poolings, in units of the spread of their
+                inputs; 0 for none.
+        """
         chain = self.passed.chain
         if chain is None:
             return Linearization(partial(self.parts, blur=blur), inputs)
@@ -244,7 +296,14 @@ class KnownErrors:
         return ChainLinearization(chain, params, widths, partial(self._top, blur=blur), inputs)
 
     def _top(self, outputs: Tensor, blur: float) -> Top:
-        """Return F and the features with derivatives, at outputs c (n, B); see :class:`Top`."""
+        """Return the observed function of the layer's inputs, and the gradients' functional.
+
+        Both come with their derivatives; see :class:`Top`.
+
+        Args:
+            outputs: c (n, B), the layer's inputs before the ReLU that is left out.
+            blur: width of the blur, in units of the spread of the outputs; 0 for none.
+        """
         errors, mask = self.errors.T.to(outputs), self._mask(blur).map(torch.t)
         width = self._width(blur, outputs.T)
         own, slope, curvature = relu_parts(outputs, None if width is None else width.T)
@@ -257,10 +316,13 @@ class KnownErrors:
         )
 
     def _mask(self, blur: float) -> Mask:
-        """Return the mask of the layer's ReLU at a blur; at wide blurs some open units are off.
+        """Return the states of the ReLU before the layer that count at a blur.
 
-        A unit whose state is hidden by noise alone follows the candidate once the blur is at most
-        0.3. At wider blurs, taking such units as off is nearer to the truth.
+        A unit whose state is hidden by noise alone follows the candidate images once the blur is at
+        most 0.3. At wider blurs it is off, as this is nearer to the truth for most such units.
+
+        Args:
+            blur: width of the blur, in units of the spread of the ReLU's inputs.
         """
         mask = self.known.mask
         if blur <= 0.3 or self.opened:
@@ -268,11 +330,27 @@ class KnownErrors:
         return Mask(mask.on, mask.off | (mask.open & (self.known.bounds == 0)))
 
     def gradient(self, inputs: Tensor, blur: float, precise: bool = False) -> Tensor:
-        """Return the gradients of all parameters, then the features, (P,), under a blur."""
+        """Return the equations' left sides (P,) at images: gradients of parameters, then features.
+
+        Args:
+            inputs: images (B, C, H, W).
+            blur: width of the blur of ReLUs and max poolings, in units of the spread of their
+                inputs; 0 for none.
+            precise: whether the pass is in double precision.
+        """
         return torch.cat(self.parts(inputs, blur, precise))
 
     def parts(self, inputs: Tensor, blur: float, precise: bool = False) -> list[Tensor]:
-        """Return the parts of :meth:`gradient`: that of each parameter, flat, and the features."""
+        """Return the equations' left sides in parts: each parameter's gradient, then the features.
+
+        All parts are flat.
+
+        Args:
+            inputs: images (B, C, H, W). If they require a gradient, the parts are differentiable.
+            blur: width of the blur of ReLUs and max poolings, in units of the spread of their
+                inputs; 0 for none.
+            precise: whether the pass is in double precision.
+        """
         run = self.features if precise else self.passed.narrow
         dtype = torch.float64 if precise else torch.float32
         with torch.enable_grad():
@@ -300,19 +378,24 @@ class KnownErrors:
         return found if follows else [each.detach() for each in found]
 
     def _width(self, blur: float, outputs: Tensor) -> Tensor | None:
-        """Return σ (B, n) of the blur of the ReLU that was left out; ``None`` for no blur."""
+        """Return the standard deviation (B, n) of the left-out ReLU's blur; ``None`` for no blur.
+
+        Args:
+            blur: width of the blur, in units of the spread of the ReLU's inputs.
+            outputs: (B, n) the ReLU's inputs.
+        """
         return (blur * self.passed.spread).to(outputs).expand_as(outputs) if blur else None
 
 
 @dataclass(frozen=True)
 class Passed:
-    """The pass to a linear layer's inputs, with measurements on draws of the prior.
+    """The pass from images to a linear layer's inputs, with measurements on draws of the prior.
 
     Attributes:
         narrow: the pass in single precision.
-        names: the names of the parameters before the layer.
+        names: the names of the parameters that are used before the layer only.
         prior: the prior of each image, in single precision.
-        deviations: standard deviations of the inputs of ReLUs and pooling before the layer.
+        deviations: standard deviations of the inputs of every ReLU and pooling before the layer.
         spread: standard deviation of the layer's inputs, before the ReLU that is left out.
         chain: the pass as a chain of matrix products, or ``None`` if it forms no chain.
         contrast: the part of the images' contrast that the network does not show.
@@ -335,12 +418,12 @@ class Passed:
         prior: ImagePrior | None = None,
         needs_relu: bool = False,
     ) -> "Passed":
-        """Return the pass to a layer, with measurements on draws of the prior.
+        """Return the pass from images to a linear layer, with measurements on random images.
 
         Args:
             problem: the problem with the network.
             weight: the name of the layer's weight.
-            generator: draws the images.
+            generator: the random stream for images from the prior.
             prior: the prior of each image; the prior of the problem's spec by default.
             needs_relu: whether the pass must leave out a ReLU before the layer.
 
@@ -369,7 +452,16 @@ class Passed:
 
 
 def _names_before(run: FeaturePass, images: Tensor) -> tuple[str, ...]:
-    """Return the trained parameters that affect the logits only through the layer's inputs."""
+    """Return the trained parameters that affect the logits only through a linear layer's inputs.
+
+    Args:
+        run: the pass to the layer's inputs.
+        images: (N, C, H, W) images, whose passes show what the logits depend on.
+
+    Raises:
+        ValueError: the logits also depend on the images by a path around the layer, or there is no
+            such parameter.
+    """
     problem = run.problem
     trained = [name for name in problem.gradient if name in problem.gradient_map.trained]
     leaves = {name: problem.params[name].detach().requires_grad_() for name in trained}
@@ -390,7 +482,12 @@ def _names_before(run: FeaturePass, images: Tensor) -> tuple[str, ...]:
 
 
 def _influences(values: Tensor, leaves: Params) -> set[str]:
-    """Return the names of the parameters that values depend on."""
+    """Return the names of the parameters on which some computed values depend.
+
+    Args:
+        values: the values, of any shape.
+        leaves: the parameters by name, from which the values were computed with autograd.
+    """
     if not values.requires_grad:
         return set()
     slopes = torch.autograd.grad(values.sum(), list(leaves.values()), allow_unused=True)

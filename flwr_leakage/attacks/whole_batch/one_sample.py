@@ -1,22 +1,26 @@
-"""Give the equations of one image, whose features and error a linear layer's gradient shows.
+"""Give the equations of one image, after reading its features from a linear layer's gradient.
 
-A linear layer's gradient of one sample is the outer product ``e [h, 1]ᵀ`` of its error e and its
-features h. Each entry has noise, or is known to lie below a threshold of pruning. The fit of e and
-h shows which units of the ReLU before the layer are on, before any search for an image. With these,
-the rest of the update is :class:`KnownErrors`, with fewer ReLUs. Of several linear layers in a row,
-the one nearest to the images is used, so that the search has no ReLU of theirs left.
+A linear layer's gradient of one sample is the outer product ``e [h, 1]ᵀ``. Its features h are the
+layer's inputs, and its *error* e is the derivative of the loss by the layer's outputs. Each entry
+has noise, or is known to lie below a threshold of pruning. The fit of e and h shows which units of
+the ReLU before the layer are on, before any search for an image. With these, the rest of the update
+becomes the equations of :class:`KnownErrors`. Of several linear layers in a row, the one nearest to
+the images is used, so that the search for the image passes through none of the ReLUs between these
+layers.
 
-If a client takes T plain steps, the last layer's update determines the features and the error of
-every step (:mod:`~flwr_leakage.attacks.whole_batch.step_errors`). With the errors δ_t = W_tᵀ e_t
-given, the update of the parameters before the layer is
+If a client takes T plain steps, the last layer's update determines the features h_t and the error
+e_t of every step t (:mod:`~flwr_leakage.attacks.whole_batch.step_errors`). The features' own errors
+are ``δ_t = W_tᵀ e_t`` with the layer's weight W_t. With these given, the update of the parameters θ
+before the layer, at the learning rate η, is
 
     −Δθ / η = Σ_t ∂/∂θ ⟨δ_t ∘ 1[h_t > 0], c(x; θ_t)⟩,    θ_{t+1} = θ_t − η ∂/∂θ ⟨…⟩,
 
-without a softmax. The parameters θ_t are those of training on the candidate. A step of Gauss–Newton
-takes them as constants (deferred correction). It also takes a later term as a constant if the
-features of that local step stay near those of the first, so that a product costs one pass in place
-of T. If a local step moved the features far, its term is differentiated, too. The truth solves the
-equations in either case.
+where c(x; θ) are the features of image x before their ReLU. There is no softmax in it. The
+parameters θ_t are those of training on the candidate image. A step of Gauss–Newton takes them as
+constants (deferred correction). It also takes a later term of the sum as a constant if the features
+of that local step stay near those of the first, so that a product with the Jacobian costs one pass
+in place of T. If a local step moved the features far, its term is differentiated, too. The truth
+solves the equations in either case.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,12 +52,15 @@ from flwr_leakage.spectral.image_prior import ImagePrior
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSteps(KnownErrors):
-    """Gradients of all local steps before a linear layer, and the first step's features.
+    """The gradients of all local steps before a linear layer, and the first step's features.
+
+    They are equations of the image. T local steps were taken on one sample (B = 1), and n features
+    are the inputs of the layer.
 
     Attributes:
-        later: (T − 1, B, n) errors δ of the steps after the first that have any error, zero where
-            the ReLU is off.
-        sloped: (T − 1,) whether the term of each of these steps is differentiated.
+        later: (T − 1, B, n) the derivatives δ of the loss by the features in the steps after the
+            first, zero where the ReLU is off. Steps without any visible error are left out.
+        sloped: whether the term of each of these steps is differentiated by the image.
     """
 
     later: Tensor
@@ -61,14 +68,21 @@ class LocalSteps(KnownErrors):
 
     @property
     def passes(self) -> int:
-        """The number of gradients that one product with the Jacobian takes."""
+        """The number of gradients that one product with the equations' Jacobian takes."""
         return 1 + sum(self.sloped)
 
     def parts(self, inputs: Tensor, blur: float, precise: bool = False) -> list[Tensor]:
-        """Return the gradients of all parameters, summed over steps, and the features as last part.
+        """Return the equations' left sides as one part: gradients, then features.
 
-        The derivative is that of the first step's term and of the later terms that are not
-        constant.
+        The part (P,) holds the gradients of all parameters before the layer, summed over the local
+        steps, and then the first step's features. Its derivative by the images is that of the first
+        step's term and of the later terms that are not taken as constants.
+
+        Args:
+            inputs: images (B, C, H, W). If they require a gradient, the part is differentiable.
+            blur: width of the blur of ReLUs and max poolings, in units of the spread of their
+                inputs; 0 for none.
+            precise: whether the pass is in double precision.
         """
         total = last = first = torch.cat(super().parts(inputs, blur, precise))
         run = self.features if precise else self.passed.narrow
@@ -87,7 +101,13 @@ class LocalSteps(KnownErrors):
         return [total]
 
     def linearize(self, inputs: Tensor, blur: float) -> Linearized:
-        """Return the equations at images (B, C, H, W), with products with their Jacobian."""
+        """Return the equations' left sides at images, with products with their Jacobian.
+
+        Args:
+            inputs: images (B, C, H, W).
+            blur: width of the blur of ReLUs and max poolings, in units of the spread of their
+                inputs; 0 for none.
+        """
         chain = self.passed.chain
         if chain is None:
             return super().linearize(inputs, blur)
@@ -108,7 +128,13 @@ class LocalSteps(KnownErrors):
         )
 
     def _moved(self, params: Params, gradients: Tensor) -> Params:
-        """Return the parameters after a step, by flat gradients (P,) that end with features."""
+        """Return the parameters after one local step of gradient descent.
+
+        Args:
+            params: the parameters before the step.
+            gradients: (P,) the flat gradients of the parameters before the layer, followed by the
+                features.
+        """
         rate, moved, start = self.problem.schedule.learning_rate, dict(params), 0
         for name in self.passed.names:
             value = params[name].detach()
@@ -119,7 +145,12 @@ class LocalSteps(KnownErrors):
 
 
 def _untold(errors: Tensor, outputs: Tensor) -> Top:
-    """Return the functional of outputs (n, B) at a step whose features are not observed."""
+    """Return the functional of a local step whose features are not observed, at outputs (n, B).
+
+    Args:
+        errors: (n, B) the derivatives of the loss by the outputs.
+        outputs: the outputs of the pass before the linear layer.
+    """
     nothing = torch.zeros_like(outputs)
     return Top(nothing, nothing, errors.to(outputs), nothing)
 
@@ -129,10 +160,16 @@ def local_steps(
 ) -> tuple[LocalSteps, Likelihood]:
     """Return the equations of the image behind several local steps, and their observed values.
 
+    Args:
+        problem: the network and the observed update of one sample.
+        likelihood: the noise and the bounds of the update's entries.
+        layer: the last linear layer.
+        generator: the random stream for draws of the prior.
+
     Raises:
-        ValueError: the steps are not plain, or use their batch's statistics, entries of the last
-            layer were pruned, its update is not that of steps on one sample, its features are not
-            those of a ReLU, or no parameter stands before it.
+        ValueError: the steps are not plain, or use their batch's statistics; entries of the last
+            layer were pruned; its update is not that of steps on one sample; its features are not
+            those of a ReLU; or no parameter stands before it.
     """
     schedule, weight = problem.schedule, layer.weight
     assert layer.bias is not None
@@ -187,10 +224,12 @@ def local_steps(
 
 
 def _sloped(steps: StepErrors) -> list[bool]:
-    """Return for each later step whether its term must be differentiated.
+    """Return for each local step after the first whether its term must be differentiated.
 
-    It must if its features differ from the first step's by more than 0.5 of these, and its error is
-    at least 0.1 of the first step's. Both limits were chosen on development draws; no table.
+    The term is the step's gradient of the parameters before the layer. It must be differentiated if
+    the step's features differ from the first step's by more than 0.5 of these, and the error of its
+    logits is at least 0.1 of the first step's. Both limits were chosen on development draws; no
+    table.
     """
     first, *features = steps.features
     away = [float((each - first).norm() / first.norm()) for each in features]
@@ -199,7 +238,17 @@ def _sloped(steps: StepErrors) -> list[bool]:
 
 
 def _last_layer(problem: Problem, likelihood: Likelihood, weight: str) -> tuple[float, float]:
-    """Return σ of the weight's entries, and the largest bound of a zero in nonzero columns."""
+    """Return the noise and the largest pruning bound of the last layer's weight gradient.
+
+    Args:
+        problem: the observed update.
+        likelihood: the noise and the bounds of the update's entries.
+        weight: the name of the weight.
+
+    Returns:
+        The standard deviation of an entry's noise, and the largest magnitude that an entry with the
+        observed value zero may have. Columns in which all entries are zero do not count.
+    """
     place = list(problem.gradient).index(weight)
     observed = problem.gradient[weight]
     bounds = likelihood.bounds.split(likelihood.counts.long().tolist())[place]
@@ -214,15 +263,16 @@ above this many. Normal noise exceeds it once in 30,000 features."""
 
 @dataclass(frozen=True)
 class OneSample:
-    """Read features and error of a single sample from a linear layer, and state the equations left.
+    """Read one sample's features and error from a linear layer, and state the equations left.
 
-    The update must be of plain steps of one client on one sample. The network must have a linear
-    layer with a bias, which gives the scale, and with a ReLU's outputs, or their maxima, as inputs.
-    Layers are tried in the order of a pass.
+    The features are the layer's inputs, and the error is the derivative of the loss by its outputs.
+    The update must be of plain steps of one client on one sample. The layer must have a bias, which
+    gives the scale, and take a ReLU's outputs, or their maxima. Layers are tried in the order of a
+    pass.
 
     Attributes:
-        annealings: settings of the runs from grey, at least one.
-        products: approximate largest number of products of a run; see
+        annealings: settings of the runs from grey that solve the equations, at least one.
+        products: approximate largest number of products with the Jacobian in a run; see
             :class:`~flwr_leakage.attacks.GaussNewton`.
         settling: settings of the steps that end the best runs; see
             :class:`~flwr_leakage.attacks.GaussNewton`.
@@ -242,13 +292,18 @@ class OneSample:
     def __call__(
         self, problem: Problem, likelihood: Likelihood, generator: torch.Generator
     ) -> tuple[KnownErrors, Likelihood]:
-        """Return the equations of the image, and their observed values.
+        """Return the equations of one sample's image, and their observed values.
+
+        Args:
+            problem: the network and the observed update.
+            likelihood: the observed values, noise and bounds of the update's entries.
+            generator: the random stream for draws of the prior.
 
         Raises:
-            ValueError: no layer before the last one can be used, and the update is of several
-                samples or rounds, the last layer has no bias or is frozen, its gradient is no outer
-                product, its features are not those of a ReLU or none is on, no parameter stands
-                before it, or local steps cannot be separated (see
+            ValueError: the update is of several samples or rounds; or no layer before the last one
+                can be used, and the last one cannot either. It cannot if it has no bias or is
+                frozen, its gradient is no outer product, its features are not those of a ReLU or
+                none is on, no parameter stands before it, or local steps cannot be separated (see
                 :func:`local_steps`).
         """
         if problem.num_samples != 1 or problem.earlier:
@@ -275,7 +330,18 @@ class OneSample:
 def _behind(
     problem: Problem, likelihood: Likelihood, layer: LinearUse, generator: torch.Generator
 ) -> tuple[KnownErrors, Likelihood]:
-    """Return the equations from one layer's features and error, and their observed values."""
+    """Return the equations that one linear layer's features leave, and their observed values.
+
+    Args:
+        problem: the network and the observed update of one sample in one step.
+        likelihood: the observed values, noise and bounds of the update's entries.
+        layer: the linear layer.
+        generator: the random stream for draws of the prior.
+
+    Raises:
+        ValueError: the layer's gradient is no outer product, its features are not those of a ReLU
+            or none is on, or no parameter stands before it.
+    """
     assert layer.bias is not None
     seen, variances, bounds = _layer_gradient(problem, likelihood, layer.weight, layer.bias)
     error, features, deviations = outer_product(seen, 1 / variances)
@@ -312,7 +378,19 @@ def _behind(
 def _layer_gradient(
     problem: Problem, likelihood: Likelihood, weight: str, bias: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a layer's gradient [∂L/∂W, ∂L/∂b], and the variances and bounds of its entries."""
+    """Return a linear layer's gradient, with the variance and the bound of each entry.
+
+    Args:
+        problem: the observed update.
+        likelihood: the observed values, noise and bounds of the update's entries.
+        weight: the name of W.
+        bias: the name of b.
+
+    Returns:
+        Three matrices (K, n + 1) in the order [∂L/∂W, ∂L/∂b]: the observed values; the variances of
+        their errors; and the largest magnitudes of entries that pruning may have set to zero, 0 for
+        all others.
+    """
     places = {name: place for place, name in enumerate(problem.gradient)}
     sizes = likelihood.counts.long().tolist()
     bounds = likelihood.bounds.split(sizes)

@@ -1,24 +1,27 @@
-"""End a batch's solution by steps that settle its masks, or that sharpen its edges.
+"""End a batch's solution by steps that settle the states of its ReLUs, or that sharpen its edges.
 
-*Sharpening.* If the equations determine the images, only the masks of some units are in doubt.
+*Sharpening.* If the equations determine the images, only the states of some ReLU units are in
+doubt.
 
-A candidate does not determine the masks of units near zero, and a wrong mask moves the gradient as
-much as a right one. So each unit is blurred by its own posterior standard deviation. A unit whose
-sign the equations have settled keeps its kink, and a doubtful unit is averaged over both masks.
-kink, and a doubtful unit is averaged over both masks. Each step solves the equations to first order
-for the whole batch, and draws images from their posterior. The spread of a unit over the draws is
-its next blur, which falls with the residual.
+A candidate for the images does not determine the states of units near zero, and a wrong state moves
+the gradient as much as a right one. So each unit is blurred by its own posterior standard
+deviation. A unit whose sign the equations have settled keeps its kink, and a doubtful unit is
+averaged over both states. Each step solves the equations to first order for the whole batch, and
+draws images from their posterior. The spread of a unit over the draws is its next blur, which falls
+with the residual.
 
-Conjugate gradients solve the linear systems. Their preconditioner is the dense matrix in single
-precision. Weights follow the residual of each group of equations, as errors of masks are not noise.
+Conjugate gradients solve the linear systems. Their preconditioner is the dense matrix of the system
+in single precision. The weight of each group of equations follows from the group's residual, as
+errors of ReLU states are not noise.
 
-*Edges.* The prior of a run, ``‖s‖²`` with x = μ + L s, penalises differences of neighbours by their
-square. Let y be the field of a colour in images of H × W pixels, with variance A at the lowest
-frequency. The prior is then ``Σ (y² + (H/π)² |∇y|²) / A``, up to its highest frequencies. Natural
-images have few large differences and many small ones. If the equations leave images open, the
-square is replaced by ``|∇y|^p`` with p < 1, which penalises the few large differences less. As in
-reweighted least squares (Levin et al. 2007), each step minimises squares with the weights
-``(g + ε²)^(p/2 − 1)``, where ``g = (H/π)² |∇y|² / A`` of all colours at the start of the step.
+*Edges.* The prior of a run, ``‖s‖²`` with images x = μ + L s, penalises differences of neighbours
+by their square. Let y be the field of a colour in images of H × W pixels, and A its prior variance
+at the lowest frequency. The prior is then ``Σ (y² + (H/π)² |∇y|²) / A``, up to its highest
+frequencies. Natural images have few large differences and many small ones. If the equations leave
+images open, the square is replaced by ``|∇y|^p`` with p < 1, which penalises the few large
+differences less. As in reweighted least squares (Levin et al. 2007), each step minimises squares
+with the weights ``(g + ε²)^(p/2 − 1)``, where ``g = (H/π)² |∇y|² / A`` of all colours at the start
+of the step.
 """
 
 import math
@@ -54,25 +57,28 @@ SYSTEM_ITERATIONS, POSTERIOR_DRAWS = 60, 4
 of the posterior in a step of sharpening. Both bound the cost."""
 
 EDGE_POWER, EDGE_WEIGHT, EDGE_BLURS = 0.5, 0.5, (0.5, 0.03)
-"""The power p of differences, the weight of the prior of edges (1 follows from the residual's own
-size), and the blurs of the first and the last step. They were chosen on development draws; no
-table."""
+"""The power p of differences in the prior of edges; the weight of that prior (1 follows from the
+residual's own size); and the blurs of the first and the last step. They were chosen on
+development draws; no table."""
 
 
 @dataclass(frozen=True)
 class Sharpening:
     """The settings of the final steps of a batch whose equations determine its images.
 
+    In these steps each ReLU is blurred by its own posterior deviation, until the states of all
+    units are settled.
+
     Attributes:
         unknowns: largest number of unknowns of a batch, ≥ 0. Time grows with its third power. With
             0 there are no such steps.
         max_bytes: largest memory of two Jacobians in single precision, in bytes. It grows with the
-            number of unknowns times the number of entries of the gradient.
+            number of unknowns times the number of equations.
         steps: largest number of steps, ≥ 1.
     """
 
     before: ClassVar[float] = 1.0
-    """The share of a run's products that the run takes before these steps."""
+    """The share of a run's products with the Jacobian that the run takes before these steps."""
 
     unknowns: int = 2000
     max_bytes: int = 4 * 2**30
@@ -83,10 +89,13 @@ class Sharpening:
         require(self, "be at least 1", "steps")
 
     def obstacle(self, model: KnownErrors) -> str:
-        """Return why a batch is too large or has too few equations; empty if it is neither.
+        """Return why these final steps do not fit a batch; empty if they do.
 
-        Behind pooling many equations depend on each other. So there must be twice as many as
-        unknowns.
+        The batch may be too large, or have too few equations. Behind pooling many equations depend
+        on each other. So there must be twice as many equations as unknowns.
+
+        Args:
+            model: the equations of the batch's images.
         """
         unknowns, equations = torch.Size(model.shape).numel(), model.num_equations
         if unknowns > self.unknowns:
@@ -100,9 +109,18 @@ class Sharpening:
     def __call__(
         self, model: KnownErrors, likelihood: Likelihood, run: RunEnd, met: float, budget: Budget
     ) -> tuple[Tensor, str]:
-        """Return better images (B, C, H, W) in double precision, and a text about the steps.
+        """Return the best images (B, C, H, W) of the final steps, and a text about the steps.
 
-        The steps also follow a run that met its equations, as masks may still be in doubt.
+        The images are in double precision. They are those of the run if no step comes nearer to the
+        observed equations.
+
+        Args:
+            model: the equations of the images.
+            likelihood: the observed values and noise of the equations.
+            run: the end of the run whose images the steps start from.
+            met: not used here: the steps also follow a run that met its equations, as states of
+                ReLUs may still be in doubt.
+            budget: the CPU time, after which the steps end.
         """
         inputs = run.inputs
         prior = ImagePrior.of(model.problem.spec)
@@ -152,7 +170,7 @@ class Sharpening:
 
 
 def _alone(model: KnownErrors, index: int) -> KnownErrors:
-    """Return the equations of the sample with number ``index`` alone."""
+    """Return the equations of one sample of a batch, given its number."""
     count, here = len(model.errors), [index]
     *widths, spread = (
         each[here] if each.ndim and len(each) == count else each
@@ -164,10 +182,15 @@ def _alone(model: KnownErrors, index: int) -> KnownErrors:
 
 
 def channels(model: KnownErrors, likelihood: Likelihood) -> Tensor:
-    """Return the group number of each equation (P,).
+    """Return the group number (P,) of each of a batch's P equations.
 
-    A weight's entries are grouped by their output channel. A bias is one group, and the features of
-    all samples are one. A wrong mask moves the gradients of its own channel.
+    The entries of a weight's gradient are grouped by their output channel. A bias is one group, and
+    the features of all samples are one. A wrong state of a ReLU moves the gradients of its own
+    channel.
+
+    Args:
+        model: the equations of the images.
+        likelihood: the observed values of the equations.
     """
     found, first = [], 0
     for name in model.passed.names:
@@ -180,11 +203,17 @@ def channels(model: KnownErrors, likelihood: Likelihood) -> Tensor:
 
 
 def variances(likelihood: Likelihood, residual: Tensor, groups: Tensor) -> Tensor:
-    """Return the variance of each equation (P,), the mean square residual of its group.
+    """Return the variance (P,) of each equation's error: the mean square residual of its group.
 
     A small group can be met without the others. Its weight would then grow until no other equation
-    counts. So variances have a floor: the least relative residual among the tensors with at least a
-    tenth of all entries.
+    counts. So variances have a floor: the least mean square residual, relative to the observed
+    values, among the tensors with at least a tenth of all entries. No variance is below that of the
+    noise.
+
+    Args:
+        likelihood: the observed values and noise of the equations.
+        residual: (P,) the equations' residuals.
+        groups: (P,) the number of each equation's group.
     """
     tensors, observed = likelihood.tensors, likelihood.observed
     sizes = (likelihood.sums(observed.square()) / likelihood.counts).clamp_min(
@@ -203,8 +232,17 @@ def _normal_matrix(
 ) -> Tensor | None:
     """Return LᵀJᵀWJL in single precision; ``None`` if the budget ends before.
 
-    The gradients are sums over samples, and each feature belongs to one sample. So J is built
-    sample by sample.
+    J is the derivative of the equations by the images, W the diagonal matrix of their weights, and
+    L maps coordinates under the prior to images. The matrix has a row for each coordinate of each
+    image. The gradients are sums over samples, and each feature belongs to one sample. So J is
+    built sample by sample.
+
+    Args:
+        model: the equations of the images.
+        blur: width of the blur of ReLUs and max poolings.
+        inputs: (B, C, H, W) the images at which J is taken.
+        weights: (P,) the weights of the equations.
+        budget: the CPU time.
     """
     prior, (count, *shape) = model.prior, inputs.shape
     size, features = inputs[0].numel(), model.errors.shape[1]
@@ -239,15 +277,15 @@ def _normal_matrix(
 class Edges:
     """The settings of final steps with a prior of edges, for a batch with too few equations.
 
-    Their images are kept if they lower the energy: that of the equations at the last blur, plus the
-    prior of edges.
+    The images of these steps are kept if they lower the energy: that of the equations at the last
+    blur, plus the energy of the prior of edges.
 
     Attributes:
         steps: number of steps, ≥ 0; with 0 there are no such steps.
     """
 
     before: ClassVar[float] = 0.5
-    """The share of a run's products that the run takes before these steps."""
+    """The share of a run's products with the Jacobian that the run takes before these steps."""
 
     steps: int = 14
 
@@ -255,7 +293,13 @@ class Edges:
         require(self, "be at least 0", "steps")
 
     def obstacle(self, model: KnownErrors) -> str:
-        """Return the reason against these steps; empty if the equations leave images open."""
+        """Return why the final steps with a prior of edges do not fit a batch; empty if they do.
+
+        They fit if the equations leave the images open.
+
+        Args:
+            model: the equations of the batch's images.
+        """
         if not self.steps:
             return "no step was asked for"
         unknowns, equations = torch.Size(model.shape).numel(), model.num_equations
@@ -268,10 +312,19 @@ class Edges:
     def __call__(
         self, model: KnownErrors, likelihood: Likelihood, run: RunEnd, met: float, budget: Budget
     ) -> tuple[Tensor, str]:
-        """Return images (B, C, H, W) in double precision, and a text about the steps.
+        """Return the images (B, C, H, W) after the final steps, and a text about the steps.
 
-        The images are those of the run if the steps do not lower the energy, if the run ended at a
-        squared distance of at most ``met``, or if the budget is spent.
+        The images are in double precision. They are those of the run if the steps do not lower the
+        energy, if the run ended at a squared distance of at most ``met``, or if the budget is
+        spent.
+
+        Args:
+            model: the equations of the images.
+            likelihood: the observed values and noise of the equations.
+            run: the end of the run whose images the steps start from.
+            met: relative squared distance from the observed values up to which the run met its
+                equations.
+            budget: the CPU time, after which the steps end.
         """
         if run.distance <= met:
             return run.inputs, "no edges, as the equations were met"
@@ -301,16 +354,30 @@ class Edges:
         return model.prior.inputs(point).double(), f"edges in {taken} steps"
 
     def energy(self, model: KnownErrors, likelihood: Likelihood, point: Tensor) -> float:
-        """Return −2 log posterior at coordinates (B, C, H, W) and the last blur, + constant."""
+        """Return −2 log posterior of images, up to a constant, with the prior of edges.
+
+        The equations are those at the blur of the last step.
+
+        Args:
+            model: the equations of the images.
+            likelihood: the observed values and noise of the equations.
+            point: (B, C, H, W) the coordinates of the images under the normal prior.
+        """
         misfit = likelihood.energy(residuals(model, likelihood, EDGE_BLURS[1])(point))
         return misfit + EDGE_WEIGHT * float(edge_energy(model.prior, point, EDGE_POWER))
 
 
 def edge_energy(prior: ImagePrior, point: Tensor, power: float) -> Tensor:
-    """Return the edge energy of coordinates (B, C, H, W), with the exponent p = ``power``.
+    """Return the energy of images under a prior of edges, which has few large differences.
 
-    It is ``Σ y² / A + C (2/p) Σ (g + ε²)^(p/2)`` for fields y of C colours with the variance A at
-    the lowest frequency, and mean squared slopes g.
+    It is ``Σ y² / A + C (2/p) Σ (g + ε²)^(p/2)`` over the pixels. The C fields y of the colours
+    have the prior variance A at the lowest frequency, and g is their squared slope, in a mean over
+    colours; see :func:`_steepness` for ε.
+
+    Args:
+        prior: the normal prior of images, which gives A and the fields.
+        point: (B, C, H, W) coordinates of the images under that prior.
+        power: p, in (0, 2).
     """
     field = _field(prior, point)
     edges = _steepness(field).double() ** (power / 2)
@@ -318,7 +385,13 @@ def edge_energy(prior: ImagePrior, point: Tensor, power: float) -> Tensor:
 
 
 def reweighted(prior: ImagePrior, point: Tensor, power: float) -> Callable[[Tensor], Tensor]:
-    """Return the map s ↦ Q s for which ``sᵀ Q s`` has the edge energy's gradient at a point."""
+    """Return a linear map Q such that ``sᵀ Q s`` has the gradient of the edge energy at a point.
+
+    Args:
+        prior: the normal prior of images.
+        point: (B, C, H, W) the coordinates of that point.
+        power: the exponent p of :func:`edge_energy`.
+    """
     weights = _steepness(_field(prior, point)) ** (power / 2 - 1)
 
     def cost(coordinates: Tensor) -> Tensor:
@@ -334,17 +407,27 @@ def reweighted(prior: ImagePrior, point: Tensor, power: float) -> Callable[[Tens
 
 
 def _shares(prior: ImagePrior) -> Tensor:
-    """Return √A: the prior's deviations, relative to that of the lowest frequency."""
+    """Return the prior's deviations (C, H, W), relative to that of the lowest frequency, √A."""
     return prior.deviations / prior.deviations[:, :1, :1]
 
 
 def _field(prior: ImagePrior, coordinates: Tensor) -> Tensor:
-    """Return each colour's pixel field y, divided by the prior's deviation √A, (B, C, H, W)."""
+    """Return the field (B, C, H, W) of each colour's pixels, divided by a deviation of the prior.
+
+    The deviation is that of the lowest frequency, √A.
+
+    Args:
+        prior: the normal prior of images.
+        coordinates: (B, C, H, W) coordinates of the images under the prior.
+    """
     return prior.rows.T @ (_shares(prior) * coordinates) @ prior.columns
 
 
 def _slopes(field: Tensor) -> tuple[Tensor, Tensor]:
-    """Return differences downward and to the right, times H/π and W/π, zero at the border."""
+    """Return the differences of neighbours in a field (B, C, H, W): downward, and to the right.
+
+    They are multiplied by H/π and W/π, and zero in the last row or column.
+    """
     height, width = field.shape[-2:]
     below = torch.cat([field[..., 1:, :], field[..., -1:, :]], -2)
     beside = torch.cat([field[..., 1:], field[..., -1:]], -1)
@@ -352,11 +435,14 @@ def _slopes(field: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _steepness(field: Tensor) -> Tensor:
-    """Return ``g + ε²`` (B, 1, H, W), with g the squared slope in a mean over colours.
+    """Return ``g + ε²`` (B, 1, H, W), where g is a field's squared slope in a mean over colours.
 
     The prior of edges takes a power of it below one. Under such a power, differences below ε = 0.05
-    (in deviations of the prior) cost about their square, and larger ones less. ε was chosen on
-    development draws; there is no table.
+    (in deviations of the normal prior) cost about their square, and larger ones less. ε was chosen
+    on development draws; there is no table.
+
+    Args:
+        field: (B, C, H, W) the field of each colour, in deviations of the normal prior.
     """
     down, right = _slopes(field)
     return (down.square() + right.square()).mean(1, keepdim=True) + 0.05**2

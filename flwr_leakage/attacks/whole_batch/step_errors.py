@@ -1,18 +1,21 @@
 """Find the errors and features of every local step on one sample from the last layer's update.
 
-A linear last layer that takes T plain steps on one sample with target y moves by a sum of T outer
-products of errors e_t and features h_t,
+A linear last layer with weight W and bias b takes T plain steps on one sample with target y, at the
+learning rate η. Step t has the features h_t, which are the layer's inputs, and the *error* e_t,
+which is the derivative of the loss by the logits. The layer moves by
 
     −ΔW / η = Σ_t e_t h_tᵀ,    −Δb / η = Σ_t e_t,    e_t = softmax(W_t h_t + b_t) − y,
 
-and e_s and h_s of earlier steps s give W_t. Steps with errors below the noise do not show: a step
+where e_s and h_s of earlier steps s give W_t. Steps with errors below the noise do not show: a step
 without error changes nothing, and no step after it has an error. So if the sum's rank is less than
-T, the search first assumes as many steps as the rank. Any invertible (T, T) matrix could mix the
-outer products. Only one mixture remains, as features behind a ReLU are nonnegative and mostly zero,
-and each error is the softmax of its own features minus y. Levenberg–Marquardt searches over the
-mixing of the sum's left singular vectors. Non-negative least squares give the features in each
-column (variable projection: Golub and Pereyra 1973). The assumed noise falls from far above the
-true noise, so that features of neighbouring steps are similar at first.
+T, the search first assumes as many steps as the rank.
+
+Any invertible (T, T) matrix could mix the outer products. Only one mixture remains, as features
+behind a ReLU are nonnegative and mostly zero, and each error is the softmax of its own features
+minus y. Levenberg–Marquardt searches over the mixing of the sum's left singular vectors.
+Non-negative least squares give the features in each column (variable projection: Golub and Pereyra
+1973). The assumed noise falls from far above the true noise, so that features of neighbouring steps
+are similar at first.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,13 +29,16 @@ from torch import Tensor
 from flwr_leakage.attacks.solve.descent import Damping, Iterate, Posed, follow
 
 COARSE_STAGES = (1e4, 1e3, 1e2, 10.0, 1.0)
-"""Assumed noise in successive stages, in units of the true one, in large steps."""
+"""Noise that the search assumes in successive stages, in units of the true noise, in large
+steps."""
 
 FINE_STAGES = (1e5, 3e4, 1e4, 3e3, 1e3, 3e2, 1e2, 30.0, 10.0, 3.0, 1.0)
-"""Assumed noise in successive stages, in units of the true one, in small steps."""
+"""Noise that the search assumes in successive stages, in units of the true noise, in small
+steps."""
 
 LATE_STAGES = (30.0, 1.0)
-"""Assumed noise in successive stages, in units of the true one, from near the true one on."""
+"""Noise that the search assumes in successive stages, in units of the true noise, without far
+too large values."""
 
 Start = Literal["even", "same features", "at once", "mean", "own units"]
 """The start of a search; see :func:`_begin`."""
@@ -52,8 +58,8 @@ updates of 2, 3 and 5 steps at rates of 0.01 to 0.2, errors are right to 1 % on 
 
 SOFTMAX_DEVIATION = 10.0
 """Standard deviation that the search allows between a step's errors and those that its features
-give by the softmax. The unit is σ relative to the root mean square of the sums' entries. The value
-was chosen on development draws; no table."""
+give by the softmax. The unit is σ relative to the root mean square of the sums' entries, where σ
+is the noise of an entry. The value was chosen on development draws; no table."""
 
 SOLVED_MISFIT = 4.0
 """Misfit up to which no further start is tried. It is the sum of two mean squares, of which noise
@@ -62,13 +68,17 @@ alone leaves 1 or less each; this is twice the sum."""
 
 @dataclass(frozen=True)
 class StepErrors:
-    """The errors and features of each visible local step at the last layer.
+    """The errors and features of each visible local step at the last layer, for one sample.
+
+    The error of a step is the derivative of the loss by the K logits, and the features are the
+    layer's n inputs. T is the number of visible steps.
 
     Attributes:
         errors: (T, K) errors e_t of the first T steps.
         features: (T, n) features h_t ≥ 0.
         deviations: (T, n) standard deviations of the features.
-        misfit: mean squared residual in units of noise.
+        misfit: mean squared residual of the explained update in units of noise, plus that of the
+            errors against the softmax of the features.
     """
 
     errors: Tensor
@@ -86,16 +96,16 @@ def separate_steps(
     steps: int,
     noise: float,
 ) -> StepErrors:
-    """Return the errors and features of the steps behind an update of the last layer.
+    """Return the errors and features of the local steps behind an update of the last layer.
 
     Args:
-        observed: (K, n + 1) −[ΔW, Δb] / η, in double precision.
+        observed: (K, n + 1) −[ΔW, Δb] / η, in double precision, for the change of weight and bias.
         weight: (K, n) W_0, the layer's weight before training.
         bias: (K,) b_0, the layer's bias before training.
         target: (K,) probabilities y of the classes.
         learning_rate: η.
         steps: number T of steps, ≥ 2.
-        noise: σ of every entry of the observation, > 0.
+        noise: standard deviation σ of every entry of the observation, > 0.
 
     Raises:
         ValueError: there are as many steps as classes or more, the weight did not move, the bias
@@ -139,10 +149,18 @@ def separate_steps(
 
 
 def _search(sums: "_Sums", layer: "_LastLayer") -> "_Mixture | None":
-    """Return the best mixture, from several starts up to the first that explains the sums.
+    """Return the best mixture of the steps, from several starts.
 
-    If none does, the search continues from the best mixture with two neighbouring steps exchanged.
-    Their errors are nearly equal at first, so that the exchange leads to another minimum.
+    The first mixture that explains the sums is taken. If none does, the search continues from the
+    best mixture with two neighbouring steps exchanged. Their errors are nearly equal at first, so
+    that the exchange leads to another minimum.
+
+    Args:
+        sums: the observed sums over steps.
+        layer: the last layer, with which features give errors.
+
+    Returns:
+        The mixture, or ``None`` if no search ended at a finite one.
     """
     best: _Mixture | None = None
     for start, stages, reach in TRIES:
@@ -179,16 +197,20 @@ def _attempt(
 
 @dataclass(frozen=True)
 class _Sums:
-    """The sums of outer products and of errors, in the basis of their r ≤ T left singular vectors.
+    """The sums over T local steps of outer products and of errors, in the basis of r ≤ T vectors.
+
+    The basis holds the left singular vectors of the last layer's update with K classes and n
+    features.
 
     Attributes:
         basis: (K, r) left singular vectors.
-        weight: (r, n) coordinates of −ΔW / η.
-        bias: (r,) coordinates of −Δb / η.
+        weight: (r, n) coordinates of −ΔW / η, the sum of outer products.
+        bias: (r,) coordinates of −Δb / η, the sum of errors.
         common: (n,) the features if all steps had the same features.
-        noise: σ of an entry.
-        share: σ divided by the sums' root mean square.
-        reach: standard deviation of a feature's change from one step to the next.
+        noise: standard deviation σ of an entry.
+        share: σ divided by the root mean square of the sums' entries.
+        reach: standard deviation that the search assumes for a feature's change from one step to
+            the next.
     """
 
     basis: Tensor
@@ -213,7 +235,15 @@ class _Sums:
 
 @dataclass(frozen=True)
 class _LastLayer:
-    """The last layer of a client that trains on given features by plain steps."""
+    """The last layer of a client that trains on one sample's given features by plain steps.
+
+    Attributes:
+        weight: (K, n) the weight before training.
+        bias: (K,) the bias before training.
+        target: (K,) probabilities y of the classes.
+        learning_rate: η.
+        steps: the number T of steps.
+    """
 
     weight: Tensor
     bias: Tensor
@@ -222,13 +252,21 @@ class _LastLayer:
     steps: int
 
     def errors(self, features: Tensor) -> Tensor:
-        """Return the errors e_t of all steps (K, T), for features (T, n)."""
+        """Return the errors e_t = softmax(z_t) − y of all steps (K, T), for features (T, n)."""
         return self.along(features, features[None][:0])[0]
 
     def along(self, features: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the errors e_t (K, T), and their derivatives (D, K, T) along directions (D, T, n).
+        """Return the errors e_t of all local steps, and their derivatives along directions.
 
-        The logits are ``z_t = W_0 h_t + b_0 − η Σ_{s<t} e_s (⟨h_s, h_t⟩ + 1)``.
+        The logits are ``z_t = W_0 h_t + b_0 − η Σ_{s<t} e_s (⟨h_s, h_t⟩ + 1)``, and e_t =
+        softmax(z_t) − y.
+
+        Args:
+            features: h_t (T, n).
+            directions: (D, T, n) changes of the features.
+
+        Returns:
+            The errors (K, T), and the derivatives (D, K, T).
         """
         logits, products = self.weight @ features.T + self.bias[:, None], features @ features.T
         moved, turned = self.weight @ directions.mT, directions @ features.T
@@ -249,12 +287,17 @@ class _LastLayer:
 
 
 def _begin(start: Start, sums: _Sums, layer: _LastLayer) -> Tensor:
-    """Return the errors (K, T) at a start of the search.
+    """Return the errors (K, T) of T local steps with which a search begins.
 
     With "own units", each step has active units of its own. The other starts assume equal features
-    in all steps. With "mean", all errors are their mean. With "same features", they are the errors
-    of training on these features. With "even" and "at once", the first of these errors is taken,
-    and the rest of the sum is spread evenly over the other steps, or put into the second.
+    in all steps. With "mean", each error is the mean of all errors. With "same features", they are
+    the errors of training on these features. With "even" and "at once", the first of these errors
+    is taken, and the rest of the sum is spread evenly over the other steps, or put into the second.
+
+    Args:
+        start: the name of the start.
+        sums: the observed sums over steps.
+        layer: the last layer, with which features give errors.
     """
     if start == "own units":
         return _extreme(sums, layer)
@@ -274,14 +317,17 @@ def _begin(start: Start, sums: _Sums, layer: _LastLayer) -> Tensor:
 
 @dataclass(frozen=True)
 class _Mixture:
-    """A mixing matrix A of the steps, with the features that fit best under an assumed noise.
+    """A mixing matrix A of T local steps, with the features that fit best under an assumed noise.
 
     Attributes:
-        mixing: (r, T) the mixing A, such that ``basis A`` has the columns e_t.
+        sums: the observed sums over steps, in a basis of r singular vectors.
+        layer: the last layer, with which features give errors.
+        mixing: A (r, T), such that ``basis A`` has the steps' errors e_t as columns.
         features: (T, n) the non-negative features H that fit A best.
         inverse: (n, T, T) inverse normal matrix of each feature's column, zero for steps in which
-            it is off.
+            the feature is off.
         residual: all residuals, each in units of its standard deviation.
+        sigma: the assumed standard deviation of the noise.
     """
 
     sums: _Sums
@@ -296,7 +342,15 @@ class _Mixture:
     def of(
         cls, sums: _Sums, layer: _LastLayer, mixing: Tensor, sigma: float, on: Tensor | None = None
     ) -> "_Mixture":
-        """Return a mixing with its best features; ``on`` is a guess of those that are not zero."""
+        """Return the mixture of a mixing matrix, with the features that fit it best.
+
+        Args:
+            sums: the observed sums over steps.
+            layer: the last layer, with which features give errors.
+            mixing: A (r, T).
+            sigma: the assumed standard deviation of the noise.
+            on: (T, n) booleans, a guess of the features that are not zero; ``None`` for no guess.
+        """
         steps = mixing.shape[1]
         change = _changes(steps, mixing) / sums.reach
         normal = mixing.T @ mixing / sigma**2 + change.T @ change
@@ -314,26 +368,30 @@ class _Mixture:
 
     @property
     def cost(self) -> float:
-        """The sum of squared residuals."""
+        """The sum of the mixture's squared residuals, each in units of its standard deviation."""
         return float(self.residual @ self.residual)
 
     @property
     def misfit(self) -> float:
-        """Mean squared residual of the sum of outer products, plus that of the sum of errors."""
+        """Mean squared residual of the sum of outer products, plus that of the steps' errors.
+
+        The latter compares the errors with those that the features give by the softmax. Both are in
+        units of their standard deviations.
+        """
         entries = self.sums.weight.numel()
         start = entries + len(self.mixing)
         errors = self.residual[start : start + self.sums.basis.shape[0] * self.mixing.shape[1]]
         return float(self.residual[:entries].square().mean() + errors.square().mean())
 
     def slopes(self) -> Tensor:
-        """Return ∂H/∂A (r, T, T, n), the derivative of the features H by the mixing matrix A."""
+        """Return ∂H/∂A (r, T, T, n) of the features H (T, n) by the mixing A (r, T)."""
         rest = self.sums.weight - self.mixing @ self.features
         own = torch.einsum("nti,kn->kitn", self.inverse, rest)
         other = torch.einsum("nts,ks,in->kitn", self.inverse, self.mixing, self.features)
         return (own - other) / self.sigma**2
 
     def jacobian(self) -> Tensor:
-        """Return the residual's derivative by the mixing matrix A, with a column for each entry."""
+        """Return the derivative of all residuals by the mixing A, one column for each entry."""
         slopes, (rows, steps) = self.slopes(), self.mixing.shape
         eye, each = torch.eye(rows).to(slopes), torch.eye(steps).to(slopes)
         sums = torch.einsum("kq,in->kiqn", eye, self.features)
@@ -351,9 +409,10 @@ class _Mixture:
         return torch.cat([part.flatten(2).flatten(0, 1) for part in parts], 1).T
 
     def deviations(self) -> Tensor:
-        """Return the standard deviations (T, n) of the features that noise causes.
+        """Return the standard deviations (T, n) of the features that noise of the update causes.
 
-        They include the error of A. All features count as free, also those that are zero.
+        They include the error of the mixing matrix. All features count as free, also those that are
+        zero.
         """
         jacobian = self.jacobian()
         normal = jacobian.T @ jacobian
@@ -370,7 +429,16 @@ class _Mixture:
 def _fit(
     sums: _Sums, layer: _LastLayer, errors: Tensor, stages: Sequence[float]
 ) -> _Mixture | None:
-    """Return the mixture after damped steps in every stage, or None if it is not finite."""
+    """Return the mixture after damped steps in every stage, or None if it is not finite.
+
+    The assumed noise falls from stage to stage.
+
+    Args:
+        sums: the observed sums over steps.
+        layer: the last layer, with which features give errors.
+        errors: (K, T) the errors to begin with.
+        stages: the assumed noise of each stage, in units of the true noise.
+    """
     found: _Mixture | None = None
     for stage in stages:
         mixing = sums.basis.T @ errors if found is None else found.mixing
@@ -381,7 +449,13 @@ def _fit(
 
 
 def _settled(start: _Mixture, sums: _Sums, layer: _LastLayer) -> _Mixture | None:
-    """Return the mixture after the damped steps of one stage, or None if it is not finite."""
+    """Return the mixture after the damped steps of one stage, or None if it is not finite.
+
+    Args:
+        start: the mixture to begin with, which gives the assumed noise.
+        sums: the observed sums over steps.
+        layer: the last layer, with which features give errors.
+    """
     here = there = start
     is_finite = True
 
@@ -418,12 +492,22 @@ def _settled(start: _Mixture, sums: _Sums, layer: _LastLayer) -> _Mixture | None
 
 
 def _extreme(sums: _Sums, layer: _LastLayer) -> Tensor:
-    """Return errors (K, T) under features that are on in one step each, in the best order.
+    """Return errors (K, T) of T steps whose features are on in one step each, in order.
 
-    A feature's column is ``Σ_t h_t e_t`` with h_t ≥ 0. The label's entry is negative in every
-    error. Divided by that entry, a column is a mean of the steps' errors, and an extreme point if
-    the feature is on in one step only. Successive projections find the extreme points (Gillis and
-    Vavasis 2014), and the bias gives their scales. Columns below 1000 times the noise are left out.
+    The order is the one in which each error follows best from training on the steps before it. A
+    feature's column of the update is ``Σ_t h_t e_t`` with h_t ≥ 0. The label's entry is negative in
+    every error. Divided by that entry, a column is a mean of the steps' errors, each divided
+    likewise. It is an extreme point if the feature is on in one step only. Successive projections
+    find the extreme points (Gillis and Vavasis 2014), and the bias gives their scales. Columns
+    below 1000 times the noise are left out.
+
+    Args:
+        sums: the observed sums over steps.
+        layer: the last layer, with which features give errors.
+
+    Raises:
+        LinAlgError: there are fewer singular vectors than steps, or the points do not determine the
+            scales.
     """
     if len(sums.weight) < layer.steps:
         raise torch.linalg.LinAlgError("there are fewer columns than steps.")
@@ -450,18 +534,29 @@ def _extreme(sums: _Sums, layer: _LastLayer) -> Tensor:
 
 
 def _changes(steps: int, like: Tensor) -> Tensor:
-    """Return the matrix (T − 1, T) that maps a feature's values to its changes between steps."""
+    """Return the matrix (T − 1, T) that maps a feature's values in T steps to their changes.
+
+    Args:
+        steps: T.
+        like: a tensor of the device and precision that the matrix gets.
+    """
     eye = torch.eye(steps).to(like)
     return eye[1:] - eye[:-1]
 
 
 def _non_negative(normal: Tensor, right: Tensor, on: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return the solution of ``min_{H ≥ 0} ½ hᵀ N h − rᵀ h`` in every column, by active sets.
+    """Return the solution of ``min_{h ≥ 0} ½ hᵀ N h − rᵀ h`` for every column, by active sets.
 
-    The set of steps in which a feature is on changes in at most 20 turns, for all columns at once.
+    A column belongs to one feature, and its entries to T steps. The set of steps in which a feature
+    is on changes in at most 20 rounds, for all columns at once.
+
+    Args:
+        normal: N (T, T), positive definite.
+        right: (T, n), with a column r for each feature.
+        on: (T, n) booleans, a guess of the entries that are not zero; ``None`` for no guess.
 
     Returns:
-        H (T, n), and N⁻¹ (n, T, T) restricted to the steps in which each feature is on.
+        The solutions (T, n), and N⁻¹ (n, T, T) restricted to the steps in which each feature is on.
     """
     if on is None:
         on = torch.linalg.solve(normal, right) > 0
