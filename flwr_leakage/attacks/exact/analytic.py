@@ -203,7 +203,10 @@ def fill_in(
     weights = (3 / bounds.square())[~seen]
 
     def precision(offset: Tensor) -> Tensor:
-        """Return the unseen pixels' entries of Q times an offset (n,) of the image from grey."""
+        """Return the unseen pixels' entries of Q times an offset (n,) of the image from grey.
+
+        Q is the inverse covariance of the prior of images.
+        """
         image = prior.grey + offset.reshape(1, *spec.shape)
         return inverse.push(prior.coordinates(image)).flatten()[~seen]
 

@@ -1,13 +1,13 @@
 """Factor a batch's gradient of one linear layer, and check candidates for its samples.
 
-A linear layer computes ``z = W h + c`` with m outputs. Its gradient is ``∂L/∂W = S H``, where row i
-of H is the layer's input h of sample i, and column i of S is that sample's error ``s = ∂L/∂z``. The
-gradient shows the span of the b columns of S, for which U is an orthonormal basis
-(:class:`~flwr_leakage.attacks.network.linear.LayerFactor`).
+A linear layer computes ``z = W h + c`` with m outputs. For a batch of b samples, its gradient is
+``∂L/∂W = S H``, where row i of H is the input h of sample i, and column i of S is that sample's
+*error* ``s = ∂L/∂z``. The gradient shows the span of the b columns of S, for which U (m, b) is an
+orthonormal basis (:class:`~flwr_leakage.attacks.network.linear.LayerFactor`).
 
-A candidate for one sample's input h is judged by the network behind the layer. A pass from the
-layer's outputs z onwards gives the errors s, m numbers, for each label. If h was in the batch, then
-s is a column of S. So it lies in the span of U, and its coordinates in U fit h. These are m − b + 1
+The network behind the layer judges a candidate for one sample's input h. A pass from the layer's
+outputs z onwards gives the error s, m numbers, for each label. If h was in the batch, then s is a
+column of S. So it lies in the span of U, and its coordinates in U fit h. These are m − b + 1
 equations that the search for h does not use.
 """
 
@@ -92,7 +92,12 @@ class BatchSample:
 
     @property
     def is_exact(self) -> bool:
-        """Return whether noise and rounding alone explain the sample's misfit and scale error."""
+        """Return whether noise and rounding alone explain the sample's misfit and scale error.
+
+        The misfit is the part of its predicted error ∂L/∂z outside the gradient's span. The scale
+        error is the relative difference between the size of that error and its size in the
+        gradient.
+        """
         return self.is_aligned and self.scale_error <= EXACT_MULTIPLE * self.expected + 1e-3
 
 
@@ -148,12 +153,12 @@ class BatchLayer:
 
     @property
     def matrix(self) -> Tensor:
-        """The weights W (m, n) of the layer."""
+        """The weights W (m, n) of a linear layer ``z = W h + c`` with m outputs."""
         return self.problem.params[self.weight]
 
     @property
     def offset(self) -> Tensor:
-        """The bias c (m,) of the layer."""
+        """The bias c (m,) of a linear layer ``z = W h + c`` with m outputs."""
         return self.problem.params[self.bias]
 
     @cached_property
@@ -168,14 +173,15 @@ class BatchLayer:
     def right(self) -> Tensor:
         """The right factor R of the layer's gradient, scaled so that no signal means zero.
 
-        It has the shape (b, n'), as columns that are zero are left out. An image's input is without
-        signal where it is black; see :meth:`BatchLayer.in_pixels`.
+        Each of its b rows is a mixture of samples' inputs. It has the shape (b, n'), as columns
+        that are zero are left out. An image's input is without signal where it is black; see
+        :meth:`BatchLayer.in_pixels`.
         """
         return self.in_pixels(self.factor.right, self.factor.bias)
 
     @cached_property
     def live(self) -> Tensor:
-        """Booleans (m,), true for the layer's units that at least one sample activates."""
+        """Booleans (m,), true for the units that at least one sample of the batch activates."""
         return self.factor.left.abs().amax(1) > 0
 
     @property
@@ -238,7 +244,7 @@ class BatchLayer:
     def errors(self, outputs: Tensor, labels: Tensor, inputs: Tensor | None = None) -> Tensor:
         """Return the errors ∂L/∂z (M, m) that M samples have as a part of the problem's batch.
 
-        The loss L is the mean over the whole batch.
+        The loss L is the mean over the whole batch, and z are the outputs of a linear layer.
 
         Args:
             outputs: z (M, m), the layer's outputs for these samples.
@@ -270,13 +276,14 @@ class BatchLayer:
             yield errors * (len(leaf) / self.problem.num_samples)
 
     def gradient_behind(self, inputs: Tensor, labels: Tensor) -> Params:
-        """Return the gradient that M samples give to the parameters of all layers but this one.
+        """Return the gradient that M samples give to the parameters of all other layers.
 
-        The samples are part of a batch of the problem's size, and the loss is the mean over that
-        batch. So the gradient is the sum over the samples, divided by the batch's size.
+        Others are all layers but the linear layer whose inputs are given. The samples are part of a
+        batch of the problem's size, and the loss is the mean over that batch. So the gradient is
+        the sum over the samples, divided by the batch's size.
 
         Args:
-            inputs: H (M, n), inputs of this layer.
+            inputs: H (M, n), inputs of the linear layer.
             labels: (M,) classes of the samples.
         """
         problem = self.problem
@@ -295,14 +302,13 @@ class BatchLayer:
         return {name: share * value for name, value in gradients.items() if name not in own}
 
     def check(self, dual: Tensor, label: int | None = None) -> BatchSample | None:
-        """Return the candidate sample that a dual gives, judged by the network behind the layer.
+        """Return the candidate sample that a dual t gives, judged by the network behind the layer.
 
-        It is None if t·β is zero, as the input then has no scale; β (b,) is the bias's factor of
-        the layer's gradient.
+        The gradient ``[∂L/∂W, ∂L/∂c]`` of the layer is factored as ``U [R, β]``. The sample's input
+        is t R, with t scaled to t·β = 1. It is None if t·β is zero, as the input then has no scale.
 
         Args:
-            dual: t (b,), of any length; t divided by t·β maps the gradient's factor R to an input t
-                R.
+            dual: t (b,), of any length.
             label: the sample's class, if it is known; else the class that fits the gradient best is
                 taken.
         """
@@ -335,12 +341,13 @@ class BatchLayer:
     def misfits(self, duals: Tensor) -> Tensor:
         """Return the misfit (M,) of each dual's candidate sample, for the label that fits best.
 
-        The misfit is the part of the sample's predicted errors s outside the gradient's span,
-        relative to ‖s‖. It is computed as √(1 − explained share of ‖s‖²), so that misfits below
-        1e-7 may come out as zero.
+        The misfit is the part of the sample's predicted error s = ∂L/∂z outside the gradient's
+        span, relative to ‖s‖. It is computed as √(1 − explained share of ‖s‖²), so that misfits
+        below 1e-7 may come out as zero.
 
         Args:
-            duals: (M, b), each a vector t of any length; t divided by t·β gives the input t R.
+            duals: (M, b), each a vector t of any length. The candidate's input is t R with the
+                right factor R of the gradient, and with t scaled to t·β = 1 by the bias's factor β.
         """
         factor, sizes = self.factor, []
         for part in duals.split(128):
@@ -585,10 +592,10 @@ def _obstacle(problem: Problem, use: LinearUse, uses: list[LinearUse]) -> str:
 def _entanglement(
     problem: Problem, use: LinearUse, probes: Tensor, order: InputOrder | None
 ) -> str:
-    """Return the reason why other samples affect a sample's errors at a layer; empty if none do.
+    """Return the reason why other samples affect a sample's error ∂L/∂z; empty if none do.
 
-    A sample's errors must depend on that sample's outputs of the layer alone, through a loss that
-    is the plain mean over the samples.
+    Here z are the outputs of a linear layer. The error of a sample must depend on that sample's own
+    z alone, through a loss that is the plain mean over the samples.
 
     Args:
         problem: the network and its loss.

@@ -42,9 +42,10 @@ from flwr_leakage.records import Batch, Reconstruction
 def choose_layer(
     problem: Problem, generator: torch.Generator, images_only: bool = False
 ) -> tuple[list[BatchLayer], BatchLayer, list[str]]:
-    """Return the linear layer through which an attack on a batch inverts, and the alternatives.
+    """Return the linear layer through which an attack inverts a batch, and the alternatives.
 
-    A layer that takes the network's input comes first, then one whose gradient shows more samples.
+    Layers that take the network's input come first. Among several, the one whose gradient shows the
+    most samples is chosen.
 
     Args:
         problem: the network and the observed update.
@@ -52,8 +53,8 @@ def choose_layer(
         images_only: whether to refuse if no usable layer takes the network's input.
 
     Returns:
-        All layers whose gradients can be factored; the chosen layer; and a sentence for each other
-        layer that says why it cannot be used.
+        All layers whose gradients can be factored; the chosen layer; and a sentence for each linear
+        layer that cannot be used, with the reason.
 
     Raises:
         ValueError: no layer can be used; the message gives the reasons.
@@ -146,7 +147,10 @@ def recover_batch(
 
 
 def _in_order(found: Iterable[BatchSample]) -> list[BatchSample]:
-    """Return samples sorted by label and mean input, an order that does not depend on rounding."""
+    """Return samples sorted by label and then by mean input.
+
+    This order does not depend on rounding.
+    """
     return sorted(found, key=lambda sample: (sample.label, float(sample.inputs.mean())))
 
 
@@ -197,7 +201,11 @@ def _from_head(
 
 
 def _is_union(problem: Problem) -> bool:
-    """Return whether an aggregate is the plain gradient of its clients' samples as one batch."""
+    """Return whether an update is the plain gradient of all its clients' samples as one batch.
+
+    It is if the clients took one step without weight decay, and the average over them weights each
+    client by its samples.
+    """
     plain = problem.schedule.num_steps == 1 and not problem.schedule.weight_decay
     return plain and sum(problem.members) == problem.num_samples
 
@@ -259,8 +267,8 @@ class ExactBatch(ExactAttack):
     ) -> Reconstruction:
         """Return the samples that explain a problem's update, with a verdict for each in the stats.
 
-        A sample that is not found is filled by an estimated mean of those not found. If the layer
-        takes features, there are no images, and the stats hold the features.
+        For a sample that is not found, the answer holds an estimate of the mean of those not found.
+        If the layer takes features, there are no images, and the stats hold the features.
 
         Args:
             problem: the network and the observed update of a batch, in float64.

@@ -1,16 +1,18 @@
 """Find samples of a batch by their ReLU masks, if the next layer's errors span few directions.
 
-The gradient of a linear layer of m units with a ReLU behind it is a product S H. Column s of S is a
-sample's error ∂L/∂z at the layer's outputs z, and row h of H is its input. The gradient shows the
-span of S: ``s = U q``, with U (m, b) known and the few numbers q of a sample unknown. A sample's
-mask D says which units are on; s is zero where D is. The next linear layer has the weights W₂. If a
-mask determines a sample's errors (:func:`settle_masks`), these errors are exact before the sample's
-input is. For a unit's gradient is a mixture of inputs: a second sample with a small error changes
-the input that is read from the unit, but not the mask. The errors of all samples together determine
-all inputs.
+The gradient of a linear layer of m units with a ReLU behind it is a product S H. Column s of S is
+one sample's *error* ∂L/∂z at the layer's outputs z, and row h of H is that sample's input. The
+gradient shows the span of S: ``s = U q``, where U (m, b) is known and the sample's few numbers q
+are unknown. A sample's mask D says which units are on; s is zero at all others. The next linear
+layer has the weights W₂.
+
+If a mask determines a sample's error (:func:`settle_masks`), this error is exact before the
+sample's input is. A unit's gradient is a mixture of inputs. So a second sample with a small error
+changes the input that is read from the unit, but not the mask. The errors of all samples together
+determine all inputs.
 
 Masks determine errors as follows. The errors of the next layer lie in a known span V₂ (of K − 1
-directions for K logits, as errors of cross-entropy sum to zero). So a sample's errors are
+directions for K logits, as errors of cross-entropy sum to zero). So a sample's error is
 ``s = D W₂ᵀ V₂ e`` with few numbers e, and also ``s = U q``. With D given, this is one equation for
 each unit about e and q. With e and q given, a unit is on if U q is nearer to ``W₂ᵀ V₂ e`` than to
 zero. Both steps in turn lead from the mask of a mixture of samples to the mask of one sample. The
@@ -182,7 +184,10 @@ class MaskColumns:
     def of_candidate(
         self, candidate: BatchSample, found: Sequence[BatchSample]
     ) -> BatchSample | None:
-        """Return the sample to which a candidate's mask leads, or None if it is not new.
+        """Return the sample to which a candidate's mask leads, or None if there is no new one.
+
+        The mask is corrected until it stays, and it then determines a sample's error; see
+        :func:`settle_masks`.
 
         Args:
             candidate: a sample whose active units are the mask to start from.
@@ -197,7 +202,10 @@ class MaskColumns:
         judged: Callable[[int], BatchSample | None],
         found: Sequence[BatchSample],
     ) -> Iterator[BatchSample]:
-        """Yield the new samples to which some masks lead.
+        """Yield the new samples that some masks give.
+
+        Each mask is corrected until it stays, and it then determines a sample's error; see
+        :func:`settle_masks`.
 
         Args:
             masks: (S, m) booleans, true for active units.

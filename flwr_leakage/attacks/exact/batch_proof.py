@@ -70,7 +70,7 @@ class BatchInputs:
 
     @property
     def proven(self) -> int:
-        """Number of samples that are proven."""
+        """Number of the batch's samples whose inputs are proven to be right."""
         return sum(verdict == "proven" for verdict in self.verdicts)
 
 
@@ -116,9 +116,9 @@ def conclude(
 def _zeros(layer: BatchLayer, sample: BatchSample) -> Tensor | None:
     """Return the equations that the zeros of a sample's input give, or None if there are too few.
 
-    A sample's input is t R, with its dual t (b,) and the mixtures R (b, n') of inputs that the
-    layer's gradient shows. At the z entries where it is zero, t solves ``Eᵀ t = 0``. E (b, z), the
-    columns of R at these entries, is returned.
+    The sample's input is t R, where t (b,) is its dual, and the b rows of R (b, n') are mixtures of
+    inputs that the layer's gradient shows. At the z entries where the input is zero, ``Eᵀ t = 0``.
+    The columns of R at these entries are E (b, z), which is returned.
     """
     if not (layer.takes_input or layer.sparse_inputs):
         return None
@@ -200,9 +200,10 @@ def _uncertainty(layer: BatchLayer, following: BatchLayer | None, sample: BatchS
 def _whole(layer: BatchLayer, found: list[BatchSample], generator: torch.Generator) -> BatchInputs:
     """Return all samples of a layer's gradient with improved inputs and a verdict for each.
 
-    The samples' inputs, and their errors, which the network predicts from the inputs, are first
-    computed from each other, up to eight times. The verdicts depend on whether errors and inputs
-    explain the layer's gradient, and on whether a replay gives the gradients of the layers behind.
+    First, the samples' inputs and errors are computed from each other, up to eight times: the
+    network predicts the errors ∂L/∂z from the inputs, and the gradient gives inputs for these
+    errors. The verdicts depend on whether errors and inputs explain the layer's gradient, and on
+    whether a replay gives the gradients of the layers behind.
 
     Args:
         layer: the layer with its factored gradient of rank b.

@@ -73,6 +73,8 @@ class SearchSettings:
 class _Rest:
     """The factors of a layer's gradient without the samples that are found already.
 
+    A sample's *dual* is the row vector t for which its input of the layer is t R.
+
     Attributes:
         layer: the attacked layer.
         factor: the factors ``U [R, β]`` of the gradient of the r samples that remain.
@@ -97,8 +99,8 @@ class _Rest:
     def projected(self) -> Tensor:
         """The product ``W Rᵀ`` (m, r) of the layer's weights and the right factor R (r, n).
 
-        R belongs to the gradient of the r samples that remain. The product maps a remaining
-        sample's dual to the layer's outputs without the bias.
+        R belongs to the gradient of the r samples that remain. A remaining sample's input is t R,
+        where t is its dual. The product maps t to the layer's outputs without the bias.
         """
         return self.layer.projected @ self.lift.T
 
@@ -253,9 +255,10 @@ class BatchSearch:
         self._judge(source, dual)
 
     def _close(self, mask: Tensor) -> Tensor | None:
-        """Return the dual (r,) of the sample with a given mask, or None if it is not determined.
+        """Return the dual t (r,) of the sample with a given mask, or None if it is not determined.
 
-        The outputs that the dual gives correct the mask, up to six times.
+        The sample's input is t R, where R is the right factor of the gradient that remains. The
+        outputs that t gives correct the mask, up to six times.
 
         Args:
             mask: (m,) booleans, true for units that the sample activates.
@@ -334,6 +337,9 @@ class BatchSearch:
     def _judge(self, source: str, dual: Tensor | None, whole: Tensor | None = None) -> bool:
         """Add a dual's sample if the network behind the layer confirms it; return whether it did.
 
+        A sample's dual is the vector t for which its input of the layer is t R. R is the right
+        factor of a gradient: of that of the r remaining samples, or of the whole one.
+
         Args:
             source: the source of the proposal, under which it is counted.
             dual: a dual (r,) of the remaining gradient, or ``None`` if the source gave none.
@@ -353,7 +359,12 @@ class BatchSearch:
         return True
 
     def _take(self, source: str, candidate: BatchSample) -> None:
-        """Add a sample to those found, and remove it from the equations."""
+        """Add a sample to those found, and remove its part from the layer's gradient.
+
+        Args:
+            source: the source that proposed the sample, under which it is counted.
+            candidate: the sample.
+        """
         self.found.append(candidate)
         self.accepted[source] = self.accepted.get(source, 0) + 1
         if self._left:
@@ -361,9 +372,10 @@ class BatchSearch:
             self._rest = self._remainder()
 
     def _last_by_zeros(self) -> Tensor | None:
-        """Return the dual (b,) of the last missing sample by zeros of its input.
+        """Return the dual t (b,) of the last missing sample, by zeros of its input.
 
-        It is None if the input has too few zeros to determine the dual.
+        The input is t R, where R is the right factor of the layer's gradient. It is None if the
+        input has too few zeros.
         """
         layer = self.layer
         if not (layer.takes_input or layer.sparse_inputs):
@@ -379,8 +391,10 @@ class BatchSearch:
     def _is_known(self, dual: Tensor, samples: list[BatchSample]) -> bool:
         """Return whether a dual (b,), of any length, belongs to one of the given samples.
 
-        A dual is orthogonal to the columns of all samples but its own. So it belongs to a sample if
-        it is far from orthogonal to that sample's column.
+        The dual t of a sample gives its input t R, where R is the right factor of the layer's
+        gradient. It is orthogonal to the columns of all other samples, which are their errors'
+        coordinates in the gradient's span. So it belongs to a sample if it is far from orthogonal
+        to that sample's column.
         """
         scale = float(dual @ self.layer.factor.bias)
         return any(
@@ -415,7 +429,7 @@ class BatchSearch:
     def _is_scaled(self, candidate: BatchSample) -> bool:
         """Return whether a candidate is a true sample except for the size of its errors.
 
-        This is so if the client scaled its update by a factor.
+        A client that scales its update by a factor changes this size only.
         """
         is_sample = self.layer.surplus >= SPARE_EQUATIONS and candidate.is_aligned
         return is_sample and not candidate.is_exact
@@ -454,9 +468,10 @@ class BatchSearch:
             self._take("masks", candidate)
 
     def _follow(self, candidate: BatchSample) -> None:
-        """Note the dual and column that a found sample has in the next layer's gradient.
+        """Note how a found sample shows in the next layer's gradient, to remove it from there, too.
 
-        They allow to remove the sample from that gradient, too.
+        The notes are the sample's dual, which gives the next layer's input, and its column, which
+        holds the coordinates of its error in that gradient's span.
         """
         if self.following is None or not self._linked:
             return

@@ -66,7 +66,7 @@ class Link:
 
     @property
     def num_channels(self) -> int:
-        """Number of output channels, or of units for a linear layer."""
+        """Number of output channels of a convolution, or of units of a linear layer."""
         return len(self.scale)
 
     @property
@@ -230,7 +230,7 @@ def trace_chain(problem: Problem) -> list[Link]:
 
 
 def _walked(problem: Problem, probe: Tensor) -> tuple[list[Step], list[list[str]], Tensor]:
-    """Return the calls of a pass that may belong to a chain of layers, and tell of the others.
+    """Return the calls of a pass that may belong to a chain of layers, and describe the others.
 
     Args:
         problem: the model.
@@ -253,7 +253,7 @@ def _walked(problem: Problem, probe: Tensor) -> tuple[list[Step], list[list[str]
 
 
 def _name(op: Op) -> str:
-    """Return the name of the weight of a layer or BatchNorm; empty if it has none."""
+    """Return the parameter name of the weight of a layer or BatchNorm; empty for any other call."""
     return op.name if isinstance(op, Affine | Normalise) else ""
 
 
@@ -364,7 +364,7 @@ class Level:
 
     @classmethod
     def of(cls, link: Link, known: Known, output_errors: Tensor) -> "Level":
-        """Return the level of a layer, from its known outputs and the loss's derivative there.
+        """Return the level of a layer: its known outputs, with the equations for its input.
 
         Args:
             link: the layer, with outputs φ.

@@ -70,7 +70,10 @@ class Solved:
 
     @property
     def is_checked(self) -> bool:
-        """Return whether there are more equations than unknowns, so that their noise is known."""
+        """Return whether there are more equations than unknown features.
+
+        Only then do the equations show their noise.
+        """
         return bool(self.noise.isfinite().all())
 
 
@@ -174,7 +177,7 @@ def _check(
 ) -> tuple[Tensor, Tensor]:
     """Return how well the equations of each output channel agree with those of all kept channels.
 
-    All channels belong to one convolution with input channels C and input positions P.
+    All output channels belong to one convolution with C input channels of P positions.
 
     Args:
         matrix: M (O, K, P), the equations of O output channels, K for each.
@@ -183,8 +186,8 @@ def _check(
         kept: booleans (O,), true for the kept channels of this convolution.
 
     Returns:
-        For each channel (O,) the number of its equations that other channels check, and by how much
-        the sum of squared residuals falls without the channel.
+        For each output channel (O,) the number of its equations that other channels check, and by
+        how much the sum of squared residuals falls without the channel.
     """
     residual = target - matrix @ (equations.rows.T @ equations.values)
     whitened = matrix @ (equations.rows.T / equations.singular)

@@ -157,14 +157,14 @@ def settle_signs(
 ) -> tuple[Batch, float]:
     """Return the input near a given one whose gradient is nearest to the observed one.
 
-    Inputs are drawn at random around the given one. Each draw may turn signs of preactivations near
+    Inputs are drawn at random around the given one. A draw may turn signs of preactivations near
     zero.
 
     Args:
         problem: the network and the observed gradient.
         batch: the given input, with its label.
-        errors: standard deviations that the input's error may have, as shares of its root mean
-            square. The draws use them in turn.
+        errors: standard deviations that the given input's error may have, relative to the root mean
+            square of the input. The draws use them in turn.
         met: relative squared distance of gradients at which the draws end.
         draws: largest number of draws; each one computes a gradient.
         generator: the random stream of the draws.

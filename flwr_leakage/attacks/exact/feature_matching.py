@@ -153,11 +153,11 @@ class FeatureMatching(ExactAttack):
     def _fit_levels(
         self, chain: Sequence[Link], levels: Sequence[Level], start: Tensor, budget: Budget
     ) -> tuple[list[Candidate], bool]:
-        """Return inputs fitted to the last two layers with known outputs, and whether time ran out.
+        """Return inputs fitted to the two layers nearest to the input whose outputs are known.
 
         The walk from the logits towards the input may go one layer too far. The outputs of that
-        layer are then roughly right, but the derivatives of the loss there are not. The fit to them
-        is a good start for the fit to the layer behind it.
+        layer are then roughly right, but the derivatives of the loss there are not. A fit to that
+        layer is a good start for the fit to the layer behind it.
 
         Args:
             chain: all layers of the network.
@@ -245,9 +245,9 @@ class Walk:
         logit_error: ∂L/∂logits (K,).
         levels: the layers with known outputs, from the last layer but one towards the input.
         residuals: residuals of the convex problems that were solved, see :func:`solve_layer`.
-        hidden: the ReLUs nearest to the input that were reached. If their masks are proven, the
-            walk went on through them. It is ``None`` if the activation nearest to the input that
-            was reached is invertible.
+        hidden: the ReLUs nearest to the input that were reached, with the masks that say which
+            units are on. It is ``None`` if the activation nearest to the input that was reached is
+            no ReLU.
     """
 
     logit_error: Tensor

@@ -83,7 +83,11 @@ class Known:
 
     @classmethod
     def exactly(cls, values: Tensor) -> "Known":
-        """Return facts in which all values are known, and units of positive value are on."""
+        """Return facts in which all values are known, and units of positive value are on.
+
+        Args:
+            values: the outputs of a ReLU, of any shape.
+        """
         return cls(values, torch.zeros_like(values), Mask.of(values > 0))
 
     @classmethod
@@ -103,7 +107,7 @@ class Known:
 
     @property
     def told(self) -> Tensor:
-        """Booleans, true for the entries of the layer's input whose value is known."""
+        """Booleans, true for the entries of a layer's input whose value is known."""
         return self.bounds == 0
 
     @property
@@ -202,5 +206,12 @@ def outer_product(observed: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Te
 
 
 def _ratio(sums: Tensor, weights: Tensor) -> Tensor:
-    """Return weighted sums divided by sums of weights; 0 where the weights are 0."""
+    """Return weighted means: sums of weighted values, divided by sums of weights.
+
+    They are 0 where the sum of weights is 0.
+
+    Args:
+        sums: the sums of weighted values.
+        weights: the sums of weights, of the same shape.
+    """
     return torch.where(weights > 0, sums / weights.where(weights > 0, 1.0), 0.0)

@@ -56,6 +56,8 @@ def averaged_mask(error: Tensor, gradient: Tensor) -> Tensor:
 def shared_error(error: Tensor) -> Tensor:
     """Return each channel's value (N,) of errors (1, N, H, W) that are equal at all positions.
 
+    An error is the derivative of the loss by a convolution's output.
+
     Raises:
         ValueError: the errors differ between positions.
     """

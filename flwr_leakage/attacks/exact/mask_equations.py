@@ -69,9 +69,16 @@ class MaskEquations:
     def of(
         cls, before: Sequence[Link], link: Link, known: Known, own: Whitened | None, behind: Level
     ) -> "MaskEquations":
-        """Return the equations, after scaling and reshaping the facts that the class takes.
+        """Return the equations for the network's input, after scaling and reshaping facts.
 
-        The facts may have any units, and ``known`` any shape of as many entries.
+        Args:
+            before: the layers before the masked one.
+            link: the masked layer, with input h and outputs a.
+            known: the known outputs of the layer and the states of its units, in any shape of as
+                many entries.
+            own: ``M₁ h = T₁`` from the layer's weight gradient, in any units; ``None`` if no mask
+                is proven.
+            behind: the layer behind with its known outputs, and the equations of its gradient.
         """
         gradient = behind.equations.of_channels(link.num_channels).in_units()
         known = known.map(lambda each: each.reshape(1, *link.output_shape))
@@ -150,12 +157,18 @@ class MaskEquations:
 
     @cached_property
     def _unit(self) -> float:
-        """The root mean square of the masked layer's known values, which divides its residuals."""
+        """The root mean square of the masked layer's known outputs.
+
+        It divides the residuals of the layer's preactivations.
+        """
         return float(root_mean_square(self.known.values[self.known.valued]))
 
     @cached_property
     def _unit_behind(self) -> float:
-        """The root mean square of the next layer's known z, which divides its residuals."""
+        """The root mean square of the next layer's known preactivations.
+
+        It divides the residuals of these preactivations.
+        """
         activation, outputs = self.behind.link.activation, self.behind.known.values
         known = activation.target(outputs)[activation.invertible(outputs)]
         return float(root_mean_square(known))
@@ -243,17 +256,23 @@ class Hidden:
 
     @property
     def is_proven(self) -> bool:
-        """Return whether the masks of all channels are proven."""
+        """Return whether the masks of all channels of the layer of ReLUs are proven.
+
+        A mask says which units of a channel are on.
+        """
         return self.num_proven == self.num_channels
 
     @property
     def is_settled(self) -> bool:
-        """Return whether no further mask of the layer can be proven."""
+        """Return whether no further mask of the layer of ReLUs can be proven.
+
+        A mask says which units of a channel are on.
+        """
         return self.evidence is None or self.is_proven
 
     @property
     def is_doubtful(self) -> bool:
-        """Return whether masks of the layer were sought, but none of any channel is proven."""
+        """Return whether masks of the layer of ReLUs were sought and none is proven."""
         return self.evidence is not None and not self.num_proven
 
     @cached_property

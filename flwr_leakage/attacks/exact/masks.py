@@ -104,8 +104,8 @@ class MaskEvidence:
     def begin(self) -> Known:
         """Return the facts about the ReLUs' outputs a (C, P) that need no candidate input.
 
-        The guess of a is the solution of its equations that has the least sum, or the only one. The
-        masks of its largest entries are tried.
+        The guess of a is the nonnegative solution of its equations that has the least sum, or the
+        only solution. Masks are tried in which the largest entries of the guess are active.
         """
         found: dict[int, tuple[Array, Array]] = {}
         rows = self.equations.rows.numpy()
@@ -187,8 +187,8 @@ class Channel:
     def flipped(self, z: Array, flips: Sequence[Array]) -> Iterator[Array]:
         """Yield the proven masks that differ from a candidate's mask in a few doubtful entries.
 
-        Doubtful are the entries of z nearest to zero. Entries without error stay as they are, as no
-        gradient depends on them.
+        Doubtful are the entries of z nearest to zero. Entries at which the loss has no derivative
+        stay as they are, as no gradient depends on them.
 
         Args:
             z: (P,) inputs of the ReLUs at the candidate, whose mask is z > 0.

@@ -149,10 +149,10 @@ class Stem:
         return F.conv2d(inputs, self.weight, None, stride, padding, dilation)
 
     def pull(self, errors: Tensor, weight: Tensor | None = None) -> Tensor:
-        """Return the derivative of the loss by the input, (1, c, H, W), from that by the entries.
+        """Return the derivative of the loss by the convolution's input, (1, c, H, W).
 
         Args:
-            errors: (1, C, H, W), the derivative by the entries.
+            errors: (1, C, H, W), the derivative of the loss by the convolution's outputs.
             weight: the weight of the convolution; by default the stem's own.
         """
         weight = self.weight if weight is None else weight
@@ -162,8 +162,8 @@ class Stem:
         """Return the gradient ``Σ_p δ[p] x[patch p]`` (C, c, k, k) of the convolution's weight.
 
         Args:
-            inputs: x (1, c, H, W).
-            errors: δ (1, C, H, W), the derivative of the loss by the entries.
+            inputs: x (1, c, H, W), the convolution's input.
+            errors: δ (1, C, H, W), the derivative of the loss by the convolution's outputs.
         """
         return conv2d_weight(inputs, self.weight.shape, errors, *self._settings)
 
@@ -246,8 +246,11 @@ class Groups:
     def at(self, weights: Tensor) -> Tensor:
         """Return for each entry before pooling, (C·P,), the sum of its weights as a candidate.
 
+        An entry is the value of one of C channels at one of P positions, and a candidate for the
+        maximum of a window.
+
         Args:
-            weights: (G, K) a weight for each candidate place of each group's maximum.
+            weights: (G, K) a weight for each of the K candidates of G groups of windows.
         """
         total = torch.zeros_like(self.bounds)
         return total.index_add(0, self.entries.flatten(), weights.flatten())
@@ -255,8 +258,10 @@ class Groups:
     def log_odds(self, entries: Tensor, width: float) -> Tensor:
         """Return the log probability (G, K), up to a constant, of maxima's candidate places.
 
+        G groups of pooling windows have K candidate places each for their common maximum.
+
         Args:
-            entries: (1, C, H, W) the last image's entries, which are values before pooling.
+            entries: (1, C, H, W) the last image's values before pooling.
             width: the standard deviation of their error.
         """
         misfit = (entries.flatten()[self.entries] - self.values) / width
@@ -344,7 +349,9 @@ class _Search:
         return self.stem.geometry.patches(inputs)[0].T.contiguous()
 
     def _spread(self, inputs: Tensor, odds: Tensor) -> Tensor:
-        """Return the variance (C,) of each channel's gradient entries that undecided places cause.
+        """Return the variance (C,) of the gradient's entries that undecided places of maxima cause.
+
+        The gradient is that of the convolution's weight, with C output channels.
 
         Args:
             inputs: (1, c, H, W) the last image.
@@ -357,13 +364,14 @@ class _Search:
         return each.new_zeros(self.stem.shape[1]).index_add(0, self.groups.channels, each)
 
     def turned(self, inputs: Tensor, odds: Tensor) -> tuple[Tensor, Tensor]:
-        """Return weights of the candidate places with which the convolution's gradient agrees.
+        """Return weights of the maxima's candidate places, corrected by the convolution's gradient.
 
         In each channel, the choice of a place that gains the most is changed, one after another.
 
         Args:
             inputs: (1, c, H, W) the last image.
-            odds: (G, K) logarithms of the weights that the image's entries give.
+            odds: (G, K) logarithms of the weights that the image's entries give the K candidate
+                places of each of G groups of windows.
 
         Returns:
             The weights (G, K), which sum to one in a group; and for each channel the mean square
@@ -408,10 +416,10 @@ class _Search:
 def fit_stem(problem: Problem, features: Features, budget: Budget) -> Fit | None:
     """Return the input that fits a stem's pooled outputs and its gradient, or None.
 
-    A stem is a convolution of the input with max pooling over windows that may overlap. It is None
-    if the outputs are not those of one convolution of the input, if the convolution is frozen, or
-    if the derivatives of the loss by the outputs are unknown. The value of the fit is the features'
-    :func:`feature_distance`.
+    A stem is a convolution of the input with max pooling over windows that may overlap. None is
+    returned if the outputs are not those of one convolution of the input, if the convolution is
+    frozen, or if the derivatives of the loss by the outputs are unknown. The value of the fit is
+    the features' :func:`feature_distance`.
 
     Args:
         problem: the problem with the network, in single precision.

@@ -96,16 +96,19 @@ class Features:
 
     @property
     def shallowest(self) -> int:
-        """The number of the known ReLU that is nearest to the input."""
+        """The number of the ReLU with known outputs that is nearest to the network's input."""
         return min(self.outputs)
 
     @property
     def is_pooled(self) -> bool:
-        """Return whether the known outputs nearest to the input are known only after pooling."""
+        """Return whether max pooling hides the places of the known outputs nearest to the input."""
         return self.shallowest in self.windows
 
     def first(self, count: int) -> "Features":
-        """Return the ``count`` known outputs that are nearest to the input, without equations."""
+        """Return these features with only the ``count`` known outputs nearest to the input.
+
+        Equations about further outputs are left out.
+        """
         return replace(self, outputs=dict(sorted(self.outputs.items())[:count]), equations={})
 
     def beginnings(self, count: int) -> list["Features"]:
@@ -115,7 +118,8 @@ class Features:
         are left over, the parts are these equations; the output of the shallowest known layer
         alone; and the ``count`` shallowest outputs. Otherwise the equations of the shallowest layer
         may barely determine its output, which is then noisy. So the parts are this output alone;
-        the ``count`` shallowest outputs; and these outputs without the shallowest.
+        the ``count`` shallowest outputs; and these outputs without the shallowest. A single known
+        output is the only part.
 
         Args:
             count: the number of outputs in the larger parts, ≥ 1.
@@ -130,7 +134,11 @@ class Features:
 
     @property
     def least_noise(self) -> float:
-        """The least relative standard deviation of a known output's error; 0 if none is known."""
+        """The least noise among all known outputs; 0 if none is known.
+
+        The noise of an output is the standard deviation of its error, relative to its root mean
+        square.
+        """
         return min((n for k, n in self.noise.items() if k in self.outputs and n > 0), default=0.0)
 
     def weight(self, number: int) -> float:
@@ -194,7 +202,11 @@ class Backward:
         return passed, total
 
     def gradients(self, uses: Sequence[Use]) -> list[Tensor]:
-        """Return the observed weight gradients of convolutions; an empty list if one is frozen."""
+        """Return the observed weight gradients of convolutions; an empty list if one is frozen.
+
+        Args:
+            uses: the calls of the convolutions.
+        """
         if any(use.name not in self.problem.gradient_map.trained for use in uses):
             return []
         return [self.problem.gradient[use.name] for use in uses]
@@ -302,11 +314,14 @@ def above_zero(solved: Solved) -> Tensor:
 
 
 def _solve(backward: Backward, masks: dict[int, Mask], number: int) -> tuple[Solved | None, int]:
-    """Return the outputs of one ReLU, and repair contradicting masks of later ReLUs in place.
+    """Return the outputs of one ReLU, and repair masks of later ReLUs on the way.
+
+    A mask says which units of a ReLU are on. Masks that contradict the gradients are repaired.
 
     Args:
         backward: the backward pass with given masks.
-        masks: the states of all ReLUs' units, by the number of the ReLU.
+        masks: the masks of all ReLUs, by the number of the ReLU; repaired ones are replaced in
+            place.
         number: the number of the ReLU whose outputs are sought.
 
     Returns:

@@ -145,10 +145,11 @@ def fade(
 def eigenvalues_kept(many: int = 100) -> Kept[LowRank]:
     """Return an empty store of eigenvalues that precondition several Gauss–Newton steps.
 
-    They are computed first, and again, for the step after one that took many iterations.
+    They are computed for the step after one that took many iterations of conjugate gradients. They
+    are kept for 1000 iterations at least.
 
     Args:
-        many: the number of iterations of conjugate gradients above which a step took many.
+        many: the number of iterations above which a step took many.
     """
     return Kept(many, 1000, is_due=False)
 
@@ -156,7 +157,7 @@ def eigenvalues_kept(many: int = 100) -> Kept[LowRank]:
 def approximate(
     equations: MaskEquations, inputs: Tensor, blur: float, prior: ImagePrior, rank: int = 500
 ) -> LowRank:
-    """Return an approximation of the largest eigenvalues of LᵀJᵀJL, from some of its columns.
+    """Return a low-rank approximation of LᵀJᵀJL, from some of its columns.
 
     J is the derivative of the equations' residuals by the input, and L a root of the prior's
     covariance. The columns are those of the coordinates with the largest deviations under the
@@ -242,7 +243,11 @@ class Stage(Enum):
 
     @property
     def is_deep(self) -> bool:
-        """Return whether this is one of the two fadings that must meet the equations."""
+        """Return whether the stage is one of the two that must meet the equations to go on.
+
+        They are the two deep fadings: series of Gauss–Newton steps that end at a negligible weight
+        of a prior that is not fitted yet.
+        """
         return self in (Stage.DEEP, Stage.DEEP_FROM_GREY)
 
     @property
@@ -384,7 +389,12 @@ def fit_through_relus(
 
 
 def best_of(candidates: Sequence[Candidate], equations: MaskEquations) -> Candidate:
-    """Return the candidate input with the least sum of squared residuals of given equations."""
+    """Return the candidate whose input has the least sum of squared residuals.
+
+    Args:
+        candidates: inputs, each with the name of the stage at which it was found.
+        equations: the equations with these residuals.
+    """
     return min(candidates, key=lambda each: equations.sum_of_squares(each[1]))
 
 

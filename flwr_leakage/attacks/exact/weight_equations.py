@@ -68,12 +68,16 @@ class Whitened:
 
     @classmethod
     def by_svd(cls, matrix: Tensor, right: Tensor, rank_tolerance: float) -> "Whitened":
-        """Return the whitened form of the equations that :func:`weight_equations` gives.
+        """Return the equations ``M a = T`` of a weight gradient in the form ``V a = values``.
+
+        :func:`weight_equations` gives M and T, for O output channels with K kernel entries, and for
+        the unknown input a with C channels of P positions.
 
         Args:
             matrix: M (O, K, P).
             right: T (O, K, C).
-            rank_tolerance: singular values of M below this fraction of the largest count as noise.
+            rank_tolerance: singular values of M below this fraction of the largest count as noise;
+                their directions are left out.
         """
         matrix, right = matrix.flatten(0, 1), right.flatten(0, 1)
         left, singular, rows = torch.linalg.svd(matrix, full_matrices=False)

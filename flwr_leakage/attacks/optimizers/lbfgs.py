@@ -304,15 +304,16 @@ sy=x.new_zeros(len(rows), history, history),
         return finished
 
     def restart(self, failed: Tensor) -> Tensor:
-        """Delete the history of rows whose line search failed, and let them search along −g.
+        """Delete the history of rows whose line search failed, and let them search downhill.
 
-        Here g is the gradient.
+        They search along the negative gradient.
 
         Args:
             failed: (A,) booleans, true for rows whose line search failed.
 
         Returns:
-            (A,) booleans, true for rows that are finished, as a search along −g has failed.
+            (A,) booleans, true for rows that are finished, as a search along the negative gradient
+            has failed.
         """
         hopeless = failed & (self.pairs == 0)
         index = (failed & ~hopeless).nonzero()[:, 0]
@@ -323,9 +324,9 @@ sy=x.new_zeros(len(rows), history, history),
         return hopeless
 
     def begin_search(self, which: Tensor) -> None:
-        """Begin a line search along the direction d, or along −g if d leads uphill.
+        """Begin a line search along a row's direction, or along −g if the direction leads uphill.
 
-        Here g is the gradient.
+        Here g is the row's gradient.
 
         Args:
             which: (A,) booleans, true for rows that begin a search.
@@ -359,7 +360,7 @@ sy=x.new_zeros(len(rows), history, history),
             index: the numbers of the rows in this state.
 
         Returns:
-            The directions, one for each of these rows, with D variables each.
+            The directions, in a matrix with one row for each of these rows.
         """
         gradient, history = self.g[index], self.s.shape[1]
         if not int(self.pairs[index].max()):

@@ -132,8 +132,10 @@ class _Factored:
     def fit(self, shift: float) -> None:
         """Factor the matrix again if ``shift`` is not within a factor of 30 of the present one.
 
+        The matrix is ``JᵀJ + σ d̄ I``, with d̄ the mean of JᵀJ's diagonal.
+
         Args:
-            shift: the multiple σ of the diagonal's mean that is added to the diagonal.
+            shift: σ.
         """
         if not self.shift / 30 <= shift <= self.shift * 30:
             mean = max(self.mean, 1e-30)

@@ -1,4 +1,4 @@
-"""Linearise a function at one point, for many products with its Jacobian."""
+"""Linearise a function at one point, so that products with its Jacobian there are cheap."""
 
 from collections.abc import Callable, Sequence
 

@@ -113,6 +113,8 @@ class Posterior:
     def __call__(self, direction: Tensor) -> Tensor:
         """Return the product A d (B, C, H, W), where A is the precision of the posterior.
 
+        It is half of the second derivative of the objective by the coordinates.
+
         Args:
             direction: d (B, C, H, W), a change of the coordinates.
         """
@@ -123,13 +125,19 @@ class Posterior:
         return self.prior.pull(dual + self.patches.product(image))
 
     def prior_slope(self, point: Tensor) -> Tensor:
-        """Return ρ Q s, half of the derivative of the objective's prior term, at coordinates s."""
+        """Return ρ Q s (B, C, H, W), half of the derivative of the prior's term ρ sᵀ Q s.
+
+        Args:
+            point: the coordinates s (B, C, H, W).
+        """
         if self.patches is None:
             return self.weight * self.cost(point)
         return self.prior.pull(self.patches.product(self.prior.push(point)))
 
     def objective(self, point: Tensor, residual: Tensor) -> float:
         """Return the objective Φ(s) at coordinates s, for given residuals there.
+
+        It is the weighted sum of squared residuals, plus the prior's term.
 
         Args:
             point: s (B, C, H, W).

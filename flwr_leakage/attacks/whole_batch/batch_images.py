@@ -1,4 +1,4 @@
-"""Find the images of a batch: first the exact features of every sample, then all images jointly."""
+"""Find all images of a batch jointly, after the features of every sample are found exactly."""
 
 import math
 from dataclasses import dataclass, field, replace

@@ -126,8 +126,9 @@ class FeaturePass:
 class KnownErrors:
     """Gradients before a linear layer, and the layer's inputs, as equations of a batch's images.
 
-    The equations are functions of B images and of a blur of the ReLUs and max poolings. A layer's
-    inputs, called features here, are the outputs of a ReLU.
+    An equation sets a number that the images predict equal to an observed one. The predictions
+    depend on B images and on a blur of the ReLUs and max poolings. A layer's inputs, called
+    features here, are the outputs of a ReLU.
 
     Attributes:
         problem: the problem in double precision.
@@ -195,12 +196,12 @@ class KnownErrors:
 
     @property
     def prior(self) -> ImagePrior:
-        """The prior of each image, in single precision."""
+        """The normal prior of each of the batch's images, in single precision."""
         return self.passed.prior
 
     @property
     def passes(self) -> int:
-        """The number of gradients that one evaluation of the equations takes."""
+        """The number of backward passes that one evaluation of the equations takes."""
         return 1
 
     @property
@@ -281,7 +282,9 @@ class KnownErrors:
         return replace(self, passed=passed, opened=True)
 
     def linearize(self, inputs: Tensor, blur: float) -> Linearized:
-        """Return the equations' left sides at images, with products with their Jacobian.
+        """Return the numbers that images predict for the equations, with their Jacobian.
+
+        The Jacobian is given by its products with vectors.
 
         Args:
             inputs: images (B, C, H, W).
@@ -296,9 +299,10 @@ class KnownErrors:
         return ChainLinearization(chain, params, widths, partial(self._top, blur=blur), inputs)
 
     def _top(self, outputs: Tensor, blur: float) -> Top:
-        """Return the observed function of the layer's inputs, and the gradients' functional.
+        """Return the functional whose gradients the client sends, and the observed features.
 
-        Both come with their derivatives; see :class:`Top`.
+        Both are functions of the layer's inputs and come with derivatives by them; see
+        :class:`Top`.
 
         Args:
             outputs: c (n, B), the layer's inputs before the ReLU that is left out.
@@ -316,10 +320,11 @@ class KnownErrors:
         )
 
     def _mask(self, blur: float) -> Mask:
-        """Return the states of the ReLU before the layer that count at a blur.
+        """Return the states of the ReLU's units, as they count at a blur.
 
-        A unit whose state is hidden by noise alone follows the candidate images once the blur is at
-        most 0.3. At wider blurs it is off, as this is nearer to the truth for most such units.
+        The ReLU is the one before the layer. A unit whose state is hidden by noise alone follows
+        the candidate images once the blur is at most 0.3. At wider blurs it counts as off, which is
+        nearer to the truth for such units.
 
         Args:
             blur: width of the blur, in units of the spread of the ReLU's inputs.
@@ -330,7 +335,9 @@ class KnownErrors:
         return Mask(mask.on, mask.off | (mask.open & (self.known.bounds == 0)))
 
     def gradient(self, inputs: Tensor, blur: float, precise: bool = False) -> Tensor:
-        """Return the equations' left sides (P,) at images: gradients of parameters, then features.
+        """Return the numbers (P,) that images predict for the equations.
+
+        They are the gradients of all parameters before the layer, and then the features.
 
         Args:
             inputs: images (B, C, H, W).
@@ -341,9 +348,9 @@ class KnownErrors:
         return torch.cat(self.parts(inputs, blur, precise))
 
     def parts(self, inputs: Tensor, blur: float, precise: bool = False) -> list[Tensor]:
-        """Return the equations' left sides in parts: each parameter's gradient, then the features.
+        """Return the numbers that images predict for the equations, in several flat parts.
 
-        All parts are flat.
+        These are the gradient of each parameter before the layer, and then the features.
 
         Args:
             inputs: images (B, C, H, W). If they require a gradient, the parts are differentiable.

@@ -68,18 +68,18 @@ class LocalSteps(KnownErrors):
 
     @property
     def passes(self) -> int:
-        """The number of gradients that one product with the equations' Jacobian takes."""
+        """The number of backward passes that one product with the equations' Jacobian takes."""
         return 1 + sum(self.sloped)
 
     def parts(self, inputs: Tensor, blur: float, precise: bool = False) -> list[Tensor]:
-        """Return the equations' left sides as one part: gradients, then features.
+        """Return the numbers that an image predicts for the equations, as one flat part.
 
         The part (P,) holds the gradients of all parameters before the layer, summed over the local
-        steps, and then the first step's features. Its derivative by the images is that of the first
+        steps, and then the first step's features. Its derivative by the image is that of the first
         step's term and of the later terms that are not taken as constants.
 
         Args:
-            inputs: images (B, C, H, W). If they require a gradient, the part is differentiable.
+            inputs: the image (1, C, H, W). If it requires a gradient, the part is differentiable.
             blur: width of the blur of ReLUs and max poolings, in units of the spread of their
                 inputs; 0 for none.
             precise: whether the pass is in double precision.
@@ -101,10 +101,12 @@ class LocalSteps(KnownErrors):
         return [total]
 
     def linearize(self, inputs: Tensor, blur: float) -> Linearized:
-        """Return the equations' left sides at images, with products with their Jacobian.
+        """Return the numbers that an image predicts for the equations, with their Jacobian.
+
+        The Jacobian is given by its products with vectors.
 
         Args:
-            inputs: images (B, C, H, W).
+            inputs: the image (1, C, H, W).
             blur: width of the blur of ReLUs and max poolings, in units of the spread of their
                 inputs; 0 for none.
         """
@@ -294,17 +296,19 @@ class OneSample:
     ) -> tuple[KnownErrors, Likelihood]:
         """Return the equations of one sample's image, and their observed values.
 
+        They follow from the first linear layer that can be used. It can be used if it has a bias
+        and is trained, its gradient is an outer product, its inputs are the outputs of a ReLU of
+        which some are on, and a parameter stands before it. For several local steps, only the last
+        layer is tried.
+
         Args:
             problem: the network and the observed update.
             likelihood: the observed values, noise and bounds of the update's entries.
             generator: the random stream for draws of the prior.
 
         Raises:
-            ValueError: the update is of several samples or rounds; or no layer before the last one
-                can be used, and the last one cannot either. It cannot if it has no bias or is
-                frozen, its gradient is no outer product, its features are not those of a ReLU or
-                none is on, no parameter stands before it, or local steps cannot be separated (see
-                :func:`local_steps`).
+            ValueError: the update is of several samples or rounds, no linear layer can be used, or
+                local steps cannot be separated (see :func:`local_steps`).
         """
         if problem.num_samples != 1 or problem.earlier:
             raise ValueError("the update is not of one sample in one round.")

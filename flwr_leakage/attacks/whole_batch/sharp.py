@@ -89,7 +89,7 @@ class Sharpening:
         require(self, "be at least 1", "steps")
 
     def obstacle(self, model: KnownErrors) -> str:
-        """Return why these final steps do not fit a batch; empty if they do.
+        """Return why sharpening steps do not fit a batch; empty if they do.
 
         The batch may be too large, or have too few equations. Behind pooling many equations depend
         on each other. So there must be twice as many equations as unknowns.
@@ -109,7 +109,7 @@ class Sharpening:
     def __call__(
         self, model: KnownErrors, likelihood: Likelihood, run: RunEnd, met: float, budget: Budget
     ) -> tuple[Tensor, str]:
-        """Return the best images (B, C, H, W) of the final steps, and a text about the steps.
+        """Return the best images (B, C, H, W) of the sharpening steps, and a text about the steps.
 
         The images are in double precision. They are those of the run if no step comes nearer to the
         observed equations.
@@ -118,8 +118,8 @@ class Sharpening:
             model: the equations of the images.
             likelihood: the observed values and noise of the equations.
             run: the end of the run whose images the steps start from.
-            met: not used here: the steps also follow a run that met its equations, as states of
-                ReLUs may still be in doubt.
+            met: a limit that these steps do not use: they also follow a run that met its equations,
+                as states of ReLUs may still be in doubt.
             budget: the CPU time, after which the steps end.
         """
         inputs = run.inputs
@@ -312,7 +312,7 @@ class Edges:
     def __call__(
         self, model: KnownErrors, likelihood: Likelihood, run: RunEnd, met: float, budget: Budget
     ) -> tuple[Tensor, str]:
-        """Return the images (B, C, H, W) after the final steps, and a text about the steps.
+        """Return the images (B, C, H, W) after steps with a prior of edges, and a text about them.
 
         The images are in double precision. They are those of the run if the steps do not lower the
         energy, if the run ended at a squared distance of at most ``met``, or if the budget is
@@ -368,7 +368,7 @@ class Edges:
 
 
 def edge_energy(prior: ImagePrior, point: Tensor, power: float) -> Tensor:
-    """Return the energy of images under a prior of edges, which has few large differences.
+    """Return the energy of images under a prior in which few large differences cost little.
 
     It is ``Σ y² / A + C (2/p) Σ (g + ε²)^(p/2)`` over the pixels. The C fields y of the colours
     have the prior variance A at the lowest frequency, and g is their squared slope, in a mean over
@@ -385,7 +385,7 @@ def edge_energy(prior: ImagePrior, point: Tensor, power: float) -> Tensor:
 
 
 def reweighted(prior: ImagePrior, point: Tensor, power: float) -> Callable[[Tensor], Tensor]:
-    """Return a linear map Q such that ``sᵀ Q s`` has the gradient of the edge energy at a point.
+    """Return a linear map Q such that ``sᵀ Q s`` and the edge energy have one gradient at a point.
 
     Args:
         prior: the normal prior of images.
@@ -407,14 +407,21 @@ def reweighted(prior: ImagePrior, point: Tensor, power: float) -> Callable[[Tens
 
 
 def _shares(prior: ImagePrior) -> Tensor:
-    """Return the prior's deviations (C, H, W), relative to that of the lowest frequency, √A."""
+    """Return the standard deviations (C, H, W) of coordinates under the prior, relative to one.
+
+    That one is the deviation of the same colour at the lowest frequency.
+
+    Args:
+        prior: the normal prior of images.
+    """
     return prior.deviations / prior.deviations[:, :1, :1]
 
 
 def _field(prior: ImagePrior, coordinates: Tensor) -> Tensor:
-    """Return the field (B, C, H, W) of each colour's pixels, divided by a deviation of the prior.
+    """Return the pixels (B, C, H, W) of each colour, in units of a deviation of the prior.
 
-    The deviation is that of the lowest frequency, √A.
+    A colour is the mean or a difference of channels. The deviation is its own under the prior at
+    the lowest frequency.
 
     Args:
         prior: the normal prior of images.
@@ -424,9 +431,10 @@ def _field(prior: ImagePrior, coordinates: Tensor) -> Tensor:
 
 
 def _slopes(field: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the differences of neighbours in a field (B, C, H, W): downward, and to the right.
+    """Return the differences of neighbours in a field (B, C, H, W), downward and to the right.
 
-    They are multiplied by H/π and W/π, and zero in the last row or column.
+    The first are multiplied by H/π and zero in the last row. The second are multiplied by W/π and
+    zero in the last column.
     """
     height, width = field.shape[-2:]
     below = torch.cat([field[..., 1:, :], field[..., -1:, :]], -2)

@@ -98,6 +98,9 @@ def separate_steps(
 ) -> StepErrors:
     """Return the errors and features of the local steps behind an update of the last layer.
 
+    The error of a step is the derivative of the loss by the K logits, and the features are the
+    layer's n inputs. All steps are on one sample.
+
     Args:
         observed: (K, n + 1) −[ΔW, Δb] / η, in double precision, for the change of weight and bias.
         weight: (K, n) W_0, the layer's weight before training.
@@ -109,7 +112,7 @@ def separate_steps(
 
     Raises:
         ValueError: there are as many steps as classes or more, the weight did not move, the bias
-            does not give the scale, noise hides the steps, or no mixture explains the sums.
+            does not give the scale, noise hides the steps, or no steps explain the update.
     """
     if not 2 <= steps < len(observed):
         raise ValueError(f"{steps} steps can not be told apart by {len(observed)} classes.")
@@ -149,11 +152,12 @@ def separate_steps(
 
 
 def _search(sums: "_Sums", layer: "_LastLayer") -> "_Mixture | None":
-    """Return the best mixture of the steps, from several starts.
+    """Return the best mixture of the local steps, from several starts.
 
-    The first mixture that explains the sums is taken. If none does, the search continues from the
-    best mixture with two neighbouring steps exchanged. Their errors are nearly equal at first, so
-    that the exchange leads to another minimum.
+    A mixture is a guess of the steps' errors and features. The first one that explains the sums is
+    taken. If none does, the search continues from the best mixture with two neighbouring steps
+    exchanged. Their errors are nearly equal at first, so that the exchange leads to another
+    minimum.
 
     Args:
         sums: the observed sums over steps.
@@ -252,17 +256,25 @@ class _LastLayer:
     steps: int
 
     def errors(self, features: Tensor) -> Tensor:
-        """Return the errors e_t = softmax(z_t) − y of all steps (K, T), for features (T, n)."""
+        """Return the errors e_t of all local steps, in the columns of a matrix (K, T).
+
+        The error e_t = softmax(z_t) − y is the derivative of the loss by the logits z_t of step t,
+        with the target y.
+
+        Args:
+            features: (T, n) the layer's inputs h_t in each step.
+        """
         return self.along(features, features[None][:0])[0]
 
     def along(self, features: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
         """Return the errors e_t of all local steps, and their derivatives along directions.
 
-        The logits are ``z_t = W_0 h_t + b_0 − η Σ_{s<t} e_s (⟨h_s, h_t⟩ + 1)``, and e_t =
-        softmax(z_t) − y.
+        The logits are ``z_t = W_0 h_t + b_0 − η Σ_{s<t} e_s (⟨h_s, h_t⟩ + 1)``, with the layer's
+        weight W_0 and bias b_0 before training and the learning rate η. The error is e_t =
+        softmax(z_t) − y, with the target y.
 
         Args:
-            features: h_t (T, n).
+            features: h_t (T, n), the layer's inputs in each step.
             directions: (D, T, n) changes of the features.
 
         Returns:
@@ -319,10 +331,13 @@ def _begin(start: Start, sums: _Sums, layer: _LastLayer) -> Tensor:
 class _Mixture:
     """A mixing matrix A of T local steps, with the features that fit best under an assumed noise.
 
+    The errors of the steps are the derivatives of the loss by K logits, and the features are the n
+    inputs of the last layer.
+
     Attributes:
         sums: the observed sums over steps, in a basis of r singular vectors.
         layer: the last layer, with which features give errors.
-        mixing: A (r, T), such that ``basis A`` has the steps' errors e_t as columns.
+        mixing: A (r, T), such that ``basis A`` (K, T) has the steps' errors e_t as columns.
         features: (T, n) the non-negative features H that fit A best.
         inverse: (n, T, T) inverse normal matrix of each feature's column, zero for steps in which
             the feature is off.
@@ -342,12 +357,12 @@ class _Mixture:
     def of(
         cls, sums: _Sums, layer: _LastLayer, mixing: Tensor, sigma: float, on: Tensor | None = None
     ) -> "_Mixture":
-        """Return the mixture of a mixing matrix, with the features that fit it best.
+        """Return the mixture of T local steps for a mixing matrix, with its best features.
 
         Args:
             sums: the observed sums over steps.
             layer: the last layer, with which features give errors.
-            mixing: A (r, T).
+            mixing: A (r, T), the errors' coordinates in the sums' basis of r vectors.
             sigma: the assumed standard deviation of the noise.
             on: (T, n) booleans, a guess of the features that are not zero; ``None`` for no guess.
         """
@@ -384,14 +399,20 @@ class _Mixture:
         return float(self.residual[:entries].square().mean() + errors.square().mean())
 
     def slopes(self) -> Tensor:
-        """Return ∂H/∂A (r, T, T, n) of the features H (T, n) by the mixing A (r, T)."""
+        """Return ∂H/∂A (r, T, T, n), the derivative of the features by the mixing matrix.
+
+        The features H (T, n) are those that fit the mixing A (r, T) best.
+        """
         rest = self.sums.weight - self.mixing @ self.features
         own = torch.einsum("nti,kn->kitn", self.inverse, rest)
         other = torch.einsum("nts,ks,in->kitn", self.inverse, self.mixing, self.features)
         return (own - other) / self.sigma**2
 
     def jacobian(self) -> Tensor:
-        """Return the derivative of all residuals by the mixing A, one column for each entry."""
+        """Return the derivative of all residuals by the mixing matrix A.
+
+        It has a row for each residual, and a column for each entry of A.
+        """
         slopes, (rows, steps) = self.slopes(), self.mixing.shape
         eye, each = torch.eye(rows).to(slopes), torch.eye(steps).to(slopes)
         sums = torch.einsum("kq,in->kiqn", eye, self.features)
@@ -409,10 +430,10 @@ class _Mixture:
         return torch.cat([part.flatten(2).flatten(0, 1) for part in parts], 1).T
 
     def deviations(self) -> Tensor:
-        """Return the standard deviations (T, n) of the features that noise of the update causes.
+        """Return the standard deviations (T, n) of the features that the update's noise causes.
 
-        They include the error of the mixing matrix. All features count as free, also those that are
-        zero.
+        There are T local steps with n features each. The deviations include the error of the mixing
+        matrix. All features count as free, also those that are zero.
         """
         jacobian = self.jacobian()
         normal = jacobian.T @ jacobian
@@ -429,9 +450,10 @@ class _Mixture:
 def _fit(
     sums: _Sums, layer: _LastLayer, errors: Tensor, stages: Sequence[float]
 ) -> _Mixture | None:
-    """Return the mixture after damped steps in every stage, or None if it is not finite.
+    """Return the mixture of local steps after damped steps in every stage, or None if not finite.
 
-    The assumed noise falls from stage to stage.
+    A mixture is a guess of the steps' errors and features. The assumed noise falls from stage to
+    stage.
 
     Args:
         sums: the observed sums over steps.
@@ -449,7 +471,9 @@ def _fit(
 
 
 def _settled(start: _Mixture, sums: _Sums, layer: _LastLayer) -> _Mixture | None:
-    """Return the mixture after the damped steps of one stage, or None if it is not finite.
+    """Return the mixture of local steps after the damped steps of one stage, or None if not finite.
+
+    A mixture is a guess of the steps' errors and features.
 
     Args:
         start: the mixture to begin with, which gives the assumed noise.
