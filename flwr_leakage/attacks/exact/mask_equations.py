@@ -157,15 +157,15 @@ class MaskEquations:
 
     @cached_property
     def _unit(self) -> float:
-        """The root mean square of the masked layer's known outputs.
+        """The root mean square of the known outputs of the layer whose ReLU mask is given.
 
-        It divides the residuals of the layer's preactivations.
+        It divides the residuals of that layer's preactivations.
         """
         return float(root_mean_square(self.known.values[self.known.valued]))
 
     @cached_property
     def _unit_behind(self) -> float:
-        """The root mean square of the next layer's known preactivations.
+        """The root mean square of the known preactivations of the layer behind the masked one.
 
         It divides the residuals of these preactivations.
         """

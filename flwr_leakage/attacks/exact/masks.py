@@ -187,8 +187,8 @@ class Channel:
     def flipped(self, z: Array, flips: Sequence[Array]) -> Iterator[Array]:
         """Yield the proven masks that differ from a candidate's mask in a few doubtful entries.
 
-        Doubtful are the entries of z nearest to zero. Entries at which the loss has no derivative
-        stay as they are, as no gradient depends on them.
+        Doubtful are the entries of z nearest to zero. Entries at which the loss's derivative is
+        zero stay as they are, as no gradient depends on them.
 
         Args:
             z: (P,) inputs of the ReLUs at the candidate, whose mask is z > 0.

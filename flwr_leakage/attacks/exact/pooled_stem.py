@@ -292,13 +292,15 @@ class _Search:
               noise: Tensor | None) -> Tensor:  # fmt: skip
         """Return the coordinates under the prior, (1, c, H, W), of the image that fits best.
 
-        The image fits the windows' values at their candidate places, by weight, the bounds of the
-        other entries, and the gradient of the convolution.
+        The image passes a convolution and max pooling. It fits the pooling windows' values at the
+        candidate places of their maxima, by weight, the bounds of all other values before pooling,
+        and the gradient of the convolution.
 
         Args:
             point: coordinates (1, c, H, W) of the last image.
-            odds: (G, K) weights of the candidates, which sum to one in a group.
-            width: standard deviation τ of an entry's error.
+            odds: (G, K) weights of the K candidate places of G groups of windows, which sum to one
+                in a group.
+            width: standard deviation of the error of a value before pooling.
             doubt: weight of an equation's squared misfit, in units of its error, that lowers the
                 equation's own weight; see ``DOUBT``.
             noise: (C,) variance that is added to the gradient's noise; ``None`` to ignore the

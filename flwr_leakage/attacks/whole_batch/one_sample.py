@@ -60,7 +60,8 @@ class LocalSteps(KnownErrors):
     Attributes:
         later: (T − 1, B, n) the derivatives δ of the loss by the features in the steps after the
             first, zero where the ReLU is off. Steps without any visible error are left out.
-        sloped: whether the term of each of these steps is differentiated by the image.
+        sloped: for each of these steps, whether its gradient counts as a function of the image. If
+            not, it counts as a constant when the equations are differentiated.
     """
 
     later: Tensor

@@ -201,17 +201,18 @@ def _attempt(
 
 @dataclass(frozen=True)
 class _Sums:
-    """The sums over T local steps of outer products and of errors, in the basis of r ≤ T vectors.
+    """The sums over T local steps of ``e_t h_tᵀ`` and of e_t, in a basis of r ≤ T vectors.
 
-    The basis holds the left singular vectors of the last layer's update with K classes and n
-    features.
+    The error e_t of a step is the derivative of the loss by K logits, and h_t are the n features
+    that the last layer takes. The basis holds left singular vectors of the layer's update.
 
     Attributes:
         basis: (K, r) left singular vectors.
-        weight: (r, n) coordinates of −ΔW / η, the sum of outer products.
-        bias: (r,) coordinates of −Δb / η, the sum of errors.
+        weight: (r, n) coordinates of −ΔW / η = Σ e_t h_tᵀ, for the change ΔW of the weight at the
+            learning rate η.
+        bias: (r,) coordinates of −Δb / η = Σ e_t, for the change Δb of the bias.
         common: (n,) the features if all steps had the same features.
-        noise: standard deviation σ of an entry.
+        noise: standard deviation σ of an entry of the sums.
         share: σ divided by the root mean square of the sums' entries.
         reach: standard deviation that the search assumes for a feature's change from one step to
             the next.
@@ -383,7 +384,11 @@ class _Mixture:
 
     @property
     def cost(self) -> float:
-        """The sum of the mixture's squared residuals, each in units of its standard deviation."""
+        """The sum of squared residuals, each in units of its standard deviation.
+
+        It measures how badly the mixture, a guess of the steps' errors and features, explains the
+        update.
+        """
         return float(self.residual @ self.residual)
 
     @property
