@@ -34,18 +34,20 @@ from flwr_leakage.attacks.rounding import FLOAT32_RELATIVE_ERROR
 from flwr_leakage.params import Params
 
 EXACT_MULTIPLE = 5.0
-"""A sample is exact if its misfit is at most this multiple of the misfit that the gradient's noise
-causes, beside float32's rounding. By noise alone, a root mean square over ``SPARE_EQUATIONS`` or
-more is never five times what is expected (once in 1e90 times)."""
+"""A sample is exact if its misfit, the part of its errors outside the gradient's span, is at
+most this multiple of the misfit that the gradient's noise causes, plus float32's rounding. By
+noise alone, a root mean square over ``SPARE_EQUATIONS`` or more is never five times what is
+expected (once in 1e90 times)."""
 
 NEARBY = 24
-"""Number of random points near a sample at which its errors are computed anew. The right
-signs of four doubtful units are among them with a chance of 79 %. Each point costs a pass."""
+"""Number of random points near a sample's input at which its errors are computed anew. The right
+signs of four doubtful units are among these points with a chance of 79 %. Each point costs a
+pass."""
 
 ZERO_SHARE = 1e-9
-"""An input counts as zero in all samples if its magnitude is below this fraction of the largest
-input. Mixtures of samples are rounded to 1e-15 of it, times the condition of their factors, which
-may so be 1e6."""
+"""An entry of the inputs counts as zero in all samples if its magnitude is below this fraction
+of the largest entry. Rounding of mixtures of samples is 1e-15 of the largest entry, times the
+condition number of the gradient's factors, which may so be up to 1e6."""
 
 NUM_PROBES = 4
 """Number of random images whose passes show how the layers of the network are connected."""

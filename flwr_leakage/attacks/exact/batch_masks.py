@@ -382,7 +382,7 @@ def settle_masks(
 
 
 def _nearest(left: Tensor, behind: Tensor, mask: Tensor) -> tuple[Tensor, float]:
-    """Return the errors (m,) of a mask that are nearest to the gradient's span, and their distance.
+    """Return the error (m,) under a mask that is nearest to the gradient's span, and its distance.
 
     Args:
         left: U (m, b), the orthonormal columns of that span.

@@ -28,8 +28,9 @@ from flwr_leakage.attacks.rounding import FLOAT32_RELATIVE_ERROR, NOISE_DEVIATIO
 from flwr_leakage.params import Params
 
 PROVEN_DEVIATION = 3e-4
-"""Largest standard deviation of a proven sample's error, of which three stay below 1e-3. It is
-relative to the size of features, or to the range of pixels of images (60 dB)."""
+"""Largest standard deviation of the error of a proven sample's input. Three times this value
+stay below 1e-3. It is relative to the size of features, or to the range of pixels of images (60
+dB)."""
 
 
 @dataclass(frozen=True)

@@ -44,8 +44,9 @@ ROW_START_SHARE = 0.75
 (``LayerFactor.left``) rather than at a Gaussian vector (chosen on development draws; no table)."""
 
 ONE_SAMPLE_MISFIT = 0.1
-"""Largest misfit of a unit's gradient that one sample alone may leave. A larger one shows that
-several samples activate the unit (chosen on development draws; no table)."""
+"""Largest misfit, of a unit's gradient to the input of one sample, at which one sample alone may
+activate the unit. A larger one shows that several samples do (chosen on development draws; no
+table)."""
 
 LAST_ATTEMPTS = 5
 """Number of attempts to read the last sample off the remaining gradient. Each one looks for wrong

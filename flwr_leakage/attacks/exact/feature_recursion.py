@@ -54,8 +54,8 @@ from flwr_leakage.attacks.starts import Grey, Initialisation
 from flwr_leakage.records import Batch, Reconstruction
 
 MET = 1e-8
-"""Relative squared distance up to which features, or a gradient, count as met: 1e-4, ten roundings
-of a pass in single precision. The noise of features may explain a larger one."""
+"""Relative squared distance up to which features, or a gradient, count as met. Its root is 1e-4,
+ten roundings of a pass in single precision. The noise of features may explain a larger distance."""
 
 FITTED = 3
 """Number of known layers, besides the one nearest to the input, to which the input is fitted."""

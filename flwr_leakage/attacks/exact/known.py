@@ -17,7 +17,8 @@ from flwr_leakage.attacks.rounding import NOISE_DEVIATIONS
 T = TypeVar("T")
 
 MARGIN = 3.0
-"""Outputs of a ReLU below this multiple of the range of their noise count as zero."""
+"""Outputs of a ReLU count as zero below this multiple of the largest negative value, as negative
+values are noise alone."""
 
 
 @dataclass(frozen=True)

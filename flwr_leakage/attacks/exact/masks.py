@@ -39,36 +39,37 @@ from flwr_leakage.attacks.rounding import FLOAT32_NOISE
 Array = np.ndarray
 
 SMALLEST, LARGEST = 1e-6, 3e-2
-"""Entries of the vertex of least sum below the first share of their channel's largest entry are
-zero, and entries above the second share are active. The bias's gradient decides about entries
-between the two."""
+"""Limits for the nonnegative solution of least sum, as shares of its channel's largest entry.
+Entries below the first limit are zero, and entries above the second are active. The bias's
+gradient decides about entries between the two."""
 
 SUM_WEIGHT = 1e-4
-"""Weight of the sum of a's entries beside the equations, whose rows have length one. It is so small
-that the sum only decides among solutions of the equations."""
+"""Weight of the sum of the entries sought in the least squares that also hold the equations,
+whose rows have length one. It is so small that the sum only decides among solutions of the
+equations."""
 
 FLIPPABLE, MOST_FLIPS = 24, 3
-"""Number of entries of a mask that may be flipped, the most doubtful ones, and largest number of
-them that are flipped at once. 2,325 masks are tried for a channel; a wrong mask passes the bias's
+"""Number of a mask's most doubtful entries, which may be flipped, and the largest number of them
+that are flipped at once. 2,325 masks are tried for a channel; a wrong mask passes the bias's
 gradient about once in 1e5 times."""
 
 WORTH = 0.9
-"""Share to which a mask must lower the misfit to the weights' gradient for every entry in which it
-differs from the candidate's mask. A right mask mostly lowers it to about a half. A wrong mask,
-which differs in three entries or more, lowers it to 0.8 at best."""
+"""Factor by which a mask must lower the misfit to the weights' gradient for every entry in which
+it differs from the candidate's mask. A right mask mostly lowers the misfit to about a half. A
+wrong mask, which differs in three entries or more, lowers it to 0.8 at best."""
 
 NOISE = 2e-7
 """Relative error of float32 gradients. Singular values below this share of the largest are left
 out of the equations of a channel's values."""
 
 PROOF = 5e-8
-"""A mask is proven if the sum of its errors misses the bias's gradient by at most this share of
-Σ_p |e_op|. Right masks miss by 1e-8 to 1e-7 with float32 gradients; a few masks within 2e-7 are
-wrong."""
+"""A mask is proven if the sum of the loss's derivatives e_op at its active positions p differs
+from the bias's gradient of its channel o by at most this share of Σ_p |e_op|. Right masks differ
+by 1e-8 to 1e-7 with float32 gradients; a few masks within 2e-7 are wrong."""
 
 PRECISION = 1e-3
-"""A value is told if its standard deviation is below this share of the root mean square of its
-channel's values."""
+"""A value counts as known if its standard deviation is below this share of the root mean square
+of its channel's values."""
 
 
 @dataclass(frozen=True)

@@ -219,8 +219,8 @@ def _read(problem: Problem, use: LinearUse) -> PrunedLayer:
 
 LEAST_SPREAD = 1e-8
 """Standard deviation, in normalised pixels or features, below which a bounded value counts as
-known and its factor stays. A variance is a difference of squares, which float64 rounds to 2⁻⁵³:
-the root of that is 1e-8."""
+known, and the normal density in place of its bounds stays. A variance is a difference of
+squares, which float64 rounds to 2⁻⁵³: the root of that is 1e-8."""
 
 MOST_ENTRIES = 40_000_000
 """Largest number of entries of the prior's matrix, which has a row for each unseen pixel and a

@@ -243,10 +243,10 @@ class Stage(Enum):
 
     @property
     def is_deep(self) -> bool:
-        """Return whether the stage is one of the two that must meet the equations to go on.
+        """Return whether the stage is one of the two deep fadings, which must meet the equations.
 
-        They are the two deep fadings: series of Gauss–Newton steps that end at a negligible weight
-        of a prior that is not fitted yet.
+        A fading is a series of Gauss–Newton steps in which the weight of the prior falls. A deep
+        one ends at a negligible weight, of a prior that is not fitted to a candidate yet.
         """
         return self in (Stage.DEEP, Stage.DEEP_FROM_GREY)
 

@@ -133,7 +133,8 @@ class Damping:
     def __call__(self, posed: Posed, at: Iterate) -> Iterate:
         """Return the iterate after the first damped step that lowers the objective Φ enough.
 
-        If no trial does, it is the last trial if that lowers Φ at all, and else the present point.
+        If no trial does, the last trial is taken if it lowers Φ at all; else the point stays where
+        it is.
 
         Args:
             posed: the model of Φ near the present point.

@@ -260,8 +260,9 @@ def _last_layer(problem: Problem, likelihood: Likelihood, weight: str) -> tuple[
 
 
 SIGNIFICANT_DEVIATIONS = 4.0
-"""A feature is on above this many of its standard deviations, and a residual shows another model
-above this many. Normal noise exceeds it once in 30,000 features."""
+"""A unit is on if its feature exceeds this many of the feature's standard deviations. A residual
+above this many of its deviations shows that the gradient is not that of one sample. Normal noise
+exceeds it once in 30,000 features."""
 
 
 @dataclass(frozen=True)

@@ -407,9 +407,9 @@ def reweighted(prior: ImagePrior, point: Tensor, power: float) -> Callable[[Tens
 
 
 def _shares(prior: ImagePrior) -> Tensor:
-    """Return the standard deviations (C, H, W) of coordinates under the prior, relative to one.
+    """Return each coordinate's standard deviation under the prior, as a ratio (C, H, W).
 
-    That one is the deviation of the same colour at the lowest frequency.
+    It is divided by the deviation of the same colour at the lowest frequency.
 
     Args:
         prior: the normal prior of images.

@@ -37,8 +37,8 @@ FINE_STAGES = (1e5, 3e4, 1e4, 3e3, 1e3, 3e2, 1e2, 30.0, 10.0, 3.0, 1.0)
 steps."""
 
 LATE_STAGES = (30.0, 1.0)
-"""Noise that the search assumes in successive stages, in units of the true noise, without far
-too large values."""
+"""Noise that the search assumes in successive stages, in units of the true noise, for starts
+that are nearly right."""
 
 Start = Literal["even", "same features", "at once", "mean", "own units"]
 """The start of a search; see :func:`_begin`."""
@@ -52,9 +52,10 @@ TRIES: Sequence[tuple[Start, Sequence[float], float]] = (
     ("even", FINE_STAGES, 1.0),
     ("own units", LATE_STAGES, 10.0),
 )
-"""Start, stages, and scale of the features' change from step to step, in units of their size, of
-successive searches. They end in different minima, and only the right one explains the sums. On 160
-updates of 2, 3 and 5 steps at rates of 0.01 to 0.2, errors are right to 1 % on all but 4."""
+"""Start, stages, and reach of successive searches. The reach is the scale of the features'
+change from step to step, in units of their size. Searches end in different minima, and only the
+right one explains the sums. On 160 updates of 2, 3 and 5 steps at rates of 0.01 to 0.2, errors
+are right to 1 % on all but 4."""
 
 SOFTMAX_DEVIATION = 10.0
 """Standard deviation that the search allows between a step's errors and those that its features
@@ -62,8 +63,8 @@ give by the softmax. The unit is σ relative to the root mean square of the sums
 is the noise of an entry. The value was chosen on development draws; no table."""
 
 SOLVED_MISFIT = 4.0
-"""Misfit up to which no further start is tried. It is the sum of two mean squares, of which noise
-alone leaves 1 or less each; this is twice the sum."""
+"""Misfit of a mixture up to which no further start is tried. It is the sum of two mean squares,
+each of which is at most 1 by noise alone; the limit is twice that sum."""
 
 
 @dataclass(frozen=True)
