@@ -221,7 +221,9 @@ class BatchSearch:
         """Make one proposal of a sample from a random start, and judge it.
 
         Args:
-            source: the source of the proposal: ``errors``, ``features`` or ``inputs``.
+            source: the vectors among which a sparse one is sought: ``errors`` of samples at the
+                layer's outputs, ``features``, which are the next layer's inputs, or ``inputs`` of
+                the layer itself.
         """
         rest, rank = self._rest, self._left
         live = rest.live.nonzero()[:, 0]
@@ -280,9 +282,9 @@ class BatchSearch:
     def _solved(self, mask: Tensor, projected: Tensor) -> Tensor:
         """Return the dual t (r,) whose outputs on a mask equal the next layer's inputs.
 
-        Let h = t R be the layer's input and a the next layer's inputs. a is zero outside of the
-        mask, which determines it up to a factor λ. The equations ``W h + c = λ a`` on the mask give
-        t and λ.
+        Let h = t R be the layer's input, where R is the right factor of the remaining gradient, and
+        let a be the next layer's inputs. These are zero outside of the mask, which determines a up
+        to a factor λ. The equations ``W h + c = λ a`` on the mask give t and λ.
 
         Args:
             mask: (m,) booleans, true for the units that the sample activates.

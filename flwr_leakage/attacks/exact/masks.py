@@ -93,7 +93,11 @@ class MaskEvidence:
     proof: float = PROOF
 
     def channel(self, number: int) -> "Channel":
-        """Return the part of the evidence that concerns the mask of one channel."""
+        """Return the part of the evidence that concerns the mask of one channel of ReLUs.
+
+        Args:
+            number: the number of the channel.
+        """
         errors = self.errors[number].numpy()
         return Channel(
             errors=errors,

@@ -285,8 +285,10 @@ class Bounds:
     def renewed(self, mean: Tensor, covariance: Tensor) -> "Bounds":
         """Return the bounds, with normal densities nearer to the truncated laws' moments.
 
-        Each combination's law without its own density is truncated to its bounds. The new density
-        gives half of the change to the mean and variance of the truncated law.
+        For each combination, its own normal density is removed from the pixels' law, and the rest
+        is truncated to the bounds. One density would give the rest the truncated law's mean and
+        variance. The new density is halfway between the old one and this one, in precision and in
+        shift.
 
         Args:
             mean: (u,) the mean of the pixels' present normal law.
