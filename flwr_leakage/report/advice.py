@@ -170,7 +170,7 @@ def _in_short(
             pause = "Pause the training until a new run can say"
             lines[:0] = (
                 [f"{pause}. Found already: {_found(index, metadata, found)}."]
-                if beyond_chance(found)
+                if nothing_seen.level == "partly"
                 else [
                     f"{pause}; nobody knows the risk.",
                     *_labels_line(index, metadata, found),

@@ -153,8 +153,10 @@ def worth(
         return Worth(answer, headline, "partly", *do, unsure, bool(sure))
     if members:
         headline = f"Not without a decision: {members}, though no {index.sample.one} shows."
+        if not sure:
+            headline = f"Not yet: {members}; whether {index.sample.many} show this run cannot say."
         answer = f"{headline} Of the attacks: {told}." if told else headline
-        return Worth(answer, headline, "partly", *do, unsure)
+        return Worth(answer, headline, "partly", *do, unsure, bool(sure))
     if not sure:
         but = f"no {index.sample.one} was recovered, but " * bool(graded)
         answer = f"This run cannot say: {but}{told}. That is no sign of safety."
