@@ -96,8 +96,9 @@ def _members(members: MembershipSection | None) -> Tile:
     term = "given records: was each used?"
     if members is None:
         return Tile(term, UNTRIED)
-    value = f"yes for {members.called} of {len(members.table.rows)}"
-    return Tile(term, value, "by chance: 0, in 99 of 100 runs", members.called > 0)
+    value = f"{members.called} of {len(members.table.rows)} found"
+    chance = "or near copies of used ones; by chance: none, in 99 of 100 runs"
+    return Tile(term, value, chance, members.called > 0)
 
 
 def _accuracy(index: Index) -> Tile:

@@ -1,5 +1,6 @@
 """Tell a person whether the tested records were used."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scipy import stats
@@ -64,6 +65,11 @@ class _Candidate:
     used: bool | None
 
     @property
+    def place(self) -> tuple[int, int, int]:
+        """Return the round and the client of the update, and the candidate's number."""
+        return self.server_round, self.client_id, self.sample
+
+    @property
     def is_found(self) -> bool:
         """Return whether the test says that the record was used."""
         return self.p_value is not None and self.p_value <= LEVEL and not self.is_composite
@@ -84,11 +90,11 @@ def membership_section(index: Index) -> MembershipSection | None:
     sentences = [f"The server tested {tested}: of {whose} in {rounds}. {_told(len(called), exact)}"]
     if called:
         sentences.append(
-            "By chance alone, had none of the records been used, at most one run in a hundred "
-            "would find any of them, if the null records are like them: records of the server's "
-            "own, which are taken for used by no client. Chance is not the only error: what "
-            "statistics find may be a near copy of a used record, or a record that somebody made "
-            "who saw the update."
+            "The test compares each record with null records: records of the server's own, which "
+            "it assumes no client used. If they are like the tested ones, at most one run in a "
+            "hundred finds any record by chance that was not used. Chance is not the only error. "
+            "What statistics find may be a near copy of a used record, such as a crop or the next "
+            "frame of a film, or a record that somebody made from the update."
         )
     unlabelled = any(UNLABELLED in record.note for record in evidence.values())
     if called and unlabelled:
@@ -111,24 +117,23 @@ def membership_section(index: Index) -> MembershipSection | None:
             f"A record that was not found may have been used all the same. {_power(index)}"
         )
     sentences += _judged(found)
+    exact_in = [place[:2] for place, record in evidence.items() if record.value == 2]
     sentences += _rates(index)
     (*_, (place, last)) = evidence.items()
     where = f"{who(place[1])} in round {place[0]}" if place[1] >= 0 else f"round {place[0]}"
     notes = (
-        "Records are numbered from 0 in the order in which the server was given them, and sorted "
-        "by p.",
-        f"p is the chance that a record which was not used looks as much like a used one as this "
-        f"one does, corrected for all records and updates; up to {LEVEL:g} it counts as found. It "
-        f"is not the chance that the verdict is wrong, and a large p does not show that the record "
-        f"was not used. A p that is less than one among the null records is that of a fitted tail.",
-        "Most clearly in: the update in which p is least. How sure that client is, no number says.",
-        "By algebra: the record's own trace is in the update up to rounding, and no null record's "
-        "is. Only a record that is the same to the network, such as the image scaled by a factor, "
-        "could be taken for it."
-        if not unlabelled
-        else "By algebra: the inputs that the record gives to the layers are combinations of those "
-        "of the used records up to rounding, as no null record's are.",
-        f"Of the last update, {where}: {last.note}",
+        "The rows are sorted by p. A record's number is its place in what the server was given, "
+        "from 0 on.",
+        f"p: if no record had been used, a p as small as this would stand anywhere in the table "
+        f"with at most this chance. Up to {LEVEL:g} the record counts as found. It is not the "
+        f"chance that the verdict is wrong, and a large p does not show that the record was not "
+        f"used. Where a record is beyond all null records, p is continued by a fitted tail, and "
+        f"its order of magnitude may be wrong.",
+        "Most clearly in: by algebra, an update that holds the record's trace; by statistics, the "
+        "update with the smallest p, and no number says how likely another client used it.",
+        *_by_algebra(exact_in, unlabelled),
+        f"How the last update was tested ({where}), in the terms of docs/membership.md: "
+        f"{last.note.removesuffix('.')}.",
     )
     truth = any(each.used is not None for each in found)
     columns = ("record", "verdict", "p, corrected", "most clearly in", *(["was used"] * truth))
@@ -148,13 +153,40 @@ def _told(called: int, exact: int) -> str:
         return "It found none of them used."
     likely, told = called - exact, []
     if exact:
-        told.append(f"{exact} {'was' if exact == 1 else 'were'} used, by algebra")
+        told.append(f"{count(exact, 'record')} {'was' if exact == 1 else 'were'} used, by algebra")
     if likely:
         told.append(f"of {likely} {'more ' * bool(exact)}the record or a near copy probably was")
     if likely:
         told[-1] += ", by statistics"
     sentence = "; ".join(told)
     return f"{sentence[0].upper()}{sentence[1:]}."
+
+
+def _by_algebra(updates: Sequence[tuple[int, int]], unlabelled: bool) -> list[str]:
+    """Return what evidence by algebra means, and the updates that gave it; empty without any."""
+    if not updates:
+        return []
+    told = (
+        "the record's own gradient is in the update up to rounding, and no null record's is. A "
+        "record that somebody made from the update does not pass; one that the tested layers "
+        "cannot tell from it does, such as the image scaled by a factor"
+    )
+    if unlabelled:
+        told = (
+            "the inputs that the record gives to the layers are combinations of those of the used "
+            "records up to rounding, as no null record's are"
+        )
+    return [f"By algebra, as {_places(updates)} could be tested: {told}."]
+
+
+def _places(updates: Sequence[tuple[int, int]]) -> str:
+    """Return words for at most three updates, each a round and a client, and how many more."""
+    told = [
+        f"{who(client)} in round {server_round}" if client >= 0 else f"round {server_round}"
+        for server_round, client in updates[:3]
+    ]
+    more = f" and {count(len(updates) - 3, 'other update')}" if len(updates) > 3 else ""
+    return ", ".join(told) + more
 
 
 def _candidates(index: Index, updates: int) -> list[_Candidate]:
@@ -168,7 +200,11 @@ def _candidates(index: Index, updates: int) -> list[_Candidate]:
         key = (server_round, client_id, sample)
         before = best.get(sample)
         p = None if record.value is None else min(1.0, record.value * updates)
-        is_less = p is not None and (before is None or before.p_value is None or p < before.p_value)
+        is_less = p is not None and (
+            before is None
+            or before.p_value is None
+            or (key not in exact, p) < (before.place not in exact, before.p_value)
+        )
         if before is None or is_less:
             times = sum(k[2] == sample for k in exact) if before is None else before.exact_in
             held = [row.value == 1 for k, row in truth.items() if k[2] == sample]
@@ -194,20 +230,21 @@ def _power(index: Index) -> str:
     if exact:
         told.append(
             f"in {count(exact, 'update')}, by algebra, nearly all except those that the model knew "
-            f"well already, and those that the client had augmented or mixed"
+            f"too well to change by them, and those that the client augmented or mixed first"
         )
     if known:
         low, high = 100 * min(known), 100 * max(known)
         share = f"{low:.0f} %" if round(low) == round(high) else f"{low:.0f} to {high:.0f} %"
         told.append(
-            f"in {count(len(known), 'update')}, by statistics, {share} of them in a rehearsal with "
-            f"null records, at 1 % false alarms; the corrected verdict is stricter, and finds fewer"
+            f"in {count(len(known), 'update')}, by statistics, {share} of them in a rehearsal that "
+            f"allows one false alarm in 100 null records; the table allows fewer, and how many it "
+            f"then finds is not known"
         )
     if untold:
         told.append(f"in {count(untold, 'update')} nobody knows how many")
     if silent:
         told.append(f"in {count(silent, 'update')} the test says nothing, in no direction")
-    return f"How many of the used records it finds: {'; '.join(told)}."
+    return f"How many of the used records the test finds: {'; '.join(told)}."
 
 
 def members_told(index: Index, with_link: bool = True) -> str:
@@ -272,7 +309,7 @@ def _row(each: _Candidate, truth: bool) -> tuple[str, ...]:
     elif each.is_found:
         verdict = "was used, by algebra"
         if not each.exact_in:
-            verdict = "it or a near copy was probably used"
+            verdict = "it or a near copy was probably used, by statistics"
         where = f"{who(each.client_id)} of round {each.server_round}"
         if each.client_id < 0:
             where = f"some client of round {each.server_round}"

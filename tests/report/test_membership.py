@@ -28,7 +28,7 @@ def test_a_record_that_the_samples_span_counts_as_found_by_algebra_alone():
     assert verdicts == {
         "0": "was used, by algebra",
         "1": "a near copy or mixture of used records, or made from the update",
-        "2": "it or a near copy was probably used",
+        "2": "it or a near copy was probably used, by statistics",
     }
     assert "1 record is spanned by what was used" in " ".join(section.sentences)
     told = "2 of 3 tested records, or near copies, found used"
