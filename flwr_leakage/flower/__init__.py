@@ -1,4 +1,7 @@
-"""Put the audit into Flower: a client mod, a server strategy, and runs in one process or on Ray."""
+"""Put the audit into Flower: a client mod, a server strategy, and launchers of whole runs.
+
+A run takes place in one process, or on Flower's simulation runtime (Ray).
+"""
 
 from typing import TYPE_CHECKING
 

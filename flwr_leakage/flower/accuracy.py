@@ -16,10 +16,11 @@ MAX_NAMES = 100
 
 
 def accuracy_of(metrics: Mapping[str, object]) -> tuple[str, float] | None:
-    """Return the name and value of the accuracy among metrics, or None if none is one.
+    """Return the accuracy among an evaluation's metrics as (its name, its value), or None.
 
-    The accuracy is the metric with a known name, or else the only one whose name holds ``acc``. It
-    must lie between 0 and 1, as 1.0 may otherwise mean one percent.
+    The accuracy is the metric with a usual name, such as ``test_accuracy``, or else the only metric
+    whose name holds ``acc``. It is a share of 1: values outside of [0, 1] are ignored, as nothing
+    tells whether 1.0 would then mean one or one hundred percent.
 
     Example:
         >>> accuracy_of({"eval_loss": 0.7, "eval_acc": 0.5, "num-examples": 9})
@@ -44,13 +45,16 @@ def accuracy_of(metrics: Mapping[str, object]) -> tuple[str, float] | None:
 def tell_accuracy(
     audit: ServerAudit, server_round: int, metrics: Mapping[str, object], source: str
 ) -> None:
-    """Record an evaluation's accuracy; if it has none, record that, and the metrics it has instead.
+    """Record the accuracy that an app's own evaluation reports, or that it reports none.
+
+    Where no metric is an accuracy, the names of the metrics are recorded in its place. Where there
+    are no metrics, nothing is recorded.
 
     Args:
-        audit: the audit that records it, as ``test_accuracy``.
-        server_round: the round of the evaluation.
-        metrics: the metrics that the evaluation told.
-        source: the side whose evaluation it was, in words.
+        audit: the audit that records the accuracy, under the name ``test_accuracy``.
+        server_round: the number of the round that was evaluated.
+        metrics: the metrics that the evaluation reported, by name.
+        source: the side that evaluated, in words, such as ``the server’s evaluation``.
     """
     if found := accuracy_of(metrics):
         name = plain_text(found[0], MAX_NAMES)

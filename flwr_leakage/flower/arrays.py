@@ -1,4 +1,7 @@
-"""Convert Flower's ``ArrayRecord`` to parameters and buffers and back, and check every reply."""
+"""Convert Flower's ``ArrayRecord`` to a model's parameters and buffers and back.
+
+Names, shapes, types and values of every reply are checked on the way.
+"""
 
 import io
 import math
@@ -24,27 +27,40 @@ _PLAIN = {
 
 
 class MalformedArraysError(ValueError):
-    """Arrays that do not fit the model: other names, other shapes, entries that are not finite."""
+    """Error of arrays that do not fit the model by their names, shapes or values."""
 
 
 class NotFiniteError(MalformedArraysError):
-    """Arrays of the model that hold NaN or infinite entries, as of a training that diverged."""
+    """Error of arrays that hold NaN or infinite entries, as after a training that diverged."""
 
 
 def diverged(error: NotFiniteError) -> str:
-    """Return in words that the strategy's own model is not finite: no client is to blame."""
+    """Return a sentence which says that the model which the strategy sends is not finite.
+
+    No client is to blame for that.
+
+    Args:
+        error: the error that names the array.
+    """
     return f"nothing is observed: the model that the strategy sends has diverged ({error})"
 
 
 def read_arrays(arrays: Mapping[str, Array], gradient_map: GradientMap) -> tuple[Params, Params]:
-    """Split an ``ArrayRecord`` into the model's parameters and buffers, as copies.
+    """Return the parameters and the buffers of a model that an ``ArrayRecord`` holds, as copies.
 
     Buffers are cast to the model's own dtype, as averaging turns integer counters into floats. All
-    are put on the model's device.
+    tensors are put on the model's device.
+
+    Args:
+        arrays: the arrays, under the names of the model's ``state_dict``.
+        gradient_map: the gradient map of the model.
+
+    Returns:
+        The parameters and the buffers, each by name.
 
     Raises:
-        MalformedArraysError: naming the first entry that is missing, unknown, of another shape, not
-            a number, or not finite.
+        MalformedArraysError: an array is missing, unknown, of another shape, not numeric, or not
+            finite. The message names the first one.
     """
     params, buffers, _ = read_reply(arrays, gradient_map.params, gradient_map.buffers)
     return params, buffers
@@ -53,12 +69,20 @@ def read_arrays(arrays: Mapping[str, Array], gradient_map: GradientMap) -> tuple
 def read_reply(
     arrays: Mapping[str, Array], params: Params, buffers: Params
 ) -> tuple[Params, Params, tuple[str, ...]]:
-    """Return the arrays like :func:`read_arrays`, and the names of those narrower than the model's.
+    """Return the parameters and buffers that a client's reply holds, and its less precise arrays.
 
-    The caller lists the model's parameters and buffers, as listing takes longer than comparing.
+    An array is less precise than the model's if it has floating-point numbers of fewer bits, or
+    whole numbers where the model has floating-point ones.
 
-    An array is narrower if it has floating-point numbers of fewer bits, or whole numbers where the
-    model has fractions.
+    Args:
+        arrays: the arrays of the reply, by name.
+        params: the model's parameters by name. The caller lists them, as listing takes longer than
+            comparing.
+        buffers: the model's buffers by name.
+
+    Returns:
+        The parameters, the buffers, and the names of the less precise arrays. The tensors are
+        copies with the model's dtype and device.
 
     Raises:
         MalformedArraysError: as in :func:`read_arrays`.
@@ -77,10 +101,14 @@ def read_reply(
 
 
 def check_like(arrays: Mapping[str, Array], sent: Mapping[str, Array]) -> tuple[str, ...]:
-    """Check a reply against the sent arrays, where these are not those of a known model.
+    """Check that a reply's arrays have the names and shapes of the arrays that were sent.
 
-    A row of bytes (``uint8``) may have any length: strategies use it for objects that are no
-    tensors, such as trees.
+    It is for arrays that belong to no known model. A row of bytes (``uint8``, one axis) may have
+    any length: strategies use it for objects that are no tensors, such as trees.
+
+    Args:
+        arrays: the arrays of the reply, by name.
+        sent: the arrays that the server sent to the client, by name.
 
     Returns:
         The names of the arrays that are less precise than those that were sent.
@@ -99,10 +127,10 @@ def check_like(arrays: Mapping[str, Array], sent: Mapping[str, Array]) -> tuple[
 
 
 class Expected:
-    """The arrays that a reply has to hold, prepared once for the rounds of a run.
+    """The names, shapes and types that a reply's arrays must have, prepared once for all rounds.
 
     Args:
-        gradient_map: the gradient map of the model.
+        gradient_map: the gradient map of the model whose arrays are expected.
     """
 
     def __init__(self, gradient_map: GradientMap) -> None:
@@ -122,15 +150,19 @@ class Expected:
         return ""
 
     def read(self, arrays: Mapping[str, Array]) -> tuple[Params, Params, tuple[str, ...]]:
-        """Return the parameters, the buffers, and the names of arrays of less precision.
+        """Return the parameters and buffers that arrays hold, and the names of less precise arrays.
 
         Raises:
-            MalformedArraysError: names, shapes, types or values are not such as the model has.
+            MalformedArraysError: the arrays have other names, shapes or types than the model's, or
+                hold values that are not finite.
         """
         return read_reply(arrays, self.params, self.buffers)
 
     def check(self, arrays: Mapping[str, Array]) -> tuple[str, ...]:
-        """Check arrays as :func:`read_reply` does, and return the names of narrower ones.
+        """Check arrays as :func:`read_reply` does, and return the names of the less precise ones.
+
+        It is faster where all arrays have the model's own format, as nothing is copied into
+        tensors.
 
         Raises:
             MalformedArraysError: as in :func:`read_arrays`.
@@ -147,7 +179,13 @@ class Expected:
     def _is_finite(
         dtype: torch.dtype, plain: Sequence["_Plain"], arrays: Mapping[str, Array]
     ) -> bool:
-        """Return whether all arrays are of the model's own type and shape, and finite."""
+        """Return whether all expected arrays of one type are finite and in the model's own format.
+
+        Args:
+            dtype: the type of the expected arrays.
+            plain: the names and formats of the expected arrays.
+            arrays: the arrays that came, by name.
+        """
         if dtype not in _PLAIN:
             return False
         parts = []
@@ -164,7 +202,14 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class _Plain:
-    """An array in the format that ``np.save`` writes."""
+    """The format of one expected array, as ``np.save`` writes it.
+
+    Attributes:
+        name: its name in the model's ``state_dict``.
+        shape: its shape.
+        header: the bytes that ``np.save`` writes before the entries.
+        size: the number of bytes of header and entries together.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -173,16 +218,16 @@ class _Plain:
 
 
 def tensors_of(arrays: Mapping[str, Array]) -> Params:
-    """Return arrays as tensors, without those that hold no numbers, such as a compressor's name."""
+    """Return arrays as tensors by name, without arrays that hold no numbers, such as texts."""
     values = {name: array.numpy() for name, array in arrays.items()}
     numbers = {name: each for name, each in values.items() if each.dtype.kind in "biufc"}
     return {name: torch.from_numpy(each) for name, each in numbers.items()}
 
 
 def differing(arrays: Mapping[str, Array], tensors: Mapping[str, Tensor]) -> list[str]:
-    """Return the names of the tensors that differ from the array of the same name, or have none.
+    """Return the names of the tensors whose values differ from the array of the same name.
 
-    Bytes are compared first, as that is fast.
+    A tensor without an array of its name is among them. Bytes are compared first, as that is fast.
     """
     held = dict(arrays.items())
     return [
@@ -209,7 +254,10 @@ def _holds_the_same(array: Array, tensor: Tensor) -> bool:
 def unequal(
     arrays: Mapping[str, Array], others: Mapping[str, Array], names: Sequence[str]
 ) -> list[str]:
-    """Return the names that hold different values in the two, or that only one of them has."""
+    """Return those of ``names`` under which two collections of arrays hold different values.
+
+    A name that only one of the collections has is among them.
+    """
     if not names:
         return []
     one, two = dict(arrays.items()), dict(others.items())
@@ -223,10 +271,10 @@ def _are_equal(left: Array | None, right: Array | None) -> bool:
 
 
 def write_arrays(like: Mapping[str, Array], params: Params, buffers: Params) -> ArrayRecord:
-    """Build an ``ArrayRecord`` with the names and the order of ``like``.
+    """Build an ``ArrayRecord`` of parameters and buffers, with the names and the order of ``like``.
 
-    Entries of ``like`` that are in neither ``params`` nor ``buffers`` are kept: a defense that
-    withholds buffers sends back the server's own.
+    Entries of ``like`` that are in neither ``params`` nor ``buffers`` are kept as they are. So a
+    defense that withholds the client's buffers sends back those that the server had sent.
     """
     state = {**params, **buffers}
     return ArrayRecord(
@@ -271,7 +319,11 @@ def _is_finite(value: Tensor) -> bool:
 
 
 def _values(array: Array, like: Tensor) -> NDArray[Any]:
-    """Return ``array.numpy()``, but parse the header only if it is not the expected one."""
+    """Return ``array.numpy()``, and save time where the array has the format of ``like``.
+
+    The array's header is parsed only if it is not the one that ``np.save`` writes for the dtype and
+    shape of ``like``.
+    """
     dtype, header = _numpy(like.dtype), _header_of(like)
     size = len(header) + like.numel() * dtype.itemsize
     plain = array.stype == "numpy.ndarray" and len(array.data) == size
@@ -291,7 +343,7 @@ def _header_of(like: Tensor) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _header(dtype: torch.dtype, shape: tuple[int, ...]) -> bytes:
-    """Return the header that ``np.save`` writes before the entries."""
+    """Return the header that ``np.save`` writes before the entries of an array."""
     buffer = io.BytesIO()
     fields = {"descr": _numpy(dtype).str, "fortran_order": False, "shape": tuple(shape)}
     np.lib.format.write_array_header_1_0(buffer, fields)

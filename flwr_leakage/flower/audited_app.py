@@ -39,44 +39,52 @@ def audit(
     gate: Gate | None = None,
     folder: str | Path | None = None,
 ) -> ClientApp:
-    """Look on whenever a ``ClientApp`` trains; it may be empty still, or have its functions.
+    """Return a ``ClientApp`` that works like ``app``, and audits each training that it runs.
 
-    Hooks capture the first training of a client, that of each tenth round, and the next one after a
-    change. These trainings are replayed from the received parameters, and compared with the sent
-    ones, after all mods. The other trainings are glanced at: start, optimizer, settings, steps and
-    end. A record travels beside the update. It holds the optimizer's settings and the category of
-    the replay. Where the update is sent as it was trained, it also holds the steps, the batch size,
-    the shape of the inputs and the name of their normalisation. Without a defense and a gate, an
-    error of the audit never changes a reply. With a defense or a gate, no reply passes with arrays
-    that were neither defended nor judged.
+    The functions of ``app`` may be registered before or afterwards. Hooks capture the first
+    training of a client, then one training every ten rounds, and the next training after a change.
+    A captured training is replayed from the received parameters, and the result is compared with
+    the update that is sent, after all mods. In other rounds only the start, the optimizer, its
+    settings, the number of steps and the end are looked at.
+
+    A record travels beside the update. It holds the optimizer's settings and the category of the
+    replay's result. Where the update is sent as it was trained, it also holds the number of steps,
+    the batch size, the shape of the inputs and the name of their normalisation. Without a defense
+    and a gate, an error of the audit never changes a reply. With a defense or a gate, no reply
+    passes with arrays that were neither defended nor judged.
 
     Args:
         app: the app, with its mods.
         scores: risk scores by name; none by default. They need ``loss(model(images), labels)``.
-        defense: the defense of the update; the identity by default. A name of ``flwr-leakage list
+        defense: the defense of the update; none by default. A name of ``flwr-leakage list
             defense``, such as ``"pruning"``, is that defense with the settings of its file. A
             defense of the inputs needs ``encode``, see ``LeakageMod``. If the defense cannot be
             applied, the client sends an error.
         score_plan: the rounds and samples to score, the cost, and the scores to keep and send.
-        replay_every: rounds from one replay to the next; 1 replays each, ``None`` a client's first
-            training alone. A replay costs as much CPU time as training on the samples that are
-            kept. A glance without one passes over the parameters twice, which costs less than a
-            millisecond for small networks, and its record says that the training was not replayed.
-        replay_samples: number of samples. A later replay repeats only the steps that take the first
-            of them, unless something changed; ``None`` for all steps that are kept.
-        limits: the most samples and bytes that are kept; the rest is counted.
-        spec: shapes and normalisation of the inputs; the server is told a given one. By default the
-            client reads them off its samples, and the server is told a public normalisation alone.
-        seed: the seed of the defense's draws and the scores, for simulations only; see
+        replay_every: the number of rounds from one replay to the next; 1 replays each, ``None`` a
+            client's first training alone. A replay costs as much CPU time as training on the
+            samples that are kept. A round without a replay costs two passes over the parameters,
+            less than a millisecond for small networks, and its record says that the training was
+            not replayed.
+        replay_samples: the number of samples that a replay after the first one uses: it repeats
+            only the steps that take them, unless something changed. ``None`` repeats all steps that
+            are kept.
+        limits: the largest numbers of samples and bytes that are kept of a training; samples beyond
+            them are only counted.
+        spec: shapes and normalisation of the inputs. If it is given, the server is told it. By
+            default the client reads both off its samples, and the server is told the normalisation
+            only if it is a public one.
+        seed: the seed of the defense's draws and of the scores, for simulations only; see
             ``ClientAudit``.
-        truth: in a simulation, a folder in which the captured samples are left for the evaluator;
-            an absolute one where clients are processes of their own. Without one, they never leave
-            this process.
-        attack: the client's attack on its own update; see ``ClientAudit`` for this one and the next
-            three. A gate also withholds updates whose training cannot be captured.
+        truth: in a simulation, a folder in which the captured samples are left for the evaluator.
+            The path is absolute where clients are processes of their own. By default the samples
+            never leave this process.
+        attack: the client's attack on its own update; see ``ClientAudit``, also for the next three
+            arguments.
         share: the further facts that the server is told; none by default.
-        gate: the limits beyond which an update is not sent.
-        folder: the folder of the owner's own record.
+        gate: the limits beyond which an update is not sent. A gate also withholds updates whose
+            training cannot be captured.
+        folder: the folder of the record that the client's owner keeps.
 
     Returns:
         An app to be used in the place of ``app``.
@@ -101,7 +109,7 @@ def audit(
 
 
 class AuditedApp(ClientApp):
-    """Call another ``ClientApp``, and observe it while it trains."""
+    """A ``ClientApp`` that calls another one, and observes it while it trains."""
 
     def __init__(self, app: ClientApp, plan: CapturePlan) -> None:
         super().__init__()
@@ -109,7 +117,7 @@ class AuditedApp(ClientApp):
         self._plan = plan
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """Hand the message on to the wrapped app, and capture its training."""
+        """Hand a message on to the wrapped app, and capture the training that it may ask for."""
         if message.metadata.message_type.split(".")[0] != "train":
             return guard(self._plan, message, self._app(message, context))
         if self._is_for_another_strategy(message):
@@ -117,24 +125,28 @@ class AuditedApp(ClientApp):
         return train_and_report(self._plan, self._app, message, context)
 
     def _is_for_another_strategy(self, message: Message) -> bool:
-        """Return whether a ``NumPyClient`` got the arrays of a strategy of ``flwr.serverapp``."""
+        """Return whether an app made from a ``client_fn`` got arrays that it cannot read.
+
+        Such an app (a ``NumPyClient``) reads the messages of strategies of ``flwr.server`` only,
+        not those of ``flwr.serverapp``.
+        """
         if getattr(self._app, "_call", None) is None:
             return False
         names = list(records_of(message.content, ArrayRecord))
         return len(names) == 1 and names != ["fitins.parameters"]
 
     def train(self, action: str = "default", **settings: Any) -> Any:
-        """Register a function with the app."""
+        """Return the wrapped app's decorator that registers a function for training."""
         return self._app.train(action, **settings)
 
     def evaluate(self, action: str = "default", **settings: Any) -> Any:
-        """Register a function with the app."""
+        """Return the wrapped app's decorator that registers a function for evaluation."""
         return self._app.evaluate(action, **settings)
 
     def query(self, action: str = "default", **settings: Any) -> Any:
-        """Register a function with the app."""
+        """Return the wrapped app's decorator that registers a function for queries."""
         return self._app.query(action, **settings)
 
     def lifespan(self) -> Callable[[Callable[[Context], Iterator[None]]], Any]:
-        """Register a function with the app."""
+        """Return the wrapped app's decorator that registers a function for its start and end."""
         return self._app.lifespan()

@@ -1,4 +1,4 @@
-"""Capture one training of a client, use it for scores and defenses, and report on it."""
+"""Capture one training of a client, score and defend its update, and report on it."""
 
 import logging
 import time
@@ -57,7 +57,7 @@ _NOTHING = Release(Update({}, {}, LocalSchedule(1.0), 0))
 
 @dataclass(frozen=True)
 class CapturePlan:
-    """The settings for the use of each captured training; see ``audit``."""
+    """The settings by which a client audits its trainings; the arguments of ``audit`` tell each."""
 
     scores: Mapping[str, Score] = field(default_factory=dict)
     defense: Defense = field(default_factory=Defense)
@@ -97,20 +97,36 @@ class CapturePlan:
 
     @property
     def withholds(self) -> bool:
-        """Return whether an update must be withheld if an error occurs here."""
+        """Return whether an update must be withheld if the audit of it fails.
+
+        It must if there is a defense or a gate.
+        """
         return self.defends or self.gate is not None
 
     def measures(self, server_round: int) -> bool:
-        """Return whether the samples of a round, counted from 1, are needed."""
+        """Return whether a round's samples are needed for scores, a defense, a gate, or an attack.
+
+        Args:
+            server_round: the number of the round, from 1.
+        """
         scores = bool(self.scores) and self.score_plan.includes(server_round)
         return bool(scores or self.withholds or self.truth or self.attack is not None)
 
     def replays(self, server_round: int, kept: Replayed | None, num_arrays: int) -> bool:
-        """Return whether a round's training is replayed, counted from 1; a gate asks for each."""
+        """Return whether a round's training is replayed; with a gate, every round's is.
+
+        Args:
+            server_round: the number of the round, from 1.
+            kept: the result of the client's latest replay; ``None`` before the first.
+            num_arrays: the number of arrays that the server sent.
+        """
         return self.gate is not None or is_due(self.replay_every, server_round, kept, num_arrays)
 
     def kept_of(self, server_round: int, kept: Replayed | None) -> Limits:
-        """Return the part of a captured training to keep: all, or as a later replay needs it."""
+        """Return the most samples and bytes to keep of a round's captured training.
+
+        Where nothing but a later replay needs the samples, they are at most ``replay_samples``.
+        """
         few = self.replay_samples
         if few is None or kept is None or kept.again or self.measures(server_round):
             return self.limits
@@ -118,16 +134,16 @@ class CapturePlan:
 
 
 class _Round(SeenRound):
-    """One captured training; its arrays are read on first use."""
+    """One training of a client, whose received and sent arrays become tensors on first use."""
 
     @cached_property
     def received(self) -> Mapping[str, Tensor]:
-        """Return the arrays that the server sent."""
+        """Return the arrays that the server sent, as tensors by name."""
         return tensors_of(self.arrays)
 
     @cached_property
     def sent(self) -> Mapping[str, Tensor]:
-        """Return the arrays that the client sends."""
+        """Return the arrays that the client sends, as tensors by name."""
         return tensors_of(self.answer)
 
 
@@ -136,9 +152,18 @@ def train_and_report(
 ) -> Message:
     """Call the app, and put a record of the captured training beside its update.
 
-    An error is handed on as it is. So is the reply to a message without an ``ArrayRecord`` (a stage
-    of secure aggregation) or with several. A defense or a gate lets no reply pass that holds arrays
-    which it has not seen, whatever the message was.
+    An app's error is handed on as it is. So is the reply to a message without an ``ArrayRecord`` (a
+    stage of secure aggregation) or with several. A defense or a gate lets no reply pass with arrays
+    that were neither defended nor judged, whatever the message was.
+
+    Args:
+        plan: the settings of the client.
+        app: the wrapped app, a function of message and context.
+        message: the server's message, which asks for training.
+        ctx: the client's context.
+
+    Returns:
+        The reply to send.
     """
     given = list(records_of(message.content, ArrayRecord).values())
     if len(given) != 1:
@@ -206,7 +231,13 @@ def train_and_report(
 
 
 def guard(plan: CapturePlan, message: Message, reply: Message) -> Message:
-    """Return a reply without measuring it, or an error if it must not pass unmeasured."""
+    """Return a reply that was not measured, or an error if a defense or a gate forbids to send it.
+
+    Args:
+        plan: the settings of the client.
+        message: the server's message.
+        reply: the app's reply to it.
+    """
     if plan.withholds and not reply.has_error() and (problem := unseen(reply)):
         return withhold(message, problem, plan.sharing)
     return reply
@@ -214,14 +245,15 @@ def guard(plan: CapturePlan, message: Message, reply: Message) -> Message:
 
 @dataclass(frozen=True)
 class _Todo:
-    """The settings and inputs of the work on one round.
+    """The decisions for one round: what is captured and whether it is replayed.
 
     Attributes:
-        limits: the limits of the capture, which a replay, scores and defenses need; ``None`` for no
-            capture.
-        replays: whether it is replayed; there is a glance at it otherwise.
-        kept: the finding of the client's latest replay; ``None`` before the first.
-        server_round: the number of the round, or why it cannot be read.
+        limits: the most samples and bytes to capture, for a replay, scores or defenses; ``None`` if
+            nothing is captured.
+        replays: whether the training is replayed; otherwise only its start, steps and end are
+            looked at.
+        kept: the result of the client's latest replay; ``None`` before the first.
+        server_round: the number of the round, or the error of reading it.
     """
 
     limits: Limits | None
@@ -240,7 +272,11 @@ class _Todo:
         return self.server_round
 
     def glance(self, received: ArrayRecord) -> AbstractContextManager[Glance | None]:
-        """Return the observer of a training that is not replayed."""
+        """Return a context that looks at a training which is not replayed, or else does nothing.
+
+        Args:
+            received: the arrays that the server sent.
+        """
         if self.replays or self.kept is None:
             return nullcontext()
         return Glance(self.kept.names, partial(differing, received))
@@ -259,14 +295,25 @@ def _todo(plan: CapturePlan, message: Message, context: Context, num_arrays: int
 
 
 def _round_of(message: Message) -> int:
-    """Return the round that the server names; older strategies name it in the group only."""
+    """Return the number of the round that a message belongs to; 0 if the server names none.
+
+    Older strategies name the round in the message's group only.
+    """
     group = message.metadata.group_id
     return server_round_of(message) or (int(group) if group.isdecimal() else 0)
 
 
 @dataclass(frozen=True)
 class _Done:
-    """The result of the work: the session and its release, if samples were used, and remarks."""
+    """The result of the work on one captured training.
+
+    Attributes:
+        session: the client's round; ``None`` where no samples were used.
+        answer: the update that the app returned; ``None`` likewise.
+        release: the defended update with its scores.
+        remark: remarks on the work, in words.
+        left_truth: whether the samples were left in the simulation's folder.
+    """
 
     session: Session | None
     answer: Update | None
@@ -277,7 +324,16 @@ class _Done:
 
 @dataclass(frozen=True)
 class _Work:
-    """The client and round that the work is for, and what it cost."""
+    """The facts about one captured training on which scores and defenses depend.
+
+    Attributes:
+        server_round: the number of the round.
+        client_id: the id of the client.
+        context: the client's context.
+        train_seconds: the CPU seconds of the training.
+        check: the result of the replay.
+        sends: the quantity that the client sends, in words, such as its parameters or its gradient.
+    """
 
     server_round: int
     client_id: int
@@ -287,7 +343,7 @@ class _Work:
     sends: str = PARAMETERS
 
     def explained(self) -> Explained:
-        """Return the replay's result, for the scores' notes."""
+        """Return whether the captured training explains the update, as the scores' notes say it."""
         sentence = self.check.sentence
         if self.check.explains and not self.check.replayed:
             sentence = f"whether the captured training {NOT_CHECKED}{sentence}"
@@ -295,10 +351,12 @@ class _Work:
 
 
 def _work(plan: CapturePlan, seen: _Round, work: _Work) -> _Done:
-    """Leave the truth where a simulation asks for it, defend, score, attack, judge.
+    """Defend, score, attack and judge one captured training, as far as the plan says so.
+
+    In a simulation with a folder for the truth, the samples are left there first.
 
     Raises:
-        ValueError: the update should be defended or judged, and cannot.
+        ValueError: the update has to be defended or judged, and cannot be.
     """
     measures = plan.withholds or bool(plan.scores) or plan.attack is not None
     if seen.capture is None or not (measures or plan.truth):
@@ -336,9 +394,16 @@ def _work(plan: CapturePlan, seen: _Round, work: _Work) -> _Done:
 
 
 def _probe(plan: CapturePlan, seen: _Round, work: _Work, remark: str) -> None:
-    """Keep for the owner an attack on one step over few samples, if no attack fits all steps.
+    """Attack one step over few samples, and keep the result for the client's owner.
 
-    Nothing of it travels. It needs a self-attack and a folder of the owner's.
+    It is done where no attack fits all steps of the training. Nothing of it travels. The plan must
+    have a self-attack and a folder for the owner's record; otherwise nothing is done.
+
+    Args:
+        plan: the settings of the client.
+        seen: the captured training.
+        work: the client and the round.
+        remark: the reason why no attack fits all steps, which the record repeats.
     """
     attack, training = cast(Any, plan.attack), seen.training
     due = attack is not None and attack.includes(work.server_round)

@@ -67,9 +67,17 @@ class LeakageMod:
     def __call__(
         self, message: Message, context: Context, call_next: Callable[[Message, Context], Message]
     ) -> Message:
-        """Run the training inside a session, then score and defend its reply.
+        """Run a client's training, then score and defend the update in its reply.
 
         Messages that ask for no training, such as evaluations, pass untouched.
+
+        Args:
+            message: the server's message.
+            context: the client's context.
+            call_next: the next mod or the app itself, which handles the message.
+
+        Returns:
+            The reply to send: the defended update, or an error if it must not be sent.
         """
         if message.metadata.message_type.split(".")[0] != MessageType.TRAIN:
             reply = call_next(message, context)
@@ -194,7 +202,11 @@ def _threads(count: int | None) -> Iterator[None]:
 
 
 def server_round_of(message: Message) -> int:
-    """Return the round that the server names; 0 where it names none."""
+    """Return the number of the round that the server names in a message; 0 where it names none.
+
+    Raises:
+        ValueError: the server names something else than an integer ≥ 0.
+    """
     for config in records_of(message.content, ConfigRecord).values():
         if "server-round" in config:
             value = config["server-round"]

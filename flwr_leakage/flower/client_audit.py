@@ -1,6 +1,6 @@
 """Set how a client scores, defends, attacks and withholds its own update.
 
-The client's owner chooses all of them, and the server none.
+The client's owner chooses these settings; a server cannot change them.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,40 +32,45 @@ class ClientAudit:
     """A client's own choice of how it scores, defends and withholds its update before it sends it.
 
     Attributes:
-        gradient_map: the gradient map of the client's model and loss, in the mode it trains in.
+        gradient_map: the gradient map of the client's model and loss, with BatchNorm in the mode of
+            the training.
         spec: shapes, classes and normalisation of the inputs.
-        schedule: the local training, as far as the scores and defenses need it.
-        defense: encodes batches and defends the update; the identity by default.
+        schedule: the steps, batch size and learning rate of the local training.
+        defense: the defense, which may change mini-batches and the update; by default it changes
+            nothing.
         scores: risk scores by name; none by default.
         seed: ``None``: the defense draws from the operating system's entropy, and nobody can
             repeat its draws. A number: for simulations only; draws are a function of (seed, round,
-            client), and whoever knows the seed subtracts the noise from the update. The note beside
-            the update says which of the two it was.
+            client), and whoever knows the seed can subtract the noise from the update. The note
+            beside the update says whether there was a seed.
         score_plan: the rounds and samples to score, the cost, and the scores to keep and send.
-        max_samples: number of samples that are kept for the scores and the defense, ≥ 1: whole
-            mini-batches, from the first one on, until it is reached. DP-SGD needs all that a round
-            uses.
+        max_samples: the number of samples that are kept for the scores and the defense, ≥ 1. Whole
+            mini-batches are kept, from the first one of the round on, until the number is reached.
+            DP-SGD needs all samples that a round uses.
         remark: the client's words on its settings, sent beside each update; empty by default.
-        own_config: whether the client's samples and draws are its own, so that no server can
-            re-derive them from a seed; it tells the server so.
-        check_update: whether the update is compared with a replay of the local training by the
-            scored model, which costs as much as the training. ``once``: in the first scored round
-            that the client's state knows of; later rounds repeat its finding. ``always``: in every
-            round, scored or not. If the model does not explain the update, every score says so.
-        check_rounds: the rounds, by number, that are checked as by ``always``, whatever
-            ``check_update`` says of the others; ``None`` for none.
-        num_threads: torch threads while training, scoring and defending; ``None`` leaves them.
-        attack: the client's attack on its own update, after its defense: a ``SelfAttack``, or an
-            attack with that one's defaults; ``None`` for none. It needs the extra ``server``.
+        own_config: whether the client has samples and draws of its own, which no server can
+            re-derive from a seed; the note to the server says so.
+        check_update: when the update is compared with a replay of the local training by the
+            scored model. A replay costs as much as the training. ``once``: in the first round that
+            is scored; later rounds repeat its result. ``always``: in every round, scored or not.
+            ``never``: in no round. If the replay does not explain the update, every score says so.
+        check_rounds: a function of a round's number. Where it returns true, the update of that
+            round is compared in any case; ``None`` for no such round.
+        num_threads: the number of torch threads while training, scoring and defending; ``None``
+            leaves it as it is.
+        attack: the client's attack on its own defended update, or ``None``. It is a ``SelfAttack``,
+            or an attack, which is run with the default settings of ``SelfAttack``. It needs the
+            package's extra ``server``.
         share: the facts that travel beside the update: ``nothing`` but fixed categories,
             ``everything``, or any of ``numbers`` (all metrics of the self-attack), names of single
-            metrics, ``replay``, ``training``, ``times`` and ``reasons``. See ``Sharing`` for what
-            each of them costs.
+            metrics, ``replay``, ``training``, ``times`` and ``reasons``. ``Sharing`` tells what the
+            server learns by each of them.
         gate: the limits beyond which an update is not sent; ``None`` sends everything.
-        folder: the folder of the owner's own record, with a folder a run and client within it:
-            scores, self-attacks with their images, the gate's decisions. ``None`` keeps it in the
-            client's state only, without images. The path is absolute where clients are processes of
-            their own. See ``flwr-leakage client``.
+        folder: the folder of the record that the client's owner keeps: scores, self-attacks with
+            their images, and the gate's decisions. Each run and client has a folder within it.
+            ``None`` keeps the record in the client's state only, without images. The path is
+            absolute where clients are processes of their own. ``flwr-leakage client`` shows the
+            record.
     """
 
     gradient_map: GradientMap
@@ -120,26 +125,33 @@ class ClientAudit:
 
     @property
     def may_defend(self) -> bool:
-        """Return whether the defense may change the trained update, whatever the samples are."""
+        """Return whether the trained update may be changed by the defense or by a stronger one.
+
+        A gate tries its stronger defenses where the update does not pass.
+        """
         return self.defends or bool(self.gate and self.gate.stronger)
 
     @property
     def withholds(self) -> bool:
-        """Return whether an update that was neither measured nor defended must be withheld."""
+        """Return whether an update that was neither measured nor defended must be withheld.
+
+        It must if there is a defense or a gate.
+        """
         return self.defends or self.gate is not None
 
     @property
     def self_attack(self) -> SelfAttack | None:
-        """Return the client's self-attack as a ``SelfAttack``, or ``None``."""
+        """Return the client's attack on its own update, or ``None`` if there is none."""
         return cast("SelfAttack | None", self.attack)
 
 
 def as_self_attack(attack: Any) -> SelfAttack:
-    """Return an attack as a ``SelfAttack`` with default settings, unless it is one already.
+    """Return an attack as a ``SelfAttack`` with default settings; a ``SelfAttack`` stays as it is.
 
     Raises:
-        ImportError: what attacks or measures is not installed; the message names the extra.
-        ValueError: it is no attack.
+        ImportError: a library that attacks or measures is not installed. The message names the
+            extra of this package that installs it.
+        ValueError: the argument is no attack.
     """
     try:
         from flwr_leakage.attacks.base import Attack
@@ -158,10 +170,16 @@ def check_own(
     scores: Mapping[str, Score],
     attack: SelfAttack | None,
 ) -> None:
-    """Refuse limits on quantities that are never measured.
+    """Refuse a gate that limits a quantity which the client never measures.
+
+    Args:
+        gate: the limits beyond which an update is not sent; ``None`` for none.
+        scores: the client's scores by name.
+        attack: the client's attack on its own update; ``None`` for none.
 
     Raises:
-        ValueError: there is such a setting.
+        ValueError: the gate limits a score, and there are no scores; or it limits the result of an
+            attack, and there is no attack in every round.
     """
     if gate is None:
         return
@@ -172,14 +190,15 @@ def check_own(
 
 
 def check_limits(gate: Gate | None, scores: Mapping[str, Score]) -> None:
-    """Refuse a limit on a quantity that no score measures, such as a misspelt name.
+    """Refuse a gate's limit on a quantity that no score measures, such as a misspelt name.
 
-    It scores one sample of a small model, which takes about as long as it does in a round. In a
-    name such as ``layer_share/conv1.weight`` the part behind the slash names a layer of the
-    client's model, and is not checked.
+    One sample of a small model is scored to learn the quantities, which takes about as long as
+    scoring a sample in a round. In a name such as ``layer_share/conv1.weight`` the part behind the
+    slash names a layer of the client's model, and is not checked.
 
     Raises:
-        ValueError: there is such a limit, and all scores declare their quantities.
+        ValueError: no score measures a quantity that the gate limits. It is not raised if a score
+            does not declare its quantities.
     """
     if gate is None or not gate.scores:
         return

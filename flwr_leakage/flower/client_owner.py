@@ -1,4 +1,4 @@
-"""Keep a client's record for its owner, and choose the part of it that travels."""
+"""Keep a client's record for its owner, and choose the facts in it that travel to the server."""
 
 import logging
 from dataclasses import replace
@@ -26,31 +26,39 @@ _LOG = logging.getLogger(__name__)
 
 
 def refuse(message: Message, reason: str) -> Message:
-    """Return the error that answers a message; ``reason`` is read by the server."""
+    """Return an error reply to a message.
+
+    Args:
+        message: the message to answer.
+        reason: why the client refuses; the server reads it.
+    """
     return Message(
         Error(ErrorCode.MOD_FAILED_PRECONDITION, f"flwr_leakage: {reason}"), reply_to=message
     )
 
 
 def withhold(message: Message, reason: object, sharing: Sharing) -> Message:
-    """Return a constant error, and write the reason into the client's own log.
+    """Return an error reply with a fixed text, and write the true reason into the client's log.
 
     Args:
         message: the message to answer.
         reason: why nothing is sent; it may hold paths, labels and numbers of samples.
-        sharing: whether the server may read it.
+        sharing: the owner's choice of shared facts. If it includes reasons, the server reads the
+            reason in the place of the fixed text.
     """
     _LOG.warning("flwr_leakage: the update is kept back: %s", reason)
     return refuse(message, str(reason) if sharing.reasons else FAILED)
 
 
 def sent_note(session: Session, done: Release, note: ClientNote, remark: str) -> ClientNote:
-    """Return the note that travels: the fields that the owner shares, and fixed categories.
+    """Return the note that travels to the server.
+
+    It holds the fields that the client's owner shares, and fixed categories for the others.
 
     Args:
-        session: the session of the round.
-        done: the results of the round.
-        note: all that the client knows.
+        session: the client's round.
+        done: the defended update with its scores.
+        note: the note with all facts that the client knows.
         remark: the text that travels in the place of the note's remark.
     """
     audit = session.audit
@@ -61,9 +69,16 @@ def sent_note(session: Session, done: Release, note: ClientNote, remark: str) ->
 
 
 def keep_own(session: Session, done: Release, note: ClientNote, context: Context) -> None:
-    """Keep all that was measured and decided, in the client's state and in its owner's folder.
+    """Keep a round's measurements and decisions in the client's state and in its owner's folder.
 
-    The remainder of error feedback is kept in the state alone.
+    With error feedback, the client's state also keeps the remainder: the part of the update that
+    the defense left out, to be added to the next update.
+
+    Args:
+        session: the client's round.
+        done: the defended update with its scores and the gate's decisions.
+        note: the note with all facts that the client knows.
+        context: the client's context, whose state does not travel.
     """
     carry_on(done, context)
     audit = session.audit
@@ -86,12 +101,12 @@ def keep_own(session: Session, done: Release, note: ClientNote, context: Context
 
 
 def own_folder(folder: str, context: Context, client_id: int) -> Path:
-    """Return where the owner's own record of a run is kept."""
+    """Return the folder of a run and client, within the folder of the owner's records."""
     return Path(folder) / f"run-{context.run_id}-client-{client_id}"
 
 
 def said(done: Release) -> tuple[str, ...]:
-    """Return the gate's decision in sentences for the owner."""
+    """Return sentences on the gate's decision for the owner, one for each defense tried."""
     sentences = []
     for number, each in enumerate(done.tries):
         verdict = "passes" if each.judgement.passes else "does not pass"
@@ -107,7 +122,14 @@ def said(done: Release) -> tuple[str, ...]:
 def remember(
     context: Context, server_round: int, note: ClientNote, keep_rounds: int | None
 ) -> None:
-    """Keep the notes of the latest rounds in the client's own state, which does not travel."""
+    """Keep a round's note in the client's own state, which does not travel.
+
+    Args:
+        context: the client's context.
+        server_round: the number of the round.
+        note: the note to keep.
+        keep_rounds: the number of latest rounds whose notes are kept; ``None`` keeps all.
+    """
     kept = context.state.get(RECORD_KEY)
     history = kept if isinstance(kept, ConfigRecord) else ConfigRecord()
     history[f"round-{server_round}"] = note.to_text()

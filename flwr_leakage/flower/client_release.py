@@ -1,4 +1,4 @@
-"""Defend one update, score it, attack it, and compare it with the client's own limits."""
+"""Defend one update, score it, attack it, and compare the results with the client's own limits."""
 
 import time
 from collections import OrderedDict
@@ -37,14 +37,14 @@ PAID = 1e-300
 
 @dataclass(frozen=True)
 class Explained:
-    """The client's finding whether the scored model explains the update.
+    """The result of checking whether the scored model explains the client's update.
 
     Attributes:
-        sentence: the finding in words, with its round.
-        fails: whether it was found not to; ``False`` also where nothing was checked, which the
-            sentence then says.
-        replay: the replay of this very round; ``None`` where there was none.
-        seconds: CPU seconds that it took.
+        sentence: the result in words, with the number of its round.
+        fails: whether the check found that the model does not explain the update. It is ``False``
+            also where nothing was checked, which the sentence then says.
+        replay: the result of replaying this round's training; ``None`` where it was not replayed.
+        seconds: the CPU seconds that the check took.
     """
 
     sentence: str = ""
@@ -55,13 +55,14 @@ class Explained:
 
 @dataclass(frozen=True)
 class Trained:
-    """The parameters that a client received, and those after its training.
+    """The parameters that a client received, and the update by its training.
 
     Attributes:
-        params: the received parameters.
-        buffers: the received buffers.
-        raw: the update that was trained.
-        answer: the update that is to be defended; another one where mods changed it before.
+        params: the received parameters, by name.
+        buffers: the received buffers, by name.
+        raw: the update as it was trained.
+        answer: the update that the app returns and that is to be defended. It differs from ``raw``
+            where mods changed it.
     """
 
     params: Params
@@ -72,7 +73,12 @@ class Trained:
 
 @dataclass(frozen=True)
 class Try:
-    """One defense, and the gate's judgement of the update that it released."""
+    """The gate's judgement of the update under one defense.
+
+    Attributes:
+        defense: the defense with its settings, in words.
+        judgement: whether the update passes, and the reasons.
+    """
 
     defense: str
     judgement: Judgement
@@ -80,17 +86,20 @@ class Try:
 
 @dataclass(frozen=True)
 class Release:
-    """The defended update of a round, with scores and judgement, before anything is sent.
+    """The defended update of a round, with its scores and the gate's judgement, before it is sent.
 
     Attributes:
-        update: the update to send, or that would have been sent without the gate.
-        measurements: its scores.
-        attacked: the self-attack on it, or ``None``.
+        update: the update to send; where the gate refuses it, the update that is not sent.
+        measurements: the scores of the update.
+        attacked: the result of the client's attack on the update; ``None`` if there was none.
         explained: whether the scored model explains the update.
-        tries: the gate's judgement of each defense; empty without a gate.
-        exposure: the exposure of the round; ``None`` where no mini-batches were seen.
-        left: the remainder that the defense carries to the next round; ``None`` if it carries none.
-        seconds: CPU seconds of scores and self-attacks, without the replay.
+        tries: the gate's judgements, one for each defense that was tried, in order; empty without a
+            gate.
+        exposure: the client's samples and updates that the scores measure; ``None`` where the
+            mini-batches were not seen.
+        left: the remainder of error feedback: the part of the update that the defense left out, to
+            be added to the next update; ``None`` if the defense has no error feedback.
+        seconds: the CPU seconds of scores and attacks, without the replay.
     """
 
     update: Update
@@ -115,10 +124,21 @@ def release(
     explain: Callable[[Exposure], Explained],
     train_seconds: float,
 ) -> Release:
-    """Release an update defended as the gate demands: by the client's defense, or a stronger one.
+    """Return the update defended as the gate demands, with its scores and judgements.
+
+    The client's own defense is tried first, then the gate's stronger ones until the update passes.
+    Without a gate, the client's own defense is the only one.
+
+    Args:
+        session: the client's round.
+        trained: the received parameters and the trained update.
+        context: the client's context.
+        explain: a function that checks whether the scored model explains the update.
+        train_seconds: the CPU seconds of the training.
 
     Raises:
-        ValueError: the defense cannot be applied, or the gate has nothing to go by.
+        ValueError: the client's own defense cannot be applied, or the gate cannot judge as no
+            mini-batch was seen.
     """
     audit = session.audit
     done, tries = _one(session, trained, context, audit.defense, 0, explain, train_seconds), []
@@ -148,7 +168,18 @@ def release(
 def defend(
     session: Session, trained: Trained, context: Context, defense: Defense, number: int = 0
 ) -> Release:
-    """Release the update unmeasured; the exposure is known where mini-batches were seen."""
+    """Return the update under a defense, without scores.
+
+    Its ``exposure`` is filled in where the mini-batches of the round were seen.
+
+    Args:
+        session: the client's round.
+        trained: the received parameters and the trained update.
+        context: the client's context, which holds the remainder of error feedback.
+        defense: the defense to apply.
+        number: the place of the defense among those that the gate tries, from 0. Each has draws of
+            its own.
+    """
     purpose = f"defense, try {number}" if number else "defense"
     randomness, answer = session.randomness(purpose), trained.answer
     local_round = None
@@ -175,7 +206,15 @@ def defend(
 
 
 def _carried(context: Context, like: Params) -> Params | None:
-    """Return the remainder of the client's earlier updates; ``None`` in its first round."""
+    """Return the remainder of error feedback from the client's earlier updates, by parameter.
+
+    Args:
+        context: the client's context, whose state holds the remainder.
+        like: tensors of the dtype and device to return.
+
+    Returns:
+        The remainder, or ``None`` if the client has none yet.
+    """
     kept = context.state.array_records.get(CARRIED_KEY)
     if kept is None:
         return None
@@ -183,13 +222,20 @@ def _carried(context: Context, like: Params) -> Params | None:
 
 
 def carry_on(done: Release, context: Context) -> None:
-    """Keep the remainder that a defense left out of a sent update, for the next round."""
+    """Keep the remainder of error feedback in the client's state, for the next round.
+
+    Nothing is kept if the update was not sent.
+    """
     if done.left is not None and not done.refused:
         context.state[CARRIED_KEY] = ArrayRecord(OrderedDict(done.left))
 
 
 def explain_by_replay(session: Session, context: Context, exposure: Exposure) -> Explained:
-    """Compare the update with the scored model's own, or repeat an earlier round's finding."""
+    """Check whether the scored model explains the update, or repeat an earlier round's result.
+
+    The check replays the local training with the scored model, and compares the results. Whether it
+    is made in this round is decided by ``check_update`` and ``check_rounds`` of ``ClientAudit``.
+    """
     audit, states = session.audit, context.state.config_records
     if not audit.always_checks(session.server_round):
         if audit.check_update == "never" or not _looks(audit, session.server_round):
@@ -211,7 +257,7 @@ def explain_by_replay(session: Session, context: Context, exposure: Exposure) ->
 
 
 def _looks(audit: ClientAudit, server_round: int) -> bool:
-    """Return whether a round is scored or attacked."""
+    """Return whether a round is scored, attacked by the client itself, or judged by its gate."""
     attacks = audit.self_attack is not None and audit.self_attack.includes(server_round)
     return bool(attacks or audit.gate or (audit.scores and audit.score_plan.includes(server_round)))
 
@@ -225,7 +271,17 @@ def _one(
     explain: Callable[[Exposure], Explained],
     train_seconds: float,
 ) -> Release:
-    """Defend, score and attack the update under one defense."""
+    """Defend, score and attack the update under one defense.
+
+    Args:
+        session: the client's round.
+        trained: the received parameters and the trained update.
+        context: the client's context.
+        defense: the defense to apply.
+        number: the place of the defense among those that are tried, from 0.
+        explain: a function that checks whether the scored model explains the update.
+        train_seconds: the CPU seconds of the training, by which the scores' cost is limited.
+    """
     done = defend(session, trained, context, defense, number)
     if (exposure := done.exposure) is None:
         return done
@@ -253,12 +309,16 @@ def _judge(gate: Gate, defense: Defense, done: Release, trained: Trained) -> Try
 
 
 def _named(defense: Defense) -> str:
-    """Return a defense with its settings, for the owner."""
+    """Return the name of a defense with its settings, at most 200 characters."""
     return repr(defense)[:200] if is_dataclass(defense) else type(defense).__name__
 
 
 def _plan(audit: ClientAudit, second: bool) -> ScorePlan:
-    """Return the plan of the scores; a score that a gate limits covers every round and sample."""
+    """Return the plan by which the update is scored in this round.
+
+    If the gate limits a score, every round is scored, and its cost has no limit. A second defense
+    in the same round otherwise gets no further budget, as the round's training was counted before.
+    """
     if audit.gate is not None and audit.gate.scores:
         return replace(audit.score_plan, every=1, relative_cost=None)
     if second and audit.score_plan.relative_cost is not None:
@@ -292,7 +352,10 @@ def _score(
 
 
 def _attack(session: Session, exposure: Exposure) -> SelfAttacked | None:
-    """Attack a round's update if it is due; an error of the attack becomes its answer."""
+    """Return the result of the client's attack on its update, or ``None`` if no attack is due.
+
+    An error of the attack is part of the result, and is not raised.
+    """
     audit, attack = session.audit, session.audit.self_attack
     if attack is None or not attack.includes(session.server_round):
         return None

@@ -1,7 +1,8 @@
 """Decide when a client's training is replayed, and report on the rounds in which it is not.
 
 A replay costs as much as the training. The first training of a client is replayed, then one every
-``replay_every`` rounds, and the next one after a change. A glance between them costs little.
+``replay_every`` rounds, and the next one after a change. In the other rounds only the start, the
+optimizer's settings, the steps and the end are looked at, which costs little.
 """
 
 import json
@@ -55,22 +56,24 @@ _WORDS = {"rewritten": "change of gradients before a step"}
 
 @dataclass(frozen=True)
 class Replayed:
-    """The findings of a client's latest replay.
+    """The result of a client's latest replay, which its state keeps from round to round.
 
     Attributes:
-        server_round: the round of the replay, or 0 where nobody named it.
-        explains: whether it explained the update.
+        server_round: the number of the round that was replayed, or 0 where the server named none.
+        explains: whether the replay explained the update that the client sent.
         sentence: the result in words.
         facts: the facts about that training; ``None`` if nothing was captured.
-        varying: settings that have changed since the first replay and were replayed afterwards.
-        again: why the next training is to be replayed; empty where it need not be.
-        names: the names of the optimizer's parameters as they are received, in its order; see
-            ``Glance``.
+        varying: the names of settings that have changed since the client's first replay, and whose
+            change was followed by a replay.
+        again: the reasons why the next training is to be replayed; empty where it need not be.
+        names: for each parameter of the optimizer, in its order, the name under which it is
+            received; empty for one that is not received.
         untrained: the names of the received parameters that the optimizer did not hold.
-        writes: the number of writes to the gradients before the first step, see ``writes_of``.
+        writes: the number of writes to the gradients before the first step, as PyTorch's version
+            counters show it; see ``writes_of``.
         num_examples: the number of samples that the client reported.
-        num_arrays: the number of received arrays, if as many parameters were sent, so that a glance
-            can compare them; 0 otherwise.
+        num_arrays: the number of received arrays if just as many parameters were sent, so that
+            later rounds can be compared array by array; 0 otherwise.
     """
 
     server_round: int
@@ -86,15 +89,16 @@ class Replayed:
     num_arrays: int = 0
 
     def keep(self, context: Context) -> None:
-        """Write the finding into the client's state."""
+        """Write the result into the client's state."""
         content = {**vars(self), "facts": self.facts.to_dict() if self.facts else None}
         context.state[REPLAY_KEY] = ConfigRecord({"replay": json.dumps(content)})
 
     @staticmethod
     def kept(context: Context) -> "Replayed | None":
-        """Return the replay that the context keeps; ``None`` if it holds none that can be read.
+        """Return the replay that a client's context keeps; ``None`` if none can be read.
 
-        An older version may have written it. The next training is then replayed like the first.
+        An older version of this package may have written an unreadable one. The next training is
+        then replayed like the first.
         """
         record = context.state.get(REPLAY_KEY)
         if not isinstance(record, ConfigRecord):
@@ -121,7 +125,7 @@ def is_due(
     Args:
         every: rounds from one replay to the next; ``None`` for the first training alone.
         server_round: the number of the training's round, from 1; 0 if it is unknown.
-        kept: the finding of the client's latest replay.
+        kept: the result of the client's latest replay; ``None`` before the first.
         num_arrays: the number of received arrays; ``None`` if it does not matter.
     """
     if kept is None or num_arrays not in (None, kept.num_arrays):
@@ -133,14 +137,14 @@ def is_due(
 
 @dataclass(frozen=True)
 class SeenRound:
-    """One training, with the received and the sent arrays.
+    """One training of a client, with the received and the sent arrays.
 
     Attributes:
         arrays: the arrays that the server sent.
-        answer: the arrays that the client sends; empty under a mask.
+        answer: the arrays that the client sends; empty where secure aggregation masks them.
         reported: the number of samples that the app reports to the server; 0 where it reports none.
-        capture: the capture of the training; ``None`` where there was a glance only.
-        spec: the public facts about the inputs, where the client's owner gives them.
+        capture: the captured training; ``None`` where only its start, steps and end were looked at.
+        spec: shapes and normalisation of the inputs, if the client's owner gives them.
     """
 
     arrays: ArrayRecord
@@ -151,7 +155,7 @@ class SeenRound:
 
     @property
     def num_examples(self) -> int:
-        """Return the reported number of samples, else those that were seen, else 0."""
+        """Return the number of samples that the app reported, else that were captured, else 0."""
         seen = max(1, sum(self.capture.batch_sizes)) if self.capture else 0
         return self.reported or seen
 
@@ -167,7 +171,13 @@ class SeenRound:
         return self.capture
 
     def facts(self, kept: Replayed | None, glance: Glance | None) -> TrainingFacts | None:
-        """Return how the client trained; ``None`` where nothing was seen."""
+        """Return the facts about how the client trained; ``None`` where they cannot be told.
+
+        Args:
+            kept: the result of the client's latest replay; ``None`` before the first.
+            glance: the start, settings, steps and end of a training that is not captured; ``None``
+                if it is captured.
+        """
         try:
             known = kept.facts if kept else None
             if self.capture is None:
@@ -189,15 +199,25 @@ class SeenRound:
             return None
 
     def trained(self, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the trained parameters by received names, to compare a masked update with."""
+        """Return the parameters after training, by received name, to compare a masked update with.
+
+        Args:
+            received: the arrays that the server sent, by name.
+        """
         live = name_live(received, [root.live for root in self.training.roots])
         return {name: tensor.detach() for name, (_, _, tensor) in live.items()}
 
 
 def _is_cut_alike(known: TrainingFacts, count: int, num_steps: int, now: int) -> bool:
-    """Return whether steps on ``now`` samples have the batch size seen on ``count`` samples.
+    """Return whether steps on ``now`` samples fit the batch size known from ``count`` samples.
 
-    A client takes a number of epochs, with or without a last small batch, or a number of steps.
+    A client may take a number of epochs, with or without a last small batch, or a number of steps.
+
+    Args:
+        known: the facts of the training that was captured.
+        count: the number of samples in the captured training.
+        num_steps: the number of steps of the present training.
+        now: the number of samples in the present training.
     """
     if (now, num_steps) == (count, known.num_steps):
         return True
@@ -220,10 +240,19 @@ def replay_now(
     context: Context,
     state: Callable[[], tuple[Mapping[str, Tensor], Mapping[str, Tensor]]],
 ) -> tuple[ReplayResult, TrainingFacts | None]:
-    """Replay a training, and keep the result; ``state`` reads the received and sent arrays.
+    """Replay a captured training, and keep the result in the client's state.
+
+    Args:
+        seen: the training, with the received and sent arrays.
+        facts: the facts about the training; ``None`` if they cannot be told.
+        kept: the result of the client's latest replay; ``None`` before the first.
+        server_round: the number of the round; 0 if the server named none.
+        context: the client's context.
+        state: a function that returns the received and the sent arrays, as tensors by name.
 
     Returns:
-        The result, and the facts, completed by the quantity that the client sends.
+        The result, and the facts, completed by the quantity that the client sends (parameters, an
+        update, a gradient, …).
     """
     names: tuple[str, ...] = ()
     untrained: tuple[str, ...] = ()
@@ -265,9 +294,16 @@ def _variates(
     sent: Mapping[str, Tensor],
     context: Context,
 ) -> dict[str, Tensor]:
-    """Return the client's control variates before this training, and keep those after it.
+    """Return the client's control variates (SCAFFOLD) before this training, by received name.
 
-    They are keyed by the received names; the result is empty if no arrays fit the parameters.
+    Those after it are kept in the client's state. The result is empty if the client sends no arrays
+    that fit the parameters as control variates do.
+
+    Args:
+        training: the captured training.
+        received: the arrays that the server sent, by name.
+        sent: the arrays that the client sends, by name.
+        context: the client's context.
     """
     fitting = variate_names(name_tensors(received, training.roots), received)
     if not fitting or any(name not in sent for name in fitting.values()):
@@ -296,10 +332,15 @@ def _kind(check: ReplayCheck, seen: SeenRound) -> ReplayKind:
 def _names(
     training: CapturedTraining, received: Mapping[str, Tensor], sent: Container[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the received names of the optimizer's parameters, and of the other parameters.
+    """Return the received names of the optimizer's parameters, and those of the other parameters.
 
-    A part that the client keeps to itself, such as a head, has no received name, and no replay
-    looks at it.
+    Parameters that the client keeps to itself, such as a head, have no received name. They have an
+    empty name among the first, and are not among the second.
+
+    Args:
+        training: the captured training.
+        received: the arrays that the server sent, by name.
+        sent: the names of the arrays that server and client exchange.
     """
     found = name_tensors(received, training.roots)
     own = {
@@ -319,7 +360,15 @@ def look(
     kept: Replayed,
     context: Context,
 ) -> ReplayResult:
-    """Return the note on a training that is not replayed; a change makes the next one replayed."""
+    """Return the result for a training that is not replayed; a change makes the next one replayed.
+
+    Args:
+        glance: the start, the settings, the steps and the end of the training.
+        seen: the training, with the received and sent arrays.
+        facts: the facts about the training; ``None`` if they cannot be told.
+        kept: the result of the client's latest replay.
+        context: the client's context, which remembers that the next training is to be replayed.
+    """
     if not kept.explains:
         sentence = f"not replayed since round {kept.server_round}, where {kept.sentence}"
         return ReplayResult("differs", sentence=sentence)
@@ -341,7 +390,14 @@ def look(
 
 
 def _unreplayed(kept: Replayed, changed: tuple[str, ...], *, told: bool, masked: bool) -> str:
-    """Return the facts of a round without a replay, if there is no evidence against them."""
+    """Return a sentence on a training that was not replayed and gave no sign of another update.
+
+    Args:
+        kept: the result of the client's latest replay.
+        changed: the names of the settings that differ from the replayed training.
+        told: whether the facts of both trainings are known, so that settings could be compared.
+        masked: whether the sent arrays were masked and could not be compared.
+    """
     end = "not the end, which was masked" if masked else "end"
     looked = f"start, optimizer, settings, steps, {end}" if told else f"start, {end}"
     then = f"round {kept.server_round}, where {kept.sentence}"
@@ -366,7 +422,10 @@ def _causes(glance: Glance, seen: SeenRound, kept: Replayed) -> tuple[str, ...]:
 
 
 def _not_sent(seen: SeenRound, trained: Mapping[str, Tensor]) -> list[str]:
-    """Return the names of tensors that changed after training by more than a replay explains."""
+    """Return the names of the trained tensors that differ from those that the client sends.
+
+    None is returned if rounding to fewer bits explains all differences.
+    """
     names = differing(seen.answer, trained)
     if names and is_rounded(
         trained, seen.arrays.to_torch_state_dict(), seen.answer.to_torch_state_dict()
@@ -378,7 +437,13 @@ def _not_sent(seen: SeenRound, trained: Mapping[str, Tensor]) -> list[str]:
 def _changed(
     facts: TrainingFacts | None, kept: Replayed, writes: int | None = None
 ) -> tuple[str, ...]:
-    """Return the settings in which a training differs from the one that was replayed."""
+    """Return the names of the settings in which a training differs from the replayed one.
+
+    Args:
+        facts: the facts about the training; ``None`` if they cannot be told.
+        kept: the result of the client's latest replay.
+        writes: the number of writes to the gradients before the first step; ``None`` if unknown.
+    """
     if facts is None or kept.facts is None:
         return ()
     then = kept.facts

@@ -1,4 +1,7 @@
-"""Hold one round of one client: the mini-batches that pass through ``encode``, and its draws."""
+"""Hold one round of one client: its mini-batches, and its random draws.
+
+The mini-batches pass through ``encode`` in the client's training loop.
+"""
 
 import logging
 import math
@@ -21,7 +24,18 @@ _LOG = logging.getLogger(__name__)
 
 
 class Session:
-    """One round of one client: the mini-batches that pass through ``encode``."""
+    """One round of one client, with the mini-batches that pass through ``encode``.
+
+    Args:
+        audit: the client's settings.
+        server_round: the number of the round.
+        client_id: the id of the client.
+
+    Attributes:
+        private: the kept mini-batches before the defense.
+        defended: the same mini-batches after the defense.
+        kept: the number of samples in them.
+    """
 
     def __init__(self, audit: ClientAudit, server_round: int, client_id: int) -> None:
         self.audit = audit
@@ -33,7 +47,11 @@ class Session:
         self._draws: dict[str, Randomness] = {}
 
     def seed(self, purpose: str) -> int:
-        """Return a seed for draws that hide nothing."""
+        """Return a seed for draws that hide no data, such as those of the scores.
+
+        Args:
+            purpose: the use of the draws, in words; each has a seed of its own.
+        """
         if self.audit.seed is None:
             return entropy_seed()
         return derive_seed(
@@ -49,18 +67,22 @@ class Session:
         return next(iter(self.audit.gradient_map.params.values()), torch.zeros(())).device
 
     def randomness(self, purpose: str) -> Randomness:
-        """Return draws that hide data; the server's message affects them in simulations only."""
+        """Return the source of random draws that hide data, such as a defense's noise.
+
+        It is the operating system's entropy. In simulations with a seed it is a generator that
+        depends on the seed, the round, the client and the purpose.
+        """
         if purpose not in self._draws:
             simulated = self.audit.seed is not None
             self._draws[purpose] = Reproducible(self._generator(purpose)) if simulated else Secure()
         return self._draws[purpose]
 
     def _generator(self, purpose: str) -> torch.Generator:
-        """Return the generator of a simulation, in the state before its first draw."""
+        """Return the generator of a simulation's draws for a purpose, before its first draw."""
         return torch.Generator().manual_seed(self.seed(purpose))
 
     def has_reproducible_draws(self) -> bool:
-        """Return whether the defense drew anything that can be repeated."""
+        """Return whether the defense drew from a seeded generator, so that draws are repeatable."""
         return any(
             not torch.equal(drawn.generator.get_state(), self._generator(purpose).get_state())
             for purpose, drawn in self._draws.items()
@@ -68,7 +90,19 @@ class Session:
         )
 
     def encode(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Encode a mini-batch, and keep it for the scores; see ``encode``."""
+        """Return a mini-batch as the defense encodes it, and keep both forms for the scores.
+
+        Args:
+            inputs: (B, C, H, W) in the model's input space.
+            targets: (B,) class indices.
+
+        Returns:
+            The inputs and targets to train on, on the device of the arguments.
+
+        Raises:
+            ValueError: the inputs have another shape than the client's spec, a label is no class of
+                it, or the defense refuses the mini-batch.
+        """
         here = self.device  # the model of the audit may be on another device than this batch
         private = Batch(inputs.to(here), targets.to(here))
         spec = self.audit.spec
@@ -97,7 +131,11 @@ class Session:
         return defended.inputs.to(inputs.device), defended.targets.to(targets.device)
 
     def _unfit(self, expected: str, came: str) -> ValueError:
-        """Return the error of a mini-batch; its details stay in a log, as Flower sends errors."""
+        """Return the error of an unfit mini-batch, as Flower sends errors to the server.
+
+        The details are in the error only if the owner shares reasons; otherwise they are in the
+        log.
+        """
         if self.audit.sharing.reasons:
             return ValueError(f"{expected}, {came}.")
         _LOG.error("flwr_leakage: %s, %s.", expected, came)
@@ -108,7 +146,7 @@ SESSION: ContextVar[Session | None] = ContextVar("flwr_leakage_session", default
 
 
 def encode(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Let the client's defense encode a mini-batch, and the scores see it.
+    """Let the client's defense encode a mini-batch, and keep it for the scores.
 
     Call it once for every mini-batch of the training loop; or for all samples before every
     epoch, which lets MixUp and InstaHide mix over all of them and is cheaper. Outside of a
@@ -119,7 +157,8 @@ def encode(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         targets: (B,) class indices.
 
     Returns:
-        The inputs and targets to train on; targets are (B, K) probabilities after MixUp.
+        The inputs and targets to train on. After MixUp the targets are (B, K) probabilities of the
+        K classes.
     """
     session = SESSION.get()
     return (inputs, targets) if session is None else session.encode(inputs, targets)

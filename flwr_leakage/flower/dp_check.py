@@ -1,9 +1,9 @@
 """Derive the guarantee of a Flower app's differential privacy from its settings.
 
 Flower's mods and strategies take a clip, a sensitivity, a noise multiplier and an ε as separate
-numbers, and compute with them as they are. This check reads them, says what follows, for whom,
-and what an attacker is left with. Both generations of Flower's API are read alike: by the names
-of classes and attributes, which they share.
+numbers, and do not check that they fit together. This check reads the numbers, and says which
+guarantee follows, against whom it holds, and what an attacker can still read. Apps of both
+generations of Flower's API are read alike, by the names of classes and attributes that both share.
 """
 
 import math
@@ -31,17 +31,20 @@ class Finding:
     """One consequence of an app's settings for its differential privacy.
 
     Attributes:
-        level: ``guarantee``: it holds as stated here; ``condition``: it holds where the message's
-            condition does; ``weaker``: less than the app says; ``none``: nothing.
-        about: the mod or strategy.
+        level: how far the app's privacy holds. ``guarantee``: as the message states it;
+            ``condition``: only if the condition in the message is met; ``weaker``: less than the
+                app
+            says; ``none``: not at all.
+        about: the name of the mod or strategy.
         message: the consequence in words and numbers.
         stated_epsilon: the ε that the app shows for a round, where it shows one.
         epsilon: ε over all rounds at ``delta``; infinite where there is no guarantee.
-        adjacency: what ``epsilon`` compares: ``replace-one``, the client with another update, or
-            ``add-or-remove``, the client with no update; ``None`` where there is no guarantee.
         delta: the δ for which ``epsilon`` holds.
         noise_multiplier: the noise's standard deviation in one round, divided by how far one client
             can move the result under ``adjacency``.
+        adjacency: the change of one client that ``epsilon`` protects. ``replace-one``: the client
+            sends another update; ``add-or-remove``: the client sends none. ``None`` where there is
+            no guarantee.
     """
 
     level: Level
@@ -54,7 +57,7 @@ class Finding:
     adjacency: Adjacency | None = None
 
     def __str__(self) -> str:
-        """Return the mechanism and its verdict, as in ``LocalDpMod, weaker than it says: …``."""
+        """Return the mod or strategy and its verdict, as ``LocalDpMod, weaker than it says: …``."""
         return f"{self.about}, {_WORDS[self.level]}: {self.message}"
 
 
@@ -71,21 +74,23 @@ def check_privacy(
 
     ε protects one client's whole contribution. It is exact for Gaussian noise
     (``defenses/accounting``), and composed over all rounds, as if the client took part in each. The
-    ε of ``LocalDpMod`` is for replace-one, as local privacy compares any two updates. The ε of a
-    strategy is for add-or-remove of a client; its message states replace-one as well. Sampling of
-    clients is not credited: the server knows whom it asked, and Flower draws a fixed number.
+    ε of ``LocalDpMod`` compares any two updates of a client (replace-one). The ε of a strategy
+    compares a client's update with none (add-or-remove); its message states replace-one as well.
+    Sampling of clients does not lower ε here: the server knows whom it asked, and Flower draws a
+    fixed number.
 
     Args:
-        strategy: the server's, with its wrappers; ``None`` where it is not known.
+        strategy: the server's strategy, with its wrappers; ``None`` where it is not known.
         mods: the mods of the train function, the outermost first.
-        num_clients: nodes in the federation.
-        num_rounds: rounds of training, ≥ 1.
-        delta: the δ for the ε of strategies, which state none; ``LocalDpMod`` has its own.
-        num_pixels: the number of pixels of an input, for the error of the image that an attacker
+        num_clients: the number of nodes in the federation, ≥ 1.
+        num_rounds: the number of rounds of training, ≥ 1.
+        delta: the δ for which the ε of a strategy is computed, in (0, 1); ``LocalDpMod`` has a δ of
+            its own.
+        num_pixels: the number of values of an input, for the error of the image that an attacker
             can still read.
 
     Returns:
-        Findings, those of the mods first. Printed, each is a sentence.
+        The findings, those about the mods first. Printed, each is a sentence.
 
     Example:
         >>> from flwr.clientapp.mod import LocalDpMod
@@ -136,7 +141,7 @@ def check_privacy(
 
 
 def _unwrapped(strategy: Any) -> Iterator[Any]:
-    """Return the strategy and those that it wraps, the innermost last."""
+    """Yield the strategy, and the strategies that it wraps, from the outermost to the innermost."""
     while strategy is not None:
         yield strategy
         strategy = getattr(strategy, "strategy", None)
@@ -179,7 +184,15 @@ def _mods(
 
 
 def _local(mod: Any, num_rounds: int, num_pixels: int) -> Iterator[Finding]:
-    """Return σ of ``LocalDpMod``: sensitivity · √(2 ln(1.25/δ)) / ε, whatever the clip is."""
+    """Yield the finding about a ``LocalDpMod``.
+
+    Its noise has the standard deviation sensitivity · √(2 ln(1.25/δ)) / ε, whatever the clip is.
+
+    Args:
+        mod: the ``LocalDpMod``.
+        num_rounds: the number of rounds of training.
+        num_pixels: the number of values of an input.
+    """
     clip, stated, delta = mod.clipping_norm, mod.epsilon, mod.delta
     if not 0 < delta < 1 or stated == 0:
         yield Finding(
@@ -216,7 +229,14 @@ def _local(mod: Any, num_rounds: int, num_pixels: int) -> Iterator[Finding]:
 
 
 def _left_with(noise_to_clip: float, multiplier: float, num_rounds: int, num_pixels: int) -> str:
-    """Return in words what an attacker who sees the noisy update itself can still read."""
+    """Return in words how well an attacker who sees the noisy update can still read it.
+
+    Args:
+        noise_to_clip: the noise's standard deviation divided by the clip.
+        multiplier: the noise's standard deviation divided by the largest distance of two updates.
+        num_rounds: the number of rounds of training.
+        num_pixels: the number of values of an input.
+    """
     if multiplier == 0:
         return "An attacker sees the clipped update as it is."
     psnr = image_psnr(noise_to_clip / math.sqrt(num_rounds), num_pixels)
@@ -231,7 +251,18 @@ def _left_with(noise_to_clip: float, multiplier: float, num_rounds: int, num_pix
 def _central(
     wrapper: Any, inner: Any, num_clients: int, num_rounds: int, delta: float
 ) -> Iterator[Finding]:
-    """Return σ of central privacy: noise_multiplier · clip / num_sampled_clients on average."""
+    """Yield the findings about a strategy that adds noise on the server.
+
+    Its noise on the average has the standard deviation noise_multiplier · clip /
+    num_sampled_clients.
+
+    Args:
+        wrapper: the strategy that adds the noise.
+        inner: the innermost strategy, which asks clients and averages.
+        num_clients: the number of nodes in the federation.
+        num_rounds: the number of rounds of training.
+        delta: the δ for which ε is computed.
+    """
     about = type(wrapper).__name__
     yield Finding(
         "none",
@@ -297,14 +328,17 @@ def _epsilon(multiplier: float, num_rounds: int, delta: float) -> float:
 
 
 def asked_clients(inner: Any, num_clients: int) -> int:
-    """Return how many clients FedAvg asks in a round; all, if the strategy does not say."""
+    """Return the number of clients that a strategy asks in a round, as FedAvg computes it.
+
+    All clients are asked if the strategy has no such settings.
+    """
     fraction = getattr(inner, "fraction_train", getattr(inner, "fraction_fit", 1.0))
     least = getattr(inner, "min_train_nodes", getattr(inner, "min_fit_clients", 1))
     return min(num_clients, max(int(fraction * num_clients), least, 1))
 
 
 def _averages(inner: Any) -> bool:
-    """Return whether the clients' arrays are averaged by FedAvg's own method."""
+    """Return whether a strategy averages the clients' arrays by FedAvg's own method."""
     for kind in type(inner).__mro__:
         for method in ("aggregate_train", "aggregate_fit"):
             if method in vars(kind):

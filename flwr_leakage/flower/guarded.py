@@ -1,4 +1,4 @@
-"""Guard the audit, so that none of its errors ends or changes a training."""
+"""Call functions of the audit so that none of their errors ends or changes a training."""
 
 import logging
 from collections.abc import Callable
@@ -12,7 +12,13 @@ _LOG = logging.getLogger(__name__)
 
 
 def guarded(audit: ServerAudit, server_round: int, action: Callable[..., Any], *args: Any) -> Any:
-    """Call a function of the audit; its error is recorded, and never reaches the training.
+    """Call a function of the audit; an error of it is recorded, and never reaches the training.
+
+    Args:
+        audit: the audit that records the error.
+        server_round: the number of the round that the error is recorded under.
+        action: the function to call.
+        args: the arguments of the function.
 
     Returns:
         The result of the action; ``None`` after an error.

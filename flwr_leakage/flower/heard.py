@@ -1,4 +1,4 @@
-"""Read those parts of clients' messages that a strategy of ``flwr.server`` is not shown."""
+"""Read the clients' notes and errors, which a strategy of ``flwr.server`` is not shown."""
 
 from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Any
@@ -15,10 +15,10 @@ from flwr_leakage.tracking.text import plain_text
 
 
 class Heard:
-    """Listen to one round's training messages for the clients' notes and failures.
+    """A listener that reads notes and errors from the messages of one round's training.
 
-    A strategy of ``flwr.server`` gets models, numbers and metrics. Its client proxies know the
-    grid, through which the messages pass: they are looked at there, and handed on as they are.
+    A strategy of ``flwr.server`` gets models, numbers and metrics only. Its client proxies know the
+    grid, through which all messages pass. The messages are read there, and handed on as they are.
 
     Args:
         audit: the audit that records errors.
@@ -35,7 +35,12 @@ class Heard:
         self._grids: list[tuple[Grid, object]] = []
 
     def listen(self, server_round: int, proxies: Sequence[Any]) -> None:
-        """Forget the round before, and listen to the clients that are asked in this one."""
+        """Forget the messages of the round before, and listen to the clients asked in this round.
+
+        Args:
+            server_round: the number of the round.
+            proxies: the client proxies that the strategy asks.
+        """
         self.tell_of_lost_round()
         self._round, self._asked = server_round, {int(proxy.node_id) for proxy in proxies}
         self._notes, self._errors = {}, {}
@@ -46,7 +51,10 @@ class Heard:
                 grid.send_and_receive = self._through(grid.send_and_receive)
 
     def stop(self) -> None:
-        """Restore the grids; a round that has begun will not be ended."""
+        """Stop listening, and give the grids their own methods back.
+
+        A round that has begun and was not shown to the strategy is recorded as lost.
+        """
         self.tell_of_lost_round()
         for grid, before in self._grids:
             vars(grid).pop("send_and_receive")
@@ -55,7 +63,10 @@ class Heard:
         self._grids = []
 
     def notes(self) -> dict[int, ClientNote]:
-        """Return the readable notes that clients put beside their updates, by node."""
+        """Return the notes that clients put beside their updates, by node id.
+
+        A warning is recorded for each note that cannot be read.
+        """
         notes = {}
         for node, record in self._notes.items():
             try:
@@ -67,12 +78,12 @@ class Heard:
     def end_round(
         self, answered: Set[int], failures: Sequence[tuple[object, FitRes] | BaseException]
     ) -> None:
-        """Record, once each, the clients that failed or were silent.
+        """Record each client that failed or never replied, once.
 
         Args:
-            answered: the nodes whose models the strategy is shown.
-            failures: the failures that the strategy is shown; the workflow of SecAgg+ tells of some
-                clients twice.
+            answered: the node ids of the clients whose models the strategy is shown.
+            failures: the failures that the strategy is shown. The workflow of SecAgg+ tells some of
+                them twice.
         """
         self._tell_of_errors()
         for failure in failures:
@@ -88,7 +99,10 @@ class Heard:
         self._asked = frozenset()
 
     def tell_of_lost_round(self) -> None:
-        """Record that a round began and the strategy was shown nothing of it."""
+        """Record that a round began and that the strategy was shown nothing of it.
+
+        Nothing is recorded if no round is under way.
+        """
         if not self._asked:
             return
         self._tell_of_errors()
@@ -106,7 +120,7 @@ class Heard:
             self._warn(node, f"{{}} answered with an error: {reason}")
 
     def _is_told(self, failure: BaseException) -> bool:
-        """Return whether a failure is the error of a node, and so was recorded under its name."""
+        """Return whether a failure is an error that a node sent, which is recorded by itself."""
         return any(
             any(argument is error for argument in failure.args)
             or (error.reason and error.reason in str(failure))

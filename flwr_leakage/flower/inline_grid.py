@@ -1,8 +1,8 @@
 """Run Flower in one process, by a ``Grid`` that calls the ``ClientApp`` directly, without Ray.
 
-Messages take the way through Flower's wire format, and every node keeps a ``Context`` of its
-own, so that an app behaves as it does on Flower's runtimes. ``TaskIdentity`` is internal to
-Flower 1.41; this is the only file that touches it.
+Messages are serialized by Flower's wire format, and every node keeps a ``Context`` of its own, so
+that an app behaves as it does on Flower's runtimes. ``TaskIdentity`` is internal to Flower 1.41;
+this is the only file that touches it.
 """
 
 import itertools
@@ -25,15 +25,15 @@ FIRST_NODE_ID = 1 << 32
 
 
 class InlineGrid(Grid):
-    """Serve ``num_clients`` nodes, one after the other, in the calling thread.
+    """A Flower grid that serves its nodes one after the other, in the calling thread.
 
-    Node ``FIRST_NODE_ID`` + i holds partition i. So ids are the same in every run, and no id is the
-    number of a partition, as on Flower's runtimes.
+    Node ``FIRST_NODE_ID`` + i holds partition i. So node ids are the same in every run, and no node
+    id equals the number of a partition, as on Flower's runtimes.
 
     Args:
         client_app: the app that every node runs.
         num_clients: the number of nodes and of partitions, ≥ 1.
-        run_config: what the apps find in ``context.run_config``.
+        run_config: the settings that the app finds in ``context.run_config``.
     """
 
     def __init__(
@@ -77,15 +77,18 @@ class InlineGrid(Grid):
         group_id: str,
         ttl: float | None = None,
     ) -> Message:
-        """Build a message from the server."""
+        """Build a message from the server to a node."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return all nodes, in the order of their partitions."""
+        """Return the ids of all nodes, in the order of their partitions."""
         return list(self._contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Serve each message at once; its reply waits for ``pull_messages``."""
+        """Serve each message at once, and return an id for each.
+
+        Its reply is kept until ``pull_messages`` is called with the id.
+        """
         ids = []
         for message in messages:
             identifier = f"{message.metadata.dst_node_id}-{next(self._numbers)}"
@@ -96,13 +99,13 @@ class InlineGrid(Grid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies to these messages, each once."""
+        """Return the replies to the messages with these ids; each reply is returned only once."""
         return [self._replies.pop(key) for key in message_ids if key in self._replies]
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Serve the messages and return the replies; there is nothing to time out."""
+        """Serve the messages and return the replies; ``timeout`` has no effect."""
         return self.pull_messages(self.push_messages(messages))
 
     def _serve(self, message: Message) -> Message:
@@ -118,5 +121,5 @@ class InlineGrid(Grid):
 
 
 def _through_the_wire(message: Message) -> Message:
-    """Serialize and read back, so that no object is shared between server and clients."""
+    """Serialize a message and read it back, so that server and clients share no object."""
     return message_from_proto(message_to_proto(message))

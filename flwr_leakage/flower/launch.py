@@ -1,4 +1,4 @@
-"""Run a pair of Flower apps here: in this process, or on Flower's simulation runtime."""
+"""Run a pair of Flower apps on this machine: in this process, or on Flower's simulation runtime."""
 
 import logging
 import math
@@ -26,11 +26,11 @@ def run_inline(
     """Run the apps in this process, one client after the other.
 
     Args:
-        server_app: runs in the calling thread.
+        server_app: the app of the server, which runs in the calling thread.
         client_app: the app of the clients.
-        num_clients: the number of nodes and of partitions.
-        run_config: what both apps find in ``context.run_config``; with Flower's own command it
-            comes from ``[tool.flwr.app.config]`` of the app's ``pyproject.toml``.
+        num_clients: the number of nodes and of partitions, ≥ 1.
+        run_config: the settings that both apps find in ``context.run_config``. With Flower's own
+            command they come from ``[tool.flwr.app.config]`` of the app's ``pyproject.toml``.
     """
     grid = InlineGrid(client_app, num_clients, run_config)
     context = Context(
@@ -48,10 +48,11 @@ class RayEngine:
     """Flower's simulation runtime, on which clients run in Ray actors.
 
     Attributes:
-        num_cpus: CPUs that Ray may use; ``None`` for all of the machine's.
-        client_cpus: CPUs of one client, ≥ 1; Flower would wait forever for more CPUs than there
-            are.
-        client_gpus: share of a GPU of one client, ≥ 0, and no more than there are.
+        num_cpus: the number of CPUs that Ray may use; ``None`` for all of the machine's.
+        client_cpus: the number of CPUs that each client uses, ≥ 1 and at most those that Ray may
+            use, as Flower would otherwise wait forever.
+        client_gpus: the number of GPUs that each client uses, ≥ 0 and at most the machine's; 0.5
+            lets two clients share one.
     """
 
     num_cpus: int | None = None
@@ -83,13 +84,13 @@ class RayEngine:
         num_clients: int,
         run_config: UserConfig | None = None,
     ) -> None:
-        """Run the apps.
+        """Run a pair of Flower apps.
 
         Args:
-            server_app: runs in a thread of this process.
-            client_app: is sent to the actors; it must be picklable.
+            server_app: the app of the server, which runs in a thread of this process.
+            client_app: the app of the clients, which is sent to the actors; it must be picklable.
             num_clients: the number of nodes and of partitions.
-            run_config: what both apps find in ``context.run_config``.
+            run_config: the settings that both apps find in ``context.run_config``.
         """
         if run_config:
             server_app = _ConfiguredServer(server_app, run_config)
@@ -128,13 +129,26 @@ def run_ray(
     client_cpus: int = 1,
     client_gpus: float = 0.0,
 ) -> None:
-    """Run the apps on Flower's simulation runtime; see :class:`RayEngine`."""
+    """Run a pair of Flower apps on Flower's simulation runtime, with clients in Ray actors.
+
+    Args:
+        server_app: the app of the server, which runs in a thread of this process.
+        client_app: the app of the clients; it must be picklable.
+        num_clients: the number of nodes and of partitions.
+        run_config: the settings that both apps find in ``context.run_config``.
+        num_cpus: the number of CPUs that Ray may use; ``None`` for all of the machine's.
+        client_cpus: the number of CPUs that each client uses, ≥ 1.
+        client_gpus: the number of GPUs that each client uses, ≥ 0; it may be a fraction.
+    """
     engine = RayEngine(num_cpus, client_cpus, client_gpus)
     engine(server_app, client_app, num_clients, run_config)
 
 
 class _ConfiguredClient(ClientApp):
-    """A client app that is given a run config, for which ``run_simulation`` has no argument."""
+    """A client app that runs another one with a given run config.
+
+    Flower's ``run_simulation`` has no argument for a run config.
+    """
 
     def __init__(self, app: ClientApp, run_config: UserConfig) -> None:
         super().__init__()
@@ -147,7 +161,10 @@ class _ConfiguredClient(ClientApp):
 
 
 class _ConfiguredServer(ServerApp):
-    """A server app that is given a run config, for which ``run_simulation`` has no argument."""
+    """A server app that runs another one with a given run config.
+
+    Flower's ``run_simulation`` has no argument for a run config.
+    """
 
     def __init__(self, app: ServerApp, run_config: UserConfig) -> None:
         super().__init__()
@@ -161,7 +178,10 @@ class _ConfiguredServer(ServerApp):
 
 @contextmanager
 def _configured(context: Context, run_config: UserConfig) -> Iterator[None]:
-    """Set the run config for a while; Flower refuses a context whose config has changed."""
+    """Set a context's run config within a ``with`` block, and restore it afterwards.
+
+    Flower refuses a context whose run config has changed.
+    """
     before = context.run_config
     context.run_config = dict(run_config)
     try:

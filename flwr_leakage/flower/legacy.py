@@ -1,7 +1,7 @@
 """Observe strategies of ``flwr.server``, with and without secure aggregation.
 
-SecAgg+ exists in Flower 1.41 for these strategies only. Its workflow unmasks the clients' sum, and
-shows the strategy that sum in the place of each client's model.
+SecAgg+ exists in Flower 1.41 for these strategies only. Its workflow unmasks the sum over clients,
+and shows the strategy that sum in the place of each client's model.
 """
 
 import inspect
@@ -44,18 +44,19 @@ Failures = list[tuple[ClientProxy, FitRes] | BaseException]
 
 
 class LegacyHonestButCurious(Strategy):
-    """Wrap a strategy of ``flwr.server``; observe what it is shown, and delegate everything.
+    """A wrapper of a strategy of ``flwr.server`` that hands each round's updates to an audit.
 
-    Where all clients show the same model, as under secure aggregation, the mean update is all that
-    there is, and the audit's threat model must say so (``view="aggregate"``).
+    Every method of the wrapped strategy works as without the wrapper. Where all clients show the
+    same model, as under secure aggregation, only their mean update is known, and the audit's threat
+    model must say so (``view="aggregate"``).
 
     Args:
         strategy: the strategy that trains.
-        audit: the audit that is given the observations.
-        client_id_key: the fit metric in which clients tell their partition id; those that do not,
-            and those whose claim is disputed (:class:`ClientNames`), are known by their node id.
-            It decides under which name numbers are recorded, and against whose samples they are
-            measured.
+        audit: the audit that attacks the observed updates.
+        client_id_key: the name of the fit metric in which clients tell their partition id. It
+            decides under which name a client's results are recorded, and with whose samples they
+            are compared. Clients that tell none are known by their node id, and so are clients
+            whose claim contradicts another.
     """
 
     def __init__(
@@ -70,10 +71,10 @@ class LegacyHonestButCurious(Strategy):
         self._variates = Variates()
 
     def __getattr__(self, name: str) -> Any:
-        """Return the wrapped strategy's attribute of a name that this one lacks.
+        """Return the wrapped strategy's attribute of a name that this class lacks.
 
-        A server of an app's own may aggregate by another method, such as FedNova's
-        ``aggregate_fit_custom``: what it is shown is looked at all the same.
+        A server of an app's own may call another method to aggregate, such as FedNova's
+        ``aggregate_fit_custom``. The arguments of such a method are audited, too.
         """
         if name == "strategy":  # copying asks for attributes before ``__init__`` is run
             raise AttributeError(name)
@@ -83,7 +84,7 @@ class LegacyHonestButCurious(Strategy):
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
-        """Delegate, and remember what was sent."""
+        """Ask the wrapped strategy for the clients to train, and remember what they are sent."""
         guarded(self.audit, server_round, self.audit.begin_round, server_round)
         chosen: list[tuple[ClientProxy, FitIns]] = self.strategy.configure_fit(
             server_round, parameters, client_manager
@@ -95,11 +96,20 @@ class LegacyHonestButCurious(Strategy):
         return chosen
 
     def aggregate_fit(self, server_round: int, results: Results, failures: Failures) -> Any:
-        """Look at what the strategy is shown, delegate, then let the audit attack it."""
+        """Observe the clients' results, let the strategy aggregate, then attack the updates."""
         return self._aggregate(self.strategy.aggregate_fit, server_round, results, failures)
 
     def _aggregate(self, aggregate: Callable[..., Any], *given: Any, **named: Any) -> Any:
-        """Look at the results among what a method of the strategy is given, and delegate to it."""
+        """Observe the clients' results, call a method that aggregates, then attack the updates.
+
+        Args:
+            aggregate: a method of the wrapped strategy.
+            given: its positional arguments, among which the round and the results are found.
+            named: its keyword arguments.
+
+        Returns:
+            The result of the method.
+        """
         try:
             called = inspect.signature(aggregate).bind(*given, **named).arguments
             server_round, results = called["server_round"], called["results"]
@@ -121,7 +131,13 @@ class LegacyHonestButCurious(Strategy):
         return aggregated
 
     def _inspect(self, server_round: int, looked: Any, num_updates: int) -> None:
-        """Let the audit attack the updates of a round, if they could be read."""
+        """Let the audit attack the updates of a round, if they could be read.
+
+        Args:
+            server_round: the number of the round.
+            looked: the result of ``_look``, or ``None`` after an error.
+            num_updates: the number of updates that were aggregated.
+        """
         if looked is not None:
             seen, notes, unknown = looked
             guarded(
@@ -151,10 +167,12 @@ class LegacyHonestButCurious(Strategy):
     def _look(
         self, server_round: int, results: Results, failures: Failures
     ) -> tuple[list[Observation], list[ClientNote], Set[int]]:
-        """Return what a round gives to the audit.
+        """Return the observations, notes and uncertain clients of a round.
 
-        That is the observations to attack, the notes that clients sent beside their updates, each
-        under its client's number, and the numbers of clients whose samples nobody else knows.
+        Returns:
+            The observations to attack, the notes that clients sent beside their updates, and the
+            ids of the clients whose name is not certain, so that their samples are not known to an
+            evaluator.
         """
         told = self.heard.notes()
         unknown = self._learn_names(server_round, results, told)
@@ -166,7 +184,16 @@ class LegacyHonestButCurious(Strategy):
     def _observe(
         self, server_round: int, results: Results, facts: Mapping[int, TrainingFacts | None]
     ) -> list[Observation]:
-        """Return the observations to attack; a sum needs all of its clients, else there is none."""
+        """Return the observations to attack, and record why a client was not observed.
+
+        Under secure aggregation all clients show the same sum. It is attacked only if every client
+        in it can be observed.
+
+        Args:
+            server_round: the number of the round.
+            results: the clients' results.
+            facts: by node id, the facts that the client's note tells about its training.
+        """
         is_sum = len(results) > 1 and len({id(fit.parameters) for _, fit in results}) == 1
         if is_sum and self.audit.threat.view != "aggregate":
             self.audit.warn_once(
@@ -242,7 +269,16 @@ class LegacyHonestButCurious(Strategy):
     def _learn_names(
         self, server_round: int, results: Results, told: dict[int, ClientNote]
     ) -> Set[int]:
-        """Learn the names that clients claim; return the clients whose claim is not believed."""
+        """Learn the names that clients claim, and return the nodes whose claim is not believed.
+
+        Args:
+            server_round: the number of the round.
+            results: the clients' results, whose metrics may hold a claim.
+            told: the clients' notes by node id, which hold a claim each.
+
+        Returns:
+            The ids of those nodes.
+        """
         claims = {node: note.client_id for node, note in told.items()}
         claims |= {
             int(proxy.node_id): claim
@@ -255,15 +291,20 @@ class LegacyHonestButCurious(Strategy):
         return claims.keys() - self._names.known
 
     def _whole(self, server_round: int, parameters: Parameters) -> tuple[Params, Params, Params]:
-        """Return the arrays that were sent, and the given model's for all others."""
+        """Return the whole model's parameters and buffers, and control variates, as they were sent.
+
+        Entries of the model that are not sent have the values of the model that the server was
+        given.
+        """
         params, buffers, variates = self._read(server_round, parameters)
         gradient_map = self.audit.gradient_map
         return {**gradient_map.params, **params}, {**gradient_map.buffers, **buffers}, variates
 
     def _read(self, server_round: int, parameters: Parameters) -> tuple[Params, Params, Params]:
-        """Return parameters, buffers and control variates, in the ``state_dict``'s order.
+        """Return the parameters, the buffers and the control variates that unnamed arrays hold.
 
-        They may be a part of it, and others may follow; what they are taken for is told once.
+        The arrays follow the order of the model's ``state_dict``. They may be a part of it, and
+        other arrays may follow; an event that is recorded once says how they were matched.
         """
         arrays = parameters_to_ndarrays(parameters)
         named = {str(place): Array(value) for place, value in enumerate(arrays)}
@@ -282,7 +323,7 @@ class LegacyHonestButCurious(Strategy):
 
 
 def _distinct(several: Iterable[Parameters]) -> list[Parameters]:
-    """Return the values without repetitions."""
+    """Return the different values among several, in their order."""
     found: list[Parameters] = []
     for parameters in several:
         if parameters not in found:
@@ -307,7 +348,7 @@ def observe_legacy(
     client_id_key: str = "partition-id",
     **settings: Any,
 ) -> "ObservedLegacy":
-    """Let a strategy of ``flwr.server`` be honest but curious.
+    """Return a strategy that trains like the given one of ``flwr.server``, and audits each round.
 
     When the strategy is garbage-collected, at the end of the server's function, the records are
     closed and ``report.html`` is written. ``with observe_legacy(…) as strategy:`` does so at the
@@ -315,26 +356,29 @@ def observe_legacy(
 
     Args:
         strategy: a strategy of any class of ``flwr.server``.
-        model: the model that is trained, with the mean cross-entropy; or its gradient map.
-        folder: the folder of the run, with the records and the report.
-        spec: the public facts about the inputs; by default as the clients' captures tell them.
-        schedule: the schedule of local training; by default as each client's capture tells it.
-        attack: an attack, the name of a preset, or ``None``. The default tries every attack that
-            applies, within a budget of CPU seconds for each target.
-        threat: the attacker's knowledge; by default the clients' mean update only, which is what
-            secure aggregation shows.
-        max_samples: most samples that a client's steps use, all steps together, for it to be
-            attacked; the others are recorded. ``None`` attacks all, which may take hours.
-        max_seconds: see ``observe``; so are the next two.
-        max_round_seconds: CPU seconds that all attacks of a round may take.
-        max_bytes: bytes that an attack on a target may need.
+        model: the model that is trained, with the mean cross-entropy as its loss; or its gradient
+            map.
+        folder: the folder for the records and the report of the run.
+        spec: shapes, classes and normalisation of the inputs; by default as the clients' notes tell
+            them.
+        schedule: the schedule of local training; by default as each client's note tells it.
+        attack: an attack, the name of a preset, or ``None`` for none. The default tries every
+            attack that applies, within a budget of CPU seconds for each target.
+        threat: the attacker's knowledge. By default it knows the clients' mean update only, which
+            is what secure aggregation shows.
+        max_samples: the largest number of samples that the steps of an attacked client use, all
+            steps together; clients beyond it are only recorded. ``None`` attacks all, which may
+            take hours.
+        max_seconds: the CPU seconds that an attack may take for each target; ``None`` for no limit.
+        max_round_seconds: the CPU seconds that all attacks of a round may take; ``None`` likewise.
+        max_bytes: the bytes that an attack on a target may need by an estimate; ``None`` likewise.
         truth: in a simulation, the folder that the clients' ``audit`` was given.
-        client_id_key: see :class:`LegacyHonestButCurious`.
+        client_id_key: the name of the fit metric in which clients tell their partition id.
         settings: further settings of :class:`ServerAudit`.
 
     Raises:
-        TypeError: the model is no module of torch.
-        FileExistsError: the folder holds a run.
+        TypeError: the model is neither a module of torch nor a gradient map.
+        FileExistsError: the folder already holds a run.
     """
     audit = told_audit(
         model, folder, spec, schedule, max_samples, truth,
@@ -351,10 +395,10 @@ def observe_legacy(
 
 
 class ObservedLegacy(LegacyHonestButCurious):
-    """End the record of a run, and write its report, when the strategy is garbage-collected.
+    """A wrapped strategy that ends its records and writes the report when it is garbage-collected.
 
-    The older interface has no ``start`` that could be watched: a workflow, or Flower itself, calls
-    the strategy's phases.
+    Strategies of ``flwr.server`` have no ``start`` that could be watched: a workflow, or Flower
+    itself, calls their methods.
     """
 
     finish: "weakref.finalize[..., Any]"
@@ -367,7 +411,7 @@ class ObservedLegacy(LegacyHonestButCurious):
         self._evaluated: set[int] = set()
 
     def aggregate_evaluate(self, server_round: int, results: Any, failures: Any) -> Any:
-        """Delegate, and record the accuracy in the clients' evaluation."""
+        """Let the strategy aggregate the clients' evaluations, and record their accuracy."""
         told = super().aggregate_evaluate(server_round, results, failures)
         if server_round not in self._evaluated:
             source = "the clients’ evaluation"
@@ -375,7 +419,7 @@ class ObservedLegacy(LegacyHonestButCurious):
         return told
 
     def evaluate(self, server_round: int, parameters: Parameters) -> Any:
-        """Delegate, and record the accuracy in the server's own evaluation."""
+        """Let the strategy evaluate on the server, and record the accuracy."""
         told = super().evaluate(server_round, parameters)
         if told is not None:
             self._evaluated.add(server_round)
@@ -383,13 +427,19 @@ class ObservedLegacy(LegacyHonestButCurious):
         return told
 
     def _tell(self, server_round: int, told: Any, source: str) -> None:
-        """Record the accuracy of a loss with metrics, if an evaluation gave them."""
+        """Record the accuracy that an evaluation told, if there was an evaluation.
+
+        Args:
+            server_round: the number of the round.
+            told: the loss and the metrics of the evaluation; ``None`` if there was none.
+            source: the side that evaluated, in words.
+        """
         if told is not None:
             _, metrics = told
             tell_accuracy(self.audit, server_round, metrics, source)
 
     def close(self) -> None:
-        """End the record now; a second call does nothing."""
+        """End the records and write the report now; a second call does nothing."""
         self.finish()
 
     def __enter__(self) -> "ObservedLegacy":

@@ -1,4 +1,4 @@
-"""Write the lines of an observed run to Flower's log: one after each round, three at its end."""
+"""Write lines on an observed run to Flower's log, one after each round and a few at its end."""
 
 import logging
 import shlex
@@ -26,10 +26,10 @@ MAX_REASON = 150
 
 
 class LogProgress(SilentProgress):
-    """Log the progress of an attack now and then, so that a long one is seen to go on.
+    """The progress of an attack, written to the log every ``SECONDS`` seconds at most.
 
     Args:
-        limit: CPU seconds that an attack may take for each target; ``None`` for no limit.
+        limit: the CPU seconds that an attack may take for each target; ``None`` for no limit.
     """
 
     def __init__(self, limit: float | None = None) -> None:
@@ -37,7 +37,7 @@ class LogProgress(SilentProgress):
         self._limit = "" if limit is None else f" · at most {limit:g} CPU s each"
 
     def status(self, text: str) -> None:
-        """Write the status if the last one was written ``SECONDS`` ago."""
+        """Write a status text to the log, unless one was written within the last ``SECONDS``."""
         now = time.monotonic()
         if now - self._last >= SECONDS:
             self._last = now
@@ -45,7 +45,7 @@ class LogProgress(SilentProgress):
 
 
 class RecentRecords(JsonlTracker):
-    """A run folder that also remembers the numbers recorded since ``take`` was last called."""
+    """A run folder that also remembers the records added since the last call of ``take``."""
 
     def __init__(self, folder: str | Path) -> None:
         super().__init__(folder)
@@ -57,13 +57,13 @@ class RecentRecords(JsonlTracker):
         self._recent.append(record)
 
     def take(self) -> list[LeakageRecord]:
-        """Return the numbers that were recorded since the last call."""
+        """Return the records that were added since the last call, in their order."""
         taken, self._recent = self._recent, []
         return taken
 
 
 def tell_round(audit: ServerAudit, server_round: int) -> None:
-    """Log the results of a round's attacks; log nothing if no attack is configured."""
+    """Log the results of a round's attacks in a line; log nothing if no attack is configured."""
     if isinstance(audit.tracker, RecentRecords):
         told = round_told(audit.tracker.take(), audit.keep is not None)
         _LOG.info("flwr-leakage, round %d: %s", server_round, told)
@@ -74,7 +74,7 @@ def round_told(records: Sequence[LeakageRecord], is_kept: bool = False) -> str:
 
     Args:
         records: the records of the round.
-        is_kept: whether updates are kept to be attacked later.
+        is_kept: whether updates are kept, to be attacked after the run.
     """
     index = Index(records)
     found, fate = attempts(index), fates(index)
@@ -102,7 +102,11 @@ def round_told(records: Sequence[LeakageRecord], is_kept: bool = False) -> str:
 
 
 def tell_end(folder: Path) -> None:
-    """Write the report of a run that ended; then tell its answer, what would say more, its path."""
+    """Write the report of a run that ended, and log its answer, its advice and its path.
+
+    Args:
+        folder: the folder of the run.
+    """
     path = write_report(folder).resolve()
     run = as_shown(read_run(folder))
     advice = advise(Index(run.records), run.metadata, [], run.events)

@@ -1,4 +1,7 @@
-"""Name the client behind a node. A node id is a fact; the partition id in a note is a claim."""
+"""Name the client behind a node id.
+
+A node id is a fact; the partition id in a client's note is a claim.
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Set
@@ -9,33 +12,39 @@ from flwr_leakage.measurements import MAX_CLIENT
 
 @dataclass
 class ClientNames:
-    """The clients' names, where their claims do not contradict each other.
+    """The clients' names by node id, as far as their claims do not contradict each other.
 
-    A claim only decides under which name numbers are recorded, and against whose samples they are
-    measured; it never decides whose update is aggregated. A node without an undisputed claim is
-    named by its node id.
+    A claim only decides under which name a client's results are recorded, and with whose samples
+    they are compared. It never decides whose update is aggregated. A node without an undisputed
+    claim is named by its node id.
 
     Attributes:
-        mentioned: nodes of which something was recorded before their name was known.
+        mentioned: the ids of nodes about which an event was recorded before their name was known.
     """
 
     mentioned: set[int] = field(default_factory=set)
     _client_of: dict[int, int] = field(default_factory=dict)
 
     def of(self, node_id: int) -> int:
-        """Return the client that a node is known as."""
+        """Return the client id of a node, or its node id if it has no undisputed claim."""
         return self._client_of.get(node_id, node_id)
 
     @property
     def known(self) -> Set[int]:
-        """Return the nodes whose claim is undisputed."""
+        """Return the ids of the nodes whose claim is undisputed."""
         return self._client_of.keys()
 
     def learn(self, claims: Mapping[int, int]) -> dict[int, str]:
-        """Take a round's claims, client id by node id, and return why some are not believed.
+        """Learn the client ids that nodes claim in a round, and return the claims not believed.
 
-        The first node with a claim keeps it. If several make it first in the same round, none of
-        them has it, as nothing tells who is right.
+        The first node that claims an id keeps it. If several nodes make the first claim of an id in
+        the same round, none of them has it, as nothing tells who is right.
+
+        Args:
+            claims: the claimed client id by node id.
+
+        Returns:
+            By node id, the reason why a claim is not believed.
         """
         holders = {client: node for node, client in self._client_of.items()}
         firsts = Counter(claim for node, claim in claims.items() if node not in self._client_of)

@@ -1,4 +1,4 @@
-"""One line on the server: ``strategy = observe(strategy, Net(), "leakage")``."""
+"""Wrap a server's strategy by one line, ``strategy = observe(strategy, Net(), "leakage")``."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -58,42 +58,50 @@ def observe(
     reproducible: bool = False,
     **settings: Any,
 ) -> "Observed":
-    """Let a strategy be honest but curious; it runs its own ``start``, and has its attributes.
+    """Return a strategy that trains like the given one, and audits each round.
 
-    Flower's log gets a line after each round. When ``start`` ends, the records are closed,
-    ``report.html`` is written, and the log tells where it lies. An accuracy of the app's own
-    evaluation is recorded as the test accuracy.
+    Its ``start`` runs that of the given strategy, and it has the same attributes. Flower's log gets
+    a line after each round. When ``start`` ends, the records are closed, ``report.html`` is
+    written, and the log tells its path. An accuracy of the app's own evaluation is recorded as the
+    test accuracy.
 
     Args:
-        strategy: a strategy of any class, also one with server-side differential privacy: use
-            ``observe`` on the outermost.
-        model: the model that is trained, with the mean cross-entropy (of the next token, if the
-            spec says so); or its gradient map.
-        folder: the folder of the run, with the records and the report.
-        attack: an attack, the name of a preset, or ``None``. The default tries every attack that
-            applies, within a budget of CPU seconds for each target.
-        spec: the public facts about the inputs; by default as the clients' captures tell them.
-        schedule: the schedule of local training; by default as each client's capture tells it.
-        max_samples: most samples that a client's steps use, all steps together, for it to be
-            attacked; the others are recorded. ``None`` attacks all, which may take hours.
-        max_seconds: CPU seconds that an attack may take for each target.
-        max_round_seconds: CPU seconds that all attacks of a round may take. If they are not enough,
-            the attacked clients are drawn anew in each round, and the others are recorded.
-        max_bytes: bytes that an attack on a target may need by an estimate, made before anything
-            is allocated; a client beyond it is recorded with the reason. ``None`` sets no limit;
-            so it does for the two above.
+        strategy: a strategy of any class of ``flwr.serverapp``, also one with server-side
+            differential privacy: use ``observe`` on the outermost.
+        model: the model that is trained, with the mean cross-entropy as its loss (of the next
+            token, if the spec says so); or its gradient map.
+        folder: the folder for the records and the report of the run.
+        attack: an attack, the name of a preset, or ``None`` for none. The default tries every
+            attack that applies, within a budget of CPU seconds for each target.
+        spec: shapes, classes and normalisation of the inputs; by default as the clients' notes tell
+            them.
+        schedule: the schedule of local training; by default as each client's note tells it.
+        max_samples: the largest number of samples that the steps of an attacked client use, all
+            steps together; clients beyond it are only recorded. ``None`` attacks all, which may
+            take hours.
+        max_seconds: the CPU seconds that an attack may take for each target; ``None`` for no limit.
+        max_round_seconds: the CPU seconds that all attacks of a round may take; ``None`` for no
+            limit. If they are not enough, the attacked clients are drawn anew in each round, and
+            the others are only recorded.
+        max_bytes: the bytes that an attack on a target may need by an estimate, which is made
+            before anything is allocated; ``None`` for no limit. A client beyond it is recorded with
+            the reason.
         truth: in a simulation, the folder that the clients' ``audit`` was given.
-        candidates: the records that are tested for membership in every update. With the truth of a
-            simulation the report tells whether the test was right.
-        weighted_by_key: see :class:`HonestButCurious`; so are the next two.
-        bad_replies: ``pass`` or ``drop``.
-        reproducible: see :class:`HonestButCurious`; it is for simulations.
+        candidates: samples that are tested for membership in every update. With the truth of a
+            simulation the report tells whether the tests were right.
+        weighted_by_key: the name of the metric that holds a reply's number of samples; by default
+            the given strategy's, or else ``num-examples``.
+        bad_replies: ``pass`` hands every reply on to the strategy; ``drop`` leaves out replies that
+            would break or poison an aggregation. :class:`HonestButCurious` lists their faults.
+        reproducible: whether clients are sampled by the audit's seed and replies are handed on in
+            the order of the clients; for simulations.
         settings: further settings of :class:`ServerAudit`: ``threat``, ``selection``,
             ``evaluator``, ``large_clients``, …
 
     Raises:
-        TypeError: the strategy is one of ``flwr.server``, or the model is no module of torch.
-        FileExistsError: the folder holds a run.
+        TypeError: the strategy is one of ``flwr.server``, or the model is neither a module of torch
+            nor a gradient map.
+        FileExistsError: the folder already holds a run.
     """
     if not hasattr(strategy, "configure_train"):
         raise TypeError(
@@ -127,7 +135,11 @@ def told_audit(
     attack: Attack | str | None,
     **settings: Any,
 ) -> ToldAudit:
-    """Return the audit of ``observe`` or ``observe_legacy``, which records into a folder."""
+    """Return the audit that ``observe`` and ``observe_legacy`` use, which records into a folder.
+
+    The arguments have the meanings that ``observe`` gives them. Settings that are ``None`` are
+    taken from the clients' notes.
+    """
     gradient_map = gradient_map_of(model, spec)
     if truth is not None:
         settings.setdefault("truth", TruthFolder(Path(truth)))
@@ -147,12 +159,13 @@ def told_audit(
 
 
 def gradient_map_of(model: nn.Module | GradientMap, spec: InputSpec | None) -> GradientMap:
-    """Return a gradient map of a model and the mean cross-entropy; a gradient map stays as it is.
+    """Return the gradient map of a model with the mean cross-entropy as its loss.
 
-    The loss of a model of the next token is :class:`~flwr_leakage.losses.NextToken`.
+    A gradient map is returned as it is. For a spec whose model predicts the next token of a text,
+    the loss is :class:`~flwr_leakage.losses.NextToken`.
 
     Raises:
-        TypeError: the model is neither a module nor a gradient map.
+        TypeError: the model is neither a module of torch nor a gradient map.
     """
     if isinstance(model, GradientMap):
         return model
@@ -167,7 +180,7 @@ def gradient_map_of(model: nn.Module | GradientMap, spec: InputSpec | None) -> G
 
 
 class Observed(HonestButCurious):
-    """End the record of a run, and write its report, when ``start`` ends."""
+    """A wrapped strategy that ends its records and writes the report when ``start`` ends."""
 
     folder: Path
 
@@ -183,7 +196,7 @@ class Observed(HonestButCurious):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Delegate, and record the accuracy in the clients' evaluation."""
+        """Let the strategy aggregate the clients' evaluations, and record their accuracy."""
         result = super().aggregate_evaluate(server_round, replies)
         if result is not None:
             told = tell_accuracy, self.audit, server_round, result, "the clients’ evaluation"
@@ -191,7 +204,11 @@ class Observed(HonestButCurious):
         return result
 
     def _tell_evaluations(self, told: Mapping[int, MetricRecord]) -> None:
-        """Record the accuracies of the server's own evaluation in place of the clients'."""
+        """Record the accuracies of the server's own evaluations.
+
+        Args:
+            told: the metrics of the server's evaluation, by round.
+        """
         for server_round, metrics in told.items():
             tell_accuracy(self.audit, server_round, metrics, "the server’s evaluation")
 

@@ -1,4 +1,7 @@
-"""Match exchanged arrays to a model: they may be all of it, a part, or hold others besides."""
+"""Match exchanged arrays to a model.
+
+The arrays may be the whole model, a part of it, or hold other arrays besides.
+"""
 
 import math
 from collections.abc import Mapping
@@ -20,15 +23,18 @@ from flwr_leakage.params import Params, add, ravel, scale, subtract
 
 @dataclass(frozen=True)
 class Part:
-    """The match of arrays to a model, by names and shapes, or by order where they have no names.
+    """The match of exchanged arrays to a model's entries, by names and shapes.
+
+    Arrays without names are matched by their order and shapes.
 
     Attributes:
-        names: the names of the model's entries, by the arrays' names.
-        extra: names of arrays that are none of the model's, such as control variates.
-        missing: the model's parameters that are not exchanged: personal or frozen ones.
-        num_entries: of the model.
-        alike: the first names of the parts that have the shapes of arrays without names; empty
-            where no more than one has.
+        names: for the name of each matched array, the name of the model's entry.
+        extra: the names of arrays that match no entry of the model, such as control variates.
+        missing: the names of the model's parameters that are not exchanged: personal or frozen
+            ones.
+        num_entries: the number of entries of the model's ``state_dict``.
+        alike: where arrays without names have the shapes of several parts of the model, the name of
+            the first entry of each such part; empty where only one part fits.
     """
 
     names: Mapping[str, str]
@@ -39,11 +45,16 @@ class Part:
 
     @staticmethod
     def of(shapes: Mapping[str, tuple[int, ...]], gradient_map: GradientMap) -> "Part":
-        """Match arrays of these names and shapes.
+        """Match arrays of these names and shapes to the entries of a model.
+
+        Args:
+            shapes: the shapes of the arrays by name; arrays without names have the names ``0``,
+                ``1``, ….
+            gradient_map: the gradient map of the model.
 
         Raises:
-            MalformedArraysError: none of them is a parameter of the model, or one has its name and
-                another shape.
+            MalformedArraysError: no array matches a parameter of the model, or an array has a
+                parameter's name and another shape.
         """
         params = gradient_map.params
         state = {name: value.detach() for name, value in gradient_map.model.state_dict().items()}
@@ -69,14 +80,22 @@ class Part:
 
     @property
     def is_whole(self) -> bool:
-        """Return whether the arrays make up the model, each under the model's own name."""
+        """Return whether the arrays are exactly the model's entries, each under its own name."""
         own = all(name == own for name, own in self.names.items())
         return own and not self.extra and len(self.names) == self.num_entries
 
     def read(
         self, arrays: Mapping[str, Array], gradient_map: GradientMap
     ) -> tuple[Params, Params, tuple[str, ...]]:
-        """Read the parameters and buffers that are exchanged; the names of narrower arrays.
+        """Return the exchanged parameters and buffers, and the names of less precise arrays.
+
+        Args:
+            arrays: the exchanged arrays by name.
+            gradient_map: the gradient map of the model.
+
+        Returns:
+            The parameters and the buffers by the model's names, and the model's names of those
+            whose array has fewer bits than the model's.
 
         Raises:
             MalformedArraysError: as in :func:`flwr_leakage.flower.arrays.read_arrays`.
@@ -92,10 +111,17 @@ class Part:
         return read_reply(held, params, buffers)
 
     def variates(self, arrays: Mapping[str, Array], gradient_map: GradientMap) -> Params:
-        """Return the array that fits each parameter among those that are none of the model's.
+        """Return an extra array for each parameter of the model, as control variates have it.
 
-        They fit by their shapes and in order, as control variates do. Nothing is returned where a
-        parameter has none.
+        An extra array fits a parameter if it has the same shape; both are taken in order. The
+        result is empty if a parameter has no such array.
+
+        Args:
+            arrays: the exchanged arrays by name.
+            gradient_map: the gradient map of the model.
+
+        Returns:
+            The arrays as tensors, by the parameters' names.
         """
         others = iter(self.extra)
         found: Params = {}
@@ -138,16 +164,24 @@ class Part:
 class Variates:
     """The control variates of SCAFFOLD's clients, summed from the changes that they send.
 
-    A client takes steps along g + c − c_i and sends the change of c_i ← c_i − c + (x − y)/(K η)
-    (Karimireddy et al., 2020, option II of equation 4). After one step of a client that was heard
-    in all of its rounds, its first variates and the sum tell g itself.
+    A client with variates c_i takes K steps of size η along g + c − c_i, where g is its gradient
+    and c are the server's variates. It sends the change of c_i ← c_i − c + (x − y)/(K η), where x
+    and y are the parameters before and after its training (Karimireddy et al., 2020, option II of
+    equation 4). After one step of a client that was heard in all of its rounds, its first variates
+    and the sum of its changes give g itself.
     """
 
     def __init__(self) -> None:
         self._heard: dict[int, tuple[Params, Params]] = {}
 
     def hear(self, client: int, change: Params, params: Params) -> None:
-        """Add the change that a client sends in a round in which it was sent ``params``."""
+        """Add the change of its variates that a client sends in a round.
+
+        Args:
+            client: the client.
+            change: the change, by parameter; empty if it sends none.
+            params: the parameters that the client was sent in that round.
+        """
         if change:
             _, own = self._heard.get(client, ({}, {}))
             self._heard[client] = change, add(own or first_variates(change, params), change)
@@ -155,12 +189,15 @@ class Variates:
     def without(
         self, client: int, facts: TrainingFacts | None, delta: Params, server: Params
     ) -> Params:
-        """Return −η g where a client's one step was changed by control variates; else ``delta``.
+        """Return −η g if the client took one step with control variates, and else ``delta``.
+
+        Here η is its learning rate and g its gradient. The variates are removed only if the step
+        and the change that the client sent agree.
 
         Args:
-            client: the client that was heard in this round.
-            facts: the facts that it told.
-            delta: the change of its parameters.
+            client: the client, whose change of variates in this round was added by ``hear``.
+            facts: the facts that the client told; ``None`` if it told none.
+            delta: the change of its parameters by the training.
             server: the server's variates c that it was sent; empty for none.
         """
         change, own = self._heard.get(client, ({}, {}))
@@ -179,16 +216,18 @@ _VARIATES_FIT = 1e-3
 
 
 def change_made(facts: TrainingFacts | None, local: Params, params: Params) -> Params:
-    """Return θ_local − θ_t of the parameters that a client sends.
+    """Return the change θ_local − θ_t of the parameters by a client's training.
 
-    A client is free to tell anything: what it says decides the attack on itself alone, and is no
-    error here.
+    A client that sends a multiple of its update in the place of its parameters says so in its
+    facts. A client is free to tell anything: a false claim spoils the attack on that client alone,
+    and is no error here.
 
     Args:
-        facts: the facts that the client told, with the multiple of the update that it sends. Where
-            the multiple follows from steps that it did not tell, it is taken to be 1.
-        local: the parameters that it sent.
-        params: the values that it was sent, of at least those parameters.
+        facts: the facts that the client told, among them the quantity that it sends; ``None`` if it
+            told none. Where the multiple depends on a number of steps that it did not tell, it is
+            taken to be 1.
+        local: the tensors that the client sent, by parameter.
+        params: the parameters θ_t that it was sent; they include those in ``local``.
     """
     if facts is None or facts.sends == PARAMETERS:
         return subtract(local, {name: params[name] for name in local})

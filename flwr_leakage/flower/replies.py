@@ -1,6 +1,6 @@
 """Find faults of a round's replies that would harm an aggregation.
 
-Nothing here changes a reply. Whether a bad one is handed on is the caller's choice.
+Nothing here changes a reply. The caller decides whether a faulty one is handed on.
 """
 
 import math
@@ -33,12 +33,14 @@ MAX_REASON = 500
 
 @dataclass(frozen=True)
 class Needs:
-    """The metrics that a strategy needs in every reply, whatever those of the others are.
+    """The metrics that a strategy needs in every reply.
 
     Attributes:
-        weight: the metric that holds the number of samples.
-        numbers: further metrics that it reads in training, each a number ≥ 0.
-        one_record: whether it takes exactly one ``MetricRecord``, as all of Flower's do.
+        weight: the name of the metric that holds the number of samples.
+        numbers: the names of further metrics that the strategy reads in training, each a number ≥
+            0.
+        one_record: whether a reply must hold exactly one ``MetricRecord``, as all strategies of
+            Flower demand.
     """
 
     weight: str = "num-examples"
@@ -47,7 +49,13 @@ class Needs:
 
     @staticmethod
     def of(strategy: Strategy, weight: str | None = None) -> "Needs":
-        """Return the needs of a strategy and of those that it wraps; ``weight`` replaces theirs."""
+        """Return the metrics that a strategy and the strategies it wraps need in a reply.
+
+        Args:
+            strategy: the outermost strategy.
+            weight: the name of the metric that holds the number of samples; by default the
+                strategy's.
+        """
         inner: Any = strategy
         found, numbers, checks = None, [], False
         while inner is not None:
@@ -65,8 +73,12 @@ class Needs:
 def count_examples(reply: Message, weighted_by_key: str) -> int:
     """Return the number of samples that a reply claims.
 
+    Args:
+        reply: the reply.
+        weighted_by_key: the name of the metric that holds the number.
+
     Raises:
-        ValueError: there is none, or it is no number in [1, 2⁵³]; a sum of larger ones may
+        ValueError: the metric is missing, or is no number in [1, 2⁵³]. A sum of larger numbers may
             overflow, and the average of the models with it.
     """
     for metrics in records_of(reply.content, MetricRecord).values():
@@ -82,13 +94,19 @@ def count_examples(reply: Message, weighted_by_key: str) -> int:
 
 
 def check_metrics(reply: Message, needs: Needs, *, is_train: bool = True) -> None:
-    """Refuse a reply that a strategy cannot aggregate, whatever the other replies hold.
+    """Refuse a reply whose metrics a strategy cannot aggregate, whatever the other replies hold.
 
-    It refuses too many records, a missing number where the strategy needs one, and in training
-    metrics that are not finite, or so large that their average is not.
+    It has too many metric records, lacks a number that the strategy needs, or has, in training,
+    metrics that are not finite or beyond 10¹⁰⁰.
+
+    Args:
+        reply: the reply.
+        needs: the metrics that the strategy needs.
+        is_train: whether the reply is to a training; otherwise only the number of records is
+            checked.
 
     Raises:
-        ValueError: naming the first one.
+        ValueError: the reply is refused. The message names the first fault.
     """
     records = records_of(reply.content, MetricRecord)
     if needs.one_record and len(records) != 1:
@@ -109,9 +127,14 @@ def check_metrics(reply: Message, needs: Needs, *, is_train: bool = True) -> Non
 
 
 def layout(reply: Message, sent: Collection[str] | None = None) -> Layout:
-    """Return the layout that all replies must share, as Flower otherwise aggregates none of them.
+    """Return the names of a reply's records and metrics, with the lengths of lists.
 
-    Names of arrays are among it where they are others than those that were ``sent``.
+    All replies of a round must have the same layout, as Flower otherwise aggregates none of them.
+
+    Args:
+        reply: the reply.
+        sent: the names of the arrays that the server sent. If the reply's arrays have other names,
+            these are a part of the layout. ``None`` leaves array names out.
     """
     metrics = [
         (key, tuple(sorted((name, _length(value)) for name, value in record.items())))
@@ -125,10 +148,15 @@ def layout(reply: Message, sent: Collection[str] | None = None) -> Layout:
 
 
 def usual_layout(layouts: Sequence[Layout], before: Layout | None) -> Layout:
-    """Return the most common layout; a tie is won by that of earlier rounds, then by the smallest.
+    """Return the most common layout among replies.
 
-    It is asked for replies that are right by themselves: names of records and of further metrics
-    are any strategy's and app's own, and only have to agree.
+    Replies have the same layout if the names of their records and metrics and the lengths of lists
+    are the same. Of several layouts that are equally common, that of earlier rounds is chosen, then
+    the one with the fewest metrics.
+
+    Args:
+        layouts: the layouts of the replies that have no other fault, at least one.
+        before: the most common layout of earlier rounds; ``None`` in the first round.
     """
     counts = Counter(layouts)
 
@@ -139,7 +167,12 @@ def usual_layout(layouts: Sequence[Layout], before: Layout | None) -> Layout:
 
 
 def tell_layout(found: Layout, usual: Layout) -> str:
-    """Return in words how a reply differs from most."""
+    """Return in words how the layout of a reply differs from that of most replies.
+
+    Args:
+        found: the layout of the reply: names of its records and metrics.
+        usual: the layout of most replies.
+    """
     return f"its records are {_named(found)}, most clients' are {_named(usual)}"
 
 
@@ -158,10 +191,10 @@ def _length(value: object) -> int:
 
 
 class Sent:
-    """The messages of a phase of a round, by node.
+    """The messages that were sent in a phase of a round, by node id.
 
     Args:
-        messages: all that were sent.
+        messages: all messages of the phase.
     """
 
     def __init__(self, messages: Sequence[Message]) -> None:
@@ -171,7 +204,7 @@ class Sent:
             self._arrays.setdefault(message.metadata.dst_node_id, []).append(records)
 
     def arrays(self, node: int) -> ArrayRecord:
-        """Return the one ``ArrayRecord`` that a node was sent.
+        """Return the only ``ArrayRecord`` that a node was sent.
 
         Raises:
             ValueError: the node was sent no record, or several.
@@ -182,18 +215,24 @@ class Sent:
         return records[0]
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the arrays that the first node was sent; none where that sent no model."""
+        """Return the shapes of the arrays that the first node was sent, by name; may be empty."""
         for records in self._arrays.values():
             return {name: tuple(a.shape) for record in records[0] for name, a in record.items()}
         return {}
 
     def silent(self, replies: Sequence[Message]) -> list[int]:
-        """Return the nodes that did not answer, in order."""
+        """Return the ids of the nodes that were sent a message and did not reply, sorted."""
         answered = {reply.metadata.src_node_id for reply in replies}
         return sorted(node for node in self._arrays if node not in answered)
 
     def unasked(self, replies: Sequence[Message]) -> dict[int, str]:
-        """Return, by place in ``replies``, why one answers no message; an error answers any."""
+        """Return the replies that answer no message of this phase.
+
+        A reply that is an error is never among them.
+
+        Returns:
+            By the reply's index in ``replies``, the reason in words.
+        """
         seen: Counter[int] = Counter()
         found = {}
         for place, reply in enumerate(replies):

@@ -39,13 +39,14 @@ from flwr_leakage.tracking.text import plain_text
 
 @dataclass(frozen=True)
 class Seen:
-    """The result of a round of training.
+    """The facts that a server observes in a round of training.
 
     Attributes:
-        observations: (place among the replies, observation) of each update that can be read.
+        observations: pairs of a reply's index and the observation of its update, for each update
+            that can be read.
         notes: the clients' notes, under the names that the server knows them by.
-        faults: why a reply would harm an aggregation, by its place.
-        unknown: clients whose samples nobody can know, as their name is not certain.
+        faults: by a reply's index, the reason why it would harm an aggregation.
+        unknown: the clients whose samples an evaluator cannot know, as their name is not certain.
     """
 
     observations: Sequence[tuple[int, Observation]]
@@ -56,18 +57,19 @@ class Seen:
 
 @dataclass
 class RoundView:
-    """One phase of a round.
+    """One phase of a round: a training, or an evaluation.
 
     Attributes:
         audit: the audit that records errors.
-        names: the clients' names by node; it learns from the notes.
-        server_round: counted from 1.
+        names: the clients' names by node id; it learns from the clients' notes.
+        server_round: the number of the round, from 1.
         sent: the messages that were sent, by node.
         needs: the metrics that the strategy needs in every reply.
-        drop: whether bad replies will be left out, for the wording.
-        usual: the layout of most replies: of earlier rounds, then of this one.
-        expected: the arrays that a reply has to hold.
-        variates: the control variates of SCAFFOLD's clients, in this round and before.
+        drop: whether bad replies will be left out; warnings say so.
+        usual: the most common layout (names of records and metrics) of replies in earlier rounds,
+            then in this one; ``None`` before the first.
+        expected: the names, shapes and types that a reply's arrays must have.
+        variates: the control variates of SCAFFOLD's clients, from this round and those before.
     """
 
     audit: ServerAudit
@@ -82,7 +84,10 @@ class RoundView:
     _states: dict[int, tuple[Params, Params, tuple[str, ...]]] = field(default_factory=dict)
 
     def look(self, replies: Sequence[Message]) -> Seen:
-        """Record errors, silence and faults of training, and observe what can be observed."""
+        """Return the observations, notes and faults of a round's replies to a training.
+
+        Errors, missing replies and faults are recorded on the way.
+        """
         self._record_errors_and_silence(replies, "")
         told = self._read_notes(replies)
         faults = self.sent.unasked(replies)
@@ -111,7 +116,10 @@ class RoundView:
         return Seen(observations, notes, faults, unknown)
 
     def look_at_evaluation(self, replies: Sequence[Message]) -> dict[int, str]:
-        """Record errors, silence and faults of evaluations; return the faults by place."""
+        """Return the faults of a round's replies to an evaluation, by the reply's index.
+
+        Errors, missing replies and faults are recorded on the way.
+        """
         self._record_errors_and_silence(replies, "evaluation: ")
         faults = self.sent.unasked(replies)
         layouts = {}
@@ -137,7 +145,7 @@ class RoundView:
             self._warn_of(node, f"{phase}{self._node(node)} never replied")
 
     def _read_notes(self, replies: Sequence[Message]) -> dict[int, ClientNote]:
-        """Return the readable notes by node; names are learnt from them."""
+        """Return the notes that can be read, by node id, and learn the clients' names from them."""
         notes: dict[int, ClientNote] = {}
         for reply in replies:
             record = None if reply.has_error() else reply.content.get(RECORD_KEY)
@@ -198,15 +206,17 @@ class RoundView:
         return Observation(self.server_round, client, params, buffers, update), narrow
 
     def _names_to(self, reply: Message) -> set[str]:
-        """Return the names of the arrays that the node was sent."""
+        """Return the names of the arrays that the node behind a reply was sent."""
         return set(self.sent.arrays(reply.metadata.src_node_id))
 
     def _read_part(self, reply: Message) -> tuple[Params, Params, tuple[str, ...]]:
-        """Read a reply that holds a part of the model, or other arrays besides.
+        """Return the parameters, the buffers and the names of less precise arrays in a reply.
+
+        It is for a reply that holds a part of the model, or other arrays besides.
 
         Raises:
-            MalformedArraysError: it holds nothing of the model that was sent, or, where bad replies
-                are left out, other names than were sent.
+            MalformedArraysError: the reply holds no array of the model that was sent, or, where bad
+                replies are left out, arrays of other names than were sent.
         """
         (arrays,) = records_of(reply.content, ArrayRecord).values()
         sent = self._names_to(reply)
@@ -223,8 +233,12 @@ class RoundView:
     def _check_precision(self, reply: Message, narrow: tuple[str, ...]) -> None:
         """Refuse arrays that are less precise than the model's, unless they were sent so.
 
+        Args:
+            reply: the reply that holds the arrays.
+            narrow: the names of its arrays that are less precise.
+
         Raises:
-            ValueError: naming them.
+            ValueError: there are such arrays. The message names them.
         """
         if not narrow:
             return
@@ -239,7 +253,10 @@ class RoundView:
 
     @cached_property
     def _misfit(self) -> str:
-        """Return why the server's arrays are not the model's; no client is to blame for that."""
+        """Return in words why the arrays that the server sends are not the model's; else empty.
+
+        No client is to blame for that.
+        """
         shapes = self.sent.shapes()
         reason = self.expected.misfit(list(shapes)) if shapes else ""
         if reason:
@@ -250,7 +267,10 @@ class RoundView:
 
     @cached_property
     def _part(self) -> Part | None:
-        """Return how sent arrays match the model; ``None`` if they are its own ``state_dict``."""
+        """Return how the sent arrays match the model; ``None`` if they are its ``state_dict``.
+
+        It is ``None``, too, if nothing was sent or the arrays do not match.
+        """
         shapes = self.sent.shapes()
         if self._misfit or not shapes or not self.expected.misfit(list(shapes)):
             return None
@@ -268,10 +288,10 @@ class RoundView:
             self.audit.inform_once(self.server_round, -1, f"{self._part.sentence()}.")
 
     def _state_sent_to(self, node: int) -> tuple[Params, Params, tuple[str, ...]]:
-        """Return the tensors sent to a node, and the names of those less precise than the model's.
+        """Return the parameters, the buffers and the names of less precise arrays sent to a node.
 
-        Most strategies send one record to all, which is read once. Tensors that are not sent have
-        the values of the model that the server was given.
+        Entries of the model that are not sent have the values of the model that the server was
+        given. Most strategies send the same record to all nodes, which is read once.
         """
         arrays = self.sent.arrays(node)
         if id(arrays) not in self._states:
@@ -285,7 +305,16 @@ class RoundView:
         return self._states[id(arrays)]
 
     def _unusual(self, layouts: Mapping[int, Layout]) -> dict[int, str]:
-        """Return the replies whose records differ from most; they stop Flower from aggregating."""
+        """Return the replies whose names of records and metrics differ from most, with the reason.
+
+        Flower refuses to aggregate such replies.
+
+        Args:
+            layouts: the names of records and metrics of each reply, by its index.
+
+        Returns:
+            By the reply's index, the difference in words.
+        """
         if not layouts:
             return {}
         self.usual = usual = usual_layout(list(layouts.values()), self.usual)
@@ -303,14 +332,27 @@ class RoundView:
     def _warn(
         self, reply: Message, message: str, warn: Callable[[int, int, str], None] | None = None
     ) -> None:
-        """Record a warning of a client; ``{}`` stands for its node."""
+        """Record a warning about the client that sent a reply.
+
+        Args:
+            reply: the reply.
+            message: the warning; ``{}`` in it is replaced by the client's name.
+            warn: the method of the audit that records it; by default ``warn``.
+        """
         node = reply.metadata.src_node_id
         self._warn_of(node, message.replace("{}", self._node(node), 1), warn)
 
     def _warn_of(
         self, node: int, message: str, warn: Callable[[int, int, str], None] | None = None
     ) -> None:
-        """Warn by ``ServerAudit.warn``, or by ``warn_once`` if it may recur in each round."""
+        """Record a warning about a node.
+
+        Args:
+            node: the node id.
+            message: the warning.
+            warn: the method of the audit that records it: by default ``warn``, or ``warn_once`` if
+                the warning may recur in each round.
+        """
         if node not in self.names.known:
             self.names.mentioned.add(node)
         (warn or self.audit.warn)(self.server_round, self.names.of(node), message)

@@ -1,7 +1,7 @@
 """Share the captured samples of a simulation with the evaluator by a folder.
 
-Clients and server of a simulation share a file system. The samples travel in no message: a
-client on a real node that names a folder writes to its own disk, and nobody else reads it.
+Clients and server of a simulation share a file system. The samples travel in no message: a client
+on a real node writes them to its own disk, and nobody else reads them.
 """
 
 from dataclasses import dataclass
@@ -13,16 +13,21 @@ from flwr_leakage.tracking.jsonl import write_private
 
 @dataclass(frozen=True)
 class TruthFolder:
-    """The samples of each client in the latest round; a ``TruthSource`` for the server.
+    """A folder with the samples that each client used in its latest round.
+
+    An evaluator on the server reads the samples from it, to measure how good an attack was.
 
     Attributes:
-        path: the path of the folder, which is made where there is none.
+        path: the path of the folder, which is made if it does not exist.
     """
 
     path: Path
 
     def write(self, server_round: int, client_id: int, truth: Truth) -> None:
-        """Keep what a client trained on, for its owner's eyes only."""
+        """Write the samples of a client's training in a round, and delete those of earlier rounds.
+
+        The file can be read by its owner only.
+        """
         from flwr_leakage.audit.kept import truth_to_bytes  # this import needs the extra ``server``
 
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -31,7 +36,7 @@ class TruthFolder:
         write_private(self._file(server_round, client_id), truth_to_bytes(truth))
 
     def __call__(self, server_round: int, client_id: int, num_examples: int) -> Truth:
-        """Return the samples that a client trained on.
+        """Return the samples that a client trained on in a round.
 
         Raises:
             ValueError: the client wrote nothing in this round.

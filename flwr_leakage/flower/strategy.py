@@ -1,8 +1,9 @@
 """Put an honest-but-curious observer around any Flower strategy on the server.
 
-The wrapped strategy runs its own ``start`` and its own rounds. By default nothing about them
-changes: whom it samples, what it is handed and in which order, the process-wide random states, and
-the errors that it raises. Errors of the audit are recorded, and never raised.
+The wrapped strategy runs its own ``start`` and its own rounds. By default the observer changes
+neither which clients it samples, nor which replies it is handed and in which order, nor the
+process-wide random states, nor the errors that it raises. Errors of the audit are recorded, and
+never raised.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -29,29 +30,30 @@ PHASES = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate
 
 
 class HonestButCurious(Strategy):
-    """Wrap any Flower strategy; observe each client's update, then hand it to an audit.
+    """A wrapper of any Flower strategy that hands each client's update to an audit.
 
-    Use it outermost, around server-side differential privacy too: those strategies clip the
-    replies in place, and a curious server reads them before. Its other attributes are those of the
-    wrapped strategy.
+    Use it outermost, around server-side differential privacy too: such strategies clip the replies
+    in place, and a curious server reads the replies before that. Its other attributes are those of
+    the wrapped strategy.
 
     Args:
         strategy: the strategy that trains.
-        audit: the audit that is given the observations.
-        weighted_by_key: the metric that holds the number of samples; the wrapped strategy's, where
-            it has one, and else ``num-examples``.
-        bad_replies: ``pass``: every reply is handed on to the strategy, as without the audit, and
-            its faults are recorded. ``drop``: replies that would break or poison an aggregation are
-            recorded and left out, however many they are, so that no bad client ends a run: not one
-            record of the arrays that were sent, of other shapes, not finite or less precise; no or
-            absurd numbers of samples; not one record of metrics, or none that the strategy reads;
-            second answers. Replies that are right by themselves are left out, too, if their metrics
+        audit: the audit that attacks the observed updates.
+        weighted_by_key: the name of the metric that holds a reply's number of samples; by default
+            the wrapped strategy's, or else ``num-examples``.
+        bad_replies: ``pass`` hands every reply on to the strategy, as without the audit, and
+            records its faults. ``drop`` records replies that would break or poison an aggregation,
+            and leaves them out, however many they are, so that no bad client ends a run. A reply is
+            left out if its arrays do not have the names and shapes of those that were sent, are not
+            finite, or are less precise; if its number of samples is missing or absurd; if it has
+            not exactly one record of metrics, or lacks a metric that the strategy reads; or if it
+            is a node's second answer. A reply without such a fault is left out, too, if its metrics
             have other names than those of most clients, as no strategy averages both. If no reply
             is left, the strategy is handed nothing, and the run goes on with the present model.
         reproducible: whether clients are sampled by the audit's seed and the round, and replies are
             handed on in the order of the clients, so that the same seed gives the same
             floating-point sums; for simulations. The process-wide random states stay as they are
-            all the same.
+            in this case, too.
     """
 
     def __init__(
@@ -81,7 +83,7 @@ class HonestButCurious(Strategy):
         self._observed_rounds = 0
 
     def __getattr__(self, name: str) -> Any:
-        """Return the wrapped strategy's attribute of a name that this one lacks."""
+        """Return the wrapped strategy's attribute of a name that this class lacks."""
         if name == "strategy":  # copying asks for attributes before ``__init__`` is run
             raise AttributeError(name)
         return getattr(self.strategy, name)
@@ -106,7 +108,7 @@ class HonestButCurious(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Delegate, and remember what was sent to whom."""
+        """Ask the wrapped strategy for the messages of a training round, and remember them."""
         self._guarded(server_round, self.audit.begin_round, server_round)
         with self._sampling(f"{self.audit.seed}-{server_round}"):
             messages = list(self._inner("configure_train")(server_round, arrays, config, grid))
@@ -116,7 +118,7 @@ class HonestButCurious(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Look at the replies, delegate, then let the audit attack what it saw."""
+        """Observe the replies, let the wrapped strategy aggregate them, then attack the updates."""
         self._observed_rounds += 1
         received = list(replies)
         seen: Seen | None = self._guarded(server_round, self._training.look, received)
@@ -133,7 +135,13 @@ class HonestButCurious(Strategy):
         return result
 
     def _inspect(self, server_round: int, seen: Seen | None, num_updates: int) -> None:
-        """Let the audit attack the updates of a round."""
+        """Let the audit attack the updates of a round.
+
+        Args:
+            server_round: the number of the round.
+            seen: the observations of the round; ``None`` if an error occurred.
+            num_updates: the number of replies that were handed to the strategy.
+        """
         if seen is None:
             return
         kept = [
@@ -150,7 +158,7 @@ class HonestButCurious(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Delegate, and remember who is asked."""
+        """Ask the wrapped strategy for the messages of an evaluation, and remember them."""
         with self._sampling(f"{self.audit.seed}-{server_round}-evaluate"):
             messages = list(self._inner("configure_evaluate")(server_round, arrays, config, grid))
         self._evaluation = self._view(server_round, messages, self._evaluation.usual)
@@ -159,7 +167,7 @@ class HonestButCurious(Strategy):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Record failed and missing evaluations, and delegate."""
+        """Record failed and missing evaluations, and let the strategy aggregate the others."""
         received = list(replies)
         faults = self._guarded(server_round, self._evaluation.look_at_evaluation, received)
         handed_on = self._handed_on(received, faults or {})
@@ -182,7 +190,15 @@ class HonestButCurious(Strategy):
         )  # fmt: skip
 
     def _handed_on(self, received: list[Message], faults: dict[int, str]) -> list[Message]:
-        """Return the replies for the strategy: in order of arrival, or of nodes if reproducible."""
+        """Return the replies that the strategy is handed.
+
+        They are in the order of arrival, or of the clients if the run is reproducible. Faulty ones
+        are left out if bad replies are dropped.
+
+        Args:
+            received: all replies.
+            faults: by a reply's index, its fault in words.
+        """
         kept = received
         if self.bad_replies == "drop":
             kept = [reply for place, reply in enumerate(received) if place not in faults]
@@ -199,7 +215,15 @@ class HonestButCurious(Strategy):
         handed_on: list[Message],
         nothing: Any,
     ) -> Any:
-        """Return the strategy's result, or nothing if it fails since all replies were left out."""
+        """Return the result of a method of the wrapped strategy that aggregates replies.
+
+        Args:
+            name: the name of the method.
+            server_round: the number of the round.
+            received: all replies.
+            handed_on: the replies that the strategy is handed.
+            nothing: the result to return if the method fails since all replies were left out.
+        """
         try:
             return self._inner(name)(server_round, handed_on)
         except Exception as error:
@@ -214,13 +238,16 @@ class HonestButCurious(Strategy):
         return seeded_sampling(seed) if self.reproducible else nullcontext()
 
     def _inner(self, name: str) -> Callable[..., Any]:
-        """Return the wrapped strategy's own method, even if ``start`` replaced it by ours."""
+        """Return the wrapped strategy's own method, even while this wrapper replaces it."""
         method: Callable[..., Any] = self._own.get(name) or getattr(self.strategy, name)
         return method
 
     @contextmanager
     def _hooked(self) -> Iterator[None]:
-        """Replace the wrapped instance's phases by ours, so that its own ``start`` calls ours."""
+        """Replace the wrapped strategy's methods by this wrapper's in a ``with`` block.
+
+        So the strategy's own ``start`` calls this wrapper in every phase of a round.
+        """
         covered = {
             name: vars(self.strategy)[name] for name in PHASES if name in vars(self.strategy)
         }
@@ -237,5 +264,8 @@ class HonestButCurious(Strategy):
                     setattr(self.strategy, name, covered[name])
 
     def _guarded(self, server_round: int, action: Callable[..., Any], *args: Any) -> Any:
-        """Return the audit of a round, whose errors never reach the training."""
+        """Call a function of the audit, and return its result; ``None`` after an error.
+
+        The error is recorded, and never reaches the training.
+        """
         return guarded(self.audit, server_round, action, *args)

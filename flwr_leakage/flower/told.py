@@ -1,4 +1,4 @@
-"""Audit on a server with unspecified settings taken from the clients' notes."""
+"""Audit on a server that takes settings which it was not given from the clients' notes."""
 
 from collections import Counter
 from collections.abc import Mapping, Set
@@ -22,13 +22,14 @@ UNTOLD_SCHEDULE = LocalSchedule(1.0)
 
 @dataclass(frozen=True)
 class Given:
-    """The operator's settings; where one is ``None``, the clients' notes decide.
+    """The settings that the server's operator gives; clients' notes decide where one is ``None``.
 
     Attributes:
-        spec: the public facts about the inputs.
+        spec: shapes, classes and normalisation of the inputs.
         schedule: the schedule of local training.
-        batch_norm: the mode that the clients train in.
-        max_samples: most samples that a client's steps use for it to be attacked.
+        batch_norm: the mode of BatchNorm in the clients' training.
+        max_samples: the largest number of samples that the steps of an attacked client use, all
+            steps together.
     """
 
     spec: InputSpec | None = None
@@ -39,7 +40,13 @@ class Given:
 
 @dataclass(frozen=True)
 class _Assumed:
-    """The assumptions of an attack on one client."""
+    """The assumptions of an attack on one client.
+
+    Attributes:
+        spec: shapes, classes and normalisation of the inputs.
+        schedule: the schedule of local training.
+        batch_norm: the mode of BatchNorm in the training.
+    """
 
     spec: InputSpec
     schedule: LocalSchedule
@@ -48,20 +55,20 @@ class _Assumed:
 
 @dataclass
 class ToldAudit(ServerAudit):
-    """Complete each observation by its client's own account of its training.
+    """A server audit that completes each observation by the client's own account of its training.
 
     Clients may differ in their schedules, their inputs and their BatchNorm mode. Each is attacked
-    under what it told itself, so that nothing that one client tells harms the audit of another.
+    under its own account, so that a false account harms the audit of no other client.
     Inputs that the model does not accept, or that would need too much memory or time, are refused
     before anything is allocated.
 
     A client whose inputs fit no public normalisation, as after interpolation, is attacked under the
     normalisation that all other clients told, in this round or before. If they told several or
-    none, all public normalisations are tried, and the fit decides
-    (:func:`flwr_leakage.attacks.by_fit.by_fit`).
+    none, all public normalisations are tried, and the one under which the attack fits the update
+    best is used (:func:`flwr_leakage.attacks.by_fit.by_fit`).
 
     A mean update is attacked as if all clients in it had trained like most of them. A warning names
-    the clients that say otherwise, or nothing.
+    each client whose account differs or is missing.
 
     Attributes:
         given: the operator's settings, which replace those of the clients.
@@ -75,7 +82,7 @@ class ToldAudit(ServerAudit):
         self._specs: dict[int, InputSpec] = {}  # the inputs of clients that told a normalisation
 
     def spare(self, server_round: int, client_id: int, num_examples: int) -> None:
-        """Remember a client that is not attacked; ``inspect`` records its note."""
+        """Remember a client that is not attacked, so that ``inspect`` can record its training."""
         self._spared[server_round, client_id] = num_examples
 
     def inspect(
@@ -87,7 +94,17 @@ class ToldAudit(ServerAudit):
         num_updates: int | None = None,
         inputs: Mapping[int, Inputs] | None = None,
     ) -> None:
-        """Complete the observations, then inspect them as ``ServerAudit`` does."""
+        """Complete the observations by the clients' notes, then attack as ``ServerAudit`` does.
+
+        Args:
+            server_round: the number of the round.
+            observations: the observed updates.
+            notes: the clients' notes.
+            unknown: the ids of clients whose samples an evaluator cannot know.
+            num_updates: the number of updates that were aggregated; ``None`` for those observed.
+            inputs: by client id, the inputs' spec and the BatchNorm mode, in the place of those
+                told.
+        """
         facts = {note.client_id: note.training for note in notes}
         for (when, client_id), num_examples in self._spared.items():
             reason = self.selection.refuses(when, client_id) or "no attack is configured"
@@ -121,7 +138,7 @@ class ToldAudit(ServerAudit):
     def _doubt(
         self, seen: Observation, schedule: LocalSchedule, told: TrainingFacts | None
     ) -> None:
-        """Warn where the given schedule leaves out samples of a client that tells none itself."""
+        """Warn if the given schedule leaves out samples of a client that tells no schedule."""
         count, used = seen.update.num_examples, schedule.num_samples_used(seen.update.num_examples)
         if (told is None or not told.num_steps) and used < count:
             self.warn_once(
@@ -133,16 +150,21 @@ class ToldAudit(ServerAudit):
             )  # fmt: skip
 
     def _remember(self, facts: Mapping[int, TrainingFacts | None]) -> None:
-        """Remember the clients' normalisations, for clients whose inputs fit none."""
+        """Remember the clients' public normalisations, for clients whose inputs fit none.
+
+        Args:
+            facts: by client id, the facts that it told about its training.
+        """
         for client_id, told in facts.items():
             with suppress(ValueError):  # it told nothing
                 if (spec := _of(told).spec()).known:
                     self._specs[client_id] = spec
 
     def _pooled(self, spec: InputSpec) -> InputSpec:
-        """Return the inputs under the normalisation on which all clients agree that told one.
+        """Return the spec of a client's inputs, with a normalisation that other clients told.
 
-        If they told several, the most common one is to be tried first.
+        A spec whose normalisation is known is returned as it is. If other clients with inputs of
+        the same shape told several normalisations, the most common one is to be tried first.
         """
         if spec.known:
             return spec
@@ -157,7 +179,15 @@ class ToldAudit(ServerAudit):
         return spec
 
     def _test_only(self, seen: Observation, told: TrainingFacts | None, unknown: Set[int]) -> None:
-        """Test candidates for membership in an unattacked update, if its training is known."""
+        """Test candidate samples for membership in an update that is not attacked.
+
+        Nothing is done if the client's training is not known.
+
+        Args:
+            seen: the observed update.
+            told: the facts that the client told; ``None`` if it told none.
+            unknown: the ids of clients whose samples an evaluator cannot know.
+        """
         if self.candidates is None or self.threat.view == "aggregate":
             return
         try:
@@ -170,7 +200,13 @@ class ToldAudit(ServerAudit):
         self.test_members(seen.server_round, [complete], unknown | self.own_config_clients, inputs)
 
     def _record_refused(self, seen: Observation, told: TrainingFacts | None, reason: str) -> None:
-        """Record the training of a client that no attack fits, as far as the client told it."""
+        """Record the training of a client that is not attacked, as far as the client told it.
+
+        Args:
+            seen: the observed update.
+            told: the facts that the client told; ``None`` if it told none.
+            reason: why the client is not attacked.
+        """
         done, optimizer = self._schedule_of(told), "SGD"
         if done is None and told is not None and told.num_steps:
             done, optimizer = _steps_of(told), told.optimizer
@@ -178,7 +214,13 @@ class ToldAudit(ServerAudit):
         self._recorder.client(*where, done, count, reason, optimizer)
 
     def _look_only(self, seen: Observation, told: TrainingFacts | None, unknown: Set[int]) -> None:
-        """Infer the labels behind an update that is too large for attacks, if its steps allow."""
+        """Infer the labels behind an update that is too large for attacks, if its steps are known.
+
+        Args:
+            seen: the observed update.
+            told: the facts that the client told; ``None`` if it told none.
+            unknown: the ids of clients whose samples an evaluator cannot know.
+        """
         if self.large_clients is None or self.threat.view == "aggregate":
             return
         count = seen.update.num_examples
@@ -201,7 +243,16 @@ class ToldAudit(ServerAudit):
     def _assume_all(
         self, observations: list[Observation], facts: Mapping[int, TrainingFacts | None]
     ) -> tuple[dict[int, _Assumed], dict[int, str]]:
-        """Return for each client the attack's assumptions, or why it cannot be attacked."""
+        """Return the assumptions of an attack for each client, and the reasons for refused clients.
+
+        Args:
+            observations: the observed updates.
+            facts: by client id, the facts that it told about its training.
+
+        Returns:
+            By client id, the assumptions of clients that can be attacked; and by client id, the
+            reason why another cannot be attacked.
+        """
         assumed, refused = {}, {}
         for seen in observations:
             client_id = seen.client_id
@@ -222,10 +273,20 @@ class ToldAudit(ServerAudit):
         assumed: Mapping[int, _Assumed],
         refused: Mapping[int, str],
     ) -> tuple[dict[int, _Assumed], dict[int, str]]:
-        """Return the assumptions about all clients of a mean update, or why it cannot be attacked.
+        """Return the common assumptions about all clients of a mean update, or the refusals.
 
-        The majority decides. A client that told something else spoils the attack if it told the
-        truth, and hides nobody if it lied.
+        The majority of clients decides. A client that told something else spoils the attack if it
+        told the truth, and hides nobody if it lied.
+
+        Args:
+            server_round: the number of the round.
+            observations: the observed updates of the clients in the mean.
+            assumed: by client id, the assumptions of its own account.
+            refused: by client id, the reason why it could not be attacked alone.
+
+        Returns:
+            By client id, the common assumptions; and by client id, the reason for a refusal. One of
+            the two is empty.
         """
         clients = [seen.client_id for seen in observations]
         common, count = Counter(assumed.values()).most_common(1)[0] if assumed else (None, 0)
@@ -253,7 +314,10 @@ class ToldAudit(ServerAudit):
         return dict.fromkeys(clients, common), {}
 
     def _schedule_of(self, told: TrainingFacts | None) -> LocalSchedule | None:
-        """Return the given schedule, else the client's, if a schedule can express its training."""
+        """Return the operator's schedule, else the client's, if a schedule can express it.
+
+        ``None`` is returned if it cannot, or if neither is known.
+        """
         if self.given.schedule or told is None:
             return self.given.schedule
         try:
@@ -262,10 +326,12 @@ class ToldAudit(ServerAudit):
             return None
 
     def _assume(self, told: TrainingFacts | None) -> _Assumed:
-        """Return the inputs as the operator gave them, else as the client told them.
+        """Return the assumptions of an attack as the operator gave or the client told them.
+
+        Where the operator gave a setting, the client's is not used.
 
         Raises:
-            ValueError: something is neither given nor told.
+            ValueError: a setting is neither given nor told.
         """
         given = self.given
         if told is None and (given.spec is None or given.schedule is None):
@@ -278,10 +344,11 @@ class ToldAudit(ServerAudit):
         return _Assumed(spec, schedule, mode)
 
     def _check(self, one: _Assumed) -> None:
-        """Refuse an attack that would take too long, or inputs that the model does not take.
+        """Refuse an attack that would take too long, or inputs that the model does not accept.
 
         Raises:
-            ValueError: the steps use more than ``max_samples``, or the told inputs do not fit.
+            ValueError: the steps use more samples than ``max_samples``, or the model does not
+                accept inputs of the told shape, or has another number of classes.
         """
         schedule = one.schedule
         if self._is_too_large(used := _samples_of(schedule)):
@@ -326,7 +393,7 @@ def _of(told: TrainingFacts | None) -> TrainingFacts:
 
 
 def _steps_of(told: TrainingFacts) -> LocalSchedule:
-    """Return the steps that a client told, whichever optimizer it used."""
+    """Return the schedule of the steps that a client told, as if its optimizer were SGD."""
     return LocalSchedule(
         told.learning_rate, told.num_steps, told.batch_size, told.momentum, told.weight_decay
     )

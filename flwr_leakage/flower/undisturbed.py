@@ -1,4 +1,4 @@
-"""Guard the process-wide state that an observer must not change: random states and SIGTERM."""
+"""Guard process-wide state that an observer must not change: random states and SIGTERM."""
 
 import random
 import signal
@@ -14,10 +14,10 @@ import torch
 
 @contextmanager
 def random_states_kept() -> Iterator[None]:
-    """Put the generators of ``random``, NumPy and torch back afterwards.
+    """Restore the states of the generators of ``random``, NumPy and torch after a ``with`` block.
 
-    Strategies sample clients by the first and draw the noise of differential privacy from the
-    second; an attack in between may draw from any of them.
+    Flower's strategies sample clients by ``random`` and draw the noise of differential privacy from
+    NumPy; an attack within the block may draw from any of them.
     """
     python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
     gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
@@ -33,7 +33,7 @@ def random_states_kept() -> Iterator[None]:
 
 @contextmanager
 def seeded_sampling(seed: str) -> Iterator[None]:
-    """Seed the generator by which Flower's strategies sample clients, for a while."""
+    """Seed the generator by which Flower's strategies sample clients, within a ``with`` block."""
     state = random.getstate()
     random.seed(seed)
     try:
@@ -44,10 +44,10 @@ def seeded_sampling(seed: str) -> Iterator[None]:
 
 @contextmanager
 def sigterm_unwinds() -> Iterator[None]:
-    """Have SIGTERM raise ``SystemExit(143)`` within, so that ``finally`` clauses are run.
+    """Have SIGTERM raise ``SystemExit(143)`` in a ``with`` block, so that ``finally`` clauses run.
 
-    A process that handles the signal in a way of its own keeps that, and so do threads other than
-    the main one, which cannot handle signals.
+    Nothing changes in a process that has a handler of its own, nor in threads other than the main
+    one, which cannot handle signals.
     """
     main = threading.current_thread() is threading.main_thread()
     if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:

@@ -1,6 +1,6 @@
-"""Pack the record that a client's mod adds to its reply, and read it on the server.
+"""Pack the note that a client adds to its reply into a record, and read it on the server.
 
-It is a ``ConfigRecord``, which strategies and differential-privacy mods ignore.
+The record is a ``ConfigRecord``, which strategies and differential-privacy mods ignore.
 """
 
 from flwr.app import ConfigRecord
@@ -12,14 +12,17 @@ RECORD_KEY = "flwr-leakage"
 
 
 def pack_note(note: ClientNote) -> ConfigRecord:
-    """Return the record that travels; ``Sharing.travelling`` decides what a note may hold."""
+    """Return a client's note as a record of its reply.
+
+    ``Sharing.travelling`` decides beforehand which facts the note may hold.
+    """
     return ConfigRecord({"client-id": note.client_id, "note": note.to_text()})
 
 
 def unpack_note(record: ConfigRecord) -> ClientNote:
-    """Read the record of a reply.
+    """Return the client's note that a record of its reply holds.
 
     Raises:
-        ValueError: it is no record that ``pack_note`` writes.
+        ValueError: the record is none that ``pack_note`` writes.
     """
     return ClientNote.from_text(record.get("note"))

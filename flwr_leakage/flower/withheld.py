@@ -1,4 +1,4 @@
-"""Withhold replies with arrays that a client's defense or gate has not seen."""
+"""Find arrays in a reply that a client's defense or gate has not seen."""
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 
@@ -6,10 +6,10 @@ from flwr_leakage.flower.contents import records_of
 
 
 def unseen(reply: Message, released: str = "") -> str:
-    """Return why a reply holds arrays that no defense and no gate has seen, or an empty text.
+    """Return in words why a reply holds arrays that no defense and no gate has seen; else empty.
 
-    An update need not stand in an ``ArrayRecord``: bytes in a config hold one, and so do numbers in
-    a list of metrics. Both are arrays by another name.
+    Arrays may be sent outside of an ``ArrayRecord``: as bytes in a config, or as a list of numbers
+    among the metrics. Both are found, too.
 
     Args:
         reply: a reply that is no error.
