@@ -1,4 +1,7 @@
-"""Audit a server's observations: grant, attack, evaluate, record. It knows no Flower."""
+"""Attack the updates that a server observes, evaluate the answers, and record them.
+
+Nothing here depends on Flower.
+"""
 
 from typing import TYPE_CHECKING
 

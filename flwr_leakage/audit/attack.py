@@ -1,4 +1,4 @@
-"""Call the attack on a round's targets, and measure its cost; a failure is an answer too."""
+"""Call an attack on a round's targets, and measure its cost; a failed attack is recorded, too."""
 
 import time
 from collections import Counter
@@ -13,12 +13,12 @@ from flwr_leakage.records import Reconstruction
 
 @dataclass(frozen=True)
 class Attempt:
-    """The answer of an attack, and its cost.
+    """The answers of an attack on several targets, and its cost.
 
     Attributes:
-        answers: one for each target, in their order.
-        wall_seconds: elapsed time for all targets together.
-        cpu_seconds: CPU time of this process for all targets together.
+        answers: the reconstruction of each target, in the targets' order.
+        wall_seconds: the elapsed time for all targets together.
+        cpu_seconds: the CPU time of this process for all targets together.
         error: why the attack failed as a whole, or empty.
     """
 
@@ -29,11 +29,16 @@ class Attempt:
 
 
 def attempt(attack: Attack, job: AttackJob, progress: ProgressCallback | None = None) -> Attempt:
-    """Attack all observations together; an error of the attack becomes the answer.
+    """Attack all observations together; an error of the attack becomes its answer.
 
-    If the attack fails on several together, each is attacked by itself, as a single one may be the
-    cause. Where the normalisation is unknown, the fit decides
-    (:func:`flwr_leakage.attacks.by_fit.by_fit`).
+    If the attack fails on several observations together, each is attacked by itself, as a single
+    one may be the cause. Where the normalisation of the inputs is unknown, several are tried, and
+    the one that fits the update best is used (:func:`flwr_leakage.attacks.by_fit.by_fit`).
+
+    Args:
+        attack: the attack to call.
+        job: the observations, the model and the threat model.
+        progress: a function that is told the attack's progress.
     """
     wall, cpu = time.monotonic(), time.process_time()
     error = ""
@@ -55,7 +60,12 @@ def attempt(attack: Attack, job: AttackJob, progress: ProgressCallback | None = 
 
 
 def describe_parts(answers: Sequence[Reconstruction]) -> str:
-    """Return the outcomes of a portfolio over a round's targets, in a line; empty for one attack.
+    """Return a line on what each attack of a portfolio achieved over a round's targets.
+
+    The line is empty if the answers come from a single attack.
+
+    Args:
+        answers: the reconstructions of the targets.
 
     Example:
         >>> from flwr_leakage.records import Part

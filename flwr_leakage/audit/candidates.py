@@ -1,4 +1,4 @@
-"""Test records for membership in each update, by a server that has them."""
+"""Test, on a server that has certain samples, whether they were used for an update (membership)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,18 +17,19 @@ the loss allocate logits of as many."""
 
 @dataclass(frozen=True)
 class Candidates:
-    """The records whose membership is tested, and others that cannot be members.
+    """The samples whose membership is tested, and samples that cannot be members.
 
-    Neither is written anywhere: a run keeps the candidates' numbers alone.
+    A member is a sample that a client trained on. No sample is written anywhere: a run keeps only
+    the numbers of the test.
 
     Attributes:
-        records: the records in question, as the model takes them: a batch with labels, or inputs
-            (N, C, H, W) where the labels are not known.
-        null: records that no client has, drawn like the records in question, such as the server's
-            own test data. p-values are calibrated only if they are drawn alike. At least 20 are
-            needed. Some hundreds allow small p-values, and let the test choose its statistic where
-            algebra is not enough.
-        null_origin: the source of the null records, in words, for the report.
+        records: the samples to test, as model inputs: a batch with labels, or inputs (N, C, H, W)
+            where the labels are not known.
+        null: samples that no client has, such as the server's own test data. The p-values are valid
+            only if they come from the same distribution as ``records``. At least 20 are needed.
+            Some hundreds allow small p-values, and let the test choose its statistic where
+            membership cannot be decided algebraically.
+        null_origin: the source of the null samples, in words, for the report.
     """
 
     records: Records
@@ -48,10 +49,17 @@ class Candidates:
     def examine(
         self, gradient_map: GradientMap, spec: InputSpec, seen: Observation, seed: int
     ) -> Membership:
-        """Test the records for membership in the observed update.
+        """Return the test of the samples for membership in an observed update.
+
+        Args:
+            gradient_map: the gradient map of the model.
+            spec: shapes and normalisation of the client's inputs.
+            seen: the observed update.
+            seed: the seed of the test's draws.
 
         Raises:
-            ValueError: the records do not fit the model, or the update tells nothing.
+            ValueError: the samples do not have the shape of the inputs, the steps use too many
+                samples, or the update tells nothing.
         """
         shape = tuple(inputs_of(self.records).shape[1:])
         # this is checked before memory for a shape that a client told is allocated
@@ -72,7 +80,10 @@ class Candidates:
         )
 
     def are_among(self, private: Batch) -> list[bool]:
-        """Return whether each record is a private sample, pixel by pixel; for simulations."""
+        """Return, for each tested sample, whether it is a private sample, for simulations.
+
+        Inputs are compared entry by entry, with a tolerance of 10⁻⁶.
+        """
         own = private.inputs.flatten(1)
         rows = inputs_of(self.records).flatten(1).to(own)
         return [bool(torch.isclose(own, row, atol=1e-6).all(1).any()) for row in rows]
@@ -85,13 +96,16 @@ def inputs_of(records: Records) -> Tensor:
 
 @dataclass(frozen=True)
 class DrawnCandidates:
-    """The choice of records that the server of a simulation tests; it knows those of all clients.
+    """The numbers of samples that the server of a simulation tests for membership.
+
+    Such a server knows the samples of all clients.
 
     Attributes:
-        per_client: private samples of each client that are tested in every update, ≥ 1.
-        strangers: images of the server's test set that are tested beside them, ≥ 0.
-        null_size: further images of that test set, among which each record is ranked, ≥ 20; fewer
-            if the set has fewer.
+        per_client: the number of each client's private samples that are tested in every update, ≥
+            1.
+        strangers: the number of images of the server's test set that are tested with them, ≥ 0.
+        null_size: the number of further images of that test set, with which each tested sample is
+            compared, ≥ 20; all that are left if the set is smaller.
     """
 
     per_client: int = 2
@@ -104,14 +118,15 @@ class DrawnCandidates:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}.")
 
     def among(self, held: Sequence[Batch], tests: Batch) -> Candidates:
-        """Return the candidates from clients' samples and from test images that no client has.
+        """Return the candidates made of clients' samples and of test images that no client has.
 
         Args:
-            held: samples of each client.
-            tests: first the strangers, then the null; as many as there are.
+            held: for each client, its samples to be tested.
+            tests: test images: first the ``strangers``, which are tested too, then the null
+                samples.
 
         Raises:
-            ValueError: there are fewer test images than the strangers and 20 of the null.
+            ValueError: there are fewer test images than ``strangers`` + 20.
         """
         if len(tests) < self.strangers + 20:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Decode a client's encodings over the rounds, by a server that knows the mixing."""
+"""Decode the encoded samples of MixUp and InstaHide, on a server that knows the mixing."""
 
 from dataclasses import dataclass, field, replace
 
@@ -13,15 +13,18 @@ from flwr_leakage.records import Batch, InputSpec, Reconstruction
 
 @dataclass
 class Decoder:
-    """Collect each client's recovered encodings of the same samples, and decode them together.
+    """A decoder that collects a client's recovered encodings over rounds and decodes them together.
 
-    The mapping and the coefficients are granted. So the decoded samples are an upper bound on the
-    leakage of the attack that recovered the encodings (Huang et al. 2021, section 5.1).
+    A defense by mixing (MixUp, InstaHide) trains on encodings, which are weighted sums of samples.
+    The decoder is given the samples in each sum and their weights. So the decoded samples are an
+    upper bound on the leakage of the attack that recovered the encodings (Huang et al. 2021,
+    section 5.1).
 
     Attributes:
-        spec: the public facts about the data.
-        seed: the seed of the starts of InstaHide's decoding.
-        seen: the encodings (B, C, H, W) and the mixing W (B, n) of each round so far, by client.
+        spec: shapes and normalisation of the inputs.
+        seed: the seed of the starting points of InstaHide's decoding.
+        seen: by client, for each round so far, the B encodings (B, C, H, W) and the weights W (B,
+            n) of the client's n samples in them.
     """
 
     spec: InputSpec
@@ -32,8 +35,8 @@ class Decoder:
         """Return the samples decoded from all rounds so far; ``None`` if nothing can be decoded.
 
         Args:
-            case: the case of a client whose truth tells the mixing.
-            answer: the encodings, in the order of the granted labels.
+            case: an attacked target; it can be decoded if its truth tells the mixing.
+            answer: the attack's answer: the encodings, in the order of the mixing's rows.
         """
         truth, seen = case.truth, case.observation
         if truth is None or truth.mixing is None or answer.batch is None or seen.client_id < 0:

@@ -1,4 +1,4 @@
-"""Evaluate an attack's answer against the truth, in numbers and images."""
+"""Evaluate an attack's answer by comparing it with the true samples, in numbers and images."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ from flwr_leakage.records import InputSpec, Measurement, Reconstruction
 
 @dataclass(frozen=True)
 class Picture:
-    """An image of one sample.
+    """An image of one sample: the original or its reconstruction.
 
     Attributes:
-        sample: the truth's index, or the attacker's own where there is no truth.
+        sample: the sample's index in the truth; where there is no truth, its index in the answer.
         role: ``original`` or ``reconstruction``.
         pixels: (C, H, W) in [0, 1].
     """
@@ -29,12 +29,12 @@ class Picture:
 
 @dataclass(frozen=True)
 class Text:
-    """The tokens of one sample.
+    """The tokens of one text: the original, or what an attack recovered of it.
 
     Attributes:
-        sample: the truth's index, or the attacker's own where there is no truth; −1 for tokens
-            that are known to occur in some text of the batch.
-        role: ``original``, ``reconstruction`` or ``named``.
+        sample: the text's index in the truth; where there is no truth, its index in the answer. −1
+            for tokens that are known to occur in some text of the batch.
+        role: ``original``, ``reconstruction``, or ``named`` for tokens that occur in some text.
         ids: the token ids, without padding at the end; −1 where no token was found.
         words: the words of the ids; empty if unknown.
     """
@@ -47,13 +47,14 @@ class Text:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of attacking one target.
+    """The evaluation of an attack on one target.
 
     Attributes:
-        measurements: one a metric; none without a truth.
-        pictures: originals with the reconstructions matched to them; without a truth the
+        measurements: one measurement for each metric, with a value for each sample; none without a
+            truth.
+        pictures: the original images with the reconstructions matched to them; without a truth the
             reconstructions alone.
-        texts: private and recovered texts, and the tokens that were named.
+        texts: the original and recovered texts, and tokens that are known to occur in some text.
     """
 
     measurements: tuple[Measurement, ...]
@@ -68,9 +69,18 @@ def evaluate(
     spec: InputSpec,
     reference: Reference | None = None,
 ) -> Outcome:
-    """Measure the answer against the private samples, where there is a truth and an evaluator.
+    """Compare an answer with the private samples, if there are a truth and an evaluator.
 
-    If a normalisation was read off the answer, it is used for the answer and the truth alike.
+    Without them, the result holds the reconstructed images or texts and no measurements. If the
+    attack inferred the normalisation of the inputs, it is used for the answer and the truth alike.
+
+    Args:
+        answer: the attack's answer.
+        truth: the private samples; ``None`` outside of simulations.
+        evaluator: computes the metrics; ``None`` for no metrics.
+        spec: shapes and normalisation of the inputs.
+        reference: the reconstruction without any attack, with which answers are compared; by
+            default the mean colour.
     """
     spec = answer.spec or spec
     if spec.is_text:
@@ -94,7 +104,7 @@ def _texts(
     spec: InputSpec,
     reference: Reference,
 ) -> Outcome:
-    """Measure recovered texts, and write them in words."""
+    """Compare recovered texts with the private ones, and list both in words."""
     write = partial(_written, padding=spec.padding, words=reference.words)
     texts: list[Text] = []
     measurements: tuple[Measurement, ...] = ()

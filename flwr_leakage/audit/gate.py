@@ -1,4 +1,4 @@
-"""Judge a client's updates by its own limits: refuse, or defend more strongly, above them."""
+"""Judge a client's updates by its own limits: beyond them, refuse or defend more strongly."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -28,8 +28,8 @@ class Judgement:
     """The decision of a gate on one defended update.
 
     Attributes:
-        passes: whether it may be sent.
-        reasons: the limits that it exceeds, and the quantities that could not be measured. They are
+        passes: whether the update may be sent.
+        reasons: the limits that it exceeds, and the quantities that could not be measured, in words
             for the owner only.
     """
 
@@ -41,30 +41,32 @@ class Judgement:
 class Gate:
     """Limits on a client's updates, which its owner sets. The server has no say in them.
 
-    An update passes where no sample exceeds a limit. Otherwise each defense of ``stronger`` is
-    applied to the raw update in turn, and the released update is measured again; the first that
-    passes is sent. If none does, the client answers with an error that names no reason.
+    An update passes if no sample exceeds a limit. Otherwise each defense of ``stronger`` is applied
+    to the undefended update in turn, and the result is measured again; the first update that passes
+    is sent. If none passes, the client answers with an error that names no reason.
 
-    A limit holds for the value with its error bar, on the risky side: ``value + error ≤ limit``
-    where a larger value leaks more, ``value − error ≥ limit`` where a larger value is safer. A
-    quantity that was not measured is no evidence of safety: a score without a number, an attack
-    without an answer or ended by its time budget, samples that were not kept, or a model that does
-    not explain the update. ``unmeasured`` decides what happens then.
+    A value is compared with its error on the risky side: ``value + error ≤ limit`` must hold where
+    a larger value leaks more, ``value − error ≥ limit`` where a larger value is safer.
+    ``unmeasured`` decides what happens if a quantity was not measured, which is no evidence of
+    safety: if a score has no number, if an attack has no answer or was ended by its time budget, if
+    samples were not kept, or if the scored model does not explain the update.
 
     A gate protects against a server that is honest but curious, and not against one that chooses
     weights: everything here is measured under the weights that the server sent. Such a server
-    passed a limit of the gradient's norm in 60 of 60 rounds, and read 188 of their 240 digits
-    at 30 dB or more (``simulations/benchmarks/gate_crafted.py``).
+    passed a limit of the gradient's norm in 60 of 60 rounds, and reconstructed 188 of their 240
+    images of digits at 30 dB or more (``simulations/benchmarks/gate_crafted.py``).
 
     A server learns from a refusal that the limits were exceeded under the parameters that it chose,
-    and it sees a stronger defense in the update. The choice between several defenses depends on the
-    samples, so that the ε of a single defense does not hold for the whole.
+    and it can tell from an update that a stronger defense was used. The choice between several
+    defenses depends on the samples, so that the ε (differential privacy) of a single defense does
+    not hold for the whole.
 
     Attributes:
-        scores: the limit of each measurement of ``ClientAudit.scores``, by its name.
-        psnr: most dB that the self-attack may reach, for every sample.
-        grade: the worst grade that a sample may have in the self-attack.
-        stronger: defenses of updates that are tried in this order; each replaces the client's.
+        scores: by the name of a measurement of ``ClientAudit.scores``, its limit.
+        psnr: the largest PSNR in dB that the client's attack on its own update may reach for any
+            sample; ``None`` for no limit.
+        grade: the worst grade that a sample may have in that attack; ``None`` for no limit.
+        stronger: defenses of updates that are tried in this order; each replaces the client's own.
         unmeasured: ``refuse`` counts a quantity that was not measured as beyond its limit; ``send``
             lets the update pass.
     """
@@ -96,7 +98,7 @@ class Gate:
 
     @property
     def needs_attack(self) -> bool:
-        """Return whether a limit is on the self-attack."""
+        """Return whether a limit is on the client's attack on its own update."""
         return self.psnr is not None or self.grade is not None
 
     def judge(
@@ -109,8 +111,10 @@ class Gate:
 
         Args:
             scores: the scores of the update.
-            attacked: the self-attack on it.
-            doubts: reasons why scores and self-attack may not describe the sent update.
+            attacked: the result of the client's attack on the update; ``None`` if it was not
+                attacked.
+            doubts: reasons, in words, why scores and attack may not describe the update that is
+                sent.
         """
         exceeded: list[str] = []
         unknown = list(doubts)
@@ -143,7 +147,15 @@ class Gate:
 
 
 def _hold(found: Measurement, limit: float, exceeded: list[str], unknown: list[str]) -> None:
-    """Compare the riskiest sample of a score with its limit."""
+    """Compare the riskiest sample of a score with its limit.
+
+    Args:
+        found: the score, with a value and an error for each sample.
+        limit: the limit of the value.
+        exceeded: a list to which a sentence is added if the limit is exceeded.
+        unknown: a list to which a sentence is added if samples have no value, or if the score does
+            not say whether larger values are safer.
+    """
     errors = found.errors or (None,) * len(found.values)
     pairs = [(v, e or 0.0) for v, e in zip(found.values, errors, strict=True) if v is not None]
     missing = len(found.values) - len(pairs)

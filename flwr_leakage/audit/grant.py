@@ -1,4 +1,4 @@
-"""Grant an attacker the facts of a threat model; the rest of the truth stays hidden."""
+"""Give an attacker those facts about the true samples that a threat model grants, and no others."""
 
 from dataclasses import dataclass, replace
 
@@ -14,8 +14,8 @@ class Case:
     """One target, ready to be attacked and then evaluated.
 
     Attributes:
-        observation: all that the attack is given.
-        truth: the samples with which the answer is compared, or ``None`` outside of simulations.
+        observation: the input of the attack, with the granted facts.
+        truth: the samples with which the answer is compared; ``None`` outside of simulations.
     """
 
     observation: Observation
@@ -25,8 +25,12 @@ class Case:
 def check_grantable(threat: ThreatModel, source: TruthSource | None) -> None:
     """Refuse a threat model that grants a fact which nobody knows.
 
+    Args:
+        threat: the threat model.
+        source: the source of the true samples; ``None`` outside of simulations.
+
     Raises:
-        ValueError: labels, a mixing or exact BatchNorm statistics are granted without a truth.
+        ValueError: labels, a mixing or exact BatchNorm statistics are granted without a source.
     """
     granted = (threat.labels, threat.mixing) != ("inferred", "unknown")
     if (granted or threat.batch_norm == "exact") and source is None:
@@ -39,10 +43,16 @@ def check_grantable(threat: ThreatModel, source: TruthSource | None) -> None:
 def grant(
     target: Target, threat: ThreatModel, gradient_map: GradientMap, source: TruthSource | None
 ) -> Case:
-    """Look up the target's truth, and disclose the facts of it that the threat model grants.
+    """Return a target with its true samples, and with those facts about them that are granted.
+
+    Args:
+        target: the update to attack.
+        threat: the threat model, which grants the facts.
+        gradient_map: the gradient map of the model.
+        source: the source of the true samples; ``None`` outside of simulations.
 
     Raises:
-        ValueError: there is no such truth, as where a client lies about its number of samples.
+        ValueError: the source has no such samples, as where a client lies about their number.
     """
     seen, truth = target.observation, _truth(target, source)
     earlier = tuple(
@@ -55,10 +65,20 @@ def grant(
 def disclose(
     seen: Observation, threat: ThreatModel, gradient_map: GradientMap, truth: Truth | None
 ) -> Disclosure:
-    """Return the facts that the threat model grants of one round: targets, statistics, or none.
+    """Return the targets and BatchNorm statistics of one round that the threat model grants.
 
-    Targets and statistics are those of the samples as the defense encoded them for the training.
-    The statistics of the finished model are no grant: they were disclosed when training had ended.
+    Both are those of the samples as the defense encoded them for the training. The BatchNorm
+    statistics of the finished model (``batch_norm="final"``) are taken from the observation, to
+    which they were added after the training had ended.
+
+    Args:
+        seen: the observed update.
+        threat: the threat model.
+        gradient_map: the gradient map of the model.
+        truth: the true samples; ``None`` outside of simulations.
+
+    Returns:
+        The granted facts; a fact that is not granted is ``None``.
     """
     targets = statistics = None
     if truth is not None and threat.labels == "known":
@@ -71,7 +91,10 @@ def disclose(
 
 
 def _truth(target: Target, source: TruthSource | None) -> Truth | None:
-    """Return the samples that the local steps used; the others leave no trace to attack."""
+    """Return the samples that a target's local steps used; other samples leave no trace.
+
+    ``None`` is returned without a source.
+    """
     if source is None:
         return None
     server_round = target.observation.server_round
@@ -79,6 +102,12 @@ def _truth(target: Target, source: TruthSource | None) -> Truth | None:
 
 
 def _statistics(gradient_map: GradientMap, seen: Observation, batch: Batch) -> Params:
-    """Return the BatchNorm statistics that the first local step normalised with."""
+    """Return the BatchNorm statistics by which the first local step normalised its samples.
+
+    Args:
+        gradient_map: the gradient map of the model.
+        seen: the observed update, whose parameters and schedule are used.
+        batch: the client's samples, in the order of training.
+    """
     first = seen.update.schedule.slices(len(batch))[0]
     return gradient_map.statistics(seen.params, batch.inputs[first], seen.buffers)

@@ -1,7 +1,8 @@
-"""Keep observations on disk, to be attacked later or elsewhere.
+"""Keep observed updates on disk, to be attacked later or elsewhere.
 
-Each round has a folder, which appears whole or not at all, and in it each client has a file. Files
-are safetensors, which hold numbers and text and run no code; all are readable by their owner only.
+Each round has a folder, which is written completely before it gets its name, and in which each
+client has a file. Files are safetensors, which hold numbers and text and run no code. Their owner
+alone can read them.
 """
 
 import json
@@ -47,14 +48,15 @@ DONE = "done"
 
 @dataclass(frozen=True)
 class Kept:
-    """One observation, and the further assumptions of an attack on it.
+    """One observation, with the assumptions of an attack on it.
 
     Attributes:
-        observation: the observation of one client in one round, without facts that a threat model
-            grants.
-        spec: the public facts about its inputs.
-        batch_norm: the mode that the client trains in.
-        truth: the samples that it trained on, which a simulation knows; a file of its own.
+        observation: the observation of one client in one round, without the facts that a threat
+            model grants.
+        spec: shapes, classes and normalisation of its inputs.
+        batch_norm: the mode of BatchNorm in the client's training.
+        truth: the samples that the client trained on, in a file of its own; ``None`` outside of
+            simulations.
     """
 
     observation: Observation
@@ -65,14 +67,15 @@ class Kept:
 
 @dataclass(frozen=True)
 class KeptObservations:
-    """The observations of a run that wait for their attack.
+    """A folder with the observations of a run that are to be attacked later.
 
     Attributes:
         folder: the folder, which gets mode 0700 if it is made here.
-        max_bytes: limit on the bytes of all of them, > 0.
-        policy: what is dropped beyond it. ``oldest`` drops the oldest rounds; ``attacked`` the
-            oldest of those that were attacked and recorded, and then the oldest of all; ``newest``
-            drops nothing, and does not keep a round that has no room.
+        max_bytes: the limit of the bytes of all observations together, > 0.
+        policy: the rule by which rounds are dropped if there are more bytes. ``oldest`` drops the
+            oldest rounds. ``attacked`` drops the oldest rounds that were attacked and recorded, and
+            then the oldest of all. ``newest`` drops no round, and does not keep a new one that
+            exceeds the limit.
     """
 
     folder: Path
@@ -86,14 +89,14 @@ class KeptObservations:
             raise ValueError(f"max_bytes must be at least 1, got {self.max_bytes}.")
 
     def keep(self, server_round: int, several: Sequence[Kept]) -> list[str]:
-        """Keep the observations of a round; the policy says what is dropped beyond ``max_bytes``.
+        """Write the observations of a round, and drop rounds beyond ``max_bytes`` by the policy.
 
         Returns:
             A sentence for each round that was dropped or not kept.
 
         Raises:
             FileExistsError: the round was kept before.
-            ValueError: two observations are of one client.
+            ValueError: two observations are of the same client.
         """
         counts = Counter(kept.observation.client_id for kept in several)
         if twice := sorted(client_id for client_id, count in counts.items() if count > 1):
@@ -124,7 +127,7 @@ class KeptObservations:
         return self._drop()
 
     def rounds(self) -> list[int]:
-        """Return the rounds that are kept, attacked ones included."""
+        """Return the numbers of the rounds that are kept, in order, attacked ones included."""
         return sorted(
             int(path.name.removeprefix("round"))
             for path in self.folder.glob("round*")
@@ -132,7 +135,11 @@ class KeptObservations:
         )
 
     def read(self, server_round: int) -> tuple[list[Kept], list[str]]:
-        """Return the observations of a round by client, and the unreadable files in words."""
+        """Return the observations of a round, and its unreadable files.
+
+        Returns:
+            The observations in the order of their clients, and a sentence for each unreadable file.
+        """
         found: list[Kept] = []
         problems: list[str] = []
         room = MAX_TENSORS_BYTES
@@ -151,7 +158,7 @@ class KeptObservations:
         return (self._round(server_round) / DONE).exists()
 
     def set_done(self, server_round: int) -> bool:
-        """Note that a round was attacked and recorded; ``False`` where it was dropped meanwhile."""
+        """Note that a round was attacked and recorded, and return whether it is still kept."""
         try:
             write_private(self._round(server_round) / DONE, b"")
         except FileNotFoundError:
@@ -159,7 +166,11 @@ class KeptObservations:
         return True
 
     def room(self, server_round: int) -> int:
-        """Return how many rounds fit into the room, if each is as large as a kept one."""
+        """Return how many rounds fit into ``max_bytes`` if each is as large as the given one.
+
+        Args:
+            server_round: the number of a round that is kept.
+        """
         return max(1, self.max_bytes // max(1, _size(self._round(server_round))))
 
     def _drop(self) -> list[str]:
@@ -258,7 +269,11 @@ def _truth_of(path: Path) -> Path:
 
 
 def _check_sizes(spec: InputSpec, update: Update) -> None:
-    """Bound what an attack would allocate for the inputs and steps that an observation claims."""
+    """Refuse an observation whose claimed inputs and steps would take an attack too much memory.
+
+    Raises:
+        ValueError: it claims too many steps, or inputs or samples of too many numbers.
+    """
     steps, examples, each = update.schedule.num_steps, update.num_examples, math.prod(spec.shape)
     if steps > MAX_STEPS:
         raise ValueError(f"a round may have at most {MAX_STEPS:,} steps, got {steps:,}.")
@@ -271,7 +286,7 @@ def _check_sizes(spec: InputSpec, update: Update) -> None:
 
 
 def truth_to_bytes(truth: Truth) -> bytes:
-    """Return a truth as the content of a safetensors file."""
+    """Return the true samples of a client as the content of a safetensors file."""
     batches = {"private": truth.private, "defended": truth.defended}
     tensors = {
         f"{name}/{field}": getattr(batch, field).detach().cpu().contiguous().clone()
@@ -287,11 +302,11 @@ def truth_to_bytes(truth: Truth) -> bytes:
 
 
 def read_truth(path: Path) -> Truth:
-    """Read the content that ``truth_to_bytes`` returned.
+    """Return the true samples of a client, from a file with the content of ``truth_to_bytes``.
 
     Raises:
-        ValueError: it is another file.
-        KeyError: it lacks a part.
+        ValueError: it is another kind of file.
+        KeyError: a part of the samples is missing.
     """
     tensors, metadata = _load(path)
     private, defended = (

@@ -1,4 +1,7 @@
-"""Infer class counts of clients that are too large for image attacks, and probe a few images."""
+"""Infer class counts of clients whose updates are of too many images for attacks on images.
+
+A simulation also attacks the update of one step on a few of such a client's images.
+"""
 
 import json
 import math
@@ -35,18 +38,18 @@ MAX_SAMPLES = 2000
 class LargeClients:
     """The settings of an audit for updates of many images, with limits of their cost.
 
-    Their class counts are inferred from the sent update. Where the truth is known, a *probe* is
-    made besides: the update of one step on a few of the client's images. The audit's attack attacks
-    the probe, and training never sees it.
+    The number of samples of each class is inferred from the update that the client sent. Where the
+    truth is known, a *probe* is made besides: the update of one step on a few of the client's
+    images. The audit's attack is run on the probe, which takes no part in the training.
 
     Attributes:
         min_examples: the least number of samples of a client whose class counts are inferred, ≥ 1.
-            An attack on the images of a smaller client infers its labels.
-        every: rounds from one inference to the next, ≥ 1; the first round is one.
-        label_seconds: CPU seconds that the inference may take in a round.
-        probe_sizes: numbers of images, ascending; empty for no probe. A run probes one client, the
-            first one that is too large to be attacked.
-        probe_seconds: CPU seconds that the attack on each probe may take.
+            For a smaller client, the attack on its images infers the labels.
+        every: the number of rounds from one inference to the next, ≥ 1, from the first round on.
+        label_seconds: the CPU seconds that the inference may take in a round.
+        probe_sizes: the numbers of images of the probes, ascending; empty for no probe. A run
+            probes one client, the first one that is too large to be attacked.
+        probe_seconds: the CPU seconds that the attack on each probe may take.
     """
 
     min_examples: int = 17
@@ -69,21 +72,21 @@ class LargeClients:
                 raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}.")
 
     def includes(self, server_round: int, num_examples: int) -> bool:
-        """Return whether the class counts of a client of this size are inferred in a round."""
+        """Return whether class counts are inferred in a round for a client of this many samples."""
         return num_examples >= self.min_examples and (server_round - 1) % self.every == 0
 
 
 @dataclass
 class LabelRound:
-    """Infer class counts in one round, by rehearsals.
+    """The inference of class counts in one round.
 
-    A rehearsal repeats a client's training on dummy samples with known labels, and tells how an
-    update follows from class counts. Clients that train alike share rehearsals.
+    It uses rehearsals: a rehearsal repeats a client's training on dummy samples with known labels,
+    and so tells how an update follows from class counts. Clients that train alike share rehearsals.
 
     Attributes:
-        settings: the settings of the audit.
+        settings: the settings of the audit for large clients.
         seed: the seed of the rehearsals.
-        budget: the CPU seconds that the round may take.
+        budget: the CPU seconds that are left in this round.
     """
 
     settings: LargeClients
@@ -102,11 +105,18 @@ class LabelRound:
         optimizer: str,
         trials: Trials,
     ) -> LabelEstimate:
-        """Return the class counts behind an update, by :func:`rehearse`.
+        """Return the number of samples of each class behind an update, by :func:`rehearse`.
+
+        Args:
+            gradient_map: the gradient map of the client.
+            spec: shapes, classes and normalisation of the client's inputs.
+            seen: the client's observed update.
+            optimizer: the class name of the client's optimizer.
+            trials: measures how long a forward pass takes.
 
         Raises:
-            ValueError: the update poses no problem, its training cannot be repeated, or that takes
-                more than is left of the round's CPU seconds.
+            ValueError: the update cannot be attacked, its training cannot be repeated, or that
+                takes more than is left of the round's CPU seconds.
         """
         schedule = seen.update.schedule
         steps = rehearsed_steps(schedule.num_steps)
@@ -144,14 +154,17 @@ def probes(
 ) -> Iterator[tuple[Observation, Truth]]:
     """Yield, for each size, the update of one step on this number of the client's images.
 
-    The step is one of SGD with the client's learning rate, from the parameters that it was sent,
-    and rounded as a model that is sent back is. The images are the first of the client's.
+    It is a step of SGD with the client's learning rate, from the parameters that the client was
+    sent. It is rounded as the difference of two models is. The images are the client's first ones.
 
     Args:
         gradient_map: the gradient map of the client.
-        seen: its update, whose parameters, round and learning rate are taken.
+        seen: the client's observed update, whose parameters, round and learning rate are taken.
         truth: the samples that the client trained on.
-        sizes: numbers of images; those above the client's own are left out.
+        sizes: the numbers of images; those above the client's own number are left out.
+
+    Yields:
+        The observation of the step, and its samples.
     """
     rate = seen.update.schedule.learning_rate
     for size in sizes:

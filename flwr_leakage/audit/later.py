@@ -1,4 +1,4 @@
-"""Attack kept observations, and add the results to the run from which they were kept."""
+"""Attack the observations that a run has kept on disk, and add the results to the run's records."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -39,10 +39,11 @@ class KeptRun:
 
     Attributes:
         folder: the folder of the run, which holds a folder ``kept``.
-        audit_of: makes an audit as that of the run, with its attack, that records to a tracker
-            once it attacks, not before. Inputs, schedules, BatchNorm modes and truths are those
-            that were kept.
-        chunk: number of targets that are attacked together; a kill loses at most these.
+        audit_of: a function of a tracker that makes an audit like that of the run, with its attack.
+            The tracker must not be written to before the audit attacks. Inputs, schedules,
+            BatchNorm modes and truths are taken from the kept observations.
+        chunk: the number of targets that are attacked together. If the process is killed, at most
+            the work on these is lost.
         final_buffers: the buffers of the finished model, for ``ThreatModel.batch_norm`` ``final``.
         ray: the resources of a task on a Ray cluster, if the attacks run there.
     """
@@ -67,14 +68,17 @@ class KeptRun:
 
     @property
     def finished(self) -> Path:
-        """Return the folder of the targets that were attacked."""
+        """Return the folder with the results of the targets that were attacked."""
         return inside(self.folder, f"{KEPT}/{FINISHED}")
 
     def audit(self, tracker: Tracker) -> tuple[ServerAudit, Disclosure]:
         """Return the audit, and the facts of all rounds that are disclosed to it.
 
+        Args:
+            tracker: the tracker that the audit records to.
+
         Raises:
-            ValueError: there is no attack, or the threat model asks for the final statistics and
+            ValueError: there is no attack, or the threat model grants the final statistics and
                 there are none.
         """
         later = self.audit_of(tracker)
@@ -92,20 +96,20 @@ class KeptRun:
 def walk(
     run: KeptRun, audit: ServerAudit, disclosed: Disclosure, stand_in: Attack
 ) -> Iterator[int]:
-    """Walk through the rounds that are left as ``attack_kept`` does, with another attack.
+    """Go through the rounds that ``attack_kept`` would attack, with another attack in its place.
 
     Args:
-        run: the run whose rounds are walked through.
+        run: the run with the kept rounds.
         audit: the audit that ``KeptRun.audit`` returns, which should record nowhere.
-        disclosed: the facts that are disclosed to the audit.
-        stand_in: an attack that is called in the place of the run's own.
+        disclosed: the facts of all rounds that are disclosed to the audit.
+        stand_in: the attack that is called in the place of the run's own.
 
     Yields:
-        The number of each round, once ``stand_in`` has seen its targets.
+        The number of each round, once ``stand_in`` was called on its targets.
 
     Raises:
-        ValueError: a file cannot be read, or a client's normalisation is not known, which all
-            targets of a round decide together.
+        ValueError: a file cannot be read; or a client's normalisation is not known, so that all
+            targets of a round have to be attacked together.
     """
     audit.attack = stand_in
     for number in run.kept.rounds():
@@ -141,25 +145,25 @@ def attack_kept(
 ) -> int:
     """Attack the kept observations of a run folder, round by round.
 
-    It may be killed at any moment and called again: finished targets are read back, and the record
-    of an unfinished round is completed. Rounds that were attacked before are not attacked again.
-    Their images keep their numbers, and their answers are read back if rounds are attacked or
-    decoded together. A round with an unreadable file remains to be attacked. The training may go on
-    meanwhile; call again for the rounds that are kept later.
+    It may be killed at any moment and called again: results of finished targets are read from disk,
+    and the records of an unfinished round are completed. Rounds that were attacked before are not
+    attacked again; where a later round is attacked or decoded together with them, their results are
+    read from disk. A round with an unreadable file remains to be attacked. The training may go on
+    meanwhile; call this function again for the rounds that are kept later.
 
     Args:
-        folder: see ``KeptRun``.
-        audit_of: see ``KeptRun``.
+        folder: the folder of the run, which holds a folder ``kept``.
+        audit_of: a function of a tracker that makes an audit like that of the run; see ``KeptRun``.
         workers: the number of attacking processes, or the resources of a task on a Ray cluster.
-        chunk: see ``KeptRun``.
-        final_buffers: see ``KeptRun``.
+        chunk: the number of targets that are attacked together.
+        final_buffers: the buffers of the finished model, for ``ThreatModel.batch_norm`` ``final``.
 
     Returns:
-        How many rounds were attacked, with all that was kept of them.
+        The number of rounds of which all kept observations were attacked in this call.
 
     Raises:
-        ValueError: there is no attack, nothing was kept, the images' numbers cannot be read, or
-            the threat model asks for the final statistics and there are none.
+        ValueError: there is no attack, nothing was kept, the file of the images' numbers cannot be
+            read, or the threat model grants the final statistics and there are none.
     """
     folder = Path(folder)
     of_run = KeptRun(folder, audit_of, chunk, final_buffers)
@@ -195,7 +199,18 @@ def _go_on(
     file: JsonlTracker,
     disclosed: Disclosure,
 ) -> bool:
-    """Attack a round, or read back its answers for later rounds; return whether it was attacked."""
+    """Attack a round, or read its results again where later rounds need them.
+
+    Args:
+        audit: the audit that attacks.
+        kept: the kept observations.
+        number: the number of the round.
+        file: the tracker that records.
+        disclosed: the facts of all rounds that are disclosed to the audit.
+
+    Returns:
+        Whether all kept observations of the round were attacked now, for the first time.
+    """
     is_done, decodes = kept.is_done(number), audit.threat.mixing == "known"
     if is_done and audit.threat.rounds == 1 and not decodes:
         return False
@@ -236,7 +251,10 @@ def _read_numbers(path: Path) -> ImageNumbers:
 
 
 def _tell_of_missing_encodings(audit: ServerAudit, kept: KeptObservations, run: RunData) -> None:
-    """Say which rounds' encodings this call cannot decode, although an earlier one did."""
+    """Record which rounds' encodings (MixUp, InstaHide) can no longer be decoded with later ones.
+
+    They were decoded in an earlier call, and their observations have been dropped since.
+    """
     if audit.threat.mixing != "known":
         return
     decoded = {r.server_round for r in run.records if r.name == "decoded_encodings"}
@@ -246,7 +264,7 @@ def _tell_of_missing_encodings(audit: ServerAudit, kept: KeptObservations, run: 
 
 
 def _attack_round(audit: ServerAudit, server_round: int, several: list[Kept]) -> None:
-    """Attack a round under what was assumed of it when it was kept."""
+    """Attack a round with the inputs, BatchNorm modes and truths that were kept with it."""
     if not several:
         return
     first = several[0]  # all members of a mean have the same assumptions

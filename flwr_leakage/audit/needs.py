@@ -1,4 +1,4 @@
-"""Estimate an attack's memory and time before memory of a size that a client told is allocated."""
+"""Estimate an attack's memory and time before it allocates memory of a size that a client told."""
 
 import math
 from collections import OrderedDict
@@ -43,11 +43,11 @@ _MAX_KEPT = 256
 
 @runtime_checkable
 class HasObservation(Protocol):
-    """An object with an observation to attack."""
+    """An object that holds an observation to attack."""
 
     @property
     def observation(self) -> Observation:
-        """Return everything that the attack is given."""
+        """Return the observation, which is all that the attack is given."""
 
 
 T = TypeVar("T", bound=HasObservation)
@@ -55,11 +55,11 @@ T = TypeVar("T", bound=HasObservation)
 
 @dataclass(frozen=True)
 class Needs:
-    """Bytes and operations that the forward pass of one sample takes.
+    """The memory and work of a forward pass on one sample.
 
     Attributes:
         num_bytes: the bytes of all intermediate results.
-        operations: floating-point operations of its products and convolutions.
+        operations: the floating-point operations of its matrix products and convolutions.
         num_classes: the number of logits.
     """
 
@@ -70,13 +70,13 @@ class Needs:
 
 @dataclass
 class Trials:
-    """Measure what an attack on a model needs, and refuse one that needs too much.
+    """A meter of the memory and time of attacks on a model, which refuses those beyond limits.
 
-    One pass of meta tensors, which have a shape and no values, tells the bytes and operations. The
-    results of the latest models and inputs are kept.
+    A forward pass of meta tensors, which have a shape and no values, tells the bytes and
+    operations. The results of the latest models and inputs are kept.
 
     Attributes:
-        max_bytes: limit on the bytes of an attack on one target; ``None`` for no limit.
+        max_bytes: the limit of the bytes of an attack on one target; ``None`` for no limit.
         max_seconds: the CPU seconds that such an attack may take; ``None`` for no limit.
     """
 
@@ -85,10 +85,11 @@ class Trials:
     _known: "OrderedDict[tuple[InputSpec, str], Needs | str]" = field(default_factory=OrderedDict)
 
     def needs(self, gradient_map: GradientMap, spec: InputSpec) -> Needs:
-        """Return the bytes and operations that one sample takes.
+        """Return the memory and work of a forward pass on one sample.
 
         Raises:
-            ValueError: the model does not take such inputs, or one of them alone needs too much.
+            ValueError: the model does not accept such inputs, or one of them alone needs too much
+                memory.
         """
         key = (spec, gradient_map.batch_norm)
         if key not in self._known:
@@ -107,11 +108,11 @@ class Trials:
         return found
 
     def refusal(self, gradient_map: GradientMap, spec: InputSpec, seen: Observation) -> str:
-        """Return why an attack on this observation would exceed ``max_bytes`` or ``max_seconds``.
+        """Return in words why an attack on an observation is refused; empty if it is not.
 
-        It exceeds ``max_seconds`` if ``LEAST_GRADIENTS`` gradients do. That the model does not take
-        inputs of this shape is a reason, too. The string is empty if there is no reason. Without
-        limits nothing is tried, and the string is empty.
+        It is refused if its memory would exceed ``max_bytes``, if ``LEAST_GRADIENTS`` gradients
+        would take longer than ``max_seconds``, or if the model does not accept inputs of this
+        shape. Without limits nothing is tried, and the result is empty.
         """
         if self.max_bytes is None and self.max_seconds is None:
             return ""
@@ -140,12 +141,12 @@ class Trials:
     def together(
         self, gradient_map: GradientMap, spec: InputSpec, several: Sequence[T]
     ) -> Iterator[list[T]]:
-        """Yield parts of the targets, in their order, that fit into the limit together.
+        """Yield groups of targets, in their order, that fit into ``max_bytes`` together.
 
         Args:
             gradient_map: the gradient map of the model.
-            spec: the public facts about their inputs.
-            several: cases, each with its ``observation``.
+            spec: shapes of the targets' inputs.
+            several: the targets, each with its ``observation``.
         """
         part: list[T] = []
         left = math.inf if self.max_bytes is None else float(self.max_bytes)
@@ -163,14 +164,14 @@ class Trials:
 
 
 def _samples(seen: Observation) -> int:
-    """Return the number of samples of all steps together, of all members of a mean."""
+    """Return the number of samples of all steps together; in a mean update, of all its clients."""
     schedule = seen.update.schedule
     used = min(schedule.batch_size, seen.update.num_examples)
     return schedule.num_steps * used * max(len(seen.members), 1)
 
 
 def _bytes(needs: Needs, seen: Observation) -> float:
-    """Return the bytes that an attack on a target takes beside the model, by an estimate."""
+    """Return an estimate of the bytes that an attack on a target takes beside the model."""
     copies = STEPS * (seen.update.schedule.num_steps - 2) * _size(seen.params)
     return max(COPIES * _samples(seen) * needs.num_bytes + copies, 0.0)
 
@@ -180,18 +181,19 @@ def _size(params: Params) -> int:
 
 
 def measure(gradient_map: GradientMap, spec: InputSpec, max_bytes: float = math.inf) -> Needs:
-    """Return what one sample's forward pass takes, measured by a pass without values.
+    """Return the memory and work of a forward pass on one sample, by a pass without values.
 
-    A model that decides by values allows no such pass; then zeros are passed, within the same
-    limit.
+    If the model's computation depends on values, such a pass is impossible. Then zeros are passed,
+    if one input has at most 1 MiB.
 
     Args:
-        gradient_map: the gradient map of the model, in the mode that it is trained in.
-        spec: the public facts about the inputs, which a stranger may have told.
-        max_bytes: the most bytes that one sample's intermediate results may take.
+        gradient_map: the gradient map of the model, with BatchNorm in the mode of the training.
+        spec: shapes of the inputs, which an untrusted client may have told.
+        max_bytes: the limit of the bytes of one sample's intermediate results.
 
     Raises:
-        ValueError: the model does not take such inputs, or one takes more than ``max_bytes``.
+        ValueError: the model does not accept such inputs, or one of them takes more than
+            ``max_bytes``.
     """
     size = 4 * math.prod(spec.shape)
     if size > min(max_bytes, 2**40):
@@ -223,14 +225,21 @@ def measure(gradient_map: GradientMap, spec: InputSpec, max_bytes: float = math.
 
 
 def _decides_by_values(error: Exception) -> bool:
-    """Return whether a pass failed since its tensors hold no values, and not by inputs' shape."""
+    """Return whether a pass failed because its tensors hold no values, and not by their shape."""
     return isinstance(error, NotImplementedError) or "meta" in str(error)
 
 
 def _pass(
     gradient_map: GradientMap, spec: InputSpec, counted: "_Counted", device: torch.device | None
 ) -> tuple[Tensor, float]:
-    """Return logits of zeros, on the model's device or another, and the operations of the pass."""
+    """Return the logits of a forward pass on zeros, and its floating-point operations.
+
+    Args:
+        gradient_map: the gradient map of the model.
+        spec: shapes of the inputs.
+        counted: counts the bytes of the intermediate results.
+        device: the device of the pass; ``None`` for the model's own.
+    """
     own = next(iter(gradient_map.params.values()))
     place = own.device if device is None else device
     params = {name: value.to(place) for name, value in gradient_map.params.items()}
@@ -244,11 +253,14 @@ def _pass(
 
 
 class _TooMuchError(Exception):
-    """Raised when a pass reaches its limit."""
+    """Error of a forward pass whose intermediate results reach a limit."""
 
 
 class _Counted(TorchDispatchMode):
-    """Count the bytes of all results that share no storage with arguments; stop at a limit."""
+    """A PyTorch mode that counts the bytes of new results, and raises an error at a limit.
+
+    Results that share memory with the arguments of their operation do not count.
+    """
 
     def __init__(self, max_bytes: float) -> None:
         super().__init__()

@@ -55,9 +55,10 @@ class ReplayResult:
     """The result of replaying a client's captured training.
 
     Attributes:
-        kind: the category, a key of ``REPLAY_WORDS``. It is all that travels by default.
-        residual: the relative residual of the update; ``None`` where nothing was replayed or it is
-            not shared.
+        kind: the category of the result, a key of ``REPLAY_WORDS``. By default only the category is
+            sent to the server.
+        residual: ‖sent − replayed‖ / ‖sent − received‖ of the parameters; ``None`` where nothing
+            was replayed or it is not shared.
         sentence: the result in words.
     """
 
@@ -73,12 +74,12 @@ class ReplayResult:
 
     @property
     def explains(self) -> bool:
-        """Return whether there is no evidence that something else made the update."""
+        """Return whether there is no evidence that anything but the training made the update."""
         return self.kind in ("explained", "masked", "unchanged")
 
     @property
     def replayed(self) -> bool:
-        """Return whether the training of this very round was replayed."""
+        """Return whether this round's training itself was replayed."""
         return self.kind in ("explained", "masked", "refuted")
 
 
@@ -88,20 +89,22 @@ class ClientNote:
 
     Attributes:
         client_id: the partition id.
-        measurements: scores per sample; empty unless the client sends its scores.
-        train_cpu_seconds: CPU seconds of the training loop; ``None`` where they are not shared.
-        score_cpu_seconds: CPU seconds of the scores; the same.
+        measurements: scores, with a value for each sample; empty unless the client sends its
+            scores.
+        train_cpu_seconds: the CPU seconds of the training loop; ``None`` where they are not shared.
+        score_cpu_seconds: the CPU seconds of the scores; ``None`` where they are not shared.
         reproducible: whether the defense's draws came from a seed, as in a simulation. Whoever
             knows the seed can then subtract the noise.
         remark: the client's words on its settings.
-        own_config: whether it runs by a config of its own, so that the server knows neither its
-            samples nor its draws.
-        training: the facts about its training, where it was captured.
-        replay: whether the captured training explains the update.
+        own_config: whether the client runs by a config of its own, so that the server knows neither
+            its samples nor its draws.
+        training: the facts about its training, such as its steps; ``None`` where it was not
+            captured.
+        replay: the result of replaying the captured training; ``None`` where it was not captured.
         explained: whether the scored model explains the update, in words; empty if this was not
             checked.
-        replay_cpu_seconds: CPU seconds of the replay that checks the update. If the training was
-            captured, those of the scores include them. ``None`` as above.
+        replay_cpu_seconds: the CPU seconds of the replay that checks the update; ``None`` where
+            they are not shared. If the training was captured, ``score_cpu_seconds`` includes them.
     """
 
     client_id: int
@@ -148,7 +151,7 @@ class ClientNote:
         return _encode(content)
 
     def says(self) -> list[str]:
-        """Return the client's sentences about itself."""
+        """Return the sentences that the note says about the client itself."""
         who, said = f"client {self.client_id} says", []
         if self.remark:
             unknown = " Its samples are unknown here: nothing is measured against them."
@@ -159,7 +162,15 @@ class ClientNote:
         return said
 
     def speaks_against(self, assumed: Assumed | None) -> list[str]:
-        """Return sentences on how the training differs from the assumed or the captured one."""
+        """Return sentences on why an attack on the client may fail.
+
+        They tell how the client's training differs from the one that the attack assumes, and
+        whether the captured training does not explain the update.
+
+        Args:
+            assumed: the schedule, the inputs and the BatchNorm mode that the attack assumes;
+                ``None`` if the schedule is not known.
+        """
         said = []
         other = differences(self.training, *assumed) if self.training and assumed else ()
         if other:
@@ -173,10 +184,13 @@ class ClientNote:
 
     @staticmethod
     def from_text(text: object) -> "ClientNote":
-        """Read a client's note, which need not be a text at all.
+        """Read a client's note, which may be anything, as clients are not trusted.
 
-        Names and units are cut at 100 characters, notes and the remark at 500; characters that a
-        terminal would obey, or a page hide, are spelled out.
+        Names and units are cut at 100 characters, other texts at 500. Characters that would control
+        a terminal or be invisible on a page are spelled out.
+
+        Args:
+            text: the note, JSON as ``to_text`` writes it.
 
         Raises:
             ValueError: it is no note that ``to_text`` writes.
@@ -214,7 +228,14 @@ def _written(part: TrainingFacts | ReplayResult) -> str:
 
 
 def _remembered(read: Callable[[str], Read]) -> Callable[[str | None], Read | None]:
-    """Return the content of a text, parsed once; long texts are not remembered."""
+    """Return a function like ``read`` that remembers the results of short texts.
+
+    Args:
+        read: a function that parses a text.
+
+    Returns:
+        A function of a text or ``None``; it returns ``None`` for ``None``.
+    """
     known = lru_cache(maxsize=1024)(read)
 
     def remembering(text: str | None) -> Read | None:

@@ -1,4 +1,4 @@
-"""Write the record that a client keeps for its owner, a run folder of one client."""
+"""Write the record that a client keeps for its owner: a run folder of this client alone."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -27,14 +27,14 @@ def write_own_record(
     """Append a round to a client's own run folder, which its owner alone can read.
 
     Args:
-        folder: the folder of one run and client; it is made where there is none.
-        server_round: counted from 1.
+        folder: the folder of one run and client; it is made if it does not exist.
+        server_round: the number of the round, from 1.
         note: the client's note, with all scores.
-        update: the update that was sent, or would have been.
-        attacked: the self-attack, or ``None``.
-        said: the gate's sentences.
+        update: the update that was sent; if the client refused, the update that was not sent.
+        attacked: the result of the client's attack on its update, or ``None``.
+        said: the sentences on the gate's decision.
         refused: whether nothing was sent.
-        attack: the settings of the self-attack.
+        attack: the settings of the client's attack.
     """
     from flwr_leakage.audit.record import Recorder
 
@@ -74,14 +74,16 @@ def write_own_record(
 def write_own_probes(
     folder: Path, server_round: int, note: ClientNote, num_examples: int, probed: Iterable[Probed]
 ) -> None:
-    """Append the attack on one step over a few samples, for a round that no attack fits.
+    """Append the attack on one step over a few samples to a client's own run folder.
+
+    It is for a round whose training no attack fits as a whole.
 
     Args:
-        folder: the folder of one run and client; it is made where there is none.
-        server_round: counted from 1.
-        note: says who the client is and why no attack fits.
+        folder: the folder of one run and client; it is made if it does not exist.
+        server_round: the number of the round, from 1.
+        note: the client's note, whose remark says why no attack fits.
         num_examples: the number of samples of the round.
-        probed: the probes.
+        probed: the results of the attacks on one step.
     """
     from flwr_leakage.audit.record import Recorder
 

@@ -11,7 +11,7 @@ from flwr_leakage.attacks.base import AttackProgress, ProgressCallback
 
 
 def count(amount: int, noun: str) -> str:
-    """Return an amount with its noun.
+    """Return an amount with its noun, in the singular or the plural.
 
     Example:
         >>> count(1, "update"), count(3, "update")
@@ -22,7 +22,7 @@ def count(amount: int, noun: str) -> str:
 
 @runtime_checkable
 class Progress(Protocol):
-    """Receive lines that stay, and a status that changes."""
+    """The display of an audit's progress: lines that stay, and one status that changes."""
 
     def line(self, text: str) -> None:
         """Print a line that later statuses do not overwrite."""
@@ -48,11 +48,14 @@ class SilentProgress:
 
 
 class ConsoleProgress:
-    """Show lines and a spinner on a terminal; without one, a status line every few seconds.
+    """A display of progress by lines and a spinner on a terminal.
+
+    Where the console is no terminal, a status line is printed every few seconds in the spinner's
+    place.
 
     Args:
         console: the console to write to; standard output by default.
-        interval: seconds between two status lines where the console is no terminal.
+        interval: the seconds between two status lines where the console is no terminal.
     """
 
     def __init__(self, console: Console | None = None, interval: float = 15.0) -> None:
@@ -69,7 +72,7 @@ class ConsoleProgress:
         self.console.print(text, markup=False, highlight=False, emoji=False)
 
     def status(self, text: str) -> None:
-        """Update the spinner, or print now and then."""
+        """Update the spinner, or print the status every ``interval`` if there is no terminal."""
         if self.console.is_terminal:
             if self._spinner is None:
                 spinner = "dots" if self._unicode else "line"
@@ -89,7 +92,10 @@ class ConsoleProgress:
             self._spinner = None
 
     def _encodable(self, text: str) -> str:
-        """Return the text as the console can write it; an encoding error would end the training."""
+        """Return the text without characters that the console's encoding lacks.
+
+        They are replaced, as an encoding error would end the training.
+        """
         encoding = self.console.encoding
         return text if self._unicode else text.encode(encoding, "replace").decode(encoding)
 
@@ -99,7 +105,12 @@ class ConsoleProgress:
 
 
 def attack_reporter(progress: Progress, name: str) -> ProgressCallback:
-    """Return a callback that shows an attack's progress, under a name."""
+    """Return a callback that shows an attack's progress as the display's status.
+
+    Args:
+        progress: the display.
+        name: the name of the attack's round, which the status begins with.
+    """
 
     def report(now: AttackProgress) -> None:
         part = f"{now.attack} · " if now.attack else ""

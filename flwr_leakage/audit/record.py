@@ -1,4 +1,4 @@
-"""Hand an audit's numbers, pictures and events to the tracker."""
+"""Hand an audit's numbers, pictures and events to the tracker that stores them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -41,12 +41,12 @@ SPARED = "not scored:"
 
 @dataclass(frozen=True)
 class Recorder:
-    """Give a tracker the findings of an audit, by run, round, client and sample.
+    """A writer that turns the results of an audit into records, by round, client and sample.
 
     Attributes:
-        tracker: the tracker that receives everything.
+        tracker: the tracker that stores the records.
         run: the run's name.
-        sample: the name of a sample; see ``InputSpec.sample``.
+        sample: the word for a sample: ``image``, ``text``, or ``row`` of a table.
     """
 
     tracker: Tracker
@@ -54,7 +54,7 @@ class Recorder:
     sample: str = "image"
 
     def warning(self, server_round: int, client_id: int, message: str) -> None:
-        """Record that something went wrong; the run goes on."""
+        """Record a warning: something went wrong, and the run goes on."""
         self.tracker.event(RunEvent(self.run, server_round, client_id, "warning", message))
 
     def error(self, server_round: int, message: str) -> None:
@@ -62,21 +62,29 @@ class Recorder:
         self.tracker.event(RunEvent(self.run, server_round, SERVER, "error", message))
 
     def information(self, server_round: int, client_id: int, message: str) -> None:
-        """Record a message that is no failure."""
+        """Record a message that reports no failure."""
         self.tracker.event(RunEvent(self.run, server_round, client_id, "info", message))
 
     def utility(
         self, server_round: int, name: str, value: float | None, unit: str, note: str = ""
     ) -> None:
-        """Record a quantity of the global model."""
+        """Record a quantity of the global model, such as its test accuracy.
+
+        Args:
+            server_round: the number of the round.
+            name: the name of the quantity.
+            value: its value; ``None`` if it is not known.
+            unit: its unit.
+            note: a remark, such as the source of the value.
+        """
         self._number(server_round, SERVER, -1, "utility", name, value, unit, note=note)
 
     def cost(self, server_round: int, name: str, seconds: float, client_id: int = SERVER) -> None:
-        """Record the seconds that a part of the run took."""
+        """Record the seconds that a part of the run took, under a name that says which."""
         self._number(server_round, client_id, -1, "cost", name, seconds, "s")
 
     def note(self, server_round: int, note: ClientNote) -> None:
-        """Record a client's note on its round: scores, its training's replay, and seconds."""
+        """Record a client's note on a round: its scores, its replay's result, and CPU seconds."""
         for measurement in note.measurements:
             self._measurement(server_round, note.client_id, "score", measurement, SPARED)
         if note.replay is not None:
@@ -87,9 +95,11 @@ class Recorder:
                 self.cost(server_round, name, seconds, note.client_id)
 
     def _replay(self, server_round: int, client_id: int, replay: ReplayResult) -> None:
-        """Record the result of a replay, where it is known and shared.
+        """Record the result of a replay: its residual, or else its category.
 
-        If the residual is not shared, its category is recorded: ``replay_passed`` is 1.
+        The record is ``replay_residual``; ``not_replayed`` if the round's training was not
+        replayed; or ``replay_passed`` with the value 1 if the replay explains the update and the
+        residual is not shared.
         """
         name, value = "replay_residual", replay.residual
         if replay.kind == "unchanged":
@@ -107,9 +117,15 @@ class Recorder:
         kept_out: str,
         optimizer: str = "SGD",
     ) -> None:
-        """Record a client's training as the server knows it, and why it was not attacked.
+        """Record a client's training as the server knows it, and why the client was not attacked.
 
-        Without a schedule, nothing is said of its steps: nobody told of them.
+        Args:
+            server_round: the number of the round.
+            client_id: the client.
+            schedule: the schedule of its training; ``None`` if its steps are not known.
+            num_examples: the number of samples that it reports.
+            kept_out: why it was not attacked; empty if it was.
+            optimizer: the class name of its optimizer.
         """
         count = float(num_examples)
         done = schedule.describe(num_examples, self.sample) if schedule else ""
@@ -120,7 +136,7 @@ class Recorder:
             self._number(*where, "client", "not_attacked", count, self.sample, note=kept_out)
 
     def not_attacked(self, seen: Observation, reason: str) -> None:
-        """Record why an update was not attacked, if its client's record does not say so."""
+        """Record why an update was not attacked, if the record of its client does not say so."""
         where, count = (seen.server_round, seen.client_id, -1), float(seen.update.num_examples)
         self._number(*where, "client", "not_attacked", count, self.sample, note=reason)
 
@@ -132,9 +148,16 @@ class Recorder:
         names: Sequence[str],
         numbers: Sequence[int],
     ) -> None:
-        """Record the class and number of each private sample, which a simulation knows.
+        """Record the class and the number of each private sample, which a simulation knows.
 
-        A text whose tokens are its own targets has no class.
+        Texts for a model of the next token have no class.
+
+        Args:
+            server_round: the number of the round.
+            client_id: the client.
+            truth: the client's samples.
+            names: the names of the classes, in the order of their indices.
+            numbers: for each sample, the number that identifies it through all rounds.
         """
         targets = truth.private.targets
         has_class = targets.ndim == 1 or targets.is_floating_point()
@@ -154,7 +177,18 @@ class Recorder:
         answer: Reconstruction,
         outcome: Outcome,
     ) -> None:
-        """Record the results of the attack under a what-if defense, under names of their own."""
+        """Record the attack on an update as another defense would have released it.
+
+        All records have ``name`` in their names. The training never used this update.
+
+        Args:
+            server_round: the number of the round.
+            client_id: the client.
+            name: the name of the defense.
+            change: ‖released − raw‖ / ‖raw‖ of the update by this defense.
+            answer: the attack's answer.
+            outcome: the evaluation of the answer.
+        """
         stopped = float(_ended_by_time(answer))
         for what, value in (("relative_change", change), ("stopped_by_budget", stopped)):
             self._number(server_round, client_id, -1, "what_if", f"{name}/{what}", value, "1")
@@ -177,12 +211,20 @@ class Recorder:
         made: Membership,
         is_member: Sequence[bool] | None,
     ) -> None:
-        """Record the test of each candidate in one update, and in a simulation the truth.
+        """Record the membership test of each candidate sample in one update.
 
-        Evidence is 2 where algebra decides, 1 where members lie lower on average, 0 where the test
-        says nothing; its note holds the reason and where the null comes from. Power is the share of
-        members that a rehearsal found at 1 % of false alarms. A p-value of a record below all null
-        records, which are too few to say more, is an upper bound.
+        The evidence is recorded as 2 if algebra decides, 1 if members have lower statistics than
+        others on average, and 0 if the test says nothing. Its note tells the reason and the source
+        of the null samples, which cannot be members. The power is the share of members that the
+        test found, at 1 % of false alarms, when the round was repeated on null samples. The p-value
+        of a candidate whose statistic is below those of all null samples is recorded as an upper
+        bound.
+
+        Args:
+            server_round: the number of the round.
+            client_id: the client.
+            made: the results of the test.
+            is_member: for each candidate, whether it is a member; ``None`` outside of simulations.
         """
         strength = float({"none": 0, "statistical": 1, "exact": 2}[made.evidence])
         null = f"{made.null_size} null records ({made.null_origin})"
@@ -213,7 +255,13 @@ class Recorder:
                 self._number(*where, sample, "membership", "membership_truth", held)
 
     def attempt(self, server_round: int, attempt: Attempt, name: str = "attack") -> None:
-        """Record the wall-clock and CPU seconds that the attack on a round took."""
+        """Record the wall-clock and CPU seconds that the attack on a round took.
+
+        Args:
+            server_round: the number of the round.
+            attempt: the attack's answers, with their cost.
+            name: the beginning of the records' names.
+        """
         self.cost(server_round, f"{name}_wall_seconds", attempt.wall_seconds)
         self.cost(server_round, f"{name}_cpu_seconds", attempt.cpu_seconds)
 
@@ -225,9 +273,17 @@ class Recorder:
         threat: ThreatModel,
         outcome: Outcome,
     ) -> None:
-        """Record the attacker's own objective, the metrics and the pictures.
+        """Record the attack on a client: its final objective, the metrics, and the images or texts.
 
-        The objective's note names the granted facts, and the outcome of each attack of a portfolio.
+        The objective's note names the facts that the threat model grants, and what each attack of a
+        portfolio achieved.
+
+        Args:
+            server_round: the number of the round.
+            client_id: the client.
+            answer: the attack's answer.
+            threat: the attacker's knowledge.
+            outcome: the evaluation of the answer.
         """
         objective = answer.objective if answer.batch is not None else None
         note = answer.error or "; ".join(filter(None, (threat.describe(), answer.summary)))
@@ -256,10 +312,11 @@ class Recorder:
         """Record the class counts inferred from an update, or why there are none.
 
         Args:
-            server_round: counted from 1.
-            client_id: the client whose update it is.
-            found: the counts, with the share that is expected to be right; or the reason.
-            truth: the true counts, where a simulation knows them.
+            server_round: the number of the round, from 1.
+            client_id: the client that sent the update.
+            found: the number of samples of each class, with the share of labels that is expected to
+                be right; or the reason why nothing was inferred.
+            truth: the true number of samples of each class; ``None`` where it is not known.
         """
         where = (server_round, client_id)
         if isinstance(found, str):
@@ -282,7 +339,16 @@ class Recorder:
         outcome: Outcome,
         seconds: float,
     ) -> None:
-        """Record the attack on a probe, which is one step on a few of a client's images."""
+        """Record the attack on a probe: the update of one step on a few of a client's images.
+
+        Args:
+            server_round: the number of the round.
+            client_id: the client.
+            size: the number of images, with which the records' names begin.
+            answer: the attack's answer.
+            outcome: the evaluation of the answer.
+            seconds: the CPU seconds of the attack.
+        """
         note = answer.error or answer.summary
         name = f"{size}/stopped_by_budget"
         stopped = float(_ended_by_time(answer))
@@ -293,9 +359,13 @@ class Recorder:
         self.cost(server_round, "probe_cpu_seconds", seconds, client_id)
 
     def blind_guess(self, server_round: int, pixels: Tensor) -> None:
-        """Record the image (C, H, W) in [0, 1] with which a round's reconstructions are compared.
+        """Record the image that a guess without any attack gives, as a measure of reconstructions.
 
-        The guess of texts is one token repeated, and notes of their accuracy tell it.
+        Nothing is recorded for texts, whose guess is one token repeated.
+
+        Args:
+            server_round: the number of the round.
+            pixels: (C, H, W) in [0, 1]; token ids for texts.
         """
         if pixels.is_floating_point():
             self.tracker.image(server_round, SERVER, -1, "blind_guess", pixels)
@@ -303,7 +373,16 @@ class Recorder:
     def decoded(
         self, server_round: int, client_id: int, answer: Reconstruction, outcome: Outcome
     ) -> None:
-        """Record the decoding of the encodings of all rounds so far, under names of its own."""
+        """Record the samples that were decoded from the encodings (MixUp, InstaHide) of all rounds.
+
+        The records' names begin with ``decoded_``.
+
+        Args:
+            server_round: the number of the round.
+            client_id: the client.
+            answer: the decoded samples.
+            outcome: their evaluation.
+        """
         count = float(answer.stats["encodings"])
         self._number(server_round, client_id, -1, "attack", "decoded_encodings", count, "image")
         for measurement in outcome.measurements:
@@ -328,7 +407,15 @@ class Recorder:
         measurement: Measurement,
         spared: str = "\0",
     ) -> None:
-        """Record each sample; those whose note says that they were spared share one record."""
+        """Record a measurement, with a record for each sample.
+
+        Args:
+            server_round: the number of the round.
+            client_id: the client.
+            kind: the kind of the records.
+            measurement: the values, notes and errors of the samples.
+            spared: samples whose note begins with this text share a single record without a value.
+        """
         count = len(measurement.values)
         notes = measurement.notes or ("",) * count
         errors = measurement.errors or (None,) * count

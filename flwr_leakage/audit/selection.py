@@ -8,15 +8,16 @@ from flwr_leakage.records import Observation
 
 @dataclass(frozen=True)
 class Selection:
-    """The clients that are attacked, and the rounds in which they are.
+    """The choice of the clients that are attacked, and of the rounds.
 
     Attributes:
-        every: rounds from one attack to the next, ≥ 1.
+        every: the number of rounds from one attack to the next, ≥ 1.
         first: the first round to attack, ≥ 1.
-        clients: the partition ids to attack, or ``None`` for all.
-        max_clients: the most clients in a round, the lowest ids first; ``None`` for no limit.
-        max_examples: the most samples of an attacked update, by the client's own word; ``None`` for
-            no limit.
+        clients: the partition ids of the clients to attack; ``None`` for all.
+        max_clients: the largest number of clients to attack in a round, in the order of their ids;
+            ``None`` for no limit.
+        max_examples: the largest number of samples that an attacked client reports; ``None`` for no
+            limit.
     """
 
     every: int = 1
@@ -34,11 +35,17 @@ class Selection:
             object.__setattr__(self, "clients", tuple(self.clients))
 
     def includes(self, server_round: int, client_id: int) -> bool:
-        """Return whether an update may be attacked, if its size and ``max_clients`` allow it."""
+        """Return whether a client may be attacked in a round, apart from the limits of numbers.
+
+        These are ``max_clients`` and ``max_examples``.
+        """
         return not self.refuses(server_round, client_id)
 
     def refuses(self, server_round: int, client_id: int) -> str:
-        """Return why a client is not attacked in a round, in words; empty if it may be."""
+        """Return in words why a client is not attacked in a round; empty if it may be.
+
+        The limits ``max_clients`` and ``max_examples`` are not considered.
+        """
         if server_round < self.first or (server_round - self.first) % self.every:
             every = f"every {self.every} rounds " if self.every > 1 else ""
             return f"attacks run {every}from round {self.first} on"
@@ -47,12 +54,12 @@ class Selection:
         return ""
 
     def __call__(self, observations: Sequence[Observation]) -> list[Observation]:
-        """Return the observations to attack, by client."""
+        """Return the observations of a round that are attacked, in the order of client ids."""
         chosen = [observation for observation in observations if not self._against(observation)]
         return sorted(chosen, key=lambda observation: observation.client_id)[: self.max_clients]
 
     def left_out(self, observations: Sequence[Observation]) -> dict[int, str]:
-        """Return why the other clients of a round are not attacked, in words, by client."""
+        """Return, by client id, in words why a client of a round is not attacked."""
         chosen = {observation.client_id for observation in self(observations)}
         limit = f"at most {self.max_clients} clients are attacked in a round"
         return {
@@ -62,7 +69,10 @@ class Selection:
         }
 
     def _against(self, observation: Observation) -> str:
-        """Return why an update is not attacked, whatever else is attacked; empty if it may be."""
+        """Return in words why an update is not attacked; empty if it may be.
+
+        The limit ``max_clients`` is not considered.
+        """
         count = observation.update.num_examples
         refused = self.refuses(observation.server_round, observation.client_id)
         if refused:

@@ -1,4 +1,4 @@
-"""Attack a client's own update on the client, which can measure the answer by its samples."""
+"""Attack a client's own update on the client, which compares the answer with its own samples."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -31,12 +31,12 @@ PREFIX = "self_attack_"
 
 @dataclass(frozen=True)
 class Probed:
-    """The answer of an attack on a probe: one step over a few images, which was never sent.
+    """The result of attacking the update of one step over a few images, which was never sent.
 
     Attributes:
         size: the number of images.
-        attempt: the attack's answer, and what it took.
-        outcome: metrics and images.
+        attempt: the attack's answer, with its cost.
+        outcome: the metrics and images.
     """
 
     size: int
@@ -46,14 +46,14 @@ class Probed:
 
 @dataclass(frozen=True)
 class SelfAttacked:
-    """The result of a self-attack.
+    """The result of a client's attack on its own update.
 
     Attributes:
-        attempt: the attack's answer, and what it took.
-        outcome: metrics and images; ``None`` where nothing was attacked.
+        attempt: the attack's answer, with its cost.
+        outcome: the metrics and images; ``None`` where nothing was attacked.
         problem: why there is no usable answer, or empty.
-        probes: the attacks on one step over a few of the samples, where the update itself is not
-            attacked. They are for the client's owner: nothing of them is shared.
+        probes: the results of attacks on one step over a few of the samples, where the update
+            itself is not attacked. They are for the client's owner, and never shared.
     """
 
     attempt: Attempt
@@ -63,7 +63,7 @@ class SelfAttacked:
 
     @property
     def measurements(self) -> tuple[Measurement, ...]:
-        """Return the metrics, one entry a sample."""
+        """Return the metrics, each with a value for every sample; empty if nothing was attacked."""
         return () if self.outcome is None else self.outcome.measurements
 
     @property
@@ -73,14 +73,17 @@ class SelfAttacked:
 
     @property
     def grades(self) -> list[Grade]:
-        """Return the grade of each sample that has one; see ``flwr_leakage.report.grades``."""
+        """Return the grades of the samples that have one, such as ``partly`` or ``exact``.
+
+        ``flwr_leakage.report.grades`` defines them.
+        """
         names = ("psnr", "blind_psnr", "ssim", "blind_ssim", "", "affine_psnr", "blind_affine_psnr")
         columns = [self._column(name) for name in names]  # LPIPS is in no self-attack
         found = [grade(*row) for row in zip(*columns, strict=True)]
         return [each for each in found if each is not None]
 
     def shared(self, sharing: Sharing) -> tuple[Measurement, ...]:
-        """Return the metrics that the owner shares, under names of their own."""
+        """Return the metrics that the owner shares, under names beginning with ``self_attack_``."""
         return tuple(
             replace(found, name=PREFIX + found.name)
             for found in self.measurements
@@ -97,21 +100,24 @@ class SelfAttacked:
 class SelfAttack:
     """The settings of a client's attack on its own update, after its defense.
 
-    The attack is given the server's observation and the facts that ``threat`` grants; the client's
-    samples are used afterwards only, to measure its answer. A failure is no evidence of safety.
+    The attack is given the server's observation and the facts that ``threat`` grants. The client's
+    samples are used only afterwards, to evaluate the answer. An attack that fails is no evidence of
+    safety.
 
     Attributes:
         attack: the attack.
         threat: the further knowledge that the server is assumed to have.
-        evaluator: the metrics; PSNR, SSIM and labels by default.
-        reference: the blind guess; the mean colour by default.
-        every: rounds from one self-attack to the next, ≥ 1; the first round is attacked.
-        max_samples: most samples that the steps of an attacked round use; ``None`` for no limit.
-        max_seconds: CPU seconds that a self-attack may take, or ``None``.
+        evaluator: computes the metrics; PSNR, SSIM and labels by default.
+        reference: the reconstruction without any attack, with which answers are compared; the mean
+            colour by default.
+        every: the number of rounds from one attack to the next, ≥ 1; the first round is attacked.
+        max_samples: the largest number of samples that the steps of an attacked round use, all
+            steps together; ``None`` for no limit.
+        max_seconds: the CPU seconds that an attack may take; ``None`` for no limit.
         seed: the seed of the attack's draws, ≥ 0.
-        probe_sizes: numbers of samples. If an update is too large to be attacked, one step on each
-            of these numbers is attacked instead, as a what-if; empty for none.
-        probe_seconds: CPU seconds that each of these attacks may take.
+        probe_sizes: numbers of samples. If an update is too large to be attacked, the update of one
+            step on each of these numbers is attacked instead; empty for none.
+        probe_seconds: the CPU seconds that each of these attacks may take.
     """
 
     attack: Attack
@@ -156,7 +162,15 @@ class SelfAttack:
         server_round: int,
         client_id: int,
     ) -> SelfAttacked:
-        """Attack the released update, then measure the answer against the private samples."""
+        """Attack the released update, then compare the answer with the private samples.
+
+        Args:
+            gradient_map: the gradient map of the client.
+            spec: shapes, classes and normalisation of the client's inputs.
+            exposure: the client's samples, its parameters and the released update.
+            server_round: the number of the round.
+            client_id: the client.
+        """
         released = exposure.released
         seen = Observation(
             server_round, client_id, exposure.params, exposure.buffers, _plain(released)
@@ -181,15 +195,18 @@ class SelfAttack:
     def probe(
         self, gradient_map: GradientMap, spec: InputSpec, seen: Observation, private: Batch
     ) -> tuple[Probed, ...]:
-        """Attack the update of one step on a few samples, and measure the answers.
+        """Attack the update of one step on a few samples, and compare the answers with them.
 
         The attack is given the labels if the threat model grants them, and no batch statistics.
 
         Args:
             gradient_map: the gradient map of the client.
-            spec: the public facts about the client's inputs.
-            seen: its update, whose parameters and learning rate are taken.
-            private: its samples.
+            spec: shapes, classes and normalisation of the client's inputs.
+            seen: the client's observed update, whose parameters and learning rate are taken.
+            private: the client's samples.
+
+        Returns:
+            A result for each of ``probe_sizes`` that the client has enough samples for.
         """
         found = []
         threat = replace(self.threat, batch_norm="none")
@@ -208,7 +225,13 @@ class SelfAttack:
         return tuple(found)
 
     def _doubt(self, answer: Reconstruction, outcome: Outcome, count: int) -> str:
-        """Return why the answer is no evidence of the update's safety; empty if it may be one."""
+        """Return in words why the answer says nothing about the update's safety; else empty.
+
+        Args:
+            answer: the attack's answer.
+            outcome: its evaluation.
+            count: the number of private samples.
+        """
         if answer.batch is None:
             return answer.error or "no reconstruction"
         near = ("psnr", "token_accuracy")  # there are grades of images and grades of texts
@@ -221,7 +244,7 @@ class SelfAttack:
         return ""
 
     def _against(self, exposure: Exposure) -> str:
-        """Return why a round is not attacked; empty if it is attacked."""
+        """Return in words why a round is not attacked; empty if it is attacked."""
         raw = exposure.raw
         used = raw.schedule.num_samples_used(raw.num_examples)
         taken = raw.schedule.num_steps * raw.schedule.batch_size

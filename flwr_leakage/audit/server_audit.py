@@ -1,4 +1,4 @@
-"""Audit an honest-but-curious server's observations, step by step."""
+"""Attack the updates that an honest-but-curious server observes, round by round."""
 
 import logging
 import time
@@ -48,47 +48,48 @@ T = TypeVar("T")
 
 @dataclass
 class ServerAudit:
-    """Attack the selected updates of each round, and record every number.
+    """The audit of an honest-but-curious server, which attacks and records updates in each round.
 
     Attributes:
-        gradient_map: the public model and loss, in the BatchNorm mode of the clients.
-        spec: the public facts about the data.
+        gradient_map: the public model and loss, with BatchNorm in the mode of the clients'
+            training.
+        spec: shapes, classes and normalisation of the inputs.
         schedule: the clients' local training, which the server sets: by steps or by epochs.
-        tracker: the tracker that receives numbers, events and images.
+        tracker: the tracker that stores numbers, events and images.
         run: the run's name.
-        attack: the attack, or ``None`` to record scores and failures only.
+        attack: the attack; ``None`` to record only scores and failures.
         threat: the attacker's knowledge.
         selection: the clients and rounds to attack.
         evaluator: compares reconstructions with the truth, where there is one.
-        truth: the source of the truth; ``None`` outside of simulations, where labels and BatchNorm
-            statistics can not be granted either. It is not asked about clients that say they run by
-            a config of their own.
-        reference: the blind guess and the pool that reconstructions are measured against; by
-            default the mean colour, and no pool.
-        what_ifs: the defenses under which each update is made anew, by name. Such an update is
-            attacked in the same round and recorded under names of its own; training never sees it.
+        truth: the source of the clients' true samples; ``None`` outside of simulations, where
+            labels and BatchNorm statistics cannot be granted either. It is not asked about clients
+            that say that they run by a config of their own.
+        reference: the reconstruction without any attack, and the pool of other images, with which
+            reconstructions are compared; by default the mean colour, and no pool.
+        what_ifs: by name, defenses under which each update is computed anew. Such an update is
+            attacked in the same round and recorded under names of its own; training never uses it.
         seed: the seed of the attack's random draws.
-        progress: the display for a person.
+        progress: the display of the progress.
         num_rounds: the number of rounds, for the progress only.
-        max_seconds: CPU seconds that the attack may take for each target; ``None`` for no limit
+        max_seconds: the CPU seconds that the attack may take for each target; ``None`` for no limit
             but the attack's own.
-        what_if_max_seconds: the same for each target under a what-if, if that is less; ``None`` for
-            ``max_seconds``.
-        max_round_seconds: CPU seconds that attacks may take in a round, for all targets together.
-            Once they are spent, the other targets are recorded as not attacked; the order of
-            targets is drawn anew in each round.
-        max_bytes: bytes that the attack on a target may need by an estimate from the model, the
-            shape of an input and the number of samples, beside what the attack's own settings
-            limit; a target beyond it is recorded as not attacked.
+        what_if_max_seconds: the CPU seconds that the attack on an update under one of ``what_ifs``
+            may take, if that is less than ``max_seconds``; ``None`` for ``max_seconds``.
+        max_round_seconds: the CPU seconds that attacks may take in a round, for all targets
+            together; ``None`` for no limit. Once they are spent, the other targets are recorded as
+            not attacked; the order of targets is drawn anew in each round.
+        max_bytes: the bytes that the attack on a target may need; ``None`` for no limit. They are
+            estimated from the model, the shape of an input and the number of samples. A target
+            beyond the limit is recorded as not attacked.
         keep: the store of observations to be attacked later, see ``attack_kept``; ``None`` attacks
             within the round.
-        candidates: the records that are tested for membership in each update, even in updates that
-            are too large to be attacked. The tests of a round may take ``max_round_seconds``
-            besides.
-        large_clients: the settings for labels and probes of updates of many images; ``None`` for
-            none.
+        candidates: samples that are tested for membership in each update, even in updates that are
+            too large to be attacked; ``None`` for none. The tests of a round may take
+            ``max_round_seconds`` of their own.
+        large_clients: the settings for updates of many images, of which only class counts are
+            inferred; ``None`` for none.
         own_config_clients: the clients that have said that they run by a config of their own.
-        images: the numbers of the images so far; set it to continue the numbers of an earlier
+        images: the numbers that identify the images so far; set it to continue those of an earlier
             audit.
     """
 
@@ -140,9 +141,10 @@ class ServerAudit:
 
     @property
     def draws(self) -> bool:
-        """Return whether a part may draw from a process-wide generator, as a user's own part may.
+        """Return whether the audit may draw from a process-wide random generator.
 
-        A subclass that calls other parts overrides this.
+        An attack may do so, and so may a tracker, a display or a selection of the user's own. A
+        subclass that calls other objects overrides this property.
         """
         parts = (self.tracker, self.progress, self.selection)
         own = tuple(map(type, parts)) == (JsonlTracker, SilentProgress, Selection)
@@ -150,14 +152,20 @@ class ServerAudit:
         return works or not own
 
     def begin_round(self, server_round: int) -> None:
-        """Note when a round starts."""
+        """Note that a round begins now, and reset the CPU seconds that its tests may take."""
         self._round_start = time.monotonic()
         self._tests = Budget.of(self.max_round_seconds)
         self._labels = None
         self.progress.status(f"{self._round_name(server_round)} · clients train")
 
     def warn(self, server_round: int, client_id: int, message: str) -> None:
-        """Record that something went wrong; the run goes on. The text may be a client's."""
+        """Record a warning: something went wrong, and the run goes on.
+
+        Args:
+            server_round: the number of the round.
+            client_id: the client that it is about; −1 for none.
+            message: the text, which may come from a client.
+        """
         self._recorder.warning(server_round, client_id, plain_text(message))
         self._tell(server_round, message)
 
@@ -167,35 +175,41 @@ class ServerAudit:
         self._tell(server_round, message)
 
     def inform(self, server_round: int, client_id: int, message: str) -> None:
-        """Record a message that is no failure."""
+        """Record a message that reports no failure."""
         self._recorder.information(server_round, client_id, plain_text(message))
 
     def wants(self, server_round: int, client_id: int) -> bool:
-        """Return whether a client's update may be attacked in a round, and so has to be kept."""
+        """Return whether a client's update may be attacked in a round, and so must be observed."""
         attacks = self.attack is not None or self.keep is not None or self.candidates is not None
         return attacks and self.selection.includes(server_round, client_id)
 
     def warn_once(self, server_round: int, client_id: int, message: str) -> None:
-        """Record a warning of a client once, and only a limited number of warnings."""
+        """Record a warning about a client unless the same was recorded before.
+
+        The number of different messages about a client is limited.
+        """
         if said := self._once.says(client_id, message):
             self.warn(server_round, client_id, said)
 
     def inform_once(self, server_round: int, client_id: int, message: str) -> None:
-        """Record a message about a client only in the first round in which it occurs."""
+        """Record a message about a client unless the same was recorded before.
+
+        The number of different messages about a client is limited.
+        """
         if said := self._once.says(client_id, message):
             self.inform(server_round, client_id, said)
 
     def learn_from(self, names: Collection[str]) -> None:
         """Restrict later attacks to the updates of the named parameters, as clients send no others.
 
-        Attacks take the given model's values for those that no observation holds.
+        Attacks assume that the other parameters have the values of the given model.
         """
         trained = self.gradient_map.with_trained(names)
         if trained.trained != self.gradient_map.trained:
             self.gradient_map = trained
 
     def spare(self, server_round: int, client_id: int, num_examples: int) -> None:
-        """Record that ``wants`` left a client out, so that its update was not kept, and why."""
+        """Record a client whose update was not observed, as ``wants`` returned false, and why."""
         unconfigured = "no attack is configured"
         reason = self.selection.refuses(server_round, client_id) if self.attack else unconfigured
         schedule = self.schedule.for_client(num_examples)
@@ -211,7 +225,12 @@ class ServerAudit:
     ) -> None:
         """Record a quantity of the global model, such as its test accuracy.
 
-        ``None`` stands for one that is not known; the note says why, or who told it.
+        Args:
+            server_round: the number of the round.
+            name: the name of the quantity.
+            value: its value; ``None`` if it is not known.
+            unit: its unit; 1 for a pure number.
+            note: why the value is not known, or who told it.
         """
         self._recorder.utility(server_round, name, value, unit, note)
 
@@ -224,16 +243,18 @@ class ServerAudit:
         num_updates: int | None = None,
         inputs: Mapping[int, Inputs] | None = None,
     ) -> None:
-        """Record the clients' notes; then grant, attack, evaluate and record each target.
+        """Record the clients' notes, then attack the selected updates, evaluate and record each.
 
         Args:
-            server_round: counted from 1.
-            observations: the observations of the updates that ``wants`` names.
+            server_round: the number of the round, from 1.
+            observations: the observations of the updates for which ``wants`` returned true.
             notes: the clients' notes.
-            unknown: clients whose samples nobody can know, beside those that say so themselves.
-            num_updates: received in the round; the number of observations by default.
-            inputs: the facts that are assumed of a client's inputs in the place of ``spec`` and the
-                model's mode, by client.
+            unknown: the ids of clients whose true samples nobody can know, beside those that say so
+                themselves.
+            num_updates: the number of updates received in the round; by default that of
+                observations.
+            inputs: by client id, the inputs and the BatchNorm mode that an attack assumes in the
+                place of ``spec`` and the model's mode.
         """
         inputs = inputs or {}
         self._recorder.cost(server_round, "clients_wall_seconds", self._elapsed())
@@ -269,7 +290,15 @@ class ServerAudit:
         unknown: Set[int] = frozenset(),
         inputs: Mapping[int, Inputs] | None = None,
     ) -> None:
-        """Grant, attack, evaluate and record each target of a round; see ``inspect``."""
+        """Attack the selected updates of a round, evaluate and record each.
+
+        Args:
+            server_round: the number of the round, from 1.
+            observations: the observed updates.
+            unknown: the ids of clients whose true samples nobody can know.
+            inputs: by client id, the inputs and the BatchNorm mode that an attack assumes in the
+                place of ``spec`` and the model's mode.
+        """
         if self.attack is None:
             return
         usual = self.spec, self.gradient_map.batch_norm
@@ -309,11 +338,11 @@ class ServerAudit:
         """Test the candidates for membership in each update, or in their mean; record p-values.
 
         Args:
-            server_round: counted from 1.
+            server_round: the number of the round, from 1.
             observations: the updates that are tested, attacked or not.
-            unknown: clients whose samples nobody can know.
-            inputs: the facts that are assumed of a client's inputs in the place of ``spec`` and the
-                model's mode, by client.
+            unknown: the ids of clients whose true samples nobody can know.
+            inputs: by client id, the inputs and the BatchNorm mode that the test assumes in the
+                place of ``spec`` and the model's mode.
         """
         chosen = [o for o in observations if self.selection.includes(o.server_round, o.client_id)]
         if self.candidates is None or not chosen:
@@ -339,14 +368,17 @@ class ServerAudit:
         optimizer: str = "SGD",
         is_attacked: bool = False,
     ) -> None:
-        """Infer the class counts behind an update of many images, and probe a few of them.
+        """Infer the class counts behind an update of many images, and attack a few of its images.
+
+        The latter needs the true images: one step on a few of them is attacked.
 
         Args:
-            seen: the update.
-            assumed: its inputs.
-            unknown: clients whose samples nobody can know.
-            optimizer: the name of the class that the client trained with.
-            is_attacked: whether its images are attacked as they are, so that no probe is needed.
+            seen: the observed update.
+            assumed: the inputs and the BatchNorm mode that are assumed.
+            unknown: the ids of clients whose true samples nobody can know.
+            optimizer: the class name of the optimizer that the client trained with.
+            is_attacked: whether the update itself is attacked, so that the attack on a few images
+                is not needed.
         """
         if self.large_clients is None or self.threat.view == "aggregate":
             return
@@ -405,7 +437,15 @@ class ServerAudit:
         truth: Truth,
         large: LargeClients,
     ) -> None:
-        """Attack the update of one step on a few of the client's images."""
+        """Attack the update of one step on a few of the client's images, and record the results.
+
+        Args:
+            gradient_map: the gradient map of the client.
+            spec: shapes, classes and normalisation of its inputs.
+            seen: its observed update.
+            truth: its true samples.
+            large: the settings for updates of many images.
+        """
         assert self.attack is not None
         reference = self.reference or Reference.of(spec)
         for one, shown in probes(gradient_map, seen, truth, large.probe_sizes):
@@ -424,7 +464,13 @@ class ServerAudit:
             )  # fmt: skip
 
     def _test(self, part: list[Observation], assumed: Inputs, unknown: Set[int]) -> None:
-        """Test the candidates for membership in one client's update, or in the mean of several."""
+        """Test the candidates for membership in one client's update, or in the mean of several.
+
+        Args:
+            part: the update, or the updates in the mean.
+            assumed: the inputs and the BatchNorm mode that the test assumes.
+            unknown: the ids of clients whose true samples nobody can know.
+        """
         assert self.candidates is not None
         spec, mode = assumed
         gradient_map = self.gradient_map.with_batch_norm(mode)
@@ -449,7 +495,16 @@ class ServerAudit:
         self._recorder.cost(seen.server_round, "membership_cpu_seconds", seconds, seen.client_id)
 
     def _prepare(self, target: Target, assumed: Inputs, unknown: Set[int]) -> Case | None:
-        """Grant a target's facts, unless an attack on it would take too much memory or time."""
+        """Return a target with the facts that the threat model grants, ready to be attacked.
+
+        ``None`` is returned, and the reason recorded, if an attack would take too much memory or
+        time.
+
+        Args:
+            target: the update to attack.
+            assumed: the inputs and the BatchNorm mode that the attack assumes.
+            unknown: the ids of clients whose true samples nobody can know.
+        """
         seen, (spec, mode) = target.observation, assumed
         gradient_map = self.gradient_map.with_batch_norm(mode)
         if reason := self._trials.refusal(gradient_map, spec, seen):
@@ -468,7 +523,14 @@ class ServerAudit:
         return self._grant(target, unknown)
 
     def _attack(self, server_round: int, attack: Attack, cases: list[Case], budget: Budget) -> None:
-        """Attack cases together, evaluate and record each."""
+        """Attack targets together, then evaluate and record each, also under each what-if defense.
+
+        Args:
+            server_round: the number of the round.
+            attack: the attack.
+            cases: the targets.
+            budget: the CPU seconds that are left in this round.
+        """
         for case, answer in self._answers(server_round, attack, cases, budget):
             client_id = case.observation.client_id
             self._of_client(server_round, client_id, self._record, case, answer)
@@ -484,7 +546,13 @@ class ServerAudit:
     def _of_client(
         self, server_round: int, client_id: int, action: Callable[..., T], *args: Any
     ) -> T | None:
-        """Run a part of the audit for one client; an error is recorded, and the others go on.
+        """Call a function of the audit for one client; after an error, the other clients go on.
+
+        Args:
+            server_round: the number of the round.
+            client_id: the client, under whose id an error is recorded.
+            action: the function to call.
+            args: its arguments.
 
         Returns:
             The result of the action; ``None`` after an error.
@@ -498,11 +566,11 @@ class ServerAudit:
             return None
 
     def recall(self, server_round: int, observations: list[Observation]) -> None:
-        """Take into account a round that was attacked before, if rounds are attacked jointly."""
+        """Remember a round that was attacked before, for attacks on several rounds at once."""
         self._targets(server_round, observations)
 
     def assume(self, spec: InputSpec, batch_norm: BatchNormMode) -> None:
-        """Let later attacks assume these facts about the inputs and the training."""
+        """Let later attacks assume these inputs and this mode of BatchNorm."""
         self.spec = spec
         self.gradient_map = self.gradient_map.with_batch_norm(batch_norm)
         self._reference = self.reference or Reference.of(spec)
@@ -515,7 +583,7 @@ class ServerAudit:
         unknown: Set[int],
         inputs: Mapping[int, Inputs],
     ) -> None:
-        """Keep the observations to attack, with the truth where a simulation knows it."""
+        """Keep the selected observations on disk, with the truth where a simulation knows it."""
         chosen = self.selection(observations)
         if not chosen:
             return
@@ -547,7 +615,7 @@ class ServerAudit:
             return None
 
     def _left_out(self, observations: list[Observation]) -> dict[int, str]:
-        """Return why clients are not attacked, in words, by client."""
+        """Return, by client id, in words why a client is not attacked."""
         if self.attack is None and self.keep is None:
             return {seen.client_id: "no attack is configured" for seen in observations}
         return self.selection.left_out(observations)
@@ -561,7 +629,16 @@ class ServerAudit:
         cases: list[Case],
         budget: Budget,
     ) -> None:
-        """Attack the same updates as a defense would have released them."""
+        """Attack the same updates as a what-if defense would have released them.
+
+        Args:
+            server_round: the number of the round.
+            attack: the attack.
+            name: the name of the defense.
+            source: a function of an observation that returns the update under the defense.
+            cases: the targets.
+            budget: the CPU seconds that are left in this round.
+        """
         asked: list[Case] = []
         changes: list[float] = []
         for case in cases:
@@ -588,7 +665,7 @@ class ServerAudit:
             self._recorder.what_if(server_round, client_id, name, change, answer, outcome)
 
     def _tell_of_settings(self, server_round: int, note: ClientNote) -> None:
-        """Record once that a client's draws can be repeated, and the client's remarks on itself."""
+        """Record a client's remarks on its settings, and once that a defense draws from a seed."""
         if note.reproducible and not self._told_of_seeds:
             self._told_of_seeds = True
             message = (
@@ -609,12 +686,15 @@ class ServerAudit:
                 self.inform(server_round, note.client_id, told)
 
     def _tell_of_training(self, server_round: int, note: ClientNote) -> None:
-        """Record once where a client's training differs from the assumed or the captured one."""
+        """Warn once where a client's training is not as the attack assumes, or not as captured."""
         for sentence in note.speaks_against(self._assumed_of(note)):
             self.warn_once(server_round, note.client_id, f"client {note.client_id}: {sentence}.")
 
     def _assumed_of(self, note: ClientNote) -> Assumed | None:
-        """Return what an attack on the client assumes; ``None`` if its steps are not known."""
+        """Return the schedule, inputs and BatchNorm mode that an attack on a client assumes.
+
+        ``None`` is returned if clients train by epochs and this one does not tell its steps.
+        """
         schedule = self.schedule
         if isinstance(schedule, EpochSchedule):
             if note.training is None:
@@ -638,11 +718,13 @@ class ServerAudit:
         return targets
 
     def _grant(self, target: Target, unknown: Set[int]) -> Case | None:
-        """Return the attack's input and its truth; ``None`` if the grant is refused.
+        """Return a target with its truth and the facts that the threat model grants.
+
+        ``None`` is returned, and the reason recorded, if nobody knows the granted facts.
 
         Args:
             target: the target of the attack.
-            unknown: the clients whose samples nobody else can know.
+            unknown: the ids of clients whose true samples nobody can know.
         """
         seen = target.observation
         source = None if unknown & {client for client, _ in target.members} else self.truth
@@ -662,7 +744,15 @@ class ServerAudit:
         budget: Budget,
         what: str = "",
     ) -> list[tuple[Case, Reconstruction]]:
-        """Return each case with the attack's answer; all are attacked together."""
+        """Attack targets together, and return each with its answer.
+
+        Args:
+            server_round: the number of the round.
+            attack: the attack.
+            cases: the targets.
+            budget: the CPU seconds that are left in this round.
+            what: the name of the what-if defense; empty for the sent updates.
+        """
         if not cases:
             return []
         name = " · ".join(filter(None, (self._round_name(server_round), what)))
@@ -728,9 +818,9 @@ class ServerAudit:
 
 
 def _sent_back(seen: Observation, gradient_map: GradientMap) -> list[str]:
-    """Return the trained weights that did not change at all, although others did.
+    """Return the names of trained weights that did not change at all, although others did.
 
-    Biases are left out: they are zero where a defense keeps the largest entries only, too.
+    Biases are left out, as a defense that keeps only the largest entries sets them to zero, too.
     """
     delta = seen.update.delta
     names = [name for name in delta if name in gradient_map.trained and delta[name].ndim > 1]

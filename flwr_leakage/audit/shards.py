@@ -1,6 +1,6 @@
-"""Attack the kept observations of a run on several machines, and merge what they found.
+"""Attack the kept observations of a run on several machines, and merge the results.
 
-Each machine has a copy of the run folder, or reaches the same one, and takes its share of the
+Each machine has a copy of the run folder, or reaches the same one, and attacks its share of the
 targets. A share is a folder of files with the results of finished targets. The name of a file is a
 digest of everything that its result depends on, code and versions included, so that a file of
 another run is never taken.
@@ -36,11 +36,11 @@ FORMAT = "flwr-leakage shard, version 1"
 
 @dataclass(frozen=True)
 class Shard:
-    """One of several shares of the targets of a run.
+    """One of several shares into which the targets of a run are divided.
 
     Attributes:
-        index: counted from 1.
-        of: the number of all shards.
+        index: the number of this share, from 1.
+        of: the number of all shares.
     """
 
     index: int
@@ -54,10 +54,10 @@ class Shard:
 
     @staticmethod
     def parse(text: str) -> "Shard":
-        """Return the shard that ``i/n`` names, as 3/16.
+        """Return the share that a text such as ``3/16`` names.
 
         Raises:
-            ValueError: the text names no shard.
+            ValueError: the text names no share.
         """
         found = re.fullmatch("([0-9]{1,6})/([0-9]{1,6})", text)
         if found is None:
@@ -68,10 +68,11 @@ class Shard:
         return f"{self.index}/{self.of}"
 
     def owner(self, server_round: int, number: int) -> "Shard":
-        """Return the shard that attacks a round's chunk of targets, by the number of the chunk.
+        """Return the share to which a round's chunk of targets belongs.
 
-        Each round begins with another shard, so that the numbers of chunks of two shards differ by
-        at most one a round.
+        Chunk ``number``, from 0, of round r belongs to share (r + number) mod n + 1 of n. As each
+        round begins with another share, the numbers of chunks of two shares differ by at most one
+        in a round.
         """
         return Shard((server_round + number) % self.of + 1, self.of)
 
@@ -79,23 +80,23 @@ class Shard:
 def attack_shard(
     run: KeptRun, shard: Shard, folder: Path | None = None, workers: int | RayTasks = 1
 ) -> int:
-    """Attack a share of a run's kept observations; ``merge_shards`` records the results.
+    """Attack one share of a run's kept observations; ``merge_shards`` records the results later.
 
     It may be killed at any moment and called again.
 
     Args:
         run: the run with the folder ``kept``, which is only read.
-        shard: the share of this machine.
-        folder: the folder for the shard's finished targets; ``kept/shards/i-of-n`` of the run by
-            default.
-        workers: see ``attack_kept``.
+        shard: the share that this machine attacks.
+        folder: the folder for the results; by default ``kept/shards/i-of-n`` in the run's folder.
+        workers: the number of attacking processes, or the resources of a task on a Ray cluster.
 
     Returns:
-        How many chunks of targets the shard has.
+        The number of chunks of targets in the share.
 
     Raises:
-        ValueError: as ``attack_kept``; or a file cannot be read, a normalisation is not known, or
-            nothing would tell the finished targets from those of other code.
+        ValueError: there is no attack, nothing was kept, a file cannot be read, a client's
+            normalisation is not known, or the attack's code cannot be identified, so that results
+            of other code could not be told apart.
     """
     name = f"{shard.index}-of-{shard.of}"
     place = folder or inside(run.folder, f"{KEPT}/{SHARDS}/{name}")
@@ -110,20 +111,20 @@ def attack_shard(
 
 
 def merge_shards(run: KeptRun, shards: Sequence[Path] = ()) -> int:
-    """Record the shards' results as ``attack_kept`` would have; nothing is attacked.
+    """Record the results of all shares as ``attack_kept`` would have; nothing is attacked.
 
     It may be called again: nothing is recorded twice.
 
     Args:
         run: the run whose rounds are to be recorded.
-        shards: the folders of all shards; those in ``kept/shards`` by default.
+        shards: the folders of all shares; by default those in ``kept/shards`` of the run's folder.
 
     Returns:
-        How many rounds were recorded.
+        The number of rounds that were recorded.
 
     Raises:
-        ValueError: as ``attack_kept``; or a shard is missing, has not ended, lacks targets, or is
-            of another run, division, attack or version.
+        ValueError: a share is missing, is not finished, lacks targets, or belongs to another run,
+            division, attack or version; or one of the reasons of ``attack_kept``.
     """
     places = _places(run, shards)
     found = {shard: place / FINISHED for shard, place in places.items()}
@@ -156,7 +157,12 @@ def merge_shards(run: KeptRun, shards: Sequence[Path] = ()) -> int:
 
 
 def _places(run: KeptRun, shards: Sequence[Path]) -> dict[Shard, Path]:
-    """Return the folder of each shard, all of one division."""
+    """Return the folder of each share, after checking that all shares of one division are there.
+
+    Args:
+        run: the run whose targets were divided.
+        shards: the folders of the shares; empty for those in ``kept/shards`` of the run's folder.
+    """
     usual = inside(run.folder, f"{KEPT}/{SHARDS}")
     given = list(shards) or [path for path in sorted(usual.glob("*-of-*")) if not path.is_symlink()]
     if not given:
@@ -197,7 +203,13 @@ def _read_manifest(place: Path) -> Shard:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """A chunk of targets, with its shard, the file of its results and its size."""
+    """A chunk of targets that are attacked together.
+
+    Attributes:
+        shard: the share to which the chunk belongs.
+        name: the name of the file with its results.
+        count: the number of its targets.
+    """
 
     shard: Shard
     name: str
@@ -206,14 +218,16 @@ class _Chunk:
 
 @dataclass
 class _Share:
-    """A stand-in for the attack that attacks the chunks of one shard, or only lists all chunks.
+    """A stand-in for an attack that attacks the targets of one share, or only lists all chunks.
 
     Attributes:
-        chunk: targets attacked together.
-        shard: the shard whose chunks are attacked; without a folder its division alone counts.
-        workers: see ``Parallel``.
-        folder: the folder of the finished targets; ``None`` attacks nothing.
-        chunks: the chunks met so far, of the shard or of all shards.
+        chunk: the number of targets that are attacked together.
+        shard: the share whose targets are attacked. Without a folder, only its number of shares is
+            used.
+        workers: the number of attacking processes, or the resources of a task on a Ray cluster.
+        folder: the folder of the results; ``None`` attacks nothing.
+        chunks: the chunks found so far: those of the share, or without a folder those of all
+            shares.
     """
 
     chunk: int
@@ -223,7 +237,7 @@ class _Share:
     chunks: list[_Chunk] = field(default_factory=list)
 
     def see(self, run: KeptRun) -> None:
-        """Walk through the rounds of a run, and collect its chunks."""
+        """Go through the rounds of a run, and collect the chunks of targets."""
         audit, disclosed = run.audit(CompositeTracker([]))
         assert audit.attack is not None
         audit.evaluator, audit.progress = None, _StatusOnly(audit.progress)
@@ -240,7 +254,7 @@ class _Share:
     def __call__(
         self, job: AttackJob, progress: ProgressCallback | None = None
     ) -> list[Reconstruction]:
-        """Attack the shard's targets; the others' answers are failures."""
+        """Attack the share's targets among those of a job; the others' answers are failures."""
         answers = [failure("another shard's") for _ in job.observations]
         mine: list[int] = []
         for indices in self._parallel.chunks(job):
@@ -265,7 +279,7 @@ class _Share:
 
 @dataclass
 class _StatusOnly(SilentProgress):
-    """Show the status and no lines, as the merged run will show the lines."""
+    """A display that shows the status and no lines, as the merged run will show the lines."""
 
     progress: Progress
 

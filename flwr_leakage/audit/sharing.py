@@ -1,4 +1,4 @@
-"""A client's owner chooses the facts that travel beside an update; by default none of samples."""
+"""Choose the facts that travel beside a client's update; by default none is about samples."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,14 +18,17 @@ class Sharing:
     """The owner's choice of what the server may read; see docs/threat-model.md, "What travels".
 
     Attributes:
-        metrics: names of the self-attack's metrics.
-        numbers: all metrics of the self-attack.
-        replay: residual, factor, cause and layers of the replay. Under noise they tell how far the
-            update lies from the training without noise, which undoes differential privacy.
-        training: steps, batch sizes, shapes and a public normalisation also where the sent update
-            is not the trained one, or where the app reports no number of samples.
-        times: CPU seconds. They tell how many defenses a gate tried.
-        reasons: why something failed, in words that may hold paths, labels and numbers.
+        metrics: the names of the metrics of the client's attack on itself that are shared.
+        numbers: whether all metrics of that attack are shared.
+        replay: whether the details of the replay are shared: residual, factor, cause and layers.
+            Under noise they tell how far the update lies from the training without noise, which
+            undoes differential privacy.
+        training: whether steps, batch sizes, shapes and a public normalisation are shared also
+            where the sent update is not the trained one, or where the app reports no number of
+            samples.
+        times: whether CPU seconds are shared. They tell how many defenses a gate tried.
+        reasons: whether it is shared why something failed, in words that may hold paths, labels and
+            numbers.
     """
 
     metrics: tuple[str, ...] = ()
@@ -37,10 +40,14 @@ class Sharing:
 
     @staticmethod
     def of(share: "Shared") -> "Sharing":
-        """Read a setting: ``nothing``, ``everything``, words of ``WORDS`` and names of metrics.
+        """Read the owner's setting of what is shared.
+
+        Args:
+            share: ``nothing``, ``everything``, one of ``WORDS``, or a sequence of words of
+                ``WORDS`` and names of metrics. A ``Sharing`` stays as it is.
 
         Raises:
-            ValueError: the setting is one word alone, and none of these.
+            ValueError: the setting is a single word, and none of these.
         """
         if isinstance(share, Sharing):
             return share
@@ -61,7 +68,7 @@ class Sharing:
         """Return the part of a note that the server is told.
 
         Args:
-            note: all that the client knows; its measurements are those that may travel.
+            note: the note with all facts; its measurements are those that may travel.
             released_as_trained: whether the update is sent as it was trained, without a defense.
             remark: the text that travels in the place of the note's remark, which may hold reasons.
         """
@@ -85,7 +92,14 @@ class Sharing:
 
 
 def _without(note: ClientNote, measurement: Measurement) -> Measurement:
-    """Return the measurement; notes that tell a replay's result are replaced by its category."""
+    """Return a measurement whose notes do not tell the details of a replay.
+
+    A sentence with the replay's result is replaced by that of its category.
+
+    Args:
+        note: the client's note, which holds the sentences to replace.
+        measurement: the measurement, whose notes may quote them.
+    """
     told = (note.explained, note.replay.sentence if note.replay else "")
     notes = measurement.notes
     for sentence in filter(None, told):

@@ -1,4 +1,4 @@
-"""Find, before any training, the exact attacks to which an update will be open."""
+"""Find, before any training, which exact attacks would recover images from an update."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -38,7 +38,7 @@ FEW_ROWS = 64
 
 
 def exact_attacks() -> dict[str, ExactAttack]:
-    """Return the attacks that solve equations, as in ``conf/attack``."""
+    """Return the attacks that solve equations, by name, with the settings of ``conf/attack``."""
     return {
         "analytic": Analytic(),
         "feature_matching": FeatureMatching(),
@@ -62,35 +62,36 @@ def structure(
     max_products: int = 4000,
     seed: int = 0,
 ) -> Structure:
-    """Return the exact attacks to which an update is open, and the directions it leaves open.
+    """Return which exact attacks apply to a client's update, and how much it determines.
 
     A synthetic batch is drawn: images of noise with a power spectrum of 1/f² (``ImagePrior``) and
-    random labels. Its update by the schedule, with the model's present weights, is handed to the
-    checks with which the attacks refuse, and its Jacobian's numerical rank is computed in float64
-    (``numerical_rank``). The result holds for these weights alone: units die and networks grow
-    confident while they train.
+    random labels. Its update by the schedule, with the model's present weights, is checked by each
+    attack, which tells whether it applies. The numerical rank of the update's Jacobian by the
+    inputs is computed in float64 (``numerical_rank``). The result holds for these weights alone: in
+    training, units die and networks grow confident.
 
     Args:
         model: the model, with the weights that the first round starts from.
         spec: shape, classes and normalisation of the inputs.
-        num_examples: samples of the client's round.
+        num_examples: the number of samples of the client's round.
         schedule: the schedule of the client's local training; one step over all samples by default.
-        loss: (logits, targets) ↦ scalar.
+        loss: the loss, a function of logits and targets that returns a scalar.
         batch_norm: ``batch`` for a client that trains in train mode, else ``running``.
         attacks: the attacks to check, by name; ``exact_attacks()`` by default.
-        attempt: run the attacks that apply on the synthetic batch: seconds to minutes.
+        attempt: whether the attacks that apply are run on the synthetic batch, which takes seconds
+            to minutes.
         tolerance: singular values below this share of the largest count as zero.
-        max_products: limit on the products for a rank; if more are needed, the rank is bounded from
-            below.
+        max_products: the largest number of products with the Jacobian for a rank. If more are
+            needed, the result is a lower bound of the rank.
         seed: the seed of the synthetic batch.
 
     Dropout is left out, even if the model applies it in eval mode. If ``torch.func`` cannot
-    differentiate the model, plain autograd does. If that fails as well, the rank is not computed,
-    and the result says why.
+    differentiate the model, plain autograd is used. If that fails as well, the rank is not
+    computed, and the result says why.
 
     Raises:
-        ValueError: the spec is none, or the model does not fit it; the loss cannot be computed; the
-            update is zero.
+        ValueError: ``spec`` is no ``InputSpec`` or one of texts, the model does not accept such
+            inputs, the loss cannot be computed, or the update is zero.
     """
     # A model may draw from the global generator, so that its state is restored afterwards.
     with torch.random.fork_rng(devices=[]):
@@ -165,14 +166,31 @@ def _jacobian(
     schedule: LocalSchedule,
     buffers: Params,
 ) -> LinearOperator:
-    """Return the Jacobian of a whole batch's update by its inputs."""
+    """Return the Jacobian of a batch's update by the batch's inputs, as a linear operator.
+
+    Args:
+        gradient_map: the gradient map of the model.
+        params: the parameters before the update, by name.
+        batch: the inputs and targets.
+        schedule: the steps of the update.
+        buffers: the model's buffers, by name.
+    """
     if schedule.num_steps == 1 and not schedule.weight_decay:
         return BatchJacobian(gradient_map, params, batch, buffers)
     return UpdateJacobian(gradient_map, params, batch, schedule, buffers)
 
 
 def synthetic_batch(spec: InputSpec, count: int, seed: int) -> Batch:
-    """Return noise images of a natural spectrum, clamped to valid pixels, and random labels."""
+    """Return noise images with the spectrum of natural images, and random labels.
+
+    Args:
+        spec: the shape (C, H, W), the K classes and the normalisation of the inputs.
+        count: the number B of images.
+        seed: the seed of the draws.
+
+    Returns:
+        Inputs (B, C, H, W) of valid pixels, in float64, and labels (B,) in [0, K).
+    """
     draw = make_generator(seed, purpose="synthetic batch")
     prior = ImagePrior.of(spec)
     shape = (count, *spec.shape)
@@ -182,7 +200,15 @@ def synthetic_batch(spec: InputSpec, count: int, seed: int) -> Batch:
 
 
 def _open(name: str, attack: ExactAttack, job: AttackJob, batch: Batch, attempt: bool) -> Opening:
-    """Return the verdict of an attack's own check, and what the attack recovers."""
+    """Return the verdict of an attack's own check, and if it is run, what it recovers.
+
+    Args:
+        name: the name of the attack.
+        attack: the attack.
+        job: the update of the synthetic batch.
+        batch: the synthetic batch, with which the attack's answer is compared.
+        attempt: whether the attack is run if it applies.
+    """
     problem = pose(job.gradient_map, job.spec, job.observations[0], job.threat)
     draw = job.generator(0, "structure")
     try:

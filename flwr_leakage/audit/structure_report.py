@@ -1,4 +1,4 @@
-"""Hold the findings of ``structure`` in records that print well."""
+"""Hold the results of ``structure`` in records that print well."""
 
 import textwrap
 from dataclasses import dataclass
@@ -15,15 +15,15 @@ RECOVERED_DB = 40.0
 
 @dataclass(frozen=True)
 class Opening:
-    """The verdict on whether one exact attack takes the update that ``structure`` was asked about.
+    """The verdict on whether one exact attack applies to an update.
 
     Attributes:
-        attack: its name.
-        verdict: ``applies``: the attack takes the update, which does not say that it succeeds.
-            ``features only``: it takes the update, and ends in features of the images.
-            ``recovers``: it was run on the synthetic batch and all images came out above
-            ``RECOVERED_DB``.
-        reason: what it works on, why it does not apply, or what it reached.
+        attack: the name of the attack.
+        verdict: ``applies``: the attack can be run on the update, which does not say that it
+            succeeds. ``features only``: it can be run, and recovers features of the images, not the
+            images. ``recovers``: it was run on the synthetic batch, and all images came out above
+            ``RECOVERED_DB``. ``does not apply``: it cannot be run.
+        reason: what the attack uses, why it does not apply, or what it reached.
     """
 
     attack: str
@@ -33,15 +33,15 @@ class Opening:
 
 @dataclass(frozen=True)
 class Directions:
-    """The number of directions of the inputs that an update determines, to first order.
+    """The number of directions in the space of inputs that an update determines, to first order.
 
     Attributes:
-        unknowns: input values that are sought.
-        equations: values of the update, one a parameter.
-        seen: rank of the Jacobian of the update, or the least that it is.
-        resolved: whether ``seen`` is the rank; else it is a lower bound by random rows.
-        least_seen: smallest singular value that counts, over the largest.
-        most_unseen: largest one that does not count, over the largest.
+        unknowns: the number of input values that are sought.
+        equations: the number of values of the update, one for each parameter.
+        seen: the rank of the Jacobian of the update by the inputs, or a lower bound of it.
+        resolved: whether ``seen`` is the rank; otherwise it is a lower bound from random rows.
+        least_seen: the smallest singular value that counts as non-zero, divided by the largest.
+        most_unseen: the largest singular value that counts as zero, divided by the largest.
     """
 
     unknowns: int
@@ -53,7 +53,10 @@ class Directions:
 
     @property
     def unseen(self) -> tuple[int, int]:
-        """Return the least and the most directions that the update does not determine."""
+        """Return the least and the largest number of directions that the update does not determine.
+
+        They are equal if the rank is known.
+        """
         least = max(0, self.unknowns - self.equations)
         most = self.unknowns - self.seen
         return (most if self.resolved else least), most
@@ -71,14 +74,14 @@ class Directions:
 
 @dataclass(frozen=True)
 class Structure:
-    """The findings of ``structure``; ``print`` shows them.
+    """The results of ``structure``; ``print`` shows them.
 
     Attributes:
-        title: the setting in words.
-        one_sample: the directions of one sample whose batch mates are known; ``None`` where they
-            were not computed.
-        together: the directions of all samples of the update; ``None`` likewise.
-        openings: one for each exact attack.
+        title: the model, the samples and the steps in words.
+        one_sample: the directions that are determined of one sample if all others in its batch are
+            known; ``None`` where they were not computed.
+        together: the directions that are determined of all samples together; ``None`` likewise.
+        openings: the verdict on each exact attack.
         not_computed: why a rank was not computed, or empty.
     """
 

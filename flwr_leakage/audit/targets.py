@@ -1,4 +1,4 @@
-"""Find the targets of attacks: clients' updates or their aggregate, of one or more rounds."""
+"""Find the targets of attacks: clients' updates or their mean, of one or more rounds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -17,11 +17,11 @@ Inputs = tuple[InputSpec, BatchNormMode]
 
 @dataclass(frozen=True)
 class Target:
-    """One thing to attack: a client's update, or the aggregate of several.
+    """A target of an attack: a client's update, or the mean of several clients' updates.
 
     Attributes:
         observation: the input of the attack.
-        members: (client id, number of samples) of each client in it.
+        members: pairs of client id and number of samples, one for each client in the target.
     """
 
     observation: Observation
@@ -29,11 +29,15 @@ class Target:
 
     @staticmethod
     def of(observation: Observation) -> "Target":
-        """Return the update of a single client."""
+        """Return the target of a single client's update."""
         return Target(observation, ((observation.client_id, observation.update.num_examples),))
 
     def join(self, truths: Sequence[Truth]) -> Truth:
-        """Return the members' samples that left a trace in the update, in the members' order."""
+        """Return the samples that left a trace in the update, joined in the order of the clients.
+
+        Args:
+            truths: the samples of each client in the target.
+        """
         if len(truths) == 1 and truths[0].mixing is not None:
             return truths[0]  # a simulation's truth holds the samples after mixing
         schedule = self.observation.update.schedule
@@ -45,19 +49,20 @@ class Target:
 
 
 def aggregate(observations: Sequence[Observation], batch_statistics: bool = False) -> Target:
-    """Return the view under secure aggregation: the mean update, weighted by numbers of samples.
+    """Return the mean of clients' updates, weighted by numbers of samples, as one target.
 
-    Where every client takes one step on all of its samples, the weighted mean is the update of
-    one client that holds all of the samples. Otherwise it is explained by a replay of every
-    client, whose numbers of samples the server knows as they weight the mean.
+    It is all that a server sees under secure aggregation. Where every client takes one step on all
+    of its samples, the weighted mean is the update of one client that holds all of the samples.
+    Otherwise an attack replays every client. The server knows their numbers of samples, as they
+    weight the mean.
 
     Args:
         observations: the clients' updates of one round.
-        batch_statistics: each client normalised with the statistics of its own batch, so that
-            even one step is no step of the union.
+        batch_statistics: whether BatchNorm normalises by each client's own batch, so that even a
+            single step is no step on all samples together.
 
     Raises:
-        ValueError: clients that train by different schedules.
+        ValueError: the clients train by different schedules.
     """
     first = observations[0]
     schedule = first.update.schedule
@@ -98,8 +103,9 @@ class History:
     """The latest rounds of each target, for attacks on several rounds at once.
 
     Attributes:
-        rounds: kept of each target, the present one included.
-        seen: the kept updates, by the clients, their numbers of samples and the rounds.
+        rounds: the number of rounds that are attacked together, the present one included.
+        seen: by the client ids of a target, their numbers of samples and the observations of
+            earlier rounds.
     """
 
     rounds: int = 1
@@ -108,11 +114,11 @@ class History:
     )
 
     def fuse(self, target: Target) -> Target:
-        """Keep the target, and join the kept rounds of the same members with it.
+        """Return a target joined with the earlier rounds of the same clients, and remember it.
 
         Raises:
-            ValueError: a step does not take all of a client's samples. The result would then depend
-                on their order, which is another one in every round.
+            ValueError: a step does not take all of a client's samples. Its result would then depend
+                on the order of the samples, which differs between rounds.
         """
         if self.rounds == 1:
             return target
@@ -139,17 +145,18 @@ class History:
 def find_targets(
     chosen: Sequence[Observation], threat: ThreatModel, gradient_map: GradientMap, history: History
 ) -> list[Target]:
-    """Return a round's targets: each chosen client or the aggregate, joined with earlier rounds.
+    """Return a round's targets: each chosen client or their mean, joined with earlier rounds.
 
     Args:
         chosen: the updates to attack, of one round.
-        threat: says which view the attacker has.
-        gradient_map: the clients' gradient map; its BatchNorm mode decides whether a mean is one
-            client's update.
-        history: the rounds before; this one is added.
+        threat: the attacker's view: single updates, or their mean.
+        gradient_map: the clients' gradient map, whose BatchNorm mode decides whether the mean is
+            the update of a single client.
+        history: the earlier rounds of each target; this round is added.
 
     Raises:
-        ValueError: rounds are to be attacked jointly whose steps do not take all samples.
+        ValueError: the clients in a mean train by different schedules; or several rounds are to be
+            attacked at once and a step does not take all samples of a client.
     """
     if threat.view == "aggregate" and chosen:
         targets = [aggregate(chosen, gradient_map.uses_batch_statistics)]

@@ -1,4 +1,4 @@
-"""Hold the truth that a simulation knows, for the evaluation and for granted facts."""
+"""Hold the true samples that a simulation knows, for the evaluation and for granted facts."""
 
 import hashlib
 import json
@@ -13,11 +13,11 @@ from flwr_leakage.untrusted import parse_json
 
 @dataclass(frozen=True)
 class Mixed:
-    """The mixing of a client's samples by a defense.
+    """The mixing of a client's samples by a defense such as MixUp or InstaHide.
 
     Attributes:
-        matrix: W (B, n) of the encodings W · samples.
-        flips_signs: whether each entry's sign was then drawn anew.
+        matrix: the weights W (B, n) of the client's n samples in the B encodings W · samples.
+        flips_signs: whether the sign of each entry of an encoding was then drawn at random.
     """
 
     matrix: Tensor
@@ -29,11 +29,11 @@ class Truth:
     """The samples that a client trained on, which only a simulation can know.
 
     Attributes:
-        private: the private samples, against which reconstructions are measured.
+        private: the private samples, with which reconstructions are compared.
         defended: the samples as encoded by the defense, whose labels and BatchNorm statistics
             are those that a threat model may grant.
-        mixing: the mixing of the samples, which a threat model may grant, too; ``None`` where they
-            were not.
+        mixing: the mixing of the samples, which a threat model may grant, too; ``None`` if they
+            were not mixed.
     """
 
     private: Batch
@@ -49,13 +49,13 @@ UNREADABLE = (
 
 @dataclass
 class ImageNumbers:
-    """Number each client's private images, so that each can be followed from round to round.
+    """The numbers that identify each client's private images through all rounds.
 
     A sample's place in the batch changes between rounds. Equal images have the same number.
 
     Attributes:
-        seen: the number of each image, by client and digest, in the order of first appearance from
-            1 on.
+        seen: by client id and by the digest of an image, its number. Each client's images are
+            numbered from 1 in the order of their first appearance.
     """
 
     seen: dict[int, dict[bytes, int]] = field(default_factory=dict)
@@ -71,14 +71,14 @@ class ImageNumbers:
         )
 
     def to_json(self) -> str:
-        """Return the digests by client, each client's in the order of their numbers."""
+        """Return as JSON the images' digests by client, in the order of their numbers."""
         # A dictionary keeps the order in which its entries came, which is that of the numbers.
         return json.dumps(
             {str(client_id): [one.hex() for one in known] for client_id, known in self.seen.items()}
         )
 
     def of(self, client_id: int, private: Batch) -> list[int]:
-        """Return the number of each sample; new images get the next ones."""
+        """Return the number of each of a client's samples; new images get the next numbers."""
         known = self.seen.setdefault(client_id, {})
         digests = (hashlib.sha256(one.numpy().tobytes()).digest() for one in private.inputs.cpu())
         return [known.setdefault(digest, len(known) + 1) for digest in digests]

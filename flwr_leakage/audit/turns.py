@@ -14,16 +14,17 @@ T = TypeVar("T")
 def in_turns(
     targets: Sequence[T], budget: Budget, seconds: float | None, seed: str
 ) -> Iterator[list[T]]:
-    """Yield parts of the targets that the rest of a budget pays for.
+    """Yield groups of targets as long as a budget of CPU seconds is not spent.
 
-    Most attacks end before their limit, so the next part is cut when the one before is done. Where
-    the budget may not be enough for all, the order is drawn anew: whatever names clients give
-    themselves, each has the same chance.
+    Each group holds as many targets as the rest of the budget pays for, and at least one. Most
+    attacks end before their limit, so the next group is formed when the work on the one before is
+    done. Where the budget may not be enough for all targets, their order is drawn at random. So
+    each has the same chance, whatever names clients give themselves.
 
     Args:
         targets: the targets of a round, in their order.
-        budget: the budget of all targets; a part is yielded as long as it is not spent.
-        seconds: CPU seconds that each may take; ``None`` for the rest of the budget.
+        budget: the CPU seconds for all targets together.
+        seconds: the CPU seconds that each target may take; ``None`` for the rest of the budget.
         seed: the seed of the order.
 
     Example:
@@ -51,7 +52,14 @@ def least(*limits: float | None) -> float | None:
 
 
 def seconds_each(seconds: float | None, budget: Budget, count: int) -> float | None:
-    """Return CPU seconds for each of several targets: their own limit and what a budget leaves.
+    """Return the CPU seconds that each of several targets may take; ``None`` for no limit.
+
+    They are the smaller of each target's own limit and an equal share of what a budget has left.
+
+    Args:
+        seconds: the limit of each target; ``None`` for no limit.
+        budget: the budget of all targets together.
+        count: the number of targets.
 
     Example:
         >>> seconds_each(60.0, Budget(), 3), seconds_each(None, Budget(), 3)
@@ -64,17 +72,20 @@ def seconds_each(seconds: float | None, budget: Budget, count: int) -> float | N
 
 @dataclass
 class Once:
-    """Remember the sentences about each client, so that each is recorded once, up to a limit.
+    """The messages about each client so far, so that each is recorded once, up to a limit.
 
     Attributes:
-        limit: different sentences of a client, ≥ 1.
+        limit: the largest number of different messages about a client, ≥ 1.
     """
 
     limit: int = 32
     _said: dict[int, set[int]] = field(default_factory=dict)
 
     def says(self, client_id: int, message: str) -> str:
-        """Return the message if it is new, a last remark at the limit, and else an empty text."""
+        """Return a message about a client if it is new, and else an empty text.
+
+        The first message beyond the limit is replaced by a remark that no more are recorded.
+        """
         said = self._said.setdefault(client_id, set())
         # Hashes are kept, as a client chooses how long its sentences are.
         if hash(message) in said or len(said) > self.limit:

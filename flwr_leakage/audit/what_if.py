@@ -1,4 +1,4 @@
-"""Compute updates as a defense would have released them, which only a simulation can know."""
+"""Compute updates as another defense would have released them, which only a simulation can know."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,12 +12,13 @@ from flwr_leakage.records import Observation, Update
 
 @dataclass(frozen=True)
 class WhatIf:
-    """One update as a defense would have released it. No training ever sees it.
+    """One update as another defense would have released it. No training ever uses it.
 
     Attributes:
         update: the update that the client would have sent.
         truth: the private samples, and how this defense would have encoded them.
-        relative_change: ``‖released − raw‖₂ / ‖raw‖₂`` of the update: what the training loses.
+        relative_change: ‖released − raw‖₂ / ‖raw‖₂ of the update, where raw is the undefended one:
+            a measure of what the training loses.
     """
 
     update: Update
@@ -30,7 +31,11 @@ WhatIfSource = Callable[[Observation], WhatIf]
 
 
 def relative_change(raw: Params, released: Params) -> float:
-    """Return ``‖released − raw‖₂ / ‖raw‖₂`` over all parameters; 0 for an update of zeros.
+    """Return ‖released − raw‖₂ / ‖raw‖₂ over all parameters; 0 for an update of zeros.
+
+    Args:
+        raw: the undefended update, by parameter.
+        released: the update after a defense, by parameter.
 
     Example:
         >>> relative_change({"w": torch.tensor([3.0, 4.0])}, {"w": torch.tensor([3.0, 0.0])})
