@@ -1,4 +1,4 @@
-"""Capture one training of unmodified code, and replay it."""
+"""Capture one training of unmodified PyTorch code by hooks, and replay it."""
 
 from flwr_leakage.capture.check import TOLERANCE, ReplayCheck, check_replay
 from flwr_leakage.capture.facts import TrainingFacts, differences, facts_of

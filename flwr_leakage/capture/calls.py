@@ -13,14 +13,16 @@ from torch.utils.hooks import RemovableHandle
 
 
 class Calls:
-    """Report where each outermost call of a module begins and ends.
+    """A watcher that reports where each outermost call of a module begins and ends.
 
-    A global hook slows every module of a model down. So the global hook waits for the next call
-    only, and is removed when that call begins. A hook of the called module waits for its end.
+    A call is outermost if it does not happen within the call of another module. A global hook slows
+    every module of a model down. So the global hook waits for the next call only, and is removed
+    when that call begins. A hook of the called module reports its end.
 
     Args:
-        begins: (module), before the call.
-        ends: (module, args, kwargs, output), after it; the output of one that failed is ``None``.
+        begins: a function that is called with the module before its call.
+        ends: a function that is called with the module, its args, its kwargs and its output after
+            the call; the output is ``None`` if the call failed.
     """
 
     def __init__(
@@ -35,12 +37,12 @@ class Calls:
         self._deeper = 0
 
     def look(self) -> None:
-        """Watch calls from now on."""
+        """Report calls from now on."""
         self._looks = True
         self._waiting = register_module_forward_pre_hook(self._begin)
 
     def rest(self) -> None:
-        """Look at no further call, and leave no hook."""
+        """Report no further call, and remove all hooks."""
         self._looks = False
         self._remove()
 

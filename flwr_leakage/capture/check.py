@@ -20,19 +20,20 @@ TOLERANCE = 1e-3
 
 @dataclass(frozen=True)
 class ReplayCheck:
-    """The result of replaying a training.
+    """The result of replaying a captured training and comparing it with the sent arrays.
 
     Attributes:
         residual: ‖sent − replayed‖ / ‖sent − received‖ over the parameters; ``None`` where there
             was nothing to replay.
-        by_entry: the same for each parameter, by its own norm.
-        steps: number of replayed steps.
-        num_steps: number of steps of the training.
-        causes: the causes of a residual, in words.
-        sends: the quantity that is sent: ``PARAMETERS``, or the name of a multiple of the update.
-        remarks: further findings on an explained update, in words.
+        by_entry: the same ratio for each parameter alone, by its name.
+        steps: the number of replayed steps.
+        num_steps: the number of steps of the training.
+        causes: why the residual is large, in words.
+        sends: the quantity that the client sends: ``PARAMETERS``, or the name of a multiple of the
+            update.
+        remarks: further findings on an update that the replay explains, in words.
         problem: why there is no residual, in words.
-        personal: names of parameters that were trained, and sent back as they were received.
+        personal: the names of parameters that were trained, and sent back as they were received.
     """
 
     residual: float | None
@@ -80,16 +81,17 @@ def check_replay(
     sent: Mapping[str, Tensor],
     variates: Mapping[str, Tensor] | None = None,
 ) -> ReplayCheck:
-    """Replay a training from the received parameters, and compare it with the sent ones.
+    """Replay a training from the received parameters, and compare the end with the sent ones.
 
     Args:
         training: the captured training.
-        received: the arrays that the server sent.
-        sent: the arrays that the client sends.
-        variates: the client's control variates c_i, by the names of ``variate_names``; zero by
-            default. They explain gradients to which c − c_i was added, as in SCAFFOLD (Karimireddy
-            et al., 2020), and a single step that was followed by a change of −η (c − c_i). Of such
-            changes after several steps the change itself tells.
+        received: the arrays that the server sent, by name.
+        sent: the arrays that the client sends, by name.
+        variates: the client's control variates c_i, by the names of the server's variates c among
+            the received arrays; zero by default. SCAFFOLD (Karimireddy et al., 2020) adds c − c_i
+            to the gradients, or changes the parameters by −η (c − c_i) after a step with learning
+            rate η. They explain such gradients, and such a change after a single step. After
+            several steps, the change itself is found by its repetition.
     """
     if training.problem:
         return ReplayCheck(None, problem=training.problem)
@@ -159,7 +161,12 @@ def check_replay(
 
 
 def _ended_as(sent: Mapping[str, Tensor], names: Mapping[str, NamedTensor]) -> bool:
-    """Return whether a model has the values that are sent."""
+    """Return whether a model's present values are those that are sent.
+
+    Args:
+        sent: the arrays that the client sends, by name.
+        names: the model's tensors by the same names.
+    """
     shared = [(named.live, sent[name]) for name, named in names.items() if name in sent]
     return bool(shared) and all(_same(value, live) for live, value in shared)
 
@@ -169,7 +176,13 @@ def _personal(
 ) -> tuple[str, ...]:
     """Return the names of tensors that a client trains but sends back as received, as in pFedPara.
 
-    If all trained tensors come back so, nothing of the training was sent, and the result is empty.
+    If it sends all trained tensors back so, nothing of the training was sent, and the result is
+    empty.
+
+    Args:
+        names: the trained tensors by received name.
+        received: the arrays that the server sent.
+        sent: the arrays that the client sends.
     """
     trained = [
         name
@@ -183,7 +196,13 @@ def _personal(
 def _gap(
     sent: Mapping[str, Tensor], end: Mapping[str, Tensor], received: Mapping[str, Tensor]
 ) -> bool:
-    """Return whether sent and trained tensors differ by more than a replay explains."""
+    """Return whether sent and trained tensors differ by more than ``TOLERANCE`` of the update.
+
+    Args:
+        sent: the tensors that the client sends, by name.
+        end: the tensors after the training.
+        received: the tensors before the training.
+    """
     trained = {name: _double(end[name]) - _double(received[name]) for name in sent}
     gap = {name: _double(sent[name]) - _double(end[name]) for name in sent}
     return _ratio(_norm(gap.values()), _norm(trained.values())) > TOLERANCE
@@ -197,7 +216,16 @@ def _remarks(
     sends: str,
     personal: tuple[str, ...],
 ) -> Iterable[str]:
-    """Return in words how a method deviates from FedAvg in what it exchanges and how it trains."""
+    """Yield in words how a client's method deviates from FedAvg in its training and its messages.
+
+    Args:
+        training: the captured training.
+        names: the trained tensors that are exchanged, by received name.
+        received: the arrays that the server sent.
+        own: the number of received arrays that belong to the model.
+        sends: the quantity that the client sends, in words.
+        personal: the names of parameters that were trained and sent back as received.
+    """
     if sends != PARAMETERS:
         yield f"the client sends {sends} and not its parameters"
     model = training.roots[next(iter(names.values())).root]
@@ -227,9 +255,14 @@ def _remarks(
 def is_rounded(
     trained: Mapping[str, Tensor], received: Mapping[str, Tensor], sent: Mapping[str, Tensor]
 ) -> bool:
-    """Return whether sent and trained tensors differ by no more than a replay explains.
+    """Return whether sent and trained tensors differ by at most ``TOLERANCE`` of the update.
 
-    A mod that clips nothing adds the update to the parameters anew, and rounds.
+    A mod that clips nothing still adds the update to the received parameters again, which rounds.
+
+    Args:
+        trained: the tensors after the training, by name.
+        received: the tensors before the training.
+        sent: the tensors that the client sends.
     """
     if any(n not in sent or sent[n].shape != value.shape for n, value in trained.items()):
         return False
@@ -292,10 +325,17 @@ def _causes(
 def variate_names(
     names: Mapping[str, NamedTensor], received: Mapping[str, Tensor]
 ) -> dict[str, str]:
-    """Return the array beside the model that fits each parameter, as a control variate does.
+    """Return the received array that fits each trainable parameter as a control variate does.
 
-    Arrays fit by their shapes and in order. Frozen parameters have none. Nothing is returned where
-    another parameter has none.
+    Only arrays that are not the model's are considered. An array fits a parameter if it has the
+    same shape; both are taken in order.
+
+    Args:
+        names: the model's tensors by received name.
+        received: the arrays that the server sent.
+
+    Returns:
+        By a parameter's name, the name of its array; empty if a trainable parameter has none.
     """
     others = iter([name for name in received if name not in names])
     found = {}
@@ -315,7 +355,15 @@ def _variates_of(
     *,
     of_gradients: bool,
 ) -> Correction:
-    """Return the change −(c − c_i) by the server's control variates c and the client's c_i."""
+    """Return the change −(c − c_i) of each parameter by control variates (SCAFFOLD).
+
+    Args:
+        names: the model's tensors by received name.
+        received: the arrays that the server sent, among them its variates c.
+        variates: the client's variates c_i, by the names of c; zero where one is missing.
+        of_gradients: whether the negative of the change was added to the gradients, and not the
+            change to the parameters.
+    """
     return Correction({
         id(names[name].live): variates.get(other, torch.zeros(())) - received[other]
         for name, other in variate_names(names, received).items()
@@ -323,7 +371,12 @@ def _variates_of(
 
 
 def _after_training(trained: Params, released: Params) -> str:
-    """Return in words how the update was changed after training: by a factor, or otherwise."""
+    """Return in words how the update was changed after training: by a factor, or otherwise.
+
+    Args:
+        trained: the update by the training, by parameter.
+        released: the update that is sent.
+    """
     inner = sum(float((released[name] * trained[name]).sum()) for name in trained)
     norm = _norm(trained.values())
     factor = inner / norm**2 if norm else 0.0

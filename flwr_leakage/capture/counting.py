@@ -1,4 +1,4 @@
-"""Count the steps after those that are kept, at next to no cost for the training."""
+"""Count the optimizer's steps after those that are kept, at little cost for the training."""
 
 import threading
 from collections.abc import Callable, Container, Sequence
@@ -13,17 +13,18 @@ _version: Callable[[Tensor], int] = attrgetter("_version")
 
 
 class Counting:
-    """Count steps, at the price of two readings of tensors' version counters in each step.
+    """A counter of an optimizer's steps, which also detects writes to parameters between the steps.
 
-    A write between steps raises autograd's version counter and is seen. A write through ``.data``
-    raises no version and is not seen. Within a step the optimizer writes, and a closure may write
-    too. A step with a closure is unclear if it writes to a parameter otherwise than earlier steps
-    did.
+    It reads the version counters of autograd twice in each step. A write between steps raises the
+    counter of a tensor and is detected. A write through ``.data`` raises no counter and is not
+    detected. Within a step the optimizer writes, and a closure may write too. A step with a closure
+    is unclear if the number of its writes to a parameter differs from that of earlier steps.
 
     Args:
-        optimizer: the optimizer that takes the steps.
+        optimizer: the optimizer whose steps are counted.
         parameters: the parameters that are trained.
-        before: their versions when the step began that was seen last; ``None`` before the first.
+        before: the counters of the parameters when the latest step began; ``None`` before the first
+            step.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Counting:
         self.problem = ""
 
     def before_step(self, optimizer: Optimizer) -> None:
-        """Note that a step begins."""
+        """Note that a step begins; check whether parameters or settings changed before it."""
         if threading.get_ident() != self._thread:
             return
         if optimizer is not self._optimizer:
@@ -78,10 +79,10 @@ class Counting:
         return self._versions != versions_of(self._parameters)
 
     def _are_set_anew(self) -> bool:
-        """Return whether the settings of a step differ from those of the steps that were kept.
+        """Return whether the settings now differ from those when the counting began.
 
-        Settings that cannot be compared, such as tensors of several entries, count as changed. A
-        scheduler's change after the last step belongs to no step, and is not read.
+        Settings that cannot be compared, such as tensors of several entries, count as changed. It
+        is asked when a step begins, so that a scheduler's change after the last step is not read.
         """
         try:
             return _settled(self._optimizer) != self._settings
@@ -90,12 +91,12 @@ class Counting:
 
 
 def has_closure(args: Any, kwargs: Any) -> bool:
-    """Return whether the arguments of a step hold one."""
+    """Return whether the arguments of an optimizer's step hold a closure."""
     return kwargs.get("closure") is not None or any(callable(arg) for arg in args[1:])
 
 
 def versions_of(parameters: Sequence[Tensor]) -> list[int]:
-    """Return how often each tensor was written to."""
+    """Return the version counter of each tensor: how often it was written to."""
     return list(map(_version, parameters))
 
 
@@ -105,16 +106,21 @@ def parameters_of(optimizer: Optimizer) -> list[Tensor]:
 
 
 def settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Return the learning rate and all other settings, by group of parameters."""
+    """Return the learning rate and all other settings of each parameter group of an optimizer."""
     return [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
 
 
 def writes_of(parameters: Sequence[Tensor], args: Any, kwargs: Any) -> int:
-    """Return the largest number of writes to any one gradient when a step begins.
+    """Return the largest number of writes to the gradient of a parameter when a step begins.
 
-    ``backward`` writes once to an empty gradient and counts 0. Clipping and accumulation count
-    more. The result is −1 where there is no gradient, or where a closure has yet to compute it, so
-    that the present one is old.
+    A single ``backward`` into an empty gradient counts as 0. Clipping and accumulation add to it.
+    The result is −1 where there is no gradient, or where a closure has yet to compute it, so that
+    the present one is old.
+
+    Args:
+        parameters: the parameters whose gradients are looked at.
+        args: the positional arguments of the step.
+        kwargs: the keyword arguments of the step.
     """
     if has_closure(args, kwargs):
         return -1
@@ -122,7 +128,7 @@ def writes_of(parameters: Sequence[Tensor], args: Any, kwargs: Any) -> int:
 
 
 def _settled(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Return the settings without the entries that a scheduler adds when it is created."""
+    """Return an optimizer's settings without ``initial_lr``, which a scheduler adds."""
     return [
         {name: value for name, value in group.items() if name != "initial_lr"}
         for group in settings_of(optimizer)
@@ -130,7 +136,10 @@ def _settled(optimizer: Optimizer) -> list[dict[str, Any]]:
 
 
 def batch_size(args: Any, kwargs: Any) -> int:
-    """Return the number of samples in a call, the first dimension of its first tensor."""
+    """Return the number of samples in a call: the first dimension of its first tensor.
+
+    It is 1 if no tensor has a dimension.
+    """
     for argument in (*args, kwargs):
         for tensor in tensors_of(argument):
             if tensor.ndim:
@@ -147,7 +156,12 @@ def tensors_of(value: Any) -> list[Tensor]:
 
 
 def reaches(loss: Tensor, parameters: Container[int]) -> bool:
-    """Return whether the gradient of ``loss`` reaches one of the parameters of these ids."""
+    """Return whether a gradient of a loss reaches one of several parameters.
+
+    Args:
+        loss: the loss.
+        parameters: the ids (``id(tensor)``) of the parameters.
+    """
     seen, waiting = set(), [loss.grad_fn]
     while waiting:
         node = waiting.pop()

@@ -1,4 +1,4 @@
-"""Convert a captured round into the form that scores and defenses take."""
+"""Convert a captured training into the form that scores and defenses take."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,15 +21,15 @@ from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Update
 
 @dataclass(frozen=True)
 class CapturedRound:
-    """The settings that a ``ClientAudit`` would have been given by hand, and the round itself.
+    """A round of a client, as read off its captured training.
 
     Attributes:
         gradient_map: the gradient map of the captured model and loss.
-        spec: given, or read off the samples.
+        spec: shapes, classes and normalisation of the inputs, given or inferred from the samples.
         schedule: the schedule of the captured steps.
-        private: the samples that left a trace, in the order of use.
-        params: θ_t, received.
-        buffers: received.
+        private: the samples that the steps used, in the order of use.
+        params: the received parameters θ_t, by name.
+        buffers: the received buffers, by name.
         raw: the update at the end of training, before mods and defenses.
     """
 
@@ -49,18 +49,20 @@ def read_round(
     spec: InputSpec | None = None,
     schedule: LocalSchedule | None = None,
 ) -> CapturedRound:
-    """Read a round off a captured training.
+    """Return the round of a client that its captured training tells.
 
     Args:
         training: the captured training.
-        received: the arrays that the server sent.
+        received: the arrays that the server sent, by name.
         num_examples: the number of samples that the client reports.
-        spec: the public facts about the inputs; ``None`` infers them.
-        schedule: a schedule to use in the place of the captured steps, where none says how they
-            were made.
+        spec: shapes, classes and normalisation of the inputs; ``None`` infers them from the
+            samples.
+        schedule: a schedule to use in the place of the captured steps, if no schedule can express
+            these.
 
     Raises:
-        ValueError: the training has no such form, in words.
+        ValueError: the model, the loss or the steps are of a kind that scores do not support. The
+            message says which.
     """
     schedule = schedule or captured_schedule(training, num_examples)
     call = captured_batches(training)[0]

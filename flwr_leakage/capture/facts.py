@@ -59,34 +59,35 @@ class TrainingFacts:
     """The settings and steps of a client's training.
 
     Attributes:
-        optimizer: name of the class.
+        optimizer: the class name of the optimizer.
         learning_rate: the learning rate of the first step.
         momentum: the momentum of SGD, or 0.
-        weight_decay: the optimizer's, or 0.
+        weight_decay: the weight decay of the optimizer, or 0.
         num_steps: the number of steps of the optimizer.
-        batch_size: the batch size of the largest mini-batch.
-        batch_norm: the mode of the BatchNorm layers; empty where there are none.
+        batch_size: the number of samples in the largest mini-batch.
+        batch_norm: ``batch`` if a BatchNorm layer trained in train mode, ``running`` if none did,
+            and empty if there is no such layer.
         randomness: whether the model drew random numbers, as dropout does.
         precision: the type of mixed precision, or empty.
-        loss: ``CROSS_ENTROPY``, ``OWN_LOSS``, ``OWN_TERM``, ``SEVERAL_LABELS``, or why it is
-            none that is known here.
-        shape: (C, H, W), where all inputs have the same; else empty.
-        num_classes: K, or 0.
+        loss: the kind of loss: ``CROSS_ENTROPY``, ``OWN_LOSS``, ``OWN_TERM`` or ``SEVERAL_LABELS``;
+            otherwise the reason why the loss is of no known kind.
+        shape: (C, H, W) of an input, if all inputs are images of the same shape; otherwise empty.
+        num_classes: the number of classes K, or 0 if it is not known.
         normalization: the name of the public normalisation of the inputs, a key of
             ``conventions.PUBLIC``; empty where none fits.
-        mean: the mean of the normalisation per channel, where the client's owner gives it; else
+        mean: the mean of the normalisation per channel, if the client's owner gives it; otherwise
             empty.
-        std: the standard deviation per channel, likewise.
-        box: whether the inputs are images, as the owner says; see ``InputSpec``.
+        std: the standard deviation of the normalisation per channel, likewise.
+        box: whether the inputs are images of 8 bits, as the owner says; see ``InputSpec``.
         unscheduled: why no ``LocalSchedule`` expresses the training, or empty.
-        rewritten: the first step, counted from 1, whose gradients something changed after
-            ``backward`` (clipping, noise); 0 where none was seen.
-        repeated: whether only the optimizer, its settings and its steps are of this training, and
-            all other facts of an earlier one.
+        rewritten: the number, from 1, of the first step whose gradients something changed after
+            ``backward`` (clipping, noise); 0 if there was none.
+        repeated: whether the training was not captured. Then the optimizer, its settings and the
+            number of steps are of this training, and all other facts are of an earlier one.
         counted: whether ``num_steps`` and ``batch_size`` follow from the number of samples that the
             app reports.
-        sends: the quantity that the client sends, its parameters or a multiple of its update; see
-            ``flwr_leakage.capture.sent``.
+        sends: the quantity that the client sends: its parameters or a multiple of its update, by a
+            name of ``flwr_leakage.capture.sent``.
     """
 
     optimizer: str
@@ -133,7 +134,11 @@ class TrainingFacts:
         return told
 
     def sending(self, sends: str) -> "TrainingFacts":
-        """Return the facts of a client that sends its parameters, or a multiple of its update."""
+        """Return the same facts with the quantity that the client sends.
+
+        Args:
+            sends: the name of the quantity: the parameters, or a multiple of the update.
+        """
         if sends == ANOTHER_MULTIPLE and not self.unscheduled:
             why = f"what it sends is {ANOTHER_MULTIPLE}, and no method that is known here"
             return replace(self, sends=sends, unscheduled=why)
@@ -143,7 +148,7 @@ class TrainingFacts:
         """Return the schedule of local training, for attacks.
 
         Raises:
-            ValueError: no schedule says how it was trained.
+            ValueError: no schedule expresses the training. The message says why.
         """
         if self.unscheduled:
             raise ValueError(self.unscheduled)
@@ -156,12 +161,12 @@ class TrainingFacts:
         )
 
     def spec(self) -> InputSpec:
-        """Return the public facts about the inputs, for attacks.
+        """Return the shape, classes and normalisation of the inputs, for attacks.
 
         The normalisation is unknown (``known=False``) if none is told, as after interpolation.
 
         Raises:
-            ValueError: they are no images.
+            ValueError: the inputs are no images, or nothing is told of them.
         """
         if len(self.shape) != 3 or not self.num_classes:
             raise ValueError(
@@ -179,15 +184,19 @@ class TrainingFacts:
         return InputSpec(shape, self.num_classes, mean, std, self.box)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
+        """Return the facts as plain values by name, for JSON."""
         return dict(vars(self))
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> "TrainingFacts":
-        """Read the facts that a client sent; it is free to write anything.
+        """Return the facts that a client sent, after checking them, as clients are not trusted.
+
+        Args:
+            content: plain values by name, as ``to_dict`` returns them.
 
         Raises:
             ValueError: ``to_dict`` returns no such values, or no training has them.
+            KeyError: a fact is missing.
         """
         facts = TrainingFacts(
             optimizer=_text(content["optimizer"]),
@@ -222,14 +231,14 @@ def facts_of(
     reported: int = 0,
     spec: InputSpec | None = None,
 ) -> TrainingFacts:
-    """Return how a client trained, from its captured training.
+    """Return the facts about a client's training, from its capture.
 
     Args:
         training: the captured training.
         num_examples: the number of samples that the client reports.
         reported: the number of samples that the app itself reports to the server; 0 where it
             reports none.
-        spec: the public facts about the inputs, where the owner gives them.
+        spec: shapes, classes and normalisation of the inputs, if the client's owner gives them.
 
     Raises:
         ValueError: nothing was captured.
@@ -273,14 +282,14 @@ def facts_of(
 
 
 def _rewritten(training: CapturedTraining) -> int:
-    """Return the first step whose gradients were changed; 0 where none was."""
+    """Return the number, from 1, of the first step whose gradients were changed; 0 if none was."""
     changed = (n for n, step in enumerate(training.steps, 1) if step.rescaled_to is not None)
     return next(changed, 0)
 
 
 @dataclass(frozen=True)
 class _Inputs:
-    """Return the facts about the loss and the inputs; see ``TrainingFacts``."""
+    """The facts about the loss and the inputs of a training; ``TrainingFacts`` explains each."""
 
     loss: str
     shape: tuple[int, ...] = ()
@@ -322,7 +331,14 @@ def differences(
     spec: InputSpec,
     batch_norm: BatchNormMode,
 ) -> tuple[str, ...]:
-    """Return in words each point in which an audit assumes another training than the client's."""
+    """Return sentences on each setting in which a client's training differs from an assumed one.
+
+    Args:
+        facts: the facts about the client's training.
+        schedule: the schedule that an audit assumes.
+        spec: the inputs that it assumes.
+        batch_norm: the mode of BatchNorm that it assumes.
+    """
     found = []
     if facts.optimizer != "SGD":
         found.append(f"optimizer {facts.optimizer}, assumed SGD")
@@ -362,7 +378,7 @@ def differences(
 
 
 def _near(told: Sequence[float], assumed: Sequence[float]) -> bool:
-    """Return whether normalisations agree to half a level of 8 bits."""
+    """Return whether two means or standard deviations agree within 0.5/255 in each channel."""
     return len(told) == len(assumed) and all(
         abs(left - right) <= 0.5 / 255 for left, right in zip(told, assumed, strict=True)
     )
@@ -371,10 +387,12 @@ def _near(told: Sequence[float], assumed: Sequence[float]) -> bool:
 def _check_told(facts: TrainingFacts) -> None:
     """Refuse facts that no training can have.
 
-    A client whose training no schedule describes says why, and its numbers are then read by nobody.
+    The numbers of a client whose training no schedule describes are not checked, as they are not
+    used.
 
     Raises:
-        ValueError: naming what was expected and what came.
+        ValueError: a number of steps, learning rate, shape or normalisation is impossible or too
+            large. The message tells what was expected and what came.
     """
     if facts.num_steps > MAX_STEPS:
         raise ValueError(f"num_steps must be at most {MAX_STEPS:,}, got {facts.num_steps:,}.")

@@ -1,4 +1,4 @@
-"""Glance at a training that is not replayed, by hooks of the optimizer alone."""
+"""Look at a training that is not replayed, by hooks of the optimizer alone."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -20,15 +20,17 @@ _NO_STEP = "no step of a torch.optim.Optimizer was seen in this thread"
 
 
 class Glance:
-    """Look at the start, the settings, the steps and the end of a training, in a ``with`` block.
+    """An observer that looks at the start, the settings, the steps and the end of a training.
 
-    An earlier training of the same client was captured. It tells the names under which the
-    optimizer's parameters were received.
+    It observes the optimizer's steps in a ``with`` block. It is used after an earlier training of
+    the same client was captured, which tells the names under which the optimizer's parameters are
+    received.
 
     Args:
-        names: the names of the optimizer's parameters, in its order; empty for one that is not
-            received.
-        not_received: the tensors whose values differ from the arrays that the server sent.
+        names: for each parameter of the optimizer, in its order, the name under which it is
+            received; empty for one that is not received.
+        not_received: a function of tensors by name that returns the names of those whose values
+            differ from the arrays that the server sent.
     """
 
     def __init__(self, names: Sequence[str], not_received: Differing) -> None:
@@ -74,10 +76,16 @@ class Glance:
             self._counting.after_step(optimizer, args, kwargs)
 
     def facts(self, known: TrainingFacts) -> TrainingFacts:
-        """Return the optimizer, its settings and steps as seen, and the rest as in ``known``.
+        """Return the facts about the training.
+
+        The optimizer, its settings and its number of steps are those that were observed; all other
+        facts are copied from ``known``.
+
+        Args:
+            known: the facts about the client's captured training.
 
         Raises:
-            ValueError: no step was seen, or those of several optimizers.
+            ValueError: no step was observed, or two optimizers took steps.
         """
         if self._counting is None or self._optimizer is None:
             raise ValueError(self._problem or _NO_STEP)
@@ -101,13 +109,15 @@ class Glance:
         )
 
     def causes(self, not_sent: Differing) -> tuple[str, ...]:
-        """Return in words the evidence against an update that is not replayed; empty if none.
+        """Return in words the evidence that something else than the training made the update.
 
-        Writes between the steps are seen if they raise autograd's version counter, which writes
-        through ``.data`` do not. The model's calls and the loss are not looked at.
+        It is empty if there is none. Writes to parameters between the steps are detected if they
+        raise autograd's version counter, which writes through ``.data`` do not. The model's calls
+        and the loss are not looked at.
 
         Args:
-            not_sent: the tensors whose values differ from the arrays that the client sends.
+            not_sent: a function of tensors by name that returns the names of those whose values
+                differ from the arrays that the client sends.
         """
         seen = self._counting
         if self._problem or seen is None:

@@ -20,17 +20,17 @@ _GLANCE = 4096
 def infer_spec(batch: Batch, num_classes: int) -> InputSpec:
     """Infer the shape and the normalisation of a client's samples, for its own scores.
 
-    The result tells of the samples: it never travels.
+    The result reveals facts about the samples, so it must not be sent to the server.
 
-    Images of 8 bits hold (k/255 − mean)/std with k = 0 … 255. So all distances of values are
-    multiples of 1/(255·std) in each channel, and the smallest value is that of k = 0 where a black
-    pixel occurs. Values of interpolated or augmented images lie on no such grid, and those of black
-    and white images are too few to tell it. Then the box that the samples span is taken for that of
-    pixels.
+    Images of 8 bits hold (k/255 − mean)/std with k = 0 … 255. So all differences of values are
+    multiples of 1/(255·std) in each channel, and the smallest value is that of k = 0 if a black
+    pixel occurs. Values of interpolated or augmented images lie on no such grid, and those of
+    images in black and white are too few to determine it. Then the smallest and the largest value
+    of a channel are taken for pixels of 0 and 1.
 
     Args:
         batch: samples (B, C, H, W) in the model's input space.
-        num_classes: K.
+        num_classes: the number of classes K.
 
     Returns:
         The spec of these samples.
@@ -56,7 +56,11 @@ def infer_spec(batch: Batch, num_classes: int) -> InputSpec:
 
 
 def _gap(values: Tensor) -> float | None:
-    """Return the spacing of the grid that the values lie on; ``None`` where none or several fit."""
+    """Return the spacing of the grid that values lie on; ``None`` if no grid or several fit.
+
+    Args:
+        values: the values of one channel, of any shape that ``torch.unique`` takes.
+    """
     if _count_levels(torch.unique(values[:_GLANCE]).double()) > _LEVELS + 1:
         return None  # all values have at least as many levels, and sorting all of them takes long
     levels = torch.unique(values).double()
@@ -75,10 +79,10 @@ def _gap(values: Tensor) -> float | None:
 
 
 def _count_levels(levels: Tensor) -> int:
-    """Return how many of the sorted values differ by more than rounding."""
+    """Return the number of different values among sorted ones, apart from rounding."""
     return 1 + int((levels.diff() > _CLOSE * (levels[-1] - levels[0])).sum())
 
 
 def _round(value: float) -> float:
-    """Round to four decimals, with which normalisations are commonly written."""
+    """Round to the four decimals by which normalisations are commonly written."""
     return float(f"{value:.4f}") + 0.0  # no −0

@@ -1,4 +1,4 @@
-"""Match the captured modules' tensors to the arrays that a server sends."""
+"""Match the tensors of captured modules to the arrays that a server sends."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ _WRAPPERS = ("", "_module.", "module.", "_orig_mod.")
 
 @dataclass(frozen=True)
 class NamedTensor:
-    """One entry of the arrays in the captured modules.
+    """A tensor of a captured module that belongs to an array which the server sent.
 
     Attributes:
-        root: index of the module that it belongs to.
-        own_name: the entry's name in that module's ``state_dict``.
+        root: the index of the module among the captured ones.
+        own_name: the name of the tensor in that module's ``state_dict``.
         live: the tensor that was trained.
         before: its copy from before the first step.
     """
@@ -31,17 +31,21 @@ class NamedTensor:
 
     @property
     def is_parameter(self) -> bool:
-        """Return whether a name belongs to a parameter, not to a buffer."""
+        """Return whether the tensor is a parameter, and not a buffer."""
         return isinstance(self.live, nn.Parameter)
 
 
 def name_tensors(received: Mapping[str, Tensor], roots: tuple[Root, ...]) -> dict[str, NamedTensor]:
-    """Find the captured tensors of the received entries, by names and shapes.
+    """Return, by the name of a received array, the captured tensor with the same name and shape.
 
-    The names of a module that was called are those received, those behind a wrapper's name, or
-    those of a part of the model that is called on its own (``encoder.``), or those within a part
-    where no more than that is sent. Arrays named 0, 1, … are taken in the order of the module's
-    ``state_dict``, see ``in_order``.
+    The names in a called module may be the received ones, or have a wrapper's prefix such as
+    ``module.``. The module may be a part of the model, whose received names have a prefix such as
+    ``encoder.``; or only a part of the module may be sent, without its prefix. Arrays named 0, 1, …
+    are taken in the order of the module's ``state_dict``, see ``in_order``.
+
+    Args:
+        received: the arrays that the server sent, by name.
+        roots: the captured modules.
     """
     before = [root.copy.state_dict(keep_vars=True) for root in roots]
     found = name_live(received, [root.live for root in roots], before)
@@ -54,9 +58,15 @@ def name_tensors(received: Mapping[str, Tensor], roots: tuple[Root, ...]) -> dic
 def as_received(
     sent: Mapping[str, Tensor], received: Mapping[str, Tensor], roots: tuple[Root, ...]
 ) -> dict[str, Tensor]:
-    """Return a client's arrays under the names by which it received the same tensors.
+    """Return the arrays that a client sends, under the names by which it received the same tensors.
 
-    Arrays without names may be a part of the received arrays, or arrays that were not received.
+    Arrays without names (0, 1, …) are matched by their order; those that belong to no received
+    array are left out. Other arrays keep their names.
+
+    Args:
+        sent: the arrays that the client sends.
+        received: the arrays that the server sent.
+        roots: the captured modules.
     """
     if not sent or not all(name.isdigit() for name in sent):
         return dict(sent)
@@ -70,13 +80,17 @@ def name_live(
     models: Sequence[nn.Module],
     values: Sequence[Mapping[str, Tensor]] | None = None,
 ) -> dict[str, tuple[int, str, Tensor]]:
-    """Match modules without copies of them; return index, own name and live tensor of each entry.
+    """Match received arrays to the tensors of modules.
 
     Args:
-        received: the arrays.
+        received: the arrays by name.
         models: the modules.
-        values: the values of the modules' tensors, to which those of arrays without names are
+        values: the values of the modules' tensors, with which those of arrays without names are
             compared; the present values by default.
+
+    Returns:
+        By an array's name, the index of the module, the tensor's name in that module, and the
+        tensor.
     """
     found: dict[str, tuple[int, str, Tensor]] = {}
     for index, model in enumerate(models):
@@ -90,15 +104,15 @@ def name_live(
 def match(
     shapes: Mapping[str, tuple[int, ...]], state: Mapping[str, Tensor], parameters: Collection[str]
 ) -> dict[str, str]:
-    """Return for each array the entry of a model's ``state_dict`` that it is, by names and shapes.
+    """Match arrays to the entries of a model's ``state_dict``, by names and shapes.
 
     Args:
-        shapes: the shapes of the arrays.
+        shapes: the shapes of the arrays by name.
         state: the model's ``state_dict``.
-        parameters: the names in it that are no buffers.
+        parameters: the names of the entries that are parameters, not buffers.
 
     Returns:
-        Names of entries by the arrays' names; without those that are none of the model's.
+        By an array's name, the name of its entry. Arrays that match no entry are left out.
     """
     like = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
     if like and all(name.isdigit() for name in like):
@@ -126,7 +140,17 @@ def _own_names(
     taken: Collection[str],
     values: Mapping[str, Tensor],
 ) -> dict[str, str]:
-    """Map names in the module to received names."""
+    """Return the received name of each tensor of a module that was received.
+
+    Args:
+        received: the received arrays by name.
+        live: the module's tensors by their own names.
+        taken: the received names that belong to another module already.
+        values: the values of the module's tensors, with which arrays without names are compared.
+
+    Returns:
+        By a tensor's own name, the name of the received array.
+    """
     if received and all(name.isdigit() for name in received):
         order = sorted(received, key=int)
 
@@ -164,14 +188,17 @@ def _own_names(
 def _part_of(
     received: Mapping[str, Tensor], live: Mapping[str, Tensor], taken: Collection[str]
 ) -> dict[str, str]:
-    """Map names in the module to received names, where one submodule is sent under its own names.
+    """Return the received names of a submodule's tensors, if it is sent under its own names.
 
-    Empty where no submodule, or several, have tensors of these names and shapes.
+    The result is empty if no submodule, or several, have tensors of these names and shapes.
 
     Args:
-        received: the received arrays by their names.
-        live: the module's tensors by their names.
-        taken: received names that belong to another module already.
+        received: the received arrays by name.
+        live: the module's tensors by their own names.
+        taken: the received names that belong to another module already.
+
+    Returns:
+        By a tensor's name in the module, the name of the received array.
     """
     first = next((name for name in received if name not in taken), None)
     if first is None:
@@ -189,7 +216,7 @@ def _part_of(
 
 
 def _all_fit(received: Mapping[str, Tensor], live: Mapping[str, Tensor]) -> bool:
-    """Return whether all tensors of a module are received under their own names."""
+    """Return whether all tensors of a module are received under their own names and shapes."""
     return received.keys() >= live.keys() and all(
         tuple(received[own].shape) == value.shape for own, value in live.items()
     )

@@ -1,4 +1,4 @@
-"""Match arrays without names to a model's tensors, by order, shapes and values."""
+"""Match arrays without names to a model's tensors, by their order, shapes and values."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -11,20 +11,23 @@ def in_order(
     parameters: Collection[str],
     same: Callable[[int, str], bool] | None = None,
 ) -> list[str]:
-    """Return the names of those leading arrays that belong to the model; later arrays do not.
+    """Return the names of the model's entries that arrays without names are.
 
-    Arrays are the whole ``state_dict`` or all parameters, which others may follow (SCAFFOLD's
-    control variates), or a part of either: the one whose values are the model's; all but BatchNorm
-    layers (FedBN); the first layers (FedPer, FedRep) or the last; or the only one whose shapes fit.
+    Arrays may be the whole ``state_dict`` or all parameters, which further arrays may follow
+    (SCAFFOLD's control variates). Otherwise they are a part of either, which is found in this
+    order: the entries with the same values; all entries but those of BatchNorm layers (FedBN); the
+    first layers (FedPer, FedRep) or the last; the only entries whose shapes fit.
 
     Args:
-        arrays: their shapes, in order.
-        own: the shapes of the model's ``state_dict``, in its order.
-        parameters: the names in it that are no buffers.
-        same: (place, name) ↦ whether the array there has the model's values, where that is known.
+        arrays: the shapes of the arrays, in order.
+        own: the shapes of the model's ``state_dict`` by name, in its order.
+        parameters: the names of the entries that are parameters, not buffers.
+        same: a function of an array's index and an entry's name that returns whether both have the
+            same values; ``None`` if the values are not known.
 
     Returns:
-        The names, or none where nothing fits or several parts do.
+        The name of the entry for each of the leading arrays, in order; further arrays are not the
+        model's. It is empty if no part or several parts fit.
     """
     names = list(own)
     trained = [name for name in names if name in parameters]
@@ -43,10 +46,15 @@ def in_order(
 def runs(
     arrays: Sequence[Shape], own: Mapping[str, Shape], parameters: Collection[str]
 ) -> list[str]:
-    """Return where in a model runs of tensors with the arrays' shapes begin, by their first names.
+    """Return the names of the entries at which a run of entries with the arrays' shapes begins.
 
-    Two parts of one architecture, such as a global and a personal one, are told apart by nothing
-    else than their values.
+    Two parts of the same architecture, such as a global and a personal one, can only be
+    distinguished by their values.
+
+    Args:
+        arrays: the shapes of the arrays, in order.
+        own: the shapes of the model's ``state_dict`` by name, in its order.
+        parameters: the names of the entries that are parameters, not buffers.
     """
     found: dict[str, None] = {}
     for names in (list(own), [name for name in own if name in parameters]):
@@ -57,7 +65,15 @@ def runs(
 
 
 def _parts(names: list[str], trained: list[str], count: int) -> list[list[str]]:
-    """Return the parts of a model that known methods send and that have this number of arrays."""
+    """Return the parts of a model with a given number of entries that known methods send.
+
+    These are all entries, or all parameters, without BatchNorm layers; and the first or the last.
+
+    Args:
+        names: the names of the model's entries, in order.
+        trained: the names of its parameters, in order.
+        count: the number of entries in a part.
+    """
     normal = {name.removesuffix("running_mean") for name in names if name.endswith("running_mean")}
 
     def is_normal(name: str) -> bool:
@@ -71,7 +87,13 @@ def _parts(names: list[str], trained: list[str], count: int) -> list[list[str]]:
 def _first_fit(
     arrays: Sequence[Shape], own: Mapping[str, Shape], same: Callable[[int, str], bool]
 ) -> list[str]:
-    """Return the names of tensors with the arrays' values, in order; none where one is missing."""
+    """Return the names of entries with the arrays' values, in order; empty if one is missing.
+
+    Args:
+        arrays: the shapes of the arrays, in order.
+        own: the shapes of the model's entries by name, in order.
+        same: a function of an array's index and an entry's name that compares their values.
+    """
     found: list[str] = []
     place = 0
     for name, shape in own.items():
@@ -82,7 +104,12 @@ def _first_fit(
 
 
 def _only_fit(arrays: Sequence[Shape], own: Mapping[str, Shape]) -> list[str]:
-    """Return names of tensors with the arrays' shapes, in order; none where several fit."""
+    """Return the names of the entries with the arrays' shapes, in order, if only one choice fits.
+
+    Args:
+        arrays: the shapes of the arrays, in order.
+        own: the shapes of the model's entries by name, in order.
+    """
     names, shapes = list(own), list(own.values())
     early = _greedy(arrays, shapes)
     late = [len(shapes) - 1 - each for each in _greedy(arrays[::-1], shapes[::-1])][::-1]

@@ -14,9 +14,11 @@ _ALIKE = 1e-3
 
 
 class Outside:
-    """Compare the parameters after each step with those at the beginning of the next one.
+    """A detector of changes of parameters between the steps of an optimizer.
 
-    This finds writes through ``.data`` too, which raise no version. Only one change is kept.
+    It compares the parameters after each step with those at the beginning of the next one. So it
+    also finds writes through ``.data``, which autograd's version counters do not show. Only the
+    change after the first step is kept.
 
     Args:
         parameters: the parameters that the optimizer holds.
@@ -31,12 +33,20 @@ class Outside:
         self.changed = self.changed_at_end = False
 
     def step(self, rate: float) -> None:
-        """Note that a step with this learning rate has ended."""
+        """Note that a step has ended, and remember the parameters.
+
+        Args:
+            rate: the learning rate of the step.
+        """
         self._after = [parameter.detach().clone() for parameter in self._parameters]
         self._rate = rate
 
     def look(self, *, at_end: bool = False) -> None:
-        """Compare the parameters once after each step; ``at_end`` says that it was the last one."""
+        """Compare the parameters with those after the latest step, once for each step.
+
+        Args:
+            at_end: whether that step was the last one of the training.
+        """
         after, self._after = self._after, []
         if not after:
             return
@@ -56,7 +66,10 @@ class Outside:
             self._alike += gap <= _ALIKE * _norm(expected) + _ROUNDING * _norm(now)
 
     def correction(self) -> Correction | None:
-        """Return the change per learning rate if the same one followed each of several steps."""
+        """Return the change per learning rate, if every step was followed by the same one.
+
+        ``None`` is returned if there were fewer than two steps, or different changes.
+        """
         if self._first is None or self._steps < 2 or self._alike < self._steps:
             return None
         pairs = zip(self._parameters, self._first, strict=True)

@@ -1,8 +1,8 @@
 """Capture one training of unmodified code, by hooks that are removed whatever happens.
 
-The hooks only look. They see the outermost calls of modules (``Calls``), the torch functions
-outside of them and of the optimizers' steps (a ``TorchFunctionMode`` that is active there only) and
-those steps. Hooks of torch are global: those of other threads are passed by.
+The hooks only observe. They see the outermost calls of modules (``Calls``), the steps of
+optimizers, and the torch functions that are called outside of both (by a ``TorchFunctionMode`` that
+is active only there). Hooks of torch are global: calls from other threads are ignored.
 """
 
 import sys
@@ -48,11 +48,13 @@ from flwr_leakage.function_mode import FunctionMode
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits on how much of a training is kept; further steps are only counted.
+    """The limits of how much of a training is kept; further steps are only counted.
 
     Attributes:
-        max_samples: samples that are kept, ≥ 1; the step that reaches them is kept whole.
-        max_bytes: bytes that the tensors of those steps may take, ≥ 1.
+        max_samples: the number of samples to keep, ≥ 1; the step that reaches it is the last one
+            kept, and kept as a whole.
+        max_bytes: the bytes that the tensors of the kept steps may take, ≥ 1; the step that reaches
+            them is the last one kept.
     """
 
     max_samples: int = 1024
@@ -69,10 +71,13 @@ _IN_A_MODE = "the model was called inside a torch function mode, such as a devic
 
 @contextmanager
 def capture(limits: Limits | None = None) -> Iterator["Recorder"]:
-    """Watch what this thread trains until the block ends; then ask ``training()``.
+    """Observe the training in a ``with`` block, as far as it runs in this thread.
 
     Args:
-        limits: the limits on what is kept.
+        limits: the limits of what is kept; by default those of :class:`Limits`.
+
+    Yields:
+        The recorder, whose ``training()`` returns the captured training after the block.
     """
     recorder = Recorder(limits or Limits())
     recorder.look()
@@ -85,7 +90,10 @@ def capture(limits: Limits | None = None) -> Iterator["Recorder"]:
 
 @contextmanager
 def _told_of_compiling(tell: Callable[[], None]) -> Iterator[None]:
-    """Call ``tell`` before each call of ``torch.compile``, which compiles with the active modes."""
+    """Call ``tell`` before each call of ``torch.compile`` in a ``with`` block.
+
+    ``torch.compile`` would compile the active modes together with the code.
+    """
     original, told = torch.compile, [tell]
 
     @wraps(original)
@@ -111,7 +119,10 @@ def _has_compiled() -> bool:
 
 
 def _looking(method: Callable[..., None]) -> Callable[..., None]:
-    """Return a hook for this thread; its failure ends the capture and never the training."""
+    """Return a hook that calls a method of the recorder in its own thread only.
+
+    An error of the method ends the capture, and never the training.
+    """
 
     @wraps(method)
     def hook(self: "Recorder", *args: Any) -> None:
@@ -126,7 +137,7 @@ def _looking(method: Callable[..., None]) -> Callable[..., None]:
 
 
 class _Window(FunctionMode):
-    """Hand every call of a torch function to the recorder, and never change it."""
+    """A mode that hands every call of a torch function to the recorder, and never changes it."""
 
     def __init__(self, recorder: "Recorder") -> None:
         super().__init__()
@@ -137,7 +148,7 @@ class _Window(FunctionMode):
 
 
 class Recorder:
-    """Record one training; see ``capture``."""
+    """A recorder of one training; :func:`capture` makes and removes it."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -182,7 +193,7 @@ class Recorder:
         self._stepped = False
 
     def give_up(self, reason: str) -> None:
-        """Stop observing; the training goes on."""
+        """Stop observing, with a reason in words; the training goes on."""
         if not self._problem:
             self._problem = reason
         self._keep_no_more()
@@ -203,13 +214,13 @@ class Recorder:
     # --- the model -----------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Begin to look at calls of modules, and at steps of optimizers."""
+        """Begin to observe calls of modules and steps of optimizers."""
         self._end_of_steps = watch_steps(self.before_step, self.after_step)
         self._calls.look()
         self._open_window(early=True)
 
     def see_less(self) -> None:
-        """Look at torch functions after a model's call alone.
+        """Observe torch functions only after a call of a model, and no longer before the first.
 
         A function that ``torch.compile`` compiles before that call would be compiled together with
         the hooks, so that its results would differ in the last bits.
@@ -220,7 +231,7 @@ class Recorder:
 
     @_looking
     def before_forward(self, module: nn.Module) -> None:
-        """Note that the outermost call of a module begins."""
+        """Note that the outermost call of a module begins, and copy the module if it is new."""
         self._inside = True
         self._close_window()
         if not torch.is_grad_enabled() or not self._keeps:
@@ -234,7 +245,7 @@ class Recorder:
 
     @_looking
     def after_forward(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        """Note that the outermost call of a module ends."""
+        """Record the outermost call of a module that has ended."""
         self._inside = False
         if not self._keeps:
             self._count_call(module, args, kwargs, output)
@@ -254,7 +265,7 @@ class Recorder:
         self._tape.record(module, args, kwargs, output, before, _autocast(leaves), samples)
 
     def _count_call(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        """Count the samples of a call beyond the steps that are kept."""
+        """Count the samples of a model's call after the steps that are kept."""
         if id(module) not in self._models or not torch.is_grad_enabled():
             return
         if any(leaf.requires_grad for leaf in tensors_of(output)):
@@ -286,7 +297,14 @@ class Recorder:
     # --- the loss ------------------------------------------------------------------------------
 
     def _open_window(self, *, early: bool) -> None:
-        """Record torch functions from now on; ``early`` tells that no model was called before."""
+        """Record torch functions from now on.
+
+        Args:
+            early: whether no model was called since the last step.
+
+        Raises:
+            ValueError: another torch function mode is active, so that calls cannot be recorded.
+        """
         stack = _get_current_function_mode_stack()
         if self._window is not None:
             if self._keeps and stack[-1] is not self._window:
@@ -305,7 +323,11 @@ class Recorder:
             self._window = None  # no reference cycle may keep the recorded tensors alive
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a torch function, and record it where trained parameters enter its result."""
+        """Call a torch function, and record it if its result depends on trained parameters.
+
+        Returns:
+            The function's result.
+        """
         if (
             self._inside
             or self._in_backward
@@ -373,14 +395,14 @@ class Recorder:
     # --- the optimizer -------------------------------------------------------------------------
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Note that a step begins."""
+        """Note that a step of an optimizer begins."""
         if self._rest is None:
             self._begin_step(optimizer, args, kwargs)
         else:
             self._rest.before_step(optimizer)
 
     def after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Record the end of a step."""
+        """Record that a step of an optimizer has ended."""
         if self._rest is None:
             self._end_step(optimizer)
         else:
@@ -388,7 +410,10 @@ class Recorder:
 
     @_looking
     def _begin_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Begin a step, inside of which a closure that trains may run."""
+        """Record the beginning of a step, and copy the optimizer before its first one.
+
+        A closure that trains may run within the step.
+        """
         self._stepped = True
         if not has_closure(args, kwargs):
             self._close_window()
@@ -412,10 +437,14 @@ class Recorder:
         self._begin_versions = versions_of(self._trained)
 
     def _leave_out(self, others: frozenset[int]) -> None:
-        """Leave out the models that another optimizer trains, as a personal model in Ditto.
+        """Leave out the models that a second optimizer trains, as a personal model in Ditto.
+
+        Args:
+            others: the ids of the parameters that the second optimizer holds.
 
         Raises:
-            ValueError: it trains a part of what the first one trains, or of what its losses use.
+            ValueError: the second optimizer trains a part of what the first one trains, or of what
+                the recorded losses use.
         """
         left = {
             key for key, root in self._roots.items()
@@ -472,7 +501,13 @@ class Recorder:
         return tuple(size for key, size in self._batch_sizes if key in trains)
 
     def _rewritten(self) -> tuple[float | None, float | None]:
-        """Return the gradient's norm and largest entry where it is not what ``backward`` left."""
+        """Return the norm of gradients that were changed before the step, and their clip.
+
+        Returns:
+            The Euclidean norm of all gradients together, or ``None`` if they are as ``backward``
+            left them; and the largest absolute entry if several entries have it, as after clipping
+            by value, otherwise ``None``.
+        """
         now = {id(p): p.grad for p in self._trained if p.grad is not None}
         same = now.keys() == self._gradients.keys() and all(
             gradient is self._gradients[key][0] and gradient._version == self._gradients[key][1]
@@ -538,7 +573,7 @@ class Recorder:
         )
 
     def _told_problem(self) -> str:
-        """Return the problem that was found, if any optimizer of torch took a step."""
+        """Return the problem that ended the capture; empty if no optimizer of torch took a step."""
         return self._problem if self._stepped else ""
 
     def _missing(self) -> str:

@@ -15,21 +15,25 @@ from flwr_leakage.params import Params
 def replay(
     training: CapturedTraining, names: Mapping[str, NamedTensor], start: Mapping[str, Tensor]
 ) -> Params:
-    """Return the entries ``names`` after the captured steps, begun from ``start``.
+    """Return the model's entries after the captured steps, begun from given values.
 
-    The copied modules and the copied optimizer, of whatever class, take the captured steps on
-    the captured batches: with their learning rates, their order, their dropout masks (by the
-    generator's state) and their mixed precision. Gradients that were rescaled before a step are
+    Copies of the modules and of the optimizer, of whatever class, take the captured steps on
+    the captured batches: with the same learning rates, order, dropout masks (by the random
+    generator's state) and mixed precision. Gradients that were changed before a step are clipped or
     scaled to the norm that they had then. The live modules are not touched.
 
     Args:
         training: the captured training.
-        names: the entries, as ``name_tensors`` finds them.
-        start: values to begin with; those of the copies where a name is missing.
+        names: the entries to return, as ``name_tensors`` finds them.
+        start: the values to begin with, by the same names. Entries that are missing begin with the
+            values that they had before the training.
+
+    Returns:
+        The values by the same names.
 
     Raises:
-        ValueError: a tensor was changed after it was used, or the loss has a parameter or takes a
-            model that is in no captured module.
+        ValueError: a tensor was changed after it was used, or the loss uses a trained parameter or
+            model that belongs to no captured module.
     """
     memo: dict[int, Any] = {}
     modules = [copy_root(root.copy, memo) for root in training.roots]
@@ -102,7 +106,13 @@ def _backward(backward: Backward, translate: Any) -> None:
 
 
 def _correct(training: CapturedTraining, translated: Mapping[int, Any], rate: float) -> None:
-    """Change the parameters, or their gradients, as the training did with each of its steps."""
+    """Change the parameters or their gradients as the training did after or before each step.
+
+    Args:
+        training: the training, whose ``correction`` tells the change.
+        translated: the copied parameters by the ids of the live ones.
+        rate: the factor of the change: the step's learning rate for parameters, −1 for gradients.
+    """
     if (correction := training.correction) is not None:
         with torch.no_grad():
             for key, change in correction.per_rate.items():
@@ -117,7 +127,13 @@ _CLOSE = 1e-3
 
 
 def _rewrite(parameters: list[nn.Parameter], norm: float, largest: float | None) -> None:
-    """Clip the gradients by value where that gives the norm that they had, or scale them to it."""
+    """Clip the gradients by value if that gives the norm that they had, or else scale them to it.
+
+    Args:
+        parameters: the parameters whose gradients are changed.
+        norm: the Euclidean norm of all gradients together in the training.
+        largest: the value by which they were clipped; ``None`` if they were not.
+    """
     gradients = [p.grad for p in parameters if p.grad is not None]
     with torch.no_grad():
         if largest is not None:

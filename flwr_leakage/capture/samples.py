@@ -24,13 +24,13 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class TapedLoss:
-    """Compute the captured loss from other logits and targets."""
+    """The captured loss, as a function of logits and targets."""
 
     entries: tuple[Entry, ...]
     loss: Value
 
     def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss, a scalar."""
+        """Return the loss, a scalar, of logits and targets with the shapes of the captured ones."""
         given = {Value(0, 0): logits, Value(1, 0): targets}
         value: Tensor = play(self.entries, lambda thing: thing, given)[self.loss.entry][
             self.loss.leaf
@@ -40,13 +40,14 @@ class TapedLoss:
 
 @dataclass(frozen=True)
 class ShiftedLoss:
-    """A captured loss of the next token, as a function of the texts themselves.
+    """A captured loss of the next token, as a function of logits and of the texts themselves.
 
     Attributes:
-        loss: (logits, targets) ↦ scalar, of targets as the app made them.
-        is_flat: whether these are one row (B (T − 1),), in the place of (B, T − 1).
-        replaced: the id that has another value among the targets, which the loss leaves out, and
-            that value; ``None`` if there is none.
+        loss: the captured loss, a function of logits and of the targets as the app made them.
+        is_flat: whether these targets have the shape (B (T − 1),), and not (B, T − 1), for B texts
+            of T tokens.
+        replaced: a pair of a token id and the value that stands for it among the targets, so that
+            the loss ignores it; ``None`` if no id is replaced.
     """
 
     loss: Loss
@@ -54,7 +55,12 @@ class ShiftedLoss:
     replaced: tuple[int, int] | None = None
 
     def __call__(self, logits: Tensor, ids: Tensor) -> Tensor:
-        """Return the loss of logits (B, T, V) and texts (B, T), a scalar."""
+        """Return the loss of logits and texts, a scalar.
+
+        Args:
+            logits: the output of the model, (B, T, V) for B texts of T tokens and V token ids.
+            ids: the token ids (B, T).
+        """
         targets = ids[:, 1:]
         if self.replaced is not None:
             targets = targets.masked_fill(targets == self.replaced[0], self.replaced[1])
@@ -63,13 +69,13 @@ class ShiftedLoss:
 
 @dataclass(frozen=True)
 class LossCall:
-    """One call of the model and of a loss of its output.
+    """One call of the model, and of a loss of its output.
 
     Attributes:
-        root: index of the module that was called.
-        batch: its input and the targets; texts are their own targets if the loss shifts them.
-        num_outputs: K, where the model returns (B, K); 0 otherwise.
-        loss: (logits, targets) ↦ scalar.
+        root: the index of the called module among the captured ones.
+        batch: the inputs and targets; texts are their own targets if the loss is of the next token.
+        num_outputs: the number K of logits if the model returns (B, K); 0 otherwise.
+        loss: the loss, a function of logits and targets that returns a scalar.
     """
 
     root: int
@@ -79,10 +85,14 @@ class LossCall:
 
 
 def read_loss_call(training: CapturedTraining, backward: Backward) -> LossCall:
-    """Read one ``loss(model(inputs), targets)``.
+    """Read the inputs, the targets and the loss off a recorded ``loss(model(inputs), targets)``.
+
+    Args:
+        training: the captured training.
+        backward: the call of ``backward`` on the loss, with all recorded calls before it.
 
     Raises:
-        ValueError: the loss has another form, in words.
+        ValueError: the loss has another form; the message says which.
     """
     roots = {id(root.live): index for index, root in enumerate(training.roots)}
     number, call, inputs = _one_call(
@@ -126,9 +136,15 @@ def read_loss_call(training: CapturedTraining, backward: Backward) -> LossCall:
 def _shifted(
     inputs: Tensor, leaves: Iterable[object]
 ) -> tuple[Constant, tuple[int, int] | None] | None:
-    """Return the targets that are the inputs' tokens from the second on, or None.
+    """Return the argument of the loss that holds each next token of the inputs, or ``None``.
 
-    The second result is the id that the targets replace by another value, with that value.
+    Args:
+        inputs: token ids (B, T).
+        leaves: the arguments of the recorded calls of the loss.
+
+    Returns:
+        The targets, and a pair of a token id and the value that replaces it in the targets;
+        ``None`` in the place of the pair if no id is replaced.
     """
     if inputs.ndim != 2 or inputs.is_floating_point() or inputs.shape[1] < 3:
         return None
@@ -149,7 +165,11 @@ def _shifted(
 
 
 def _one_call(found: Iterable[tuple[int, Entry]]) -> tuple[int, Entry, Tensor]:
-    """Return the only one of numbered calls of models, with its only input tensor."""
+    """Return the only call among numbered calls of models, with its number and its only input.
+
+    Raises:
+        ValueError: there are no calls or several, or the call has not exactly one input tensor.
+    """
     calls = list(found)
     if len(calls) != 1:
         raise ValueError(f"a loss needs {len(calls)} calls of modules, expected one of a model")
@@ -166,9 +186,10 @@ def _is_trained(training: CapturedTraining, entry: Entry) -> bool:
 
 
 def has_parameter_term(training: CapturedTraining, backward: Backward) -> bool:
-    """Return whether trained parameters enter the loss beside the model, as in FedProx.
+    """Return whether trained parameters enter the loss other than by the model's output.
 
-    They enter themselves, or with a model that a module of the loss takes as an argument.
+    They may enter themselves, as in FedProx, or by a model that a module of the loss takes as an
+    argument.
     """
     leaves = (leaf for entry in backward.entries for leaf in entry.inputs())
     return any(
@@ -181,14 +202,15 @@ def has_parameter_term(training: CapturedTraining, backward: Backward) -> bool:
 
 @dataclass(frozen=True)
 class SeenInputs:
-    """The inputs with which the model was called.
+    """The inputs of the trained model's only call, and the targets that its loss compares.
 
     Attributes:
-        inputs: the inputs of the trained model's one call.
-        targets: B class ids that meet its output in the loss; ``None`` where there are none.
-        num_outputs: K, where one of its outputs has the shape (B, K) and meets B class ids in the
-            loss; 0 otherwise.
-        num_targets: number of tensors of class ids that do so; MixUp has two.
+        inputs: the input tensor, whose first dimension counts the B samples.
+        targets: the B class ids; ``None`` if the loss takes no tensor of class ids, or several.
+        num_outputs: the number K of logits if the loss takes an output (B, K) with B class ids; 0
+            otherwise.
+        num_targets: the number of tensors of class ids that the loss takes with the output; MixUp
+            has two.
     """
 
     inputs: Tensor
@@ -198,7 +220,7 @@ class SeenInputs:
 
 
 def see_inputs(training: CapturedTraining, backward: Backward) -> SeenInputs:
-    """Read the inputs of the trained model.
+    """Read the inputs of the trained model off the recorded calls that lead to a loss.
 
     Raises:
         ValueError: the model was not called exactly once with one tensor.
@@ -238,7 +260,11 @@ _MEAN_CROSS_ENTROPY = {
 
 
 def _plain(tail: tuple[Entry, ...]) -> Loss | None:
-    """Replace a captured loss by the mean cross-entropy if it computes just that."""
+    """Return ``F.cross_entropy`` if a captured loss is just the mean cross-entropy, else ``None``.
+
+    Args:
+        tail: the recorded calls after that of the model.
+    """
     if len(tail) != 1:
         return None
     function, (args, kwargs) = tail[0].function, tail[0].arguments
@@ -273,7 +299,7 @@ def _taped(tail: tuple[Entry, ...], output: Value, targets: Constant, loss: Valu
 
 
 def _on_cpu(entry: Entry) -> Entry:
-    """Return an entry whose function has its own tensors, such as class weights, on the CPU."""
+    """Return a recorded call with the tensors of its module, such as class weights, on the CPU."""
     function = entry.function
     if isinstance(function, nn.Module) and any(
         tensor.device != CPU for tensor in (*function.parameters(), *function.buffers())
@@ -287,10 +313,10 @@ def _never() -> None:
 
 
 def captured_batches(training: CapturedTraining) -> list[LossCall]:
-    """Return every kept mini-batch, in the order of use.
+    """Return every kept mini-batch with its loss, in the order of use.
 
     Raises:
-        ValueError: nothing was captured, or a loss is none of a model's output and targets.
+        ValueError: nothing was captured, or a loss is no function of a model's output and targets.
     """
     if training.problem:
         raise ValueError(training.problem)
@@ -303,7 +329,7 @@ def batch_norm_mode(training: CapturedTraining) -> BatchNormMode:
 
 
 def drops_out(training: CapturedTraining) -> bool:
-    """Return whether a call drew random numbers, as dropout does."""
+    """Return whether a recorded call drew random numbers, as dropout does."""
     return any(
         entry.rng_state is not None
         for step in training.steps
@@ -317,8 +343,13 @@ def captured_gradient_map(
 ) -> GradientMap:
     """Return the gradient map of the captured model and loss, by the names of the received arrays.
 
+    Args:
+        training: the captured training.
+        names: the captured tensors by received name.
+        call: the call of the model and the loss.
+
     Raises:
-        ValueError: the model's arrays are not all of those received.
+        ValueError: the model's entries have other names than the received arrays.
     """
     model = training.roots[call.root].copy
     own = {named.own_name: name for name, named in names.items() if named.root == call.root}
@@ -336,8 +367,12 @@ def captured_gradient_map(
 def captured_schedule(training: CapturedTraining, num_examples: int) -> LocalSchedule:
     """Return the schedule of the captured training.
 
+    Args:
+        training: the captured training.
+        num_examples: the number of samples that the client reports.
+
     Raises:
-        ValueError: a ``LocalSchedule`` cannot say how it was trained.
+        ValueError: a ``LocalSchedule`` cannot express the training; the message says why.
     """
     if training.problem:
         raise ValueError(training.problem)
@@ -378,7 +413,12 @@ def captured_schedule(training: CapturedTraining, num_examples: int) -> LocalSch
 
 
 def takes_in_order(training: CapturedTraining, num_examples: int) -> bool:
-    """Return whether the mini-batches have the sizes that this number of samples gives in order."""
+    """Return whether the mini-batches are as large as consecutive batches of the samples.
+
+    Args:
+        training: the captured training.
+        num_examples: the number of samples, which every epoch takes in the same order.
+    """
     if not training.batch_sizes or num_examples < 1:
         return False
     schedule = LocalSchedule(1.0, len(training.batch_sizes), max(training.batch_sizes))
@@ -392,9 +432,9 @@ def check_settings(
     """Raise an error unless a ``LocalSchedule`` can express the optimizer's settings.
 
     Args:
-        optimizer: its class.
-        settings: the settings of each group of parameters, and of each step that was seen.
-        changed: whether they were others in later steps.
+        optimizer: the class of the optimizer.
+        settings: the settings of each group of parameters, in each step that was observed.
+        changed: whether the settings changed in later steps.
 
     Raises:
         ValueError: a schedule cannot express them; the message says why.
@@ -410,11 +450,15 @@ def check_settings(
 
 
 def private_samples(training: CapturedTraining, num_examples: int) -> Batch:
-    """Return the samples that left a trace, each once: the first epoch's, in order of use.
+    """Return the samples that the steps used, each once: those of the first epoch, in order of use.
+
+    Args:
+        training: the captured training.
+        num_examples: the number of samples that the client reports.
 
     Raises:
-        ValueError: a later epoch took them in another order, which no schedule says, or their
-            reported number is that of the mini-batches.
+        ValueError: a later epoch took the samples in another order, which no schedule expresses; or
+            the client reports the number of mini-batches in the place of that of samples.
     """
     try:
         batches = [call.batch for call in captured_batches(training)]

@@ -25,10 +25,16 @@ _CLOSE = 1e-3
 
 
 def multiple_of(name: str, rate: float, momentum: float, steps: int) -> float:
-    """Return the factor by which a method of ``SENDS`` multiplies the update that it sends.
+    """Return the factor by which a method multiplies the update θ_local − θ_t that it sends.
+
+    Args:
+        name: the name of the multiple, a key of ``SENDS``.
+        rate: the learning rate.
+        momentum: the momentum of SGD.
+        steps: the number of local steps, ≥ 1.
 
     Raises:
-        ValueError: no such name, or no step.
+        ValueError: there is no multiple of this name, or no step.
     """
     if name not in SENDS or steps < 1:
         raise ValueError(f"expected one of {list(SENDS)} and a step, got {name!r} and {steps}.")
@@ -38,10 +44,10 @@ def multiple_of(name: str, rate: float, momentum: float, steps: int) -> float:
 def multiple_sent(
     sent: Mapping[str, Tensor], received: Mapping[str, Tensor], end: Mapping[str, Tensor]
 ) -> float:
-    """Return which multiple of its update a client sends; 0 where it sends its parameters.
+    """Return the factor f if a client sends f times its update; 0 if it sends anything else.
 
     Args:
-        sent: the parameters that it sends.
+        sent: the tensors that it sends, by parameter.
         received: the parameters before training.
         end: the parameters after training.
     """
@@ -58,14 +64,14 @@ def multiple_sent(
 
 
 def first_variates(change: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a client's control variates before it first changed them.
+    """Return a client's control variates (SCAFFOLD) before it first changed them.
 
     They are zero (Karimireddy et al., 2020), or the parameters that the client received, as in
-    Flower's baseline ``niid_bench``. Their first change is a gradient minus them, and its part
-    along the parameters tells which.
+    Flower's baseline ``niid_bench``. The first change is a gradient minus these variates. They are
+    taken for the parameters if its component along the parameters is below −1/2.
 
     Args:
-        change: the change of each parameter's variate.
+        change: the first change of each parameter's variate.
         params: the parameters that the client received, by the same names.
     """
     square = sum(float(params[name].double().square().sum()) for name in change)
@@ -79,7 +85,15 @@ def first_variates(change: Mapping[str, Tensor], params: Mapping[str, Tensor]) -
 
 
 def name_of(multiple: float, training: CapturedTraining) -> str:
-    """Return the name of the sent quantity: a key of ``SENDS``, or one of two others."""
+    """Return the name of the quantity that a client sends.
+
+    Args:
+        multiple: the factor of the update that it sends; 0 if it sends its parameters.
+        training: the captured training.
+
+    Returns:
+        A key of ``SENDS``, ``PARAMETERS`` or ``ANOTHER_MULTIPLE``.
+    """
     if not multiple:
         return PARAMETERS
     options = training.steps[0].options
@@ -91,5 +105,8 @@ def name_of(multiple: float, training: CapturedTraining) -> str:
 
 
 def _fednova(momentum: float, steps: int) -> float:
-    """Return ‖a‖₁ of τ steps of SGD with momentum ρ: (τ − ρ(1 − ρ^τ)/(1 − ρ))/(1 − ρ)."""
+    """Return the sum of FedNova's normalising vector for SGD with momentum (Wang et al., 2020).
+
+    It is (τ − ρ(1 − ρ^τ)/(1 − ρ))/(1 − ρ) for τ steps with momentum ρ.
+    """
     return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)

@@ -1,7 +1,8 @@
 """Share one pair of optimizer hooks among all captures of the process.
 
-Torch runs its global hooks from a dictionary that no thread may change while another one steps: the
-step would end in an error. So the pair stays, and captures come and go in a tuple of their own.
+Torch calls its global hooks from a dictionary. If a thread changed it while another thread takes a
+step, that step would fail. So the pair is registered once and stays, and captures are added to and
+removed from a tuple.
 """
 
 import threading
@@ -20,7 +21,11 @@ _watching: tuple[tuple[Hook, Hook], ...] = ()
 
 
 def watch_steps(before: Hook, after: Hook) -> Callable[[], None]:
-    """Call ``before`` and ``after`` at each optimizer's step; return a function that ends this."""
+    """Call ``before`` and ``after`` at each step of any optimizer from now on.
+
+    Returns:
+        A function that ends this.
+    """
     global _watching
     own = (before, after)
     with _lock:

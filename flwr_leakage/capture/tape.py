@@ -1,8 +1,8 @@
-"""Record the operations that lead to ``backward`` since the last step, to play them again.
+"""Record the operations that lead to ``backward`` since the last step, to repeat them.
 
-Entries are calls of modules and of torch functions whose results depend on trained parameters, also
-those before the model is called, such as FedProx's term in the parameters. Everything else (the
-samples, the targets, a server's parameters in that term) is a constant.
+The recorded calls are those of modules and of torch functions whose results depend on trained
+parameters, also those before the model is called, such as FedProx's term in the parameters. All
+other tensors (the samples, the targets, the server's parameters in that term) are constants.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -16,16 +16,21 @@ from torch.utils import _pytree as pytree
 
 
 class UnseenError(ValueError):
-    """Raised if a tensor that depends on trained parameters comes from a call not on the tape."""
+    """Error of a tensor that depends on trained parameters and comes from no recorded call."""
 
 
 class ChangedConstantError(ValueError):
-    """Raised if a tensor on the tape was changed in place after it was used."""
+    """Error of a recorded tensor that was changed in place after it was used."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """The place of a result on the tape: the number of its entry and of its leaf there."""
+    """The place of a result on the tape.
+
+    Attributes:
+        entry: the number of the recorded call.
+        leaf: the index of the tensor among the leaves of the call's result.
+    """
 
     entry: int
     leaf: int
@@ -33,13 +38,18 @@ class Value:
 
 @dataclass(frozen=True)
 class Constant:
-    """A tensor that no trained parameter enters, and its version when it was used."""
+    """A tensor on the tape that depends on no trained parameter.
+
+    Attributes:
+        tensor: the tensor.
+        version: its version counter when it was used.
+    """
 
     tensor: Tensor = field(repr=False)
     version: int
 
     def get(self) -> Tensor:
-        """Return the tensor, if it has not changed since it was used.
+        """Return the tensor, unless it has changed since it was used.
 
         Raises:
             ChangedConstantError: it was changed in place.
@@ -53,7 +63,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Autocast:
-    """The mixed precision that a call ran under."""
+    """The settings of mixed precision under which a call ran."""
 
     device: str
     enabled: bool
@@ -66,7 +76,10 @@ class Autocast:
 
 
 def map_leaves(change: Callable[[Any], Any], tree: Any) -> Any:
-    """Map nested arguments like torch's ``tree_map``, which takes longer than a small layer."""
+    """Return nested arguments with every leaf changed by a function.
+
+    It is like torch's ``tree_map``, which takes longer than a small layer.
+    """
     kind = type(tree)
     if kind is tuple:
         return tuple([map_leaves(change, part) for part in tree])
@@ -85,12 +98,13 @@ class Entry:
     """One recorded call of a module or function.
 
     Attributes:
-        function: a module or a torch function.
-        arguments: (args, kwargs), with a ``Value``, a ``Constant`` or the live parameter in the
-            place of each tensor.
-        rng_state: the state of the CPU's generator before the call, where the call drew from it.
-        autocast: the mixed precision it ran under.
-        shapes: the shapes of the tensors that it returned, by their place among the leaves.
+        function: the module or torch function.
+        arguments: the pair (args, kwargs). In the place of each tensor is a ``Value`` (the result
+            of another recorded call), a ``Constant``, or the live parameter.
+        rng_state: the state of the CPU's random generator before the call, if the call drew from
+            it; ``None`` otherwise.
+        autocast: the mixed precision under which the call ran.
+        shapes: the shapes of the tensors that it returned, by their index among the leaves.
         samples: the number of samples in a call of a model; 0 for other calls.
     """
 
@@ -108,20 +122,20 @@ class Entry:
         return leaves
 
     def map(self, change: Callable[[Any], Any]) -> "Entry":
-        """Return the same call with mapped leaves of its arguments."""
+        """Return the same call with every leaf of its arguments changed by a function."""
         arguments = map_leaves(change, self.arguments)
         return replace(self, arguments=arguments)
 
 
 @dataclass(frozen=True)
 class Backward:
-    """One call of ``backward``, with all that leads to it.
+    """One call of ``backward``, with all recorded calls that lead to it.
 
     Attributes:
         entries: the recorded calls that the loss depends on, in the order of calling.
-        loss: the tensor on which ``backward`` was called.
-        gradient: the argument of ``backward``, mostly ``None``.
-        frozen: ids of the live parameters that required no gradient then.
+        loss: the place of the loss among their results.
+        gradient: the argument of ``backward``; mostly ``None``.
+        frozen: the ids of the live parameters that required no gradient then.
     """
 
     entries: tuple[Entry, ...]
@@ -131,7 +145,10 @@ class Backward:
 
 
 class Tape:
-    """Collect recorded calls; their results are kept, so that no other tensor can get their ids."""
+    """The recorded calls since the last step.
+
+    Their results are kept alive, so that no other tensor can get their ids.
+    """
 
     def __init__(self) -> None:
         self._entries: list[Entry | None] = []
@@ -142,7 +159,7 @@ class Tape:
         return len(self._entries)
 
     def forget(self, count: int) -> None:
-        """Forget the first ``count`` calls, whose results are not used any more."""
+        """Forget the first ``count`` calls, whose results are no longer used."""
         self._entries[:count] = [None] * count
         self._alive = [(number, tensor) for number, tensor in self._alive if number >= count]
         kept = {id(tensor) for _, tensor in self._alive}
@@ -159,10 +176,21 @@ class Tape:
         samples: int = 0,
         given: Any = None,
     ) -> None:
-        """Add a call whose result depends on trained parameters; ``given`` is of ``before_call``.
+        """Record a call whose result depends on trained parameters.
 
-        If the call uses a tensor that depends on trained parameters and was not seen, its result is
-        marked as not replayable.
+        If the call uses a tensor that depends on trained parameters and comes from no recorded
+        call, its result is marked as not repeatable.
+
+        Args:
+            function: the module or torch function that was called.
+            args: its positional arguments.
+            kwargs: its keyword arguments.
+            result: its result.
+            rng_state: the state of the CPU's random generator before the call, if the call drew
+                from it.
+            autocast: the mixed precision under which it ran.
+            samples: the number of samples in a call of a model; 0 for other calls.
+            given: the result of ``before_call`` for this call.
         """
         number = len(self._entries)
         leaves = [result] if isinstance(result, Tensor) else pytree.tree_leaves(result)
@@ -182,10 +210,11 @@ class Tape:
     def before_call(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
-        """Return the arguments of a function that will change its first one; ``None`` of others.
+        """Return the arguments, as the tape stores them, of a function that changes its first one.
 
-        A sum that begins with ``torch.zeros(())`` and grows by ``+=`` is a constant before its
-        first change, and depends on trained parameters afterwards.
+        ``None`` is returned for other functions. A sum that begins with ``torch.zeros(())`` and
+        grows by ``+=`` is a constant before its first change, and depends on trained parameters
+        afterwards. So the arguments have to be stored before the call.
         """
         if not args or not changes_its_argument(function):
             return None
@@ -199,10 +228,14 @@ class Tape:
         return (first, *rest), named
 
     def cut(self, loss: Tensor, gradient: Tensor | None) -> Backward:
-        """Return the operations that lead to ``loss``.
+        """Return the recorded calls that lead to a loss.
+
+        Args:
+            loss: the tensor on which ``backward`` is called.
+            gradient: the argument of ``backward``, or ``None``.
 
         Raises:
-            ValueError: the loss is not on the tape, or a part of it is not.
+            ValueError: the loss, or a part of it, comes from no recorded call.
         """
         place = self._place.get(id(loss))
         if place is None:
@@ -270,15 +303,16 @@ def play(
     translate: Callable[[Any], Any],
     given: Mapping[Value, Tensor] | None = None,
 ) -> list[list[Any]]:
-    """Call the entries again, on other parameters.
+    """Repeat recorded calls on other parameters.
 
     Args:
-        entries: the entries of a ``Backward``, or the end of one.
-        translate: the map from live modules and parameters to those to be used.
-        given: results of entries that are not called, by their place.
+        entries: the recorded calls of a ``Backward``, or the last ones of them.
+        translate: a function that returns the module or parameter to use in the place of a live
+            one.
+        given: results, by their place, of calls that are not repeated.
 
     Returns:
-        The leaves of every entry's result.
+        For each call, the leaves of its result; empty for a call whose result is given.
     """
     results: list[list[Any]] = []
     known = dict(given or {})

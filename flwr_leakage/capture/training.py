@@ -17,7 +17,7 @@ class Root:
     """A module that the training called, with its copy from before the first step.
 
     Attributes:
-        live: the module.
+        live: the module itself.
         copy: its copy.
     """
 
@@ -30,11 +30,12 @@ class Step:
     """One step of the optimizer.
 
     Attributes:
-        backwards: the backward passes whose gradients it uses; several with gradient accumulation.
-        options: the options of each parameter group: learning rate, momentum, …
-        rescaled_to: the norm of the gradient at the step, where something changed the gradient
+        backwards: the calls of ``backward`` whose gradients the step uses; several with gradient
+            accumulation.
+        options: the settings of each parameter group: learning rate, momentum, …
+        rescaled_to: the Euclidean norm of all gradients at the step, if something changed them
             between ``backward`` and the step (clipping, unscaling, noise); ``None`` otherwise.
-        clipped_to: the largest absolute entry of such a gradient, where several entries have it, as
+        clipped_to: the largest absolute entry of such gradients, if several entries have it, as
             after clipping by value; ``None`` otherwise.
     """
 
@@ -46,11 +47,12 @@ class Step:
 
 @dataclass(frozen=True)
 class Correction:
-    """The same change of the parameters after every step, as SCAFFOLD's control variates make it.
+    """A change of the parameters that followed every step, as SCAFFOLD's control variates make it.
 
     Attributes:
         per_rate: by the live parameter's id, the change divided by the step's learning rate.
-        of_gradients: whether its negative is added to the gradients before the step instead.
+        of_gradients: whether, instead, minus ``per_rate`` was added to the gradients before each
+            step.
     """
 
     per_rate: Mapping[int, Tensor] = field(repr=False)
@@ -58,7 +60,11 @@ class Correction:
 
 
 def rate_of(options: Sequence[Mapping[str, Any]]) -> float:
-    """Return the learning rate of a step; 1 for an optimizer that has none."""
+    """Return the learning rate of a step; 1 for an optimizer that has none.
+
+    Args:
+        options: the settings of each parameter group.
+    """
     return float(options[0].get("lr") or 1.0)
 
 
@@ -67,27 +73,30 @@ class CapturedTraining:
     """One training, as hooks observed it.
 
     Attributes:
-        roots: the modules with parameters or buffers that were called, in the order of calling.
-        optimizer: a copy from before the first step, whose parameters are those of the copies;
-            ``None`` where there was no step.
-        optimizer_class: its class; ``None`` where there was no step.
-        batch_norm: ``batch`` where a BatchNorm layer trained in train mode, ``running`` where none
-            of them did, empty where there is none.
-        steps: those that were kept, from the first on.
-        num_steps: all steps.
-        batch_sizes: samples of each call of the model that a gradient was taken of.
-        after_kept: the parameters after the last kept step by the live parameter's id, where not
+        roots: the called modules that have parameters or buffers, those with trained parameters
+            first.
+        optimizer: a copy of the optimizer from before the first step, which holds the parameters of
+            the copied modules; ``None`` if there was no step.
+        optimizer_class: the class of the optimizer; ``None`` if there was no step.
+        batch_norm: ``batch`` if a BatchNorm layer trained in train mode, ``running`` if none did,
+            and empty if there is no such layer.
+        steps: the kept steps, from the first on.
+        num_steps: the number of all steps.
+        batch_sizes: the number of samples in each call of the model through which a gradient was
+            taken.
+        after_kept: the parameters after the last kept step, by the live parameter's id; empty if
             all steps were kept.
-        changed_outside: whether parameters changed between the optimizer's steps, and otherwise
-            than by ``correction``.
+        changed_outside: whether parameters changed between the optimizer's steps in another way
+            than ``correction`` tells.
         changed_at_end: whether parameters changed after the last step.
-        settings_changed: whether the optimizer's settings changed after the steps that were kept.
+        settings_changed: whether the optimizer's settings changed after the kept steps.
         writes: the number of writes to the gradients before the first step, see ``writes_of``.
-        held: ids of the live parameters that the optimizer holds.
-        correction: of the parameters after each step that was kept; ``None`` where there was none.
-        trains_another: whether a model of its own was trained besides, with another optimizer.
-        besides: such models, if they were called before the first step.
-        problem: why the training was not captured, in words; empty where it was.
+        held: the ids of the live parameters that the optimizer holds.
+        correction: the change of the parameters that followed each kept step; ``None`` if there was
+            none.
+        trains_another: whether another model was trained as well, with an optimizer of its own.
+        besides: such other models, if they were called before the first step.
+        problem: why the training was not captured, in words; empty if it was.
     """
 
     roots: tuple[Root, ...]
@@ -115,7 +124,12 @@ class CapturedTraining:
 
 
 def copy_root(live: nn.Module, memo: dict[Any, Any]) -> nn.Module:
-    """Copy a module; parameters keep plain attributes, such as the counters of Opacus."""
+    """Return a copy of a module whose parameters keep plain attributes, such as Opacus's counters.
+
+    Args:
+        live: the module.
+        memo: the copies made so far, as for ``copy.deepcopy``.
+    """
     copied = copy.deepcopy(live, memo)
     for theirs, ours in zip(live.parameters(), copied.parameters(), strict=True):
         for name, value in vars(theirs).items():
@@ -125,10 +139,16 @@ def copy_root(live: nn.Module, memo: dict[Any, Any]) -> nn.Module:
 
 
 def copy_optimizer(live: Optimizer, memo: dict[Any, Any]) -> Optimizer:
-    """Copy an optimizer with the attributes of its own class, which torch leaves out.
+    """Return a copy of an optimizer with the attributes of its own class, which torch leaves out.
 
-    Attributes that cannot be copied are left out; a step that uses one then fails. Those that hide
-    a method are left out, too: a scheduler puts a function before ``step`` that steps ``live``.
+    Attributes that cannot be copied are left out; a step that uses one then fails. An attribute
+    that replaces a method is left out, too: a scheduler replaces ``step`` by a function that steps
+    ``live``.
+
+    Args:
+        live: the optimizer.
+        memo: the copies made so far, as for ``copy.deepcopy``, so that the parameters are those of
+            the copied modules.
     """
     copied = copy.deepcopy(live, memo)
     for name, value in vars(live).items():
