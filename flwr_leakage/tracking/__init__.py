@@ -1,7 +1,7 @@
-"""Store the numbers of a run in one crash-safe folder, and show them in optional live views.
+"""Store the numbers of a run in a folder that survives crashes, and show them in live views.
 
-``TensorBoardTracker``, ``WandbTracker`` and ``MlflowTracker`` live in their modules, as they need
-extras.
+``TensorBoardTracker``, ``WandbTracker`` and ``MlflowTracker`` are imported from modules of their
+own, as each needs an extra of this package.
 """
 
 from flwr_leakage.tracking.guarded import GuardedTracker

@@ -1,4 +1,4 @@
-"""Guard a tracker, so that its errors never end the training, not even on a full disk."""
+"""Guard a tracker so that its errors never end the training, not even on a full disk."""
 
 import logging
 from collections.abc import Callable
@@ -18,15 +18,17 @@ LOST = "entries were lost"
 
 @dataclass
 class GuardedTracker:
-    """Pass everything on; an error of the tracker is logged and counted, and not raised.
+    """A tracker that passes everything on to another one, and raises none of that one's errors.
 
-    Later entries are tried again, as the disk may have room by then. The first entry that succeeds
-    is followed by an event with the number of lost ones.
+    An error is logged, and the lost entry is counted. Each later entry is tried again, as the disk
+    may have room by then. The first entry that succeeds is followed by an event with the number of
+    lost ones.
 
     Attributes:
-        tracker: the one that is guarded.
-        tell: a function that is given one line when something begins to be lost, and one at the
-            end.
+        tracker: the tracker that is guarded.
+        tell: a function that is given one line when the first entry is lost, and one line at the
+            end if the loss could not be recorded.
+        lost: the number of lost entries since the last such event.
     """
 
     tracker: Tracker
@@ -35,27 +37,30 @@ class GuardedTracker:
     _last: tuple[str, int] = field(default=("", 0), init=False)
 
     def log(self, record: LeakageRecord) -> None:
-        """Log one number; an error of the tracker is logged and counted, and not raised."""
+        """Pass a number on to the guarded tracker; an error is logged and counted, not raised."""
         self._try(lambda: self.tracker.log(record), record)
 
     def event(self, event: RunEvent) -> None:
-        """Pass the event on, if possible."""
+        """Pass an event on to the guarded tracker; an error is logged and counted, not raised."""
         self._try(lambda: self.tracker.event(event), event)
 
     def image(
         self, server_round: int, client_id: int, sample: int, role: str, pixels: Tensor
     ) -> None:
-        """Pass the image on, if possible."""
+        """Pass an image on to the guarded tracker; an error is logged and counted, not raised."""
         self._try(lambda: self.tracker.image(server_round, client_id, sample, role, pixels))
 
     def text(self, text: TextRecord) -> None:
-        """Pass the text on to a tracker that takes texts, if possible."""
+        """Pass a text on to the guarded tracker, if that one takes texts.
+
+        An error is logged and counted, not raised.
+        """
         tracker = self.tracker
         if isinstance(tracker, KeepsTexts):
             self._try(lambda: tracker.text(text))
 
     def close(self) -> None:
-        """Close, if possible; say how much was lost."""
+        """Record how many entries were lost, and close the guarded tracker; raise no error."""
         if self.lost:
             self._say_what_was_lost()
         try:

@@ -1,8 +1,8 @@
 """Write a run folder: ``records.jsonl``, ``images/*.png`` and ``run.json``.
 
-``records.jsonl`` is only ever appended to, one strict JSON object a line, each by a single
-``write`` on an ``O_APPEND`` descriptor: a killed process loses at most the line that it was
-writing. The folder holds private images, so what is created here is readable by its owner only.
+``records.jsonl`` is only ever appended to. Each line is a strict JSON object and is written by a
+single ``write`` on an ``O_APPEND`` descriptor: a killed process loses at most the line that it was
+writing. The folder holds private images, so only its owner can read the files that are made here.
 """
 
 import io
@@ -38,10 +38,17 @@ _encode = json.JSONEncoder(allow_nan=False).encode
 
 
 def image_path(folder: Path, server_round: int, client_id: int, sample: int, role: str) -> Path:
-    """Return the path of an image; its name is made of integers and a role only.
+    """Return the path of an image in a run folder, whose name holds only integers and the role.
+
+    Args:
+        folder: the run folder.
+        server_round: the number of the round.
+        client_id: the partition id.
+        sample: the index of the sample.
+        role: what the image is, such as ``original`` or ``reconstruction``.
 
     Raises:
-        ValueError: if the role is unknown.
+        ValueError: the role is unknown.
     """
     check_role(role)
     name = f"round{int(server_round):04d}_client{int(client_id):04d}_sample{int(sample):04d}"
@@ -49,7 +56,7 @@ def image_path(folder: Path, server_round: int, client_id: int, sample: int, rol
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file of mode 0600 atomically: readers see the old content or the new one."""
+    """Write a file of mode 0600 atomically: readers see either the old content or the new one."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.unlink(
         missing_ok=True
@@ -66,25 +73,26 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def make_private_folder(folder: Path) -> None:
-    """Create ``folder`` with mode 0700; an existing folder keeps its mode."""
+    """Make a folder with mode 0700; an existing folder keeps its mode."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
 
 
 class JsonlTracker:
-    """Append every number, event and image of a run to its folder.
+    """A tracker that appends every number, event and image of a run to the run's folder.
 
     The file is synchronised with the disk when the round changes, at most once in 5 s, in
     ``flush`` and in ``close``. This protects against a failing machine; the lines of a killed
     process survive without it.
 
     Args:
-        folder: the run folder; created with mode 0700 where it does not exist.
-        resume: continue the run that the folder holds. If a crash left its last line incomplete,
-            a line break is written first, so that only that line is lost.
+        folder: the run folder; made with mode 0700 if it does not exist.
+        resume: whether to continue the run that the folder holds. If a crash left its last line
+            incomplete, a line break is written first, so that only that line is lost.
 
     Raises:
-        ValueError: the record is no regular file, or a symbolic link leads out of the folder.
+        ValueError: the file of records is no regular file, or a symbolic link leads out of the
+            folder.
         FileExistsError: the folder holds a run, and ``resume`` is not set: the numbers of two runs
             in one file could not be told apart.
     """
@@ -109,7 +117,10 @@ class JsonlTracker:
         self._append({"type": "run", "status": "open", "time": _now()})
 
     def log(self, record: LeakageRecord) -> None:
-        """Append one number; one beyond ±1e100 is kept as missing, with a note."""
+        """Append one number; a number that is not finite or beyond ±10¹⁰⁰ is recorded as missing.
+
+        A note tells its value.
+        """
         row = {**vars(record), "note": plain_text(record.note)}
         if record.value is not None:
             value = float(record.value)
@@ -132,8 +143,15 @@ class JsonlTracker:
     ) -> None:
         """Write one image as a PNG file of 8 bits, then append the line that names it.
 
+        Args:
+            server_round: the number of the round.
+            client_id: the partition id.
+            sample: the index of the sample.
+            role: what the image is, such as ``original`` or ``reconstruction``.
+            pixels: (C, H, W) in [0, 1] with C of 1 or 3; values beyond are clamped.
+
         Raises:
-            ValueError: if ``pixels`` is not (1 or 3, H, W) or the role is unknown.
+            ValueError: the pixels have another shape, or the role is unknown.
         """
         path = image_path(self.folder, server_round, client_id, sample, role)
         write_private(path, _png(checked_pixels(pixels, role)))
@@ -150,10 +168,10 @@ class JsonlTracker:
         )
 
     def text(self, text: TextRecord) -> None:
-        """Append a line with one text; of a long one, the first ``MAX_TOKENS`` tokens.
+        """Append a line with one text, of which at most ``MAX_TOKENS`` tokens are kept.
 
         Raises:
-            ValueError: if the role is unknown.
+            ValueError: the role of the text is unknown.
         """
         check_role(text.role)
         self._enter(text.server_round)
@@ -162,12 +180,12 @@ class JsonlTracker:
         self._append({"type": "text", **vars(text), "ids": ids, "words": plain})
 
     def flush(self) -> None:
-        """Have the operating system put everything on the disk."""
+        """Synchronise everything written so far with the disk."""
         os.fsync(self._descriptor)
         self._synchronised = time.monotonic()
 
     def close(self) -> None:
-        """Mark the run as closed, synchronise and close the file; a second call does nothing."""
+        """Record that the run ended in order, and close the file; a second call does nothing."""
         if self._closed:
             return
         self._append({"type": "run", "status": "closed", "time": _now()})

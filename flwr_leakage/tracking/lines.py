@@ -1,8 +1,8 @@
-"""Define the format of ``records.jsonl``: the kinds of lines, their version, and one schema of all.
+"""Define the format of ``records.jsonl``: the kinds of lines, their version, and a JSON schema.
 
 A line is a JSON object. Its ``type`` names its kind, its ``version`` the format, and its other
-entries are the fields of the kind's dataclass. What is checked when a run is read, and what the
-JSON schema says, both follow from the annotations of those dataclasses.
+entries are the fields of the kind's dataclass. Both the checks when a run is read and the JSON
+schema follow from the annotations of those dataclasses.
 """
 
 import inspect
@@ -25,11 +25,11 @@ class ImageRecord:
     """One image of a run.
 
     Attributes:
-        server_round: counted from 1.
+        server_round: the number of the round, from 1.
         client_id: the partition id.
-        sample: index in the client's batch; reconstructions are numbered as their match.
+        sample: the index in the client's batch; a reconstruction has that of its matched original.
         role: ``original``, ``reconstruction``, ``defended``, ``what_if_NAME``, or ``blind_guess``.
-        path: the PNG file, in a line relative to the run folder.
+        path: the PNG file; in ``records.jsonl``, its path relative to the run folder.
     """
 
     server_round: int
@@ -44,14 +44,15 @@ class TextRecord:
     """One text of a run.
 
     Attributes:
-        server_round: counted from 1.
+        server_round: the number of the round, from 1.
         client_id: the partition id.
-        sample: index in the client's batch; reconstructions are numbered as their match. −1 for
-            the tokens of a whole batch.
-        role: ``original``, ``reconstruction``, ``named``, ``what_if_NAME``, or ``blind_guess``.
-        length: the number of tokens, of which the first ones were kept.
-        ids: token ids; −1 where no token was found.
-        words: what they stand for, or empty.
+        sample: the index in the client's batch; a reconstruction has that of its matched original.
+            −1 for tokens that are known to occur in some text of the batch.
+        role: ``original``, ``reconstruction``, ``named`` (tokens that occur in some text of the
+            batch), ``what_if_NAME``, or ``blind_guess``.
+        length: the number of tokens of the text; of a long text, only the first ones are kept.
+        ids: the token ids; −1 where no token was found.
+        words: the words of the token ids, or empty.
     """
 
     server_round: int
@@ -68,8 +69,9 @@ class RunStatus:
     """The beginning, the resumption or the orderly end of a run.
 
     Attributes:
-        status: ``open`` or ``closed``; the last one of a run counts.
-        time: ISO 8601, in UTC.
+        status: ``open`` when the run begins or resumes, ``closed`` when it ends in order; the last
+            line of a run counts.
+        time: the time of the line, in UTC by ISO 8601.
     """
 
     status: Literal["open", "closed"]
@@ -90,11 +92,11 @@ _Row = Mapping[str, Any]
 
 
 class NewerVersionError(ValueError):
-    """Raised for a run that a newer version of this package wrote in a format unknown here."""
+    """Error of a run in a format that is newer than this version of the package."""
 
 
 def _to_2(row: _Row) -> _Row:
-    """Convert a line of version 1 to version 2, which names every field of a number."""
+    """Return a line of version 1 as one of version 2, in which a number has all optional fields."""
     if row.get("type") != "record":
         return row
     return {"unit": "", "direction": "", "note": "", "error": None, "state": "", **row}
@@ -105,11 +107,14 @@ MIGRATIONS: Mapping[int, Callable[[_Row], _Row]] = {1: _to_2}
 
 
 def migrated(row: _Row) -> _Row:
-    """Return a line of any earlier version as one of this version.
+    """Return a line of any earlier version as a line of the present version.
+
+    Args:
+        row: the JSON object of the line.
 
     Raises:
-        NewerVersionError: the version is a later one.
-        TypeError: the version is no number from 1 on.
+        NewerVersionError: the version is newer than this package's.
+        TypeError: the version is no integer from 1 on.
     """
     version = row.get("version", 1)
     if type(version) is not int or version < 1:
@@ -121,10 +126,10 @@ def migrated(row: _Row) -> _Row:
 
 
 def check_version(version: int) -> None:
-    """Refuse a format version later than this package's.
+    """Refuse a version of the format that is newer than this package's.
 
     Raises:
-        NewerVersionError: the version is later.
+        NewerVersionError: the version is newer.
     """
     if version > VERSION:
         raise NewerVersionError(
@@ -135,6 +140,10 @@ def check_version(version: int) -> None:
 
 def parsed(kind: type[_Line], row: _Row) -> _Line:
     """Return a line as an instance of its dataclass; unknown entries are left out.
+
+    Args:
+        kind: the dataclass.
+        row: the JSON object of the line.
 
     Raises:
         KeyError: a field is missing.
@@ -154,7 +163,7 @@ def parsed(kind: type[_Line], row: _Row) -> _Line:
 
 
 def _check(hint: Any) -> Callable[[object], bool]:
-    """Return a predicate that says whether a JSON value fits an annotation."""
+    """Return a function that tells whether a JSON value fits a type annotation."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Literal:
         return lambda value: value in args
@@ -172,7 +181,7 @@ _JSON_TYPES = {int: "integer", float: "number", str: "string", Path: "string", N
 
 
 def _node(hint: Any) -> dict[str, Any]:
-    """Return the JSON schema of an annotation."""
+    """Return the JSON schema of a type annotation."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Literal:
         return {"enum": list(args)}
@@ -187,7 +196,11 @@ def _node(hint: Any) -> dict[str, Any]:
 
 
 def _told(hint: Any) -> str:
-    """Return in words the type that a field must have."""
+    """Return in words the type that a field must have.
+
+    Args:
+        hint: the type annotation of the field.
+    """
     node = _node(hint)
     if "enum" in node:
         return f"one of {node['enum']}"
@@ -205,14 +218,14 @@ _CHECKS: Mapping[type, tuple[tuple[str, Any, Callable[[object], bool]], ...]] = 
 
 
 def _descriptions(kind: type) -> dict[str, str]:
-    """Return the description of each attribute in the docstring of a dataclass."""
+    """Return the description of each attribute in the docstring of a dataclass, by its name."""
     _, _, told = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")
     entries = re.findall(r"^    (\w+): (.*(?:\n        .*)*)", told, re.MULTILINE)
     return {name: " ".join(text.split()) for name, text in entries}
 
 
 def schema() -> dict[str, Any]:
-    """Return the JSON schema (draft 2020-12) of a line of ``records.jsonl``, of whatever type."""
+    """Return the JSON schema (draft 2020-12) of a line of ``records.jsonl`` of any type."""
     kinds = []
     for name, kind in LINES.items():
         hints, told = get_type_hints(kind), _descriptions(kind)

@@ -1,4 +1,4 @@
-"""Define the common base of live views: one point a round, counts of events, checked images."""
+"""Define the base class of live views: one point for each round, counts of events, images."""
 
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -12,9 +12,9 @@ from flwr_leakage.tracking.tracker import RoundMedians, checked_pixels
 
 
 class LiveTracker(ABC):
-    """Send the medians of a round, and its events by level, when the next round begins.
+    """A tracker that sends a round's medians, and its number of events, when the next round begins.
 
-    A subclass says how numbers and images are sent, and how the view is closed.
+    A subclass implements how numbers and images are sent, and how the view is closed.
 
     Args:
         upload_images: whether private images may be sent.
@@ -27,25 +27,25 @@ class LiveTracker(ABC):
         self._server_round = 0
 
     def log(self, record: LeakageRecord) -> None:
-        """Add one number to its round's median."""
+        """Add one number to the numbers of its round, whose median is sent."""
         self._enter(record.server_round)
         self._medians.add(record)
 
     def event(self, event: RunEvent) -> None:
-        """Count one event by its level; its text stays on this machine."""
+        """Count one event of its round by its level; its text is not sent."""
         self._enter(event.server_round)
         self._levels[f"events/{event.level}"] += 1
 
     def image(
         self, server_round: int, client_id: int, sample: int, role: str, pixels: Tensor
     ) -> None:
-        """Send one image, if images may be sent."""
+        """Send one image, (C, H, W) in [0, 1], if images may be sent."""
         levels = (checked_pixels(pixels, role) * 255).round().byte().permute(1, 2, 0).numpy()
         if self._upload_images:
             self._send_image(server_round, f"{role}/client_{client_id}/sample_{sample}", levels)
 
     def close(self) -> None:
-        """Send the last round and close the view."""
+        """Send the numbers of the last round and close the view."""
         self._send_round()
         self._finish()
 
@@ -62,11 +62,17 @@ class LiveTracker(ABC):
 
     @abstractmethod
     def _send(self, server_round: int, numbers: Mapping[str, float]) -> None:
-        """Send the numbers of a round by name."""
+        """Send the numbers of a round, by the names of their quantities."""
 
     @abstractmethod
     def _send_image(self, server_round: int, name: str, levels: np.ndarray) -> None:
-        """Send an image, (H, W, C) of levels from 0 to 255, under ``role/client/sample``."""
+        """Send an image under a name.
+
+        Args:
+            server_round: the number of the round.
+            name: the name, ``ROLE/client_I/sample_J``.
+            levels: (H, W, C) integers from 0 to 255.
+        """
 
     @abstractmethod
     def _finish(self) -> None:

@@ -1,4 +1,4 @@
-"""``run.json``: the configuration, seed, versions and commit that a run was made with."""
+"""Write ``run.json``: the configuration, seed, versions and commit of a run."""
 
 import json
 import math
@@ -38,19 +38,21 @@ def write_metadata(
 ) -> Path:
     """Write ``run.json`` atomically into a run folder.
 
+    Its keys are those of ``extra``, ``version`` (that of the records' format), ``config``,
+    ``seed``, ``versions`` (of packages), ``commit`` (``None`` outside of a git checkout), ``dirty``
+    (whether the checkout had changes), ``start_time``, ``platform`` and ``command``.
+
     Args:
-        folder: the run folder; created with mode 0700 where it does not exist.
-        config: the full, resolved configuration.
-        seed: the run's seed.
+        folder: the run folder; made with mode 0700 if it does not exist.
+        config: the complete, resolved configuration.
+        seed: the seed of the run.
         extra: further entries, such as the names of the run, the attack and the defense.
 
     Returns:
-        The path of ``run.json``. Its keys: those of ``extra``, ``version`` (that of the records'
-        format), ``config``, ``seed``, ``versions``, ``commit`` (``None`` outside a git checkout),
-        ``dirty``, ``start_time``, ``platform``, ``command``.
+        The path of ``run.json``.
 
     Raises:
-        ValueError: if ``extra`` has one of the keys that are written here.
+        ValueError: ``extra`` has one of the other keys.
     """
     commit, dirty = project_commit()
     own = {
@@ -76,7 +78,7 @@ def write_metadata(
 
 
 def without_secrets(arguments: Sequence[str]) -> list[str]:
-    """Return a command's arguments without the token by which Flower's processes know each other.
+    """Return a command's arguments without the tokens by which Flower's processes authenticate.
 
     Example:
         >>> without_secrets(["flwr-serverapp", "--token", "6215d1", "--insecure", "--token=6215d1"])
@@ -91,7 +93,7 @@ def without_secrets(arguments: Sequence[str]) -> list[str]:
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that numbers depend on."""
+    """Return the versions of Python and of those packages that affect the numbers of a run."""
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -102,10 +104,10 @@ def installed_versions() -> dict[str, str]:
 
 
 def project_commit() -> tuple[str | None, bool | None]:
-    """Return the commit of the checkout that this package is run from, and whether it is dirty.
+    """Return the commit of the checkout that this package runs from, and whether it has changes.
 
-    An installed package is not part of the checkout that its environment may lie in: only a
-    file that git tracks counts.
+    Both are ``None`` for an installed package, even if its environment lies within a checkout: only
+    a source file that git tracks counts.
     """
     source = Path(__file__).resolve()
     try:
@@ -125,9 +127,9 @@ def _git(folder: Path, *arguments: str) -> str:
 
 
 def as_json(value: Any) -> Any:
-    """Return ``value`` converted to types of strict JSON.
+    """Return a value converted to types of strict JSON.
 
-    NaN and infinities become text, and so does every other object.
+    NaN and infinities become texts, and so does every object that JSON has no type for.
     """
     if isinstance(value, Mapping):
         return {str(key): as_json(entry) for key, entry in value.items()}

@@ -10,10 +10,10 @@ from flwr_leakage.tracking.live import LiveTracker
 
 
 def open_client(tracking_uri: str) -> Any:
-    """Open an ``MlflowClient``.
+    """Return an ``MlflowClient`` of a server or database.
 
     Raises:
-        ImportError: if MLflow is not installed, naming the extra that installs it.
+        ImportError: MLflow is not installed. The message names the extra that installs it.
     """
     try:
         from mlflow.tracking import MlflowClient
@@ -25,15 +25,15 @@ def open_client(tracking_uri: str) -> Any:
 
 
 class MlflowTracker(LiveTracker):
-    """Send the medians of a round when the next round begins.
+    """A live view in MLflow: the medians of a round are sent when the next round begins.
 
     Args:
-        folder: the run folder; its name is that of the run.
-        tracking_uri: a server's address or a database such as ``sqlite:///FILE``; a database in
-            ``folder`` if ``None``, which never leaves this machine.
-        experiment: the experiment's name; made where it does not exist.
-        upload_images: whether private images may go to the tracking server.
-        client: an ``MlflowClient`` to use in place of a new one.
+        folder: the run folder, whose name becomes the name of the MLflow run.
+        tracking_uri: the address of a server, or a database such as ``sqlite:///FILE``; ``None``
+            for a database in ``folder``, which never leaves this machine.
+        experiment: the name of the experiment, which is made if it does not exist.
+        upload_images: whether private images may be sent to the tracking server.
+        client: an ``MlflowClient`` to use in the place of a new one.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Track resumed work, without writing twice what a run already holds."""
+"""Record resumed work without writing twice what a run's records already hold."""
 
 from dataclasses import dataclass, field
 
@@ -11,16 +11,18 @@ from flwr_leakage.tracking.tracker import Tracker
 
 @dataclass
 class OnceTracker:
-    """Pass on the entries that the run lacks, by round, client, sample, kind and name.
+    """A tracker that passes on only those entries that the run does not hold yet.
 
-    It can be made before its tracker, whose opening is a line in the run's record.
+    Entries are compared by round, client, sample, kind and name. If a process was killed while it
+    recorded a round, the same work can be recorded again: missing numbers are added, and none is
+    written twice.
 
-    A process that was killed while it recorded leaves some of a round's numbers. When the same
-    work is recorded again, the others are added, and none stands twice.
+    It can be made before the tracker that it passes entries on to, as opening that one already
+    writes a line.
 
     Attributes:
-        tracker: the tracker that receives new entries; ``None`` until it is open.
-        seen: the entries that the run holds.
+        tracker: the tracker that receives new entries; ``None`` until it is set.
+        seen: the keys of the entries that the run holds.
     """
 
     tracker: Tracker | None
@@ -28,7 +30,7 @@ class OnceTracker:
 
     @staticmethod
     def of(run: RunData) -> "OnceTracker":
-        """Return a ``OnceTracker`` of a tracker that continues a run, with its entries."""
+        """Return a tracker that passes on no entry of a run; its ``tracker`` is still to be set."""
         return OnceTracker(
             None,
             {
@@ -39,24 +41,24 @@ class OnceTracker:
         )
 
     def log(self, record: LeakageRecord) -> None:
-        """Log a number that the run lacks."""
+        """Pass on a number that the run does not hold yet."""
         if self._is_new(_number(record)):
             self._open().log(record)
 
     def event(self, event: RunEvent) -> None:
-        """Pass on an event that the run lacks."""
+        """Pass on an event that the run does not hold yet."""
         if self._is_new(_event(event)):
             self._open().event(event)
 
     def image(
         self, server_round: int, client_id: int, sample: int, role: str, pixels: Tensor
     ) -> None:
-        """Pass on an image that the run lacks."""
+        """Pass on an image that the run does not hold yet."""
         if self._is_new((server_round, client_id, sample, role)):
             self._open().image(server_round, client_id, sample, role, pixels)
 
     def close(self) -> None:
-        """Close the tracker, where there is one."""
+        """Close the tracker that receives the entries, if it was set."""
         if self.tracker is not None:
             self.tracker.close()
 

@@ -49,18 +49,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunData:
-    """Everything that a run folder holds.
+    """The content of a run folder.
 
     Attributes:
         folder: the run folder.
-        metadata: the content of ``run.json``, or empty.
-        records: every number, in the order of writing.
-        events: every event, in the order of writing.
-        images: every image whose file exists. Where one was written twice, the last is listed.
-        texts: every text; where one was written twice, the last.
+        metadata: the content of ``run.json``; empty if there is none.
+        records: all numbers, in the order of writing.
+        events: all events, in the order of writing.
+        images: all images whose file exists; of an image that was written twice, the last one.
         closed: whether the run ended in order. If not, it was killed or still goes on.
-        last_write: the time of the last change of ``records.jsonl``, ISO 8601, or empty.
+        last_write: the time of the last change of ``records.jsonl`` by ISO 8601; empty if there is
+            no such file.
         problems: the files and lines that could not be read, in words.
+        texts: all texts; of a text that was written twice, the last one.
     """
 
     folder: Path
@@ -83,15 +84,15 @@ class RunData:
 
 
 def read_run(folder: str | Path) -> RunData:
-    """Read a run folder. Each line that cannot be read is left out, with a warning.
+    """Read a run folder; each line that cannot be read is left out, with a warning.
 
-    The folder may come from anybody: it is read within the bounds of ``untrusted``, nothing outside
-    of it is opened, and every text in what is returned is plain (``plain_text``).
-
-    Lines of earlier versions are read as if they were of this one; see ``tracking.lines``.
+    The folder may come from anybody. So the sizes of what is read are limited (``untrusted``), no
+    file outside of the folder is opened, and control characters in texts are spelled out
+    (``plain_text``). Lines of earlier versions are converted to the present one
+    (``tracking.lines``).
 
     Raises:
-        FileNotFoundError: if the folder holds neither ``records.jsonl`` nor ``run.json``.
+        FileNotFoundError: the folder holds neither ``records.jsonl`` nor ``run.json``.
         NewerVersionError: a newer version of this package wrote the run.
     """
     folder = Path(folder)
@@ -168,7 +169,12 @@ def read_run(folder: str | Path) -> RunData:
 
 
 def _lines(folder: Path, problems: list[str]) -> Iterator[tuple[int, bytes]]:
-    """Return the lines of the record with their numbers; one that is too long is cut short."""
+    """Yield the lines of ``records.jsonl`` with their numbers; a line that is too long is cut.
+
+    Args:
+        folder: the run folder.
+        problems: a list to which a sentence is added if the file cannot be read to its end.
+    """
     if not os.path.lexists(folder / RECORDS_FILE):
         return
     try:

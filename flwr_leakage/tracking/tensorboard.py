@@ -11,10 +11,10 @@ from flwr_leakage.tracking.live import LiveTracker
 
 
 def open_writer(folder: Path) -> Any:
-    """Open a ``SummaryWriter``.
+    """Return a ``SummaryWriter`` of TensorBoard that writes into a folder.
 
     Raises:
-        ImportError: if TensorBoard is not installed, naming the extra that installs it.
+        ImportError: TensorBoard is not installed. The message names the extra that installs it.
     """
     try:
         from torch.utils.tensorboard import SummaryWriter
@@ -26,11 +26,13 @@ def open_writer(folder: Path) -> Any:
 
 
 class TensorBoardTracker(LiveTracker):
-    """Write the medians of a round when the next round begins, and every image and event.
+    """A live view in TensorBoard: a round's medians, and every image and event.
+
+    The medians of a round are written when the next round begins.
 
     Args:
         folder: the folder for the event files.
-        writer: a ``SummaryWriter`` to use in place of a new one.
+        writer: a ``SummaryWriter`` to use in the place of a new one.
     """
 
     def __init__(self, folder: str | Path, writer: Any | None = None) -> None:
@@ -38,7 +40,7 @@ class TensorBoardTracker(LiveTracker):
         self._writer = open_writer(Path(folder)) if writer is None else writer
 
     def event(self, event: RunEvent) -> None:
-        """Write one event as text."""
+        """Write the text of one event."""
         who = "server" if event.client_id < 0 else f"client {event.client_id}"
         self._writer.add_text(event.level, f"{who}: {event.message}", event.server_round)
 

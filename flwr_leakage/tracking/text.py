@@ -1,4 +1,4 @@
-"""Make text of others safe to show, as a client's text reaches terminals and pages."""
+"""Make untrusted text safe to show, as a client's text reaches terminals and pages."""
 
 import io
 import re
@@ -19,7 +19,7 @@ _PLAIN = re.compile(r"[\x20-\x7e]*")
 def accept_any_text() -> None:
     """Let standard output and error replace characters that their encoding lacks.
 
-    Entry points call this in processes that are the project's own.
+    It is called at the start of commands, in processes of this package alone.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -27,15 +27,16 @@ def accept_any_text() -> None:
 
 
 def plain_text(text: str, max_characters: int = MAX_CHARACTERS) -> str:
-    r"""Cut a text, and spell out characters that would be obeyed or hidden rather than shown.
+    r"""Return a text that is cut to a length and has no control or invisible characters.
 
     Line breaks and tabs stay. Other control characters (terminal escapes), marks of writing
-    direction, lone surrogates and characters of zero width become ``\u…`` escapes.
+    direction, lone surrogates and characters of zero width become ``\u…`` escapes. A text that was
+    already treated stays as it is.
 
     Args:
         text: a text of any origin and length.
-        max_characters: the most characters of the result, ≥ 60; a longer text says how long it was.
-            A text that was made plain stays as it is.
+        max_characters: the largest number of characters of the result, ≥ 60. A text that is cut
+            ends with the number of its characters.
 
     Example:
         >>> plain_text("\x1b[2Jgone\u202e")
@@ -52,7 +53,7 @@ def plain_text(text: str, max_characters: int = MAX_CHARACTERS) -> str:
 
 
 def plain_tree(node: Any) -> Any:
-    """Return JSON content with every text in it plain, keys included."""
+    """Return JSON content whose texts and keys are treated by :func:`plain_text`."""
     if isinstance(node, str):
         return plain_text(node)
     if isinstance(node, dict):

@@ -25,7 +25,7 @@ _WHAT_IF = re.compile(r"what_if_[a-z0-9_]{1,40}")
 
 
 def check_role(role: str) -> None:
-    """Check the role of an image or text, as it becomes a part of a file's name.
+    """Refuse an unknown role of an image or text, as the role becomes a part of a file's name.
 
     Raises:
         ValueError: the role is unknown.
@@ -36,7 +36,7 @@ def check_role(role: str) -> None:
 
 @runtime_checkable
 class Tracker(Protocol):
-    """Receive the measurements of a run, in the order in which they are made."""
+    """The interface of a tracker, which receives a run's measurements in the order of making."""
 
     def log(self, record: LeakageRecord) -> None:
         """Keep one number."""
@@ -47,7 +47,15 @@ class Tracker(Protocol):
     def image(
         self, server_round: int, client_id: int, sample: int, role: str, pixels: Tensor
     ) -> None:
-        """Keep one image; ``pixels`` is (C, H, W) in [0, 1] with C 1 or 3."""
+        """Receive one image.
+
+        Args:
+            server_round: the number of the round.
+            client_id: the partition id; −1 for none.
+            sample: the index of the sample; −1 for none.
+            role: what the image is, such as ``original`` or ``reconstruction``.
+            pixels: (C, H, W) in [0, 1] with C of 1 or 3.
+        """
 
     def close(self) -> None:
         """Write everything that is still buffered; the tracker must not be used afterwards."""
@@ -55,7 +63,7 @@ class Tracker(Protocol):
 
 @runtime_checkable
 class KeepsTexts(Protocol):
-    """A tracker that also takes texts; live views take none."""
+    """The interface of a tracker that also takes texts, which live views do not."""
 
     def text(self, text: TextRecord) -> None:
         """Keep one text."""
@@ -63,33 +71,33 @@ class KeepsTexts(Protocol):
 
 @dataclass(frozen=True)
 class CompositeTracker:
-    """Pass everything on to several trackers.
+    """A tracker that passes everything on to several trackers.
 
-    If a tracker raises an error, the others are served all the same; the first error is raised
-    after that.
+    If one of them raises an error, the others still receive the entry; the first error is raised
+    afterwards.
 
     Attributes:
-        trackers: receive everything in this order.
+        trackers: the trackers, which receive everything in this order.
     """
 
     trackers: Sequence[Tracker]
 
     def log(self, record: LeakageRecord) -> None:
-        """Log to each tracker."""
+        """Pass a number on to each tracker."""
         self._each(lambda tracker: tracker.log(record))
 
     def event(self, event: RunEvent) -> None:
-        """Pass the event to each tracker."""
+        """Pass an event on to each tracker."""
         self._each(lambda tracker: tracker.event(event))
 
     def image(
         self, server_round: int, client_id: int, sample: int, role: str, pixels: Tensor
     ) -> None:
-        """Pass the image to each tracker."""
+        """Pass an image, (C, H, W) in [0, 1], on to each tracker."""
         self._each(lambda tracker: tracker.image(server_round, client_id, sample, role, pixels))
 
     def text(self, text: TextRecord) -> None:
-        """Pass the text to each tracker that takes texts."""
+        """Pass a text on to each tracker that takes texts."""
         for tracker in self.trackers:
             if isinstance(tracker, KeepsTexts):
                 tracker.text(text)
@@ -110,10 +118,10 @@ class CompositeTracker:
 
 
 def checked_pixels(pixels: Tensor, role: str) -> Tensor:
-    """Return (C, H, W) pixels as finite float32 in [0, 1]; NaN becomes 0.
+    """Return pixels (C, H, W) as finite float32 values in [0, 1] on the CPU; NaN becomes 0.
 
     Raises:
-        ValueError: if the shape is not (1 or 3, H, W) or the role is unknown.
+        ValueError: the shape is not (1 or 3, H, W), or the role is unknown.
     """
     check_role(role)
     if pixels.ndim != 3 or pixels.shape[0] not in (1, 3) or pixels.numel() == 0:
@@ -123,22 +131,22 @@ def checked_pixels(pixels: Tensor, role: str) -> Tensor:
 
 
 class RoundMedians:
-    """Collect the numbers of a round, and return the median of each quantity.
+    """A collector of a round's numbers, which gives the median of each quantity.
 
-    Live views draw one point a round. All single values are in ``records.jsonl``. Quantities are
-    named ``kind/name``, such as ``metric/psnr``.
+    Live views draw one point for each round; all single values are in ``records.jsonl``. Quantities
+    are named ``kind/name``, such as ``metric/psnr``.
     """
 
     def __init__(self) -> None:
         self._values: dict[str, list[float]] = {}
 
     def add(self, record: LeakageRecord) -> None:
-        """Add one number; ``None``, NaN and infinities are left out."""
+        """Add one number to its quantity; a missing, NaN or infinite one is left out."""
         if record.value is not None and math.isfinite(record.value):
             self._values.setdefault(f"{record.kind}/{record.name}", []).append(record.value)
 
     def take(self) -> dict[str, float]:
-        """Return the median of each quantity added since the last call, and forget them."""
+        """Return the median of each quantity since the last call, by name; forget the numbers."""
         medians = {name: statistics.median(values) for name, values in self._values.items()}
         self._values.clear()
         return medians

@@ -1,7 +1,7 @@
 """Show a live view in Weights & Biases: the median of each quantity by round.
 
-Images of a run are private training data, and this tracker sends what it is given to another
-company's server: images go there only where ``upload_images`` says so.
+Images of a run are private training data, and this tracker sends to another company's server. So
+images are sent only if ``upload_images`` says so.
 """
 
 from collections.abc import Mapping
@@ -24,16 +24,16 @@ def _import_wandb() -> Any:
 
 
 class WandbTracker(LiveTracker):
-    """Send the medians of a round when the next round begins.
+    """A live view in Weights & Biases: a round's medians are sent when the next round begins.
 
     Args:
-        folder: the folder in which the client keeps its files.
-        project: the project's name.
-        entity: the user or team, or ``None`` for the default one.
-        name: the run's name, or ``None`` for a drawn one.
+        folder: the folder for the files of the ``wandb`` library.
+        project: the name of the project.
+        entity: the user or team; ``None`` for the default one.
+        name: the name of the run; ``None`` for a random one.
         mode: ``online``, ``offline`` or ``disabled``.
         upload_images: whether private images may leave this machine.
-        run: a run to use in place of a new one.
+        run: a ``wandb`` run to use in the place of a new one.
     """
 
     def __init__(
