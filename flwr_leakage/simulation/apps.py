@@ -1,6 +1,6 @@
 """Make the Flower apps of an experiment: clients that train, and a server that audits updates.
 
-The client app is written as any Flower app is. The audit adds only the mod ``LeakageMod`` and the
+The client app is written like any Flower app. The audit adds only the mod ``LeakageMod`` and the
 call of ``encode``, which returns a mini-batch as the defense encodes it.
 """
 
@@ -44,7 +44,12 @@ ExperimentOf = Callable[[Context], Experiment]
 
 
 def make_client_app(experiment_of: ExperimentOf) -> ClientApp:
-    """Return the app that every client runs; ``build`` makes the experiment once a process."""
+    """Return the app that every client runs.
+
+    Args:
+        experiment_of: a function that returns the experiment of a client from its context. It is
+            called for every message, and so should return the same object each time.
+    """
 
     def audit(context: Context) -> ClientAudit:
         return experiment_of(context).client_audit(client_id_of(context))
@@ -69,7 +74,10 @@ def make_client_app(experiment_of: ExperimentOf) -> ClientApp:
 
 
 def local_model(experiment: Experiment) -> nn.Module:
-    """Return a client's own copy of the model, in the mode that it trains in."""
+    """Return a client's own copy of the model, ready to be trained.
+
+    BatchNorm is in the mode of the experiment, and dropout is off.
+    """
     model = copy.deepcopy(experiment.network)
     set_training_mode(model, experiment.gradient_map.batch_norm)
     return model
@@ -78,7 +86,14 @@ def local_model(experiment: Experiment) -> nn.Module:
 def train_locally(
     model: nn.Module, batch: Batch, schedule: LocalSchedule, loss_of: Loss = F.cross_entropy
 ) -> float:
-    """Train on a client's samples of a round in an ordinary loop, and return the last loss."""
+    """Train a model on a client's samples of a round, and return the loss of the last step.
+
+    Args:
+        model: the model, which is changed in place.
+        batch: the client's samples.
+        schedule: the steps of the training.
+        loss_of: the loss, a function of logits and targets that returns a scalar.
+    """
     optimizer = torch.optim.SGD(
         model.parameters(),
         lr=schedule.learning_rate,
@@ -101,9 +116,10 @@ def make_server_app(config_of: ConfigOf, console: Console, own_configs: bool = F
     """Return the app of the server: it trains, attacks, and writes the run folder and its report.
 
     Args:
-        config_of: a function that returns its config.
-        console: the display for a person.
-        own_configs: whether clients may run by configs of their own, so that the words say so.
+        config_of: a function that returns the config of a run from the server's context.
+        console: the console on which progress is shown.
+        own_configs: whether clients may run by configs of their own; the first line of the run then
+            says so.
     """
     app = ServerApp()
 
@@ -146,10 +162,17 @@ def make_server_app(config_of: ConfigOf, console: Console, own_configs: bool = F
 
 
 def wait_for_nodes(grid: Grid, num_clients: int, seconds: float) -> None:
-    """Wait until there is a node for every client; Flower's strategies would wait forever.
+    """Wait until Flower has a node for every client, or raise an error after a time.
+
+    Flower's strategies would wait forever.
+
+    Args:
+        grid: Flower's grid.
+        num_clients: the number of clients.
+        seconds: the longest time to wait.
 
     Raises:
-        ConfigError: there are fewer after ``seconds``.
+        ConfigError: there are fewer nodes after that time.
     """
     deadline = time.monotonic() + seconds
     while (connected := len(list(grid.get_node_ids()))) < num_clients:
@@ -163,7 +186,14 @@ def wait_for_nodes(grid: Grid, num_clients: int, seconds: float) -> None:
 
 
 def set_training_mode(model: nn.Module, batch_norm: str) -> None:
-    """Set BatchNorm to the experiment's mode, and dropout off, as in scores."""
+    """Set the BatchNorm layers of a model to a mode, and all other layers to eval mode.
+
+    Dropout is so left out, as it is in scores.
+
+    Args:
+        model: the model.
+        batch_norm: ``batch`` for train mode, ``running`` for eval mode.
+    """
     model.eval()
     for module in model.modules():
         if isinstance(module, _BatchNorm):
@@ -173,7 +203,14 @@ def set_training_mode(model: nn.Module, batch_norm: str) -> None:
 def evaluate_global_model(
     experiment: Experiment, audit: ServerAudit, server_round: int, arrays: ArrayRecord
 ) -> MetricRecord:
-    """Record and return the global model's test accuracy and loss, and save its weights."""
+    """Record and return the global model's test accuracy and loss, and save its weights.
+
+    Args:
+        experiment: the experiment.
+        audit: the audit that records.
+        server_round: the number of the round; 0 before training.
+        arrays: the global model's ``state_dict``.
+    """
     model = copy.deepcopy(experiment.network)
     state = arrays.to_torch_state_dict()
     model.load_state_dict({k: v.to(model.state_dict()[k].dtype) for k, v in state.items()})

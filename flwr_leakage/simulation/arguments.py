@@ -1,7 +1,7 @@
 """Check that a config section's keys and values are arguments of the function that reads it.
 
-The signature of a target declares the keys and their types. So each key is declared in one place,
-and a key that nobody reads is an error.
+The keys and their types are those of the function's signature. So each key is declared in one
+place, and a key that no function reads is an error.
 """
 
 import difflib
@@ -24,16 +24,18 @@ HYDRA_KEYS = ("_target_", "_args_", "_convert_", "_partial_", "_recursive_")
 def check_node(
     key: str, node: Mapping[str, Any], given: Collection[str] = (), kind: type = object
 ) -> None:
-    """Check a section that names its ``_target_``, and all that is nested in it.
+    """Check a section that has a ``_target_``, and all sections nested in it.
 
     Args:
-        key: the section's place in the config.
+        key: the path of the section in the config.
         node: the section.
-        given: arguments that the caller adds.
-        kind: the class of the object. The result of a function is known only when it is built.
+        given: the names of arguments that the caller adds.
+        kind: the class or interface that the target must make. If the target is a function, its
+            result is checked only when it is built.
 
     Raises:
-        ConfigError: naming the key that is unknown, missing, or holds another type.
+        ConfigError: a key is unknown, missing, or holds a value of another type. The message names
+            the key.
     """
     if "_target_" not in node:
         raise ConfigError(f"{key} must be a section with a _target_, got {dict(node)}.")
@@ -55,10 +57,16 @@ def check_kind(key: str, found: type, kind: type) -> None:
     """Check that the instances of a class implement an interface.
 
     For an interface with ``__call__`` alone, such as ``Attack``, the arguments of the call are
-    compared, as ``isinstance`` cannot tell two such protocols apart.
+    compared, as ``isinstance`` cannot distinguish two such protocols.
+
+    Args:
+        key: the path of the section in the config.
+        found: the class.
+        kind: the interface.
 
     Raises:
-        ConfigError: naming the key, the kind and the class.
+        ConfigError: they do not implement it. The message names the key, the interface and the
+            class.
     """
     called_with = _required(kind.__call__) if "__call__" in vars(kind) else []
     if not issubclass(found, kind) or not _takes(found, called_with):
@@ -101,14 +109,15 @@ def check_section(
     """Check that each key of a section is an argument of one of its targets, of the right type.
 
     Args:
-        key: the section's place in the config; empty at the top.
+        key: the path of the section in the config; empty at the top.
         section: its keys and values.
-        targets: its readers, with annotated signatures.
-        given: arguments that the caller adds, which the section cannot hold.
-        complete: arguments without a default must be there.
+        targets: the functions or classes that read the section, with annotated signatures.
+        given: the names of arguments that the caller adds, which the section cannot hold.
+        complete: whether arguments without a default must be there.
 
     Raises:
-        ConfigError: naming the key that is unknown, missing, or holds another type.
+        ConfigError: a key is unknown, missing, or holds a value of another type. The message names
+            the key.
     """
     known: dict[str, Any] = {}
     required: list[str] = []
@@ -138,12 +147,19 @@ def check_section(
 
 
 def check_value(key: str, value: object, expected: Any) -> None:
-    """Check a value against the annotation of the argument that it is for.
+    """Check a value of a config against the type annotation of the argument that it is for.
 
-    A node is checked against its own target's signature; NaN is no value of anything.
+    A section with a ``_target_`` is checked against that target's signature. NaN fits no
+    annotation.
+
+    Args:
+        key: the path of the value in the config.
+        value: the value.
+        expected: the annotation.
 
     Raises:
-        ConfigError: naming the key, what it must hold, and what it holds.
+        ConfigError: the value does not fit. The message names the key, what it must hold, and what
+            it holds.
     """
     if isinstance(value, float) and math.isnan(value):
         raise ConfigError(f"{key} must be {_describe(expected)}, got nan.")
@@ -159,7 +175,13 @@ def check_value(key: str, value: object, expected: Any) -> None:
 
 
 def unknown_key(section: str, name: object, known: Iterable[str]) -> str:
-    """Say that a key does not exist, and which do."""
+    """Return in words that a key does not exist, and which keys do.
+
+    Args:
+        section: the path of the section; empty at the top.
+        name: the unknown key.
+        known: the keys that exist.
+    """
     where = f"in {section!r}" if section else "at the top level"
     keys = [key for key in known if key not in HYDRA_KEYS]
     listing = f"; keys: {', '.join(keys)}" if keys else ""
@@ -167,7 +189,7 @@ def unknown_key(section: str, name: object, known: Iterable[str]) -> str:
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """Return the nearest known word as a question; empty if none is near."""
+    """Return a question that names the known word nearest to a word; empty if none is near."""
     close = difflib.get_close_matches(word, list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
@@ -177,7 +199,10 @@ def _join(section: str, name: object) -> str:
 
 
 def hints(target: Callable[..., Any]) -> dict[str, Any]:
-    """Return annotations by argument; empty if they name types for type checkers only."""
+    """Return the type annotations of a function's arguments, by name.
+
+    They are empty if some cannot be evaluated at run time.
+    """
     function = cast(Any, target).__init__ if isinstance(target, type) else target
     try:
         return typing.get_type_hints(function)
@@ -186,10 +211,10 @@ def hints(target: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _fits(value: object, expected: Any) -> bool:
-    """Return whether a plain value may be an instance of an annotation.
+    """Return whether a plain value may be an instance of a type annotation.
 
     An annotation that cannot be checked at run time accepts every value. The entries of a list or a
-    mapping are checked one by one, by ``check_value``.
+    mapping are not checked here, but by ``check_value``.
     """
     origin, arguments = typing.get_origin(expected), typing.get_args(expected)
     if origin in (typing.Union, types.UnionType):
@@ -219,7 +244,7 @@ def _fits(value: object, expected: Any) -> bool:
 
 
 def _entry(expected: Any) -> Any:
-    """Return the annotation of the entries of a list or a mapping; anything where it has none."""
+    """Return the annotation of the entries of a list or mapping; ``Any`` where it has none."""
     options = [a for a in typing.get_args(expected) if a is not type(None)]
     if typing.get_origin(expected) in (typing.Union, types.UnionType):
         return _entry(options[0]) if len(options) == 1 else Any

@@ -41,18 +41,17 @@ from flwr_leakage.tracking.tracker import check_role
 
 
 def build(config: Config, remark: str | None = None) -> Experiment:
-    """Build an experiment and check it.
+    """Build the experiment that a config describes, and check it.
 
-    Both apps ask for the experiment at each call, in every process. The last two experiments are
-    kept, by the text of the whole config: the same config gives the same object, and nobody may
-    change it.
+    Both apps call this for every message, in every process. The last two experiments are kept, by
+    the text of the whole config: the same config gives the same object, which must not be changed.
 
     Args:
         config: the whole config.
-        remark: the words of a client on a real node on its own config; ``None`` in a simulation.
+        remark: the words of a client on a real node about its own config; ``None`` in a simulation.
 
     Raises:
-        ConfigError: naming the key that is wrong and why.
+        ConfigError: a setting is wrong. The message names the key and the reason.
     """
     # Within a section the order of keys may matter, such as the order in which attacks are tried.
     return _build(json.dumps(dict(sorted(config.items()))), remark)
@@ -144,7 +143,7 @@ def _network(config: Config, spec: InputSpec, settings: Settings, weights: str |
 
 
 def takes_texts(config: Config) -> bool:
-    """Return whether the model's constructor asks for a vocabulary, as those of token ids do."""
+    """Return whether the model's constructor takes a vocabulary, as models of texts do."""
     target = hydra.utils.get_object(config["model"]["network"]["_target_"])
     return "vocabulary" in inspect.signature(target).parameters
 
@@ -165,10 +164,10 @@ def _attack(config: Config, server: ServerSettings) -> Attack | None:
 
 
 def attack_workers(server: ServerSettings) -> int | RayTasks:
-    """Return where attacks run: the number of processes, or a task's resources on a Ray cluster.
+    """Return where attacks run: a number of processes, or a task's resources on a Ray cluster.
 
     Raises:
-        ValueError: the word is not ``ray``, or a resource is negative.
+        ValueError: ``attack_workers`` is a text other than ``ray``, or a resource is negative.
     """
     if server.attack_workers == "ray":
         return RayTasks(server.attack_cpus, server.attack_gpus, server.attack_retries)

@@ -1,6 +1,6 @@
-"""Check, before an experiment runs, that its settings lie in their ranges and its parts fit.
+"""Check, before an experiment runs, that its settings lie in their ranges and fit each other.
 
-Each part checks its own settings when it is made; these are the checks that no part can make alone.
+Each object checks its own settings when it is made; these are the checks that none can make alone.
 """
 
 import math
@@ -33,10 +33,10 @@ COUNTS = (
 
 
 def check_settings(settings: Settings) -> None:
-    """Raise if a value that no class owns is out of its range.
+    """Refuse settings out of their range, as far as no class checks them itself.
 
     Raises:
-        ConfigError: naming the key.
+        ConfigError: a setting is out of its range. The message names the key.
     """
     for key in COUNTS:
         value = attrgetter(key)(settings)
@@ -59,10 +59,10 @@ def check_settings(settings: Settings) -> None:
 
 
 def check_experiment(experiment: Experiment) -> None:
-    """Check that the parts fit each other.
+    """Check that data, clients, threat model, defense and strategy of an experiment fit each other.
 
     Raises:
-        ConfigError: naming the key.
+        ConfigError: two of them do not fit. The message names the key.
     """
     check_texts(experiment)
     checked("gate.scores", check_limits)(experiment.gate, experiment.scores)
@@ -74,7 +74,10 @@ def check_experiment(experiment: Experiment) -> None:
 
 
 def check_texts(experiment: Experiment) -> None:
-    """Refuse parts made for images if inputs are texts; ``check_defense`` covers defenses."""
+    """Refuse a score, a membership test or a gate that is made for images if inputs are texts.
+
+    Defenses are checked by ``check_defense``.
+    """
     if not experiment.spec.is_text:
         return
     for name, score in experiment.scores.items():
@@ -117,7 +120,7 @@ def check_clients(experiment: Experiment) -> None:
 
 
 def check_threat(experiment: Experiment) -> None:
-    """Check that the knowledge granted to the attacker exists, as every result names it."""
+    """Check that the facts which the threat model grants the attacker exist in this experiment."""
     threat, client = experiment.threat, experiment.settings.client
     if threat.batch_norm != "none":
         if not experiment.gradient_map.has_batch_norm:
@@ -168,7 +171,7 @@ def check_threat(experiment: Experiment) -> None:
 
 
 def check_mixing(experiment: Experiment) -> None:
-    """Raise if the mixing is known but the defense does not mix the same samples each round."""
+    """Refuse a known mixing unless the defense mixes a client's own, same samples each round."""
     if experiment.threat.mixing == "unknown":
         return
     fewest = min(experiment.sizes)
@@ -187,7 +190,7 @@ def check_mixing(experiment: Experiment) -> None:
 
 
 def check_defense(experiment: Experiment) -> None:
-    """Raise unless the defense can work on these samples, network and number of rounds."""
+    """Raise unless the defense can work on these samples, this network and number of rounds."""
     settings, defense = experiment.settings, experiment.defense
     used = [experiment.schedule.for_client(n).num_samples_used(n) for n in experiment.sizes]
     fewest = min(used)

@@ -11,10 +11,13 @@ from flwr_leakage.tracking.text import accept_any_text
 
 
 def output_problem(arguments: Sequence[str]) -> str:
-    """Say why Hydra cannot make its folder, which holds the run folder by default; empty if it can.
+    """Return in words why Hydra cannot make its output folder; empty if it can.
 
-    Hydra itself would end with a traceback. A command that only shows a config or help makes no
-    folder.
+    The folder holds the run folder by default. Hydra itself would end with a traceback. A command
+    that only shows a config or help makes no folder.
+
+    Args:
+        arguments: the arguments of the command line.
     """
     flags = {argument.partition("=")[0] for argument in arguments if argument.startswith("-")}
     if flags - {"-m", "--multirun"}:
@@ -35,9 +38,9 @@ def output_problem(arguments: Sequence[str]) -> str:
 
 
 def check_command(folder: Path) -> None:
-    """Check the arguments of this process by the configs of a folder; an error ends the process.
+    """Check the command line of this process against a folder of configs; exit on an error.
 
-    Files that the process writes afterwards are readable by their owner only.
+    From then on, files that the process writes are readable by their owner only.
 
     Args:
         folder: the folder of ``config.yaml`` and the config groups.
@@ -53,7 +56,7 @@ def check_command(folder: Path) -> None:
 
 
 def main() -> None:
-    """Check the overrides, then run."""
+    """Check the overrides on the command line, then run."""
     check_command(conf_dir())
     # The import takes seconds, so it comes after the check for misspelt keys.
     from flwr_leakage.simulation.run import run_by_hydra

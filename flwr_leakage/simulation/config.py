@@ -16,11 +16,16 @@ Config = dict[str, Any]
 
 
 class ConfigError(ValueError):
-    """A config that cannot be run, with the key that is wrong."""
+    """Error of a config that cannot be run; its message names the wrong key."""
 
 
 def compose(overrides: list[str], run_dir: str) -> Config:
-    """Compose the config without ``@hydra.main``, as apps under ``flwr run`` need it."""
+    """Return the config that Hydra composes, for apps of ``flwr run``, which have no ``@hydra.main``.
+
+    Args:
+        overrides: Hydra overrides of the packaged config.
+        run_dir: the run folder.
+    """
     # An app under ``@hydra.main`` may be running, whose state stays as it is.
     running = GlobalHydra.instance().hydra
     GlobalHydra.instance().hydra = None
@@ -38,14 +43,14 @@ def compose(overrides: list[str], run_dir: str) -> Config:
 
 
 def to_config(cfg: DictConfig, choices: Mapping[str, Any]) -> Config:
-    """Resolve a composed config to plain containers.
+    """Return a composed config as plain dictionaries and lists, with all interpolations resolved.
 
     Args:
         cfg: the config as composed, without Hydra's own section.
-        choices: the chosen option of each config group; kept under ``choices``.
+        choices: the chosen option of each config group, which the result holds under ``choices``.
 
     Raises:
-        ConfigError: a key without a default was not given, or ``choices`` was.
+        ConfigError: a key without a default was not given, or the config has a key ``choices``.
     """
     if "choices" in cfg:
         raise ConfigError("there is no key 'choices' at the top level: groups are chosen by name.")
@@ -59,7 +64,7 @@ def to_config(cfg: DictConfig, choices: Mapping[str, Any]) -> Config:
 
 
 def _scores() -> list[str]:
-    """Return the options of the group ``score`` that have the name of their one score's class."""
+    """Return the options of the group ``score`` that hold one score and are named like its class."""
     found = []
     for path in sorted((conf_dir() / "score").glob("*.yaml")):
         classes = re.findall(r"_target_: \S+\.(\w+)", path.read_text())

@@ -48,17 +48,20 @@ from flwr_leakage.tracking import CompositeTracker, GuardedTracker, JsonlTracker
 
 @dataclass(frozen=True)
 class Experiment:
-    """Everything that both apps share; a pure function of the config and the remark.
+    """The objects that server and clients of an experiment share.
+
+    They depend on the config and the remark alone.
 
     Attributes:
-        large_clients: the settings for updates of many images, or ``None``.
+        large_clients: the settings for updates of many images, of which only class counts are
+            inferred; ``None`` for none.
         what_ifs: further defenses under which updates are attacked, by name.
         self_attack: the attack of each client on its own update, or ``None``.
-        gate: the gate of each client, or ``None``.
-        membership: the choice of records that the server tests for membership, or ``None``.
-        remark: ``None`` in a simulation, whose every draw comes from the seed. On a real node,
-            what the client tells the server of its own config: its draws then come from the
-            operating system's entropy.
+        gate: the limits beyond which a client does not send its update, or ``None``.
+        membership: the numbers of samples that the server tests for membership, or ``None``.
+        remark: on a real node, the client's words about its own config for the server; its draws
+            then come from the operating system's entropy. ``None`` in a simulation, all of whose
+            draws come from the seed.
     """
 
     config: Config
@@ -83,7 +86,7 @@ class Experiment:
 
     @property
     def spec(self) -> InputSpec:
-        """Return the public facts on the data."""
+        """Return the shapes, classes and normalisation of the data."""
         return self.data.spec
 
     def client_batch(self, client_id: int, server_round: int) -> Batch:
@@ -105,7 +108,14 @@ class Experiment:
         return self.data.client_batch(client_id, drawn_in, num_examples)
 
     def client_audit(self, client_id: int | None = None) -> ClientAudit:
-        """Return the settings of a client's mod; on a real node, no draws come from the seed."""
+        """Return the settings by which a client audits its update; see ``ClientAudit``.
+
+        In a simulation its draws come from the seed; on a real node, from the operating system's
+        entropy.
+
+        Args:
+            client_id: the client; ``None`` for no one, to check the settings.
+        """
         client = self.settings.client
         return ClientAudit(
             gradient_map=self.gradient_map,
@@ -128,7 +138,11 @@ class Experiment:
 
     @property
     def _share(self) -> Sharing:
-        """Return what clients share; in a simulation all but their self-attacks."""
+        """Return the facts that clients share with the server.
+
+        In a simulation these are all facts but the results of clients' attacks on themselves, which
+        ``client.share`` adds.
+        """
         share = Sharing.of(self.settings.client.share)
         if self.remark is not None:
             return share
@@ -137,8 +151,9 @@ class Experiment:
     def may_be_attacked(self, client_id: int | None, server_round: int) -> bool:
         """Return whether the server of a simulation may attack a client's update of a round.
 
-        Such an update is replayed, which costs about as much as its training: only then does an
-        attack that fails say something. ``selection.max_clients`` may still leave it out.
+        The training behind such an update is replayed, which costs about as much as the training:
+        only if the replay explains the update is an attack that fails informative.
+        ``selection.max_clients`` may still leave the update out.
         """
         if self.remark is not None or client_id is None:
             return False
@@ -150,7 +165,13 @@ class Experiment:
         )
 
     def server_audit(self, tracker: Tracker, run: str, progress: Progress) -> ServerAudit:
-        """Return the server's audit, which is given the truth to measure against it."""
+        """Return the server's audit, which compares reconstructions with the true samples.
+
+        Args:
+            tracker: the tracker that records.
+            run: the name of the run.
+            progress: the display of the progress.
+        """
         return ServerAudit(
             gradient_map=self.gradient_map,
             spec=self.spec,
@@ -175,11 +196,11 @@ class Experiment:
         )
 
     def candidates(self) -> Candidates | None:
-        """Return the records that the server tests for membership, or ``None`` if it tests none.
+        """Return the samples that the server tests for membership; ``None`` if it tests none.
 
-        They are the first private samples of each client's first round, and *strangers*, images of
-        the server's test set. Other images of it are the *null*, to which the test compares
-        records. No client has an image of the test set.
+        They are the first private samples of each client's first round, and the ``strangers``:
+        images of the server's test set. Further images of that set are the ``null``, with which the
+        test compares each sample. No client has an image of the test set.
         """
         if self.membership is None:
             return None
@@ -198,11 +219,16 @@ class Experiment:
         return KeptObservations(folder, server.kept_bytes, server.kept_policy)
 
     def truth(self, server_round: int, client_id: int, num_examples: int) -> Truth:
-        """Re-derive from the seed a client's samples, and their encoding by its defense.
+        """Return a client's samples in a round, as the seed determines them, and their encoding.
 
-        It holds for the clients of a simulation: one on a real node has samples and draws of its
-        own, and says so beside its update (``ClientNote.own_config``). If there are several
-        epochs, the encodings are those of the first.
+        It is right for the clients of a simulation only: a client on a real node has samples and
+        draws of its own, and says so beside its update (``ClientNote.own_config``). If there are
+        several epochs, the encoding by the defense is that of the first one.
+
+        Args:
+            server_round: the number of the round.
+            client_id: the client.
+            num_examples: the number of samples that the client reports.
         """
         used = self.schedule.for_client(num_examples).num_samples_used(num_examples)
         private = self._batch(client_id, server_round, num_examples)[:used]
@@ -221,12 +247,11 @@ class Experiment:
         return Truth(private, encoded, Mixed(matrix, self.defense.flips_signs))
 
     def reference(self) -> Reference:
-        """Return the mean of the server's test images as a blind guess, and 101 clients' images.
+        """Return a reconstruction made without any attack, and a pool of images, for the metrics.
 
-        The guess of texts repeats the test texts' most frequent token.
-
-        The pool has one more than the 100 others that an original hides among, as it may hold the
-        original itself, which is then left out.
+        The former is the mean of the server's test images; for texts, the most frequent token of
+        the test texts, repeated. The pool has 101 samples of clients: an original is to be
+        identified among 100 others, and the original itself is left out if the pool holds it.
         """
         tests = self.data.test_batches(500, self.settings.server.test_samples)
         if isinstance(self.data.train, TextDataset):
@@ -247,7 +272,7 @@ class Experiment:
         )
 
     def _pool(self) -> Tensor:
-        """Return indices of the clients' samples among which originals are hidden."""
+        """Return the indices of 101 clients' samples, among which originals are to be identified."""
         indices = torch.cat(list(self.data.partitions))
         generator = make_generator(self.settings.seed, purpose="identification")
         return indices[torch.randperm(len(indices), generator=generator)[:101]]
@@ -255,8 +280,12 @@ class Experiment:
     def what_if(self, name: str, seen: Observation) -> WhatIf:
         """Return a client's update as it would have been under a defense of ``config.what_if``.
 
-        The raw update is the observed one where neither the client's own defense nor this one
-        changes it before; otherwise local training is run again.
+        If the client has neither a defense nor a gate, the observed update is its undefended one.
+        Otherwise, or if the defense encodes samples, local training is repeated.
+
+        Args:
+            name: the name of the defense in ``config.what_if``.
+            seen: the observed update.
         """
         defense, update = self.what_ifs[name], seen.update
         encodes = defense.encodes_batches or self.defense.encodes_batches
@@ -282,13 +311,13 @@ class Experiment:
         return WhatIf(released, Truth(private, encoded), change)
 
     def _trained(self, seen: Observation, batch: Batch) -> Params:
-        """Return the update of a client that trains on a batch, without any defense."""
+        """Return the update, by parameter, of a client that trains on a batch undefended."""
         schedule = seen.update.schedule
         with torch.no_grad():
             return local_update(self.gradient_map, seen.params, batch, schedule, seen.buffers)
 
     def caveats(self) -> list[str]:
-        """Return the limits of this experiment's numbers, which the report states beside them."""
+        """Return sentences on the limits of this experiment's numbers, which the report repeats."""
         if not self.defense.encodes_batches:
             return []
         found = [
@@ -304,9 +333,14 @@ class Experiment:
         return found
 
     def epsilon(self, num_rounds: int, adjacency: Adjacency) -> float | None:
-        """Return the largest ε of a client's sample after some rounds; ``None`` if unknown.
+        """Return the largest ε (differential privacy) of a client's sample; ``None`` if unknown.
 
-        No ε is known with a gate, whose choice of a defense depends on the samples.
+        It is unknown with a gate, whose choice of a defense depends on the samples.
+
+        Args:
+            num_rounds: the number of rounds that ε covers.
+            adjacency: the change of a client's samples that ε protects: ``replace-one`` or
+                ``add-or-remove``.
         """
         if self.gate is not None:
             return None
@@ -318,7 +352,11 @@ class Experiment:
         return max(known) if len(known) == len(found) else None
 
     def privacy(self, num_rounds: int) -> str:
-        """Return a sentence on the updates' differential privacy; empty where none is known."""
+        """Return a sentence on the updates' differential privacy; empty if it is unknown.
+
+        Args:
+            num_rounds: the number of rounds that it covers.
+        """
         found = {each: self.epsilon(num_rounds, each) for each in ADJACENCIES}
         if None in found.values():
             return ""
@@ -335,20 +373,20 @@ class Experiment:
         )
 
     def _repeats(self, num_examples: int) -> bool:
-        """Return whether a client of this size takes its samples more than once in a round."""
+        """Return whether a client with this many samples takes them more than once in a round."""
         schedule = self.schedule.for_client(num_examples)
         return schedule.num_steps > math.ceil(num_examples / schedule.batch_size)
 
     def strategy(self) -> Strategy:
-        """Return a fresh strategy of the config's."""
+        """Return a new Flower strategy, as the config describes it."""
         strategy: Strategy = instantiate(self.config, "strategy", Strategy)
         return strategy
 
     def tracker(self, tell: Callable[[str], None]) -> Tracker:
-        """Return the run folder's record, which the report reads, and the config's live view.
+        """Return the tracker of the run folder, which also feeds the config's live view, if any.
 
         Args:
-            tell: a function that is given a line when one of them can no longer be written; the run
+            tell: a function that is given a line when one of both can no longer be written; the run
                 goes on.
         """
         folder = GuardedTracker(JsonlTracker(self.settings.run_dir), tell)

@@ -1,4 +1,4 @@
-"""Check the names in a config that others wrote before anything of it is imported or built.
+"""Check the names in an untrusted config before anything in it is imported or built.
 
 Two kinds of config come from others: the run config of Flower, which whoever submits a run writes
 (``own_config``), and the config in ``run.json`` of a run folder that somebody sent (``later``).
@@ -36,17 +36,17 @@ _Call = tuple[tuple[str, str], ...]
 
 
 def check_targets(config: Config, groups: Collection[str] | None = None) -> None:
-    """Refuse classes, and ways to call them, that the packaged config does not have.
+    """Refuse a config with classes, or ways to call them, that the packaged config does not have.
 
-    An interpolation is refused as well: configs are resolved before they are written or sent, and
-    one that is left would be resolved here, such as ``${oc.env:HOME}``.
+    Interpolations are refused as well. Configs are resolved before they are written or sent; an
+    interpolation that is left, such as ``${oc.env:HOME}``, would be resolved on this machine.
 
     Args:
         config: the whole config.
-        groups: the groups whose classes may be named; those of all groups by default.
+        groups: the config groups whose classes may be named; ``None`` for all groups.
 
     Raises:
-        ConfigError: naming the first one.
+        ConfigError: such a class or interpolation was found. The message names the first one.
     """
     known = {
         call
@@ -68,13 +68,13 @@ def check_targets(config: Config, groups: Collection[str] | None = None) -> None
 def paths_outside(
     config: Config, folder: Path, allowed: Sequence[Path] = ()
 ) -> list[tuple[str, str]]:
-    """Return the (key, path) of each path in a config that leads out of its run folder.
+    """Return pairs (key, path) of the paths in a config that lead out of its run folder.
 
-    A text is a path where the annotation of its argument names ``os.PathLike``. Paths of
-    the packaged config are left out.
+    A text is a path if the annotation of its argument is ``os.PathLike``. Paths that the packaged
+    config has, too, are left out.
 
     Args:
-        config: the config, whose targets were checked before, as they are imported here.
+        config: the config. Its classes must have been checked before, as they are imported here.
         folder: the folder of the run.
         allowed: further folders and files that may be read.
     """
@@ -90,7 +90,7 @@ def paths_outside(
 
 @lru_cache(maxsize=1)
 def _packaged() -> tuple[tuple[str, Any], ...]:
-    """Yield (group, content) of every packaged config file, and of every section of its root."""
+    """Return pairs (group, content) of every packaged config file and every section of its root."""
     found: list[tuple[str, Any]] = []
     for file in sorted(conf_dir().rglob("*.yaml")):
         content = OmegaConf.to_container(OmegaConf.load(file))
@@ -103,7 +103,16 @@ def _packaged() -> tuple[tuple[str, Any], ...]:
 
 
 def _calls(node: Any, path: str = "config") -> Iterator[tuple[str, _Call, Mapping[str, Any]]]:
-    """Yield (path, call, node) of every nested node that Hydra would call."""
+    """Yield (path, call, node) for every nested section that Hydra would call.
+
+    Args:
+        node: a part of a config.
+        path: the path of that part.
+
+    Yields:
+        The section's path, its entries whose keys have the form ``_NAME_`` (such as ``_target_``),
+        and the section.
+    """
     if isinstance(node, Mapping):
         special = [(str(k), str(v)) for k, v in node.items() if re.fullmatch("_.+_", str(k))]
         if special:
@@ -116,7 +125,7 @@ def _calls(node: Any, path: str = "config") -> Iterator[tuple[str, _Call, Mappin
 
 
 def _texts(node: Any, path: str = "config") -> Iterator[tuple[str, str]]:
-    """Yield (path, text) of every text in nested dictionaries and lists, keys included."""
+    """Yield (path, text) for every text and every key in nested dictionaries and lists."""
     if isinstance(node, str):
         yield path, node
     elif isinstance(node, Mapping):
@@ -142,7 +151,11 @@ def _paths(node: Any) -> Iterator[tuple[str, _Path]]:
 
 @lru_cache(maxsize=256)
 def path_arguments(target: str) -> tuple[str, ...]:
-    """Return the arguments of a class or function that take a path, by its dotted name."""
+    """Return the names of those arguments of a class or function that take a path.
+
+    Args:
+        target: the dotted name of the class or function; empty for none.
+    """
     if not target:
         return ()
     found = hints(hydra.utils.get_object(target))

@@ -33,7 +33,7 @@ def has_config(folder: Path) -> bool:
 
 
 def received_config(folder: Path, allowed: Sequence[Path] = ()) -> Config:
-    """Return the config of an untrusted run folder, reduced to the parts that attacks need.
+    """Return the config of an untrusted run folder, reduced to the sections that attacks need.
 
     Trackers and engines are left out, and so are files that a run starts from or writes elsewhere;
     nothing is downloaded.
@@ -43,7 +43,7 @@ def received_config(folder: Path, allowed: Sequence[Path] = ()) -> Config:
         allowed: folders and files outside of it that its config may read, such as a data set.
 
     Raises:
-        ConfigError: the config is no whole one, or names a class that the packaged config does not
+        ConfigError: the config lacks a section, or names a class that the packaged config does not
             name, or a path outside of the folder.
     """
     config: Config = dict(read_run(folder).metadata["config"])
@@ -80,21 +80,30 @@ def received_config(folder: Path, allowed: Sequence[Path] = ()) -> Config:
 def attack_kept_of_run(
     folder: Path, workers: int | RayTasks, max_seconds: float | None, allowed: Sequence[Path] = ()
 ) -> int:
-    """Attack a simulation's kept observations; see ``kept_run`` and ``attack_kept``."""
+    """Attack a simulation's kept observations, and return the number of rounds that were attacked.
+
+    Args:
+        folder: the folder of the run.
+        workers: the number of attacking processes, or the resources of a task on a Ray cluster.
+        max_seconds: the CPU seconds that an attack may take for each target; ``None`` for the run's
+            own limit.
+        allowed: folders and files outside of the run folder that its config may read.
+    """
     run = kept_run(folder, max_seconds, allowed)
     return attack_kept(folder, run.audit_of, workers, run.chunk, run.final_buffers)
 
 
 def kept_run(folder: Path, max_seconds: float | None, allowed: Sequence[Path] = ()) -> KeptRun:
-    """Return a simulation's kept observations, with its own attack.
+    """Return a simulation's kept observations, with the attack of its own config.
 
     Args:
         folder: the folder of the run.
-        max_seconds: CPU seconds for a target; ``None`` for the run's own.
-        allowed: see ``received_config``.
+        max_seconds: the CPU seconds that an attack may take for each target; ``None`` for the run's
+            own limit.
+        allowed: folders and files outside of the run folder that its config may read.
 
     Raises:
-        ConfigError: the run's config cannot be used here.
+        ConfigError: the run's config has no attack, or cannot be used here.
     """
     config: dict[str, Any] = received_config(folder, allowed)
     if not config["attack"]:

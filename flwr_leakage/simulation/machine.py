@@ -11,10 +11,10 @@ _PROBE_BYTES = 4096
 
 
 def check_machine(experiment: Experiment) -> None:
-    """Make the run's folders, and load the files that otherwise only the end of a round would need.
+    """Make the run's folders, and load files early that would otherwise fail only late in a run.
 
     Raises:
-        ConfigError: naming the key.
+        ConfigError: a folder or file cannot be used. The message names the key.
     """
     settings = experiment.settings
     make_folder("run_dir", settings.run_dir)
@@ -44,8 +44,12 @@ def check_machine(experiment: Experiment) -> None:
 def make_folder(key: str, name: str) -> None:
     """Make a folder and write to it once, as it may exist, be read-only, or have no room.
 
+    Args:
+        key: the path of the setting in the config, for the error.
+        name: the folder.
+
     Raises:
-        ConfigError: that is not possible; it names the key and why.
+        ConfigError: that is not possible. The message names the key and the reason.
     """
     expected = f"{key} must name a folder that can be written"
     if not name.strip():

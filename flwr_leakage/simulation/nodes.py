@@ -15,16 +15,16 @@ T = TypeVar("T")
 
 
 def instantiate(config: Mapping[str, Any], key: str, kind: type = object, **given: Any) -> Any:
-    """Build the object that a section describes.
+    """Build the object that a section of a config describes.
 
     Args:
         config: the whole config.
-        key: the section's place, by a path such as ``model.network``.
-        kind: the class of which it must be an instance.
+        key: the path of the section, such as ``model.network``.
+        kind: the class or interface of which the object must be an instance.
         given: arguments of the target that the section does not hold.
 
     Raises:
-        ConfigError: naming the key that is wrong and why.
+        ConfigError: a setting is wrong. The message names the key and the reason.
     """
     node: Any = config
     for part in key.split("."):
@@ -38,10 +38,15 @@ def instantiate(config: Mapping[str, Any], key: str, kind: type = object, **give
 
 
 def instantiate_each(config: Mapping[str, Any], key: str, kind: type) -> dict[str, Any]:
-    """Build the entries of a section that holds named nodes, each of a ``kind``.
+    """Build the objects of a section that holds named sections, and return them by name.
+
+    Args:
+        config: the whole config.
+        key: the path of the section.
+        kind: the class or interface of which each object must be an instance.
 
     Raises:
-        ConfigError: naming the key that is wrong and why.
+        ConfigError: a setting is wrong. The message names the key and the reason.
     """
     section = config[key]
     if not section:
@@ -56,7 +61,7 @@ def instantiate_each(config: Mapping[str, Any], key: str, kind: type) -> dict[st
 
 
 def checked(key: str, function: Callable[P, T]) -> Callable[P, T]:
-    """Return ``function`` with its errors turned into a ``ConfigError`` that names the key."""
+    """Return a function like ``function`` whose errors become a ``ConfigError`` naming a key."""
 
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         try:

@@ -1,4 +1,4 @@
-"""Say what exists where an override names something unknown."""
+"""Tell which keys and options exist where an override on the command line names an unknown one."""
 
 from pathlib import Path
 from typing import Any
@@ -23,15 +23,15 @@ ELSEWHERE = {
 
 
 def spell_experiment(arguments: list[str]) -> list[str]:
-    """Replace ``+experiment=NAME`` by ``experiment=NAME``, as the group is in the defaults."""
+    """Return the arguments with ``+experiment=NAME`` as ``experiment=NAME``, as Hydra needs it."""
     return [a.removeprefix("+") if a.startswith("+experiment=") else a for a in arguments]
 
 
 def check_overrides(arguments: list[str], folder: Path | None = None) -> str:
-    """Return the error of the overrides among ``arguments``, or an empty text.
+    """Return in words what is wrong with the overrides among arguments; empty if nothing is.
 
-    Hydra names a mistyped key, but not the keys that exist. Keys added by ``+`` or removed by ``~``
-    are checked in the composed config, by their readers.
+    Hydra names a mistyped key, but not the keys that exist. Keys that are added by ``+`` or removed
+    by ``~`` are not checked here, but in the composed config.
 
     Args:
         arguments: the arguments of the command line.
@@ -77,7 +77,12 @@ def _without_values_of_flags(arguments: list[str]) -> list[str]:
 
 
 def _as_option(folder: Path, text: str) -> str:
-    """Return the groups that have an option of this name."""
+    """Return a question that names the options ``group=text`` that exist; empty if none does.
+
+    Args:
+        folder: the folder of the config groups.
+        text: an argument without ``=``.
+    """
     groups = sorted(path.name for path in folder.iterdir() if path.is_dir())
     found = [f"{group}={text}" for group in groups if text in _options(folder, group)]
     return f" (do you mean {' or '.join(found)}?)" if found else ""

@@ -1,16 +1,16 @@
 """Choose the settings that an app takes from a run's config, which others write.
 
 Under ``flwr run`` the run config comes from whoever submits the run: for a client that is the
-server's side, which is the adversary. So a client on a real node takes from it no defense, no
-class and no path, but the local training only, which the server sets anyway: the keys of
-``TAKEN``, as plain numbers and names of packaged options. Everything else is the client's own
-and comes from its node config::
+server's side, which is the adversary. So a client on a real node takes no defense, no class and no
+path from it, but only the local training, which the server determines anyway: the keys of
+``TAKEN``, with values that are numbers or names of packaged options. Everything else is the
+client's own and comes from its node config::
 
     flower-supernode ... --node-config 'partition-id=0 num-partitions=2
         leakage-overrides="defense=pruning score=default"
         leakage-allow="model client.learning_rate"'
 
-``leakage-overrides`` are Hydra overrides of the packaged config, and stand above the run's;
+``leakage-overrides`` are Hydra overrides of the packaged config, and replace those of the run;
 ``leakage-allow`` replaces ``TAKEN``, and may be empty. Scores stay on the node, as they describe
 private data, unless its owner adds ``scoring.send=true``. A virtual node of Flower's simulation
 runtime has no owner but the person who runs the simulation: it follows the run config. On
@@ -52,9 +52,9 @@ _LOG = logging.getLogger(__name__)
 
 
 def on_virtual_node() -> bool:
-    """Return whether this process is an actor of Flower's simulation runtime, and no SuperNode's.
+    """Return whether this process is an actor of Flower's simulation runtime, and no SuperNode.
 
-    The process itself tells it, as no message and no run config can be believed.
+    The process itself is asked, as neither a message nor a run config can be trusted.
     """
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
@@ -63,7 +63,7 @@ def on_virtual_node() -> bool:
 
 
 def config_of_run(context: Context) -> Config:
-    """Return the config that the run config asks for: a server's, or a virtual node's.
+    """Return the config that the run config describes, for a server or a virtual node.
 
     Raises:
         ConfigError: it names a class that the packaged config does not name.
@@ -73,11 +73,13 @@ def config_of_run(context: Context) -> Config:
 
 
 def experiment_of_client(context: Context) -> Experiment:
-    """Return a client's experiment: of the run on a virtual node, of its own config on a real one.
+    """Return the experiment of a client.
+
+    On a virtual node it is that of the run's config, on a real node that of the client's own.
 
     Raises:
-        ConfigError: the config cannot be used. On a real node the text is for the server, and
-            names nothing of the client's own config; the client's log does.
+        ConfigError: the config cannot be used. On a real node the server reads the message, which
+            tells nothing of the client's own config; the client's log does.
     """
     own = {OVERRIDES_KEY, ALLOW_KEY} & set(context.node_config)
     if on_virtual_node() and not own:
@@ -107,7 +109,15 @@ def _composed(overrides: tuple[str, ...], run_dir: str) -> Config:
 def _own_config(
     of_run: str, of_node: str, allowed: str, num_partitions: object, run_dir: str
 ) -> tuple[Config, str]:
-    """Return a client's own config, and the remark on it for the server."""
+    """Return a client's own config, and the remark on it for the server.
+
+    Args:
+        of_run: the Hydra overrides of the run config, as one text.
+        of_node: the Hydra overrides of the node config, as one text.
+        allowed: the keys that the client takes from the run config, as one text.
+        num_partitions: the number of clients that the node config tells; ``None`` if it tells none.
+        run_dir: the run folder.
+    """
     taken, left_out = split_overrides(shlex.split(of_run), tuple(allowed.split()))
     partitions = [] if num_partitions is None else [f"num_clients={num_partitions}"]
     # A node's scores stay on it, and are limited by seconds, as nobody has to repeat them.
@@ -124,10 +134,17 @@ def _own_config(
 def split_overrides(
     overrides: list[str], allowed: tuple[str, ...]
 ) -> tuple[list[str], tuple[str, ...]]:
-    """Return the overrides of a run that a client follows, and the keys of the others.
+    """Split the overrides of a run into those that a client follows and those that it does not.
 
-    An override is followed where its key is allowed and its value is a number, a truth value or
-    null; for a config group, the name of a packaged option.
+    An override is followed if its key is allowed and its value is a number, a truth value or
+    null; for a config group, if it is the name of a packaged option.
+
+    Args:
+        overrides: the overrides.
+        allowed: the allowed keys.
+
+    Returns:
+        The overrides that are followed, and the keys of the others.
 
     Raises:
         ConfigError: an override cannot be parsed.
@@ -156,6 +173,6 @@ def _is_plain(override: Override, allowed: tuple[str, ...]) -> bool:
 
 
 def _run_dir(context: Context) -> str:
-    """Return the folder that the server writes to; on a client it names nothing."""
+    """Return the path of the run folder, which only the server writes to."""
     run_dir = str(context.run_config.get("run-dir", ""))
     return run_dir or str(Path.home() / ".flwr" / "leakage" / f"run-{context.run_id}")

@@ -30,13 +30,13 @@ NOT_PRICED = "evaluation of reconstructions, messages and the report"
 
 @dataclass(frozen=True)
 class Measured:
-    """CPU seconds of a small sample of a run, on this machine.
+    """The CPU seconds of a small part of a run, as measured on this machine.
 
     Attributes:
-        step: one step of a client's training.
-        score: the scores of one sample.
-        products: Jacobian products that these took.
-        test: test accuracy on one image.
+        step: the CPU seconds of one step of a client's training.
+        score: the CPU seconds of all scores of one sample.
+        products: the number of products with the Jacobian that these scores took.
+        test: the CPU seconds of the test accuracy on one sample.
     """
 
     step: float
@@ -47,16 +47,17 @@ class Measured:
 
 @dataclass(frozen=True)
 class Price:
-    """CPU seconds and bytes of a run.
+    """The CPU seconds and bytes that a run is estimated to take.
 
     Attributes:
-        start: imports, data and network, measured.
-        training: steps times one measured step.
-        replays: as many steps again as are replayed to check updates.
-        scores: samples that the plan pays for, times one measured sample.
-        tests: test accuracy.
-        attacks: the upper limit: every target uses up its budget; ``None`` where there is none.
-        disk: bytes of the run folder, from the sizes of its lines and images.
+        start: the seconds of imports, data and network, as measured.
+        training: the seconds of all training steps.
+        replays: the seconds of the steps that are repeated to check updates.
+        scores: the seconds of all scores that the plan allows.
+        tests: the seconds of the test accuracy.
+        attacks: the seconds of all attacks if each uses up its budget; ``None`` if an attack has no
+            budget.
+        disk: the bytes of the run folder.
     """
 
     start: float
@@ -69,13 +70,13 @@ class Price:
 
     @property
     def seconds(self) -> float:
-        """Return the seconds of all work; without attacks where these have no limit."""
+        """Return the CPU seconds of all work; those of attacks count as 0 if they have no limit."""
         return sum(
             (self.start, self.training, self.replays, self.scores, self.tests, self.attacks or 0)
         )
 
     def __add__(self, other: "Price") -> "Price":
-        """Return the price of both runs, one after the other."""
+        """Return the price of two runs together."""
         attacks = (
             None if self.attacks is None or other.attacks is None else self.attacks + other.attacks
         )
@@ -93,15 +94,15 @@ class Price:
 def price_runs(overrides: Sequence[str], multirun: bool = False) -> list[tuple[Work, Price]]:
     """Return the work and the price of a run, or of each run of a sweep.
 
-    Every plan is built as for the run itself, so that its errors come now. Runs that differ in
-    seed and attacks only are measured once.
+    The experiment of every run is built, so that its errors come now. Runs that differ only in
+    their seed and attacks are measured once.
 
     Args:
-        overrides: the overrides of the command.
-        multirun: whether lists are a sweep.
+        overrides: the Hydra overrides of the command.
+        multirun: whether values separated by commas are a sweep.
 
     Raises:
-        ConfigError: the config cannot be run, or has nothing that could be priced.
+        ConfigError: the config cannot be run, or is of a kind that cannot be priced.
     """
     own = [text for text in overrides if text.lstrip("+~").startswith("hydra.")]
     if own:
@@ -130,7 +131,8 @@ def expand(overrides: Sequence[str]) -> list[list[str]]:
     """Return the overrides of each run of a sweep, as Hydra's own sweeper lists them.
 
     Raises:
-        ConfigError: another sweeper chooses the runs as it goes, or a pattern stands for options.
+        ConfigError: the sweep uses another sweeper, which chooses runs by earlier results, or a
+            pattern (``glob``) in the place of names of options.
     """
     if any(text.startswith("hydra/sweeper=") for text in overrides):
         raise ConfigError("a dry run knows the runs of Hydra's own sweeper only, not another's.")
@@ -149,7 +151,7 @@ def expand(overrides: Sequence[str]) -> list[list[str]]:
 
 
 def measure(experiment: Experiment) -> Measured:
-    """Take one training step, one score and one batch of test images of an experiment."""
+    """Measure one training step, the scores of one sample, and a batch of test samples."""
     if experiment.settings.client.num_threads is not None:
         torch.set_num_threads(experiment.settings.client.num_threads)
     sizes = experiment.sizes
@@ -174,7 +176,7 @@ def score_one(experiment: Experiment) -> int:
     """Score one sample of the smallest client as that client would.
 
     Returns:
-        The Jacobian products that it took.
+        The number of products with the Jacobian that it took.
     """
     smallest = experiment.sizes.index(min(experiment.sizes))
     gradient_map, schedule = experiment.gradient_map, experiment.schedule
@@ -213,7 +215,15 @@ def _price(work: Work, measured: Measured, start: float) -> Price:
 
 
 def _seconds(call: Callable[[], object], repeats: int = 10, limit: float = 1.0) -> float:
-    """Return the mean CPU seconds of several calls after the first one, or of one if it is long."""
+    """Return the mean CPU seconds of several calls of a function after a first one.
+
+    If the first call takes longer than ``limit`` seconds, its time is returned.
+
+    Args:
+        call: the function.
+        repeats: the largest number of calls that are measured.
+        limit: the CPU seconds after which no further call is made.
+    """
     began = time.process_time()
     call()
     if time.process_time() - began > limit:
@@ -226,7 +236,7 @@ def _seconds(call: Callable[[], object], repeats: int = 10, limit: float = 1.0) 
 
 
 def _same_sample(config: Config) -> str:
-    """Return all settings on which the measured sample depends."""
+    """Return, as a text, all settings on which a measurement depends."""
     keys = ("model", "dataset", "partition", "client", "defense", "score", "num_clients")
     return json.dumps({key: config[key] for key in keys}, default=str) + str(
         torch.get_num_threads()

@@ -1,4 +1,4 @@
-"""Run one audit by a config that Hydra composed; see ``command``."""
+"""Run one audit by a config that Hydra composed."""
 
 import logging
 import sys
@@ -28,7 +28,8 @@ def run_by_hydra(cfg: DictConfig) -> Any:
     """Run one audit; Hydra calls it once for each point of a sweep (``-m``).
 
     Returns:
-        The run's objective, which a sweeper such as Optuna's asks for; see ``objective``.
+        The values of the measures that the config names as ``objective``, which a sweeper such as
+        Optuna's optimises; ``None`` if it names none.
     """
     hydra_config = HydraConfig.get()
     try:
@@ -47,15 +48,18 @@ def run_by_hydra(cfg: DictConfig) -> Any:
 
 
 class NoUpdateError(RuntimeError):
-    """Raised after a run in which no client returned a usable update."""
+    """Error of a run in which no client returned a usable update."""
 
 
 class IncompleteRunError(RuntimeError):
-    """Raised after a run whose record or report could not be written in full."""
+    """Error of a run whose records or report could not be written in full."""
 
 
 def launch(config: Config) -> None:
     """Build the whole experiment, so that errors come early; then run it on its engine.
+
+    Args:
+        config: the whole config.
 
     Raises:
         ConfigError: the config cannot be run.
@@ -77,10 +81,10 @@ def launch(config: Config) -> None:
 
 
 def check_complete(data: RunData) -> None:
-    """Return whether a run's record is closed and complete, and has its report.
+    """Refuse a run whose records are not closed or not complete, or that has no report.
 
     Raises:
-        IncompleteRunError: naming what is missing, and what can be done.
+        IncompleteRunError: the message names what is missing, and what can be done.
     """
     missing = []
     if not data.closed:

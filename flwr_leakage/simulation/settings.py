@@ -1,4 +1,7 @@
-"""Hold config sections of no class of the package; ``config.yaml`` has their defaults."""
+"""Hold the config sections that belong to no class of the package.
+
+Their defaults are in ``config.yaml``.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -17,16 +20,17 @@ from flwr_leakage.simulation.nodes import checked
 
 @dataclass(frozen=True)
 class ClientSettings:
-    """The ``client`` section, beside ``TrainingSettings``.
+    """The settings of the ``client`` section, apart from ``TrainingSettings``.
 
     Attributes:
-        num_examples: private samples that a client trains on in a round, ≥ 1; ``None`` for all
-            that it has.
-        same_samples: whether each round uses the same samples, rather than the next ones.
-        max_samples: samples kept for scores and defenses, ≥ 1.
-        num_threads: torch threads of a client, ≥ 1; ``None`` leaves them.
-        share: which numbers of self-attacks travel to the server, see ``ClientAudit``.
-        folder: the folder for each client's record for its owner, or ``None``.
+        num_examples: the number of private samples that a client trains on in a round, ≥ 1;
+            ``None`` for all that it has.
+        same_samples: whether a client uses the same samples in each round, and not the next ones.
+        max_samples: the number of samples that are kept for scores and defenses, ≥ 1.
+        num_threads: the number of torch threads of a client, ≥ 1; ``None`` leaves it as it is.
+        share: the results of clients' attacks on themselves that travel to the server, see
+            ``ClientAudit``.
+        folder: the folder for the record that each client keeps for its owner; ``None`` for none.
     """
 
     num_examples: int | None
@@ -39,15 +43,15 @@ class ClientSettings:
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """The part of the ``client`` section that the server sets: the local training.
+    """The local training, the part of the ``client`` section that the server determines.
 
     Attributes:
         learning_rate: the learning rate of SGD.
-        batch_size: samples in a step.
-        epochs: passes over a client's samples of the round; clients of different sizes then take
-            different numbers of steps.
-        num_steps: the same number of steps for every client, in place of epochs; ``None`` leaves
-            it to the epochs.
+        batch_size: the number of samples in a step.
+        epochs: the number of passes over a client's samples of the round; clients of different
+            sizes then take different numbers of steps.
+        num_steps: the number of steps of every client, in the place of epochs; ``None`` to train by
+            epochs.
         momentum: the momentum of SGD.
         weight_decay: the weight decay of SGD.
     """
@@ -60,7 +64,7 @@ class TrainingSettings:
     weight_decay: float = 0.0
 
     def schedule(self) -> Schedule:
-        """Return the local training by steps or by epochs."""
+        """Return the schedule of the local training, by steps or by epochs."""
         rest = (self.batch_size, self.momentum, self.weight_decay)
         if self.num_steps is None:
             return EpochSchedule(self.learning_rate, self.epochs, *rest)
@@ -69,32 +73,34 @@ class TrainingSettings:
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """The ``server`` section.
+    """The settings of the ``server`` section.
 
     Attributes:
-        attack_workers: processes that attack, ≥ 1, or ``ray`` for tasks of a Ray cluster.
-        attack_cpus: CPUs that such a task asks for, ≥ 0.
-        attack_gpus: GPUs that it asks for, ≥ 0.
-        attack_retries: number of times that a task is repeated if its worker or node died, ≥ 0.
-        attack_chunk: targets attacked together in a process, ≥ 1.
-        attack_folder: the folder for finished chunks, or ``None``.
-        attack_max_seconds: CPU seconds that an attack may take for a target, > 0; ``None`` for no
-            limit but the attack's own.
-        what_if_max_seconds: CPU seconds for a target under a what-if, > 0, if that is less;
-            ``None`` for the same as without.
-        attack_later: whether updates are kept in ``run_dir/kept`` in place of being attacked
-            within the round; ``flwr-leakage attack-kept`` attacks them.
-        kept_bytes: most that kept updates take, ≥ 1.
+        attack_workers: the number of processes that attack, ≥ 1, or ``ray`` for tasks of a Ray
+            cluster.
+        attack_cpus: the number of CPUs that such a task asks for, ≥ 0.
+        attack_gpus: the number of GPUs that such a task asks for, ≥ 0.
+        attack_retries: the number of times that a task is repeated if its worker or node died, ≥ 0.
+        attack_chunk: the number of targets that are attacked together in a process, ≥ 1.
+        attack_folder: the folder for the results of finished chunks; ``None`` for none.
+        attack_max_seconds: the CPU seconds that an attack may take for each target, > 0; ``None``
+            for no limit but the attack's own.
+        what_if_max_seconds: the CPU seconds that the attack on an update under one of ``what_if``'s
+            defenses may take, > 0, if that is less; ``None`` for ``attack_max_seconds``.
+        attack_later: whether updates are kept in ``run_dir/kept`` and not attacked within the
+            round; ``flwr-leakage attack-kept`` attacks them.
+        kept_bytes: the largest number of bytes of all kept updates, ≥ 1.
         kept_policy: the rule by which rounds are dropped beyond ``kept_bytes``, see
             ``KeptObservations``.
-        num_threads: torch threads of attacks and evaluation, ≥ 1; ``None`` leaves them.
+        num_threads: the number of torch threads of attacks and evaluation, ≥ 1; ``None`` leaves it
+            as it is.
         test_samples: the number of samples for the global model's test accuracy, ≥ 1; ``None`` for
             the whole test set.
-        weights_every: rounds from one saved global model to the next, ≥ 1; ``None`` saves the last
-            only.
-        wait_seconds: how long to wait until there is a node for every client, ≥ 0.
-        bad_replies: ``drop`` leaves out what would break or poison an aggregation; ``pass`` hands
-            everything on, as Flower does without an audit.
+        weights_every: the number of rounds from one saved global model to the next, ≥ 1; ``None``
+            saves the last only.
+        wait_seconds: the seconds to wait until there is a node for every client, ≥ 0.
+        bad_replies: ``drop`` leaves out replies that would break or poison an aggregation; ``pass``
+            hands everything on, as Flower does without an audit.
     """
 
     attack_workers: int | str
@@ -117,12 +123,12 @@ class ServerSettings:
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """The ``model`` section, beside ``network``.
+    """The settings of the ``model`` section, apart from ``network``.
 
     Attributes:
-        initialization: how the weights are drawn.
-        batch_norm: the mode that BatchNorm trains in, ``running`` or ``batch``.
-        weights: a safetensors file to start from in place of drawn weights, or ``None``.
+        initialization: the scheme by which the weights are drawn.
+        batch_norm: the mode of BatchNorm in training, ``running`` or ``batch`` statistics.
+        weights: a safetensors file with weights to start from; ``None`` for drawn weights.
     """
 
     initialization: Scheme = "default"
@@ -136,11 +142,11 @@ class TopLevel:
 
     Attributes:
         seed: the seed of every random draw, in [0, 2^63).
-        num_clients: ≥ 1, each with a partition of the data.
+        num_clients: the number of clients, ≥ 1, each with a partition of the data.
         num_rounds: the number of rounds of training, ≥ 1.
         run_dir: the folder for numbers, images, the config and the report.
-        objective: what a sweeper is told of the run: a measure of ``flwr_leakage.comparison``,
-            several of them, or ``None``.
+        objective: the names of one or several measures of ``flwr_leakage.comparison`` that a
+            sweeper optimises, or ``None``.
     """
 
     seed: int
@@ -152,7 +158,7 @@ class TopLevel:
 
 @dataclass(frozen=True)
 class Settings(TopLevel):
-    """The settings of all these sections, and the local schedule of the ``client`` section."""
+    """The values at the top of the config, and the settings of its sections that no class owns."""
 
     client: ClientSettings
     schedule: Schedule
@@ -162,10 +168,10 @@ class Settings(TopLevel):
 
 @dataclass(frozen=True)
 class Sections:
-    """The sections of a config, which most often name the target that reads them.
+    """The sections of a config; most name the class or function that reads them as ``_target_``.
 
     ``score`` and ``what_if`` are mappings of names to such sections; ``client`` and ``server`` are
-    read into ``Settings``, ``model`` as a ``ModelSettings``.
+    read into ``Settings``, ``model`` into a ``ModelSettings``.
     """
 
     client: Mapping[str, Any]
@@ -191,10 +197,10 @@ class Sections:
 
 
 def read_settings(config: Config) -> Settings:
-    """Read the keys of a config that belong to no group; ranges are checked afterwards.
+    """Read the keys of a config that belong to no class; their ranges are not checked here.
 
     Raises:
-        ConfigError: naming a key that is unknown, missing, or of another type.
+        ConfigError: a key is unknown, missing, or of another type. The message names it.
     """
     # Only the names of sections are checked here. Each section is checked by its reader.
     top = {name: {} if isinstance(value, Mapping) else value for name, value in config.items()}
@@ -216,5 +222,5 @@ def read_settings(config: Config) -> Settings:
 
 
 def _take(kind: type, section: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of a section that are fields of a dataclass."""
+    """Return the entries of a section whose keys are fields of a dataclass."""
     return {field.name: section[field.name] for field in fields(kind) if field.name in section}

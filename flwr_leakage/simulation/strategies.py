@@ -44,18 +44,18 @@ SPOKEN: Mapping[str, tuple[str, ...]] = {
 
 
 def check_strategy(strategy: Strategy, num_clients: int, key: str = "strategy") -> None:
-    """Check a strategy's settings, and the numbers of clients that it needs.
+    """Check the settings of a Flower strategy, and the numbers of clients that it needs.
 
-    Flower waits forever for nodes that do not exist. Krum, Bulyan and the trimmed mean aggregate
-    whatever comes, or skip every round, where there are fewer clients than their guarantee needs.
+    Flower waits forever for nodes that do not exist. With fewer clients than their guarantees need,
+    Krum, Bulyan and the trimmed mean aggregate without a guarantee, or skip every round.
 
     Args:
-        strategy: the strategy as built; the one that it wraps, if any, is checked too.
-        num_clients: the nodes that there are.
-        key: the strategy's place in the config.
+        strategy: the strategy; the one that it wraps, if any, is checked too.
+        num_clients: the number of nodes in the federation.
+        key: the path of the strategy in the config.
 
     Raises:
-        ConfigError: naming the key.
+        ConfigError: a setting is wrong. The message names its key.
     """
     settings = vars(strategy)
     for name, value in settings.items():
@@ -86,7 +86,13 @@ def check_strategy(strategy: Strategy, num_clients: int, key: str = "strategy") 
 
 
 def _too_few(strategy: Strategy, settings: Mapping[str, Any], asked: int) -> str:
-    """Return the setting that asks for more clients than a round has; empty where none does."""
+    """Return in words a setting that needs more clients than a round asks; empty if none does.
+
+    Args:
+        strategy: the strategy.
+        settings: its settings by name.
+        asked: the number of clients that a round asks.
+    """
     if "num_malicious_nodes" in settings:
         # Bulyan: n ≥ 4f + 3 (El Mhamdi et al. 2018); Krum: n > 2f + 2 (Blanchard et al. 2017).
         factor = 4 if isinstance(strategy, Bulyan) else 2

@@ -1,4 +1,4 @@
-"""Write a run's summary: its first line, ``run.json``, the report and the closing table."""
+"""Write a run's first line, its ``run.json``, its report and the table at its end."""
 
 import json
 import shlex
@@ -30,7 +30,13 @@ from flwr_leakage.tracking.jsonl import METADATA_FILE, RECORDS_FILE, write_priva
 
 
 def headline(config: Config, experiment: Experiment, own_configs: bool = False) -> str:
-    """Return a line that names the run, and says whether clients may have their own config."""
+    """Return a line on a run: its clients, its rounds, its options and the attacker's knowledge.
+
+    Args:
+        config: the whole config.
+        experiment: the experiment.
+        own_configs: whether clients may have configs of their own, which the line then says.
+    """
     settings, choices = experiment.settings, config["choices"]
     groups = ("dataset", "model", "strategy", "defense", "attack", "engine")
     parts = [f"{settings.num_clients} clients", f"{settings.num_rounds} rounds"]
@@ -41,7 +47,7 @@ def headline(config: Config, experiment: Experiment, own_configs: bool = False) 
 
 
 def describe(config: Config, experiment: Experiment) -> None:
-    """Write ``run.json``, the description of the run."""
+    """Write ``run.json``, the description of the run, into its folder."""
     run_dir = Path(experiment.settings.run_dir)
     extra = {
         "run": run_dir.name,
@@ -54,9 +60,14 @@ def describe(config: Config, experiment: Experiment) -> None:
 
 
 def describe_own_configs(config: Config, clients: Set[int]) -> None:
-    """Say in ``run.json`` that some clients ran by a config of their own, which nobody else knows.
+    """Add to ``run.json`` which clients ran by a config of their own, which nobody else knows.
 
-    Their defense is in their remarks, among the events; that of the run's config is not theirs.
+    Their defenses are told by their remarks, among the events; the defense of the run's config is
+    not theirs.
+
+    Args:
+        config: the whole config.
+        clients: the ids of those clients.
     """
     path = Path(config["run_dir"]) / METADATA_FILE
     metadata = json.loads(path.read_bytes())
@@ -66,7 +77,12 @@ def describe_own_configs(config: Config, clients: Set[int]) -> None:
 
 
 def close_broken_run(run_dir: Path, reason: str) -> None:
-    """Close the record of a run whose server was killed, and write its report; see ``watch``."""
+    """Close the records of a run whose server process died, and write its report.
+
+    Args:
+        run_dir: the run folder.
+        reason: why the run is closed here, in words.
+    """
     if not (run_dir / RECORDS_FILE).exists() or read_run(run_dir).closed:
         return
     try:
@@ -81,7 +97,7 @@ def close_broken_run(run_dir: Path, reason: str) -> None:
 
 
 def finish(run_dir: Path, console: Console) -> None:
-    """Write the report, print the table, say where the report is."""
+    """Write the report of a run, print its summary, and print where the report is."""
     try:
         report = write_report(run_dir)
     except OSError as error:  # a full disk must not hide the error that ended the run

@@ -1,4 +1,4 @@
-"""Run a sweep: a failed point leaves the others alone, and all end in one comparison."""
+"""Compare the runs of a sweep at its end; a run that fails does not stop the others."""
 
 import math
 import os
@@ -22,10 +22,10 @@ PAGE_FILE = "comparison.html"
 
 
 class CompareRuns(Callback):
-    """End a sweep, as Hydra's callback: write a table, a page over all runs, and the failures."""
+    """A callback of Hydra that ends a sweep with a table and a page over all runs and failures."""
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """Write the comparison; exit with 1 where a point failed."""
+        """Write the comparison of all runs; exit with status 1 if a run failed."""
         folder = Path(config.hydra.sweep.dir)
         if run_folders(folder):
             found = compare([folder])
@@ -40,7 +40,16 @@ class CompareRuns(Callback):
 
 
 def fail(run_dir: str | Path, error: Exception, objective: str | Sequence[str] | None) -> Any:
-    """Keep why a point of a sweep failed; NaN is returned as its objective."""
+    """Write down why a run of a sweep failed, and return NaN as the value of its objective.
+
+    Args:
+        run_dir: the folder of the run.
+        error: the error that ended it.
+        objective: the name of the measure that the sweeper optimises, several of them, or ``None``.
+
+    Returns:
+        NaN, a tuple of NaN for several measures, or ``None`` for none.
+    """
     folder = Path(run_dir)
     said = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
     first = said.replace(os.linesep, " ")[:1000]
@@ -55,11 +64,15 @@ def fail(run_dir: str | Path, error: Exception, objective: str | Sequence[str] |
 
 
 def objective_of(run_dir: str | Path, objective: str | Sequence[str] | None) -> Any:
-    """Return the objective of a sweeper: the measures that ``objective`` names, or NaN.
+    """Return the values of the measures that a sweeper optimises.
 
     Args:
         run_dir: the folder of the run.
         objective: the name of a measure, several of them, or ``None``.
+
+    Returns:
+        The value, a tuple of values for several measures, or ``None`` for none. A measure that the
+        run does not have is NaN.
     """
     if objective is None:
         return None

@@ -1,4 +1,4 @@
-"""Close a run's record and write its report even after SIGKILL or an abort of Ray."""
+"""Close a run's records and write its report even after SIGKILL or an abort of Ray."""
 
 import subprocess
 import sys
@@ -17,10 +17,13 @@ if not sys.stdin.buffer.read():  # until the other end closes, in order or not
 
 @contextmanager
 def closed_afterwards(run_dir: Path) -> Iterator[None]:
-    """Have a second process close the run if this one dies inside the block.
+    """Have a second process close the run if this process dies within a ``with`` block.
 
     The second process imports nothing until then, and outlives signals to this process's group. It
     ends at once if the block is left in order.
+
+    Args:
+        run_dir: the run folder.
     """
     command = [sys.executable, "-c", _WATCHER, str(run_dir.resolve())]
     # The pipe is not inherited by other children, so that it closes with this process.

@@ -19,12 +19,15 @@ def save_weights(run_dir: Path, server_round: int, state: Mapping[str, Tensor]) 
     """Write the global model after a round to ``weights/round_NNNN.safetensors``.
 
     Args:
-        run_dir: the run's folder.
-        server_round: 0 for the model before training.
-        state: a ``state_dict``.
+        run_dir: the run folder.
+        server_round: the number of the round; 0 for the model before training.
+        state: the ``state_dict`` of the model.
+
+    Returns:
+        The path of the file.
 
     Raises:
-        OSError: the file could not be written, as on a full disk; there is none then.
+        OSError: the file could not be written, as on a full disk; no incomplete file is left.
     """
     path = run_dir / FOLDER / f"round_{server_round:04d}.safetensors"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -40,11 +43,11 @@ def save_weights(run_dir: Path, server_round: int, state: Mapping[str, Tensor]) 
 
 
 def load_weights(network: nn.Module, path: str | os.PathLike[str]) -> None:
-    """Give a network the parameters and buffers of a file.
+    """Load the parameters and buffers of a network from a safetensors file.
 
     Raises:
-        ValueError: there is no such file, it is no safetensors file, or it holds other entries
-            than the network, or entries of other shapes.
+        ValueError: there is no such file, it is no safetensors file, or its entries have other
+            names or shapes than the network's.
     """
     file = Path(path).expanduser()
     if not file.is_file():
@@ -56,7 +59,7 @@ def load_weights(network: nn.Module, path: str | os.PathLike[str]) -> None:
 
 
 def last_buffers(run_dir: Path, network: nn.Module) -> dict[str, Tensor] | None:
-    """Return the buffers of a run's latest saved weights, or ``None`` if none were saved."""
+    """Return the buffers of a run's latest saved model by name; ``None`` if none was saved."""
     files = sorted(inside(run_dir, FOLDER).glob("round_*.safetensors"))
     if not files:
         return None
@@ -66,7 +69,13 @@ def last_buffers(run_dir: Path, network: nn.Module) -> dict[str, Tensor] | None:
 
 
 def _read(file: Path, own: Mapping[str, Tensor], follow: bool = False) -> dict[str, Tensor]:
-    """Return the entries of a file, after a check that they have a state's names and shapes."""
+    """Return the tensors of a safetensors file, after checking their names and shapes.
+
+    Args:
+        file: the file.
+        own: the tensors whose names and shapes are expected.
+        follow: whether the file may be a symbolic link.
+    """
     try:
         with open_tensors(file, follow) as found:
             names = set(found.keys())

@@ -1,4 +1,4 @@
-"""Count the work in a run from its config."""
+"""Count the work of a run from its config."""
 
 import math
 from dataclasses import dataclass
@@ -17,28 +17,29 @@ REPORT = 200_000
 
 @dataclass(frozen=True)
 class Work:
-    """The work of a run, on average over the draws of clients.
+    """The work of a run, on average over the random draws of clients.
 
     Attributes:
         clients: the number of clients in the federation.
         rounds: the number of rounds of training.
-        trainings: the number of trainings of a client in a round.
+        trainings: the number of local trainings, over all clients and rounds.
         steps: the number of steps of all trainings.
-        replays: trainings that are run again to check the update.
+        replays: the number of trainings that are repeated to check the update.
         replay_steps: the number of steps of all replays.
-        batch_size: samples of a step.
-        ranked: samples that are ranked for the scores, over all rounds.
-        scored: samples that get scores, over all rounds.
-        score_share: scores' cost as a share of the training's, where the plan measures seconds.
+        batch_size: the number of samples in a step of the largest client.
+        ranked: the number of samples that are ranked to choose those to score, over all rounds.
+        scored: the number of samples that are scored, over all rounds.
+        score_share: the cost of the scores as a share of the training's, if the plan limits it by
+            measured seconds; ``None`` otherwise.
         updates: the number of updates that are attacked.
-        targets: these, and each again under every what-if.
-        self_attacks: the most attacks of clients on their own updates.
-        target_seconds: CPU seconds that an attack may take for a target as it was sent; ``None``:
-            no limit.
-        attack_seconds: the most CPU seconds of all targets and self-attacks; ``None`` where there
-            is no limit.
-        tested: test images of all rounds.
-        disk: bytes of the run folder.
+        targets: the number of updates that are attacked, counting those under each what-if defense.
+        self_attacks: the largest number of attacks of clients on their own updates.
+        target_seconds: the CPU seconds that an attack on a sent update may take; ``None`` for no
+            limit.
+        attack_seconds: the CPU seconds that all attacks may take, those of clients on themselves
+            included; ``None`` for no limit.
+        tested: the number of test samples over all rounds.
+        disk: the bytes of the run folder.
     """
 
     clients: int
@@ -61,12 +62,12 @@ class Work:
 
 
 def count_work(experiment: Experiment, products: int) -> Work:
-    """Count the operations of a run.
+    """Return the work of a run.
 
     Args:
         experiment: the experiment of the run.
-        products: Jacobian products that the scores of one sample take, which says how many the
-            plan pays for.
+        products: the number of products with the Jacobian that the scores of one sample take. It
+            determines how many samples the plan allows to score.
     """
     settings, sizes = experiment.settings, experiment.sizes
     rounds = settings.num_rounds
@@ -118,7 +119,7 @@ def count_work(experiment: Experiment, products: int) -> Work:
 
 
 def _share_that_trains(experiment: Experiment) -> float:
-    """Return the share of clients that a strategy draws in a round."""
+    """Return the share of clients that a strategy draws in a round, in (0, 1]."""
     strategy, clients = experiment.strategy(), experiment.settings.num_clients
     fraction = float(getattr(strategy, "fraction_train", 1.0))
     least = int(getattr(strategy, "min_train_nodes", 1))
@@ -126,10 +127,10 @@ def _share_that_trains(experiment: Experiment) -> float:
 
 
 def _replays(experiment: Experiment) -> list[int]:
-    """Return in how many rounds each client replays its training, if it trains in all.
+    """Return, for each client, the number of rounds whose training it replays if it trains in all.
 
-    These are the rounds in which its update may be attacked, and the first one in which it
-    measures something, unless it has replayed one before.
+    These are the rounds in which its update may be attacked, and the first round in which it scores
+    or attacks its update, unless an earlier round was replayed.
     """
     rounds, plan, own = (
         experiment.settings.num_rounds,
@@ -161,7 +162,17 @@ def _replays(experiment: Experiment) -> list[int]:
 
 
 def _scores(experiment: Experiment, products: int, share: float) -> tuple[int, int, float | None]:
-    """Return the samples ranked and scored over all rounds, and their share of the training."""
+    """Return the numbers of samples that are ranked and scored over all rounds, and their cost.
+
+    Args:
+        experiment: the experiment of the run.
+        products: the number of products with the Jacobian that the scores of one sample take.
+        share: the share of clients that train in a round.
+
+    Returns:
+        The number of ranked samples; that of scored samples; and the cost as a share of the
+        training's, if the plan limits it by measured seconds, otherwise ``None``.
+    """
     plan, settings = experiment.score_plan, experiment.settings
     if not experiment.scores:
         return 0, 0, None
@@ -187,7 +198,7 @@ def _scores(experiment: Experiment, products: int, share: float) -> tuple[int, i
 
 
 def _attacked(experiment: Experiment) -> tuple[int, int]:
-    """Return the number of updates that are attacked over all rounds, and of their images."""
+    """Return the number of updates that are attacked over all rounds, and of their samples."""
     if experiment.attack is None:
         return 0, 0
     selection, settings = experiment.selection, experiment.settings
@@ -206,7 +217,10 @@ def _attacked(experiment: Experiment) -> tuple[int, int]:
 
 
 def _limit(experiment: Experiment) -> float | None:
-    """Return the CPU seconds for one target: the smaller of the server's and its own limit."""
+    """Return the CPU seconds that an attack may take for a target; ``None`` for no limit.
+
+    It is the smaller one of the server's limit and the attack's own.
+    """
     attack = experiment.attack
     inner = attack.attack if isinstance(attack, Parallel) else attack
     own = getattr(inner, "max_seconds", None)
@@ -214,7 +228,15 @@ def _limit(experiment: Experiment) -> float | None:
 
 
 def _self_attacks(experiment: Experiment, share: float) -> tuple[int, float | None]:
-    """Return the most self-attacks of clients over all rounds, and the CPU seconds of each."""
+    """Return the largest number of clients' attacks on themselves, and the CPU seconds of each.
+
+    Args:
+        experiment: the experiment of the run.
+        share: the share of clients that train in a round.
+
+    Returns:
+        The number over all rounds, and the seconds; ``None`` for no limit.
+    """
     own = experiment.self_attack
     if own is None:
         return 0, None
