@@ -1,6 +1,6 @@
-"""Datasets, partitions and the private batch of a client and round.
+"""Load datasets, partition them among clients, and give each client its batch in a round.
 
-Every loader returns a train and a test set with one normalisation.
+Every loader returns a training set and a test set with the same normalisation.
 """
 
 from flwr_leakage.data.embedded_mnist import embedded_mnist

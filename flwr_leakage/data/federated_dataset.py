@@ -1,4 +1,4 @@
-"""A data set divided among clients, and the private batch of each client in each round."""
+"""Divide a data set among clients, and draw the private batch of each client in each round."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,13 +14,14 @@ from flwr_leakage.records import Batch, InputSpec
 
 @dataclass(frozen=True)
 class FederatedDataset:
-    """Train samples by client, and a common test set.
+    """The training samples of several clients, and a common test set.
 
     Attributes:
         train: the samples of all clients.
         test: the server's test set.
-        partitions: the indices in ``train`` of each client; a client may be empty.
-        seed: the seed of the experiment; the clients' batches are a pure function of it.
+        partitions: for each client, the indices of its samples in ``train``; a client may have
+            none.
+        seed: the seed of the clients' batches.
     """
 
     train: ImageDataset | TextDataset
@@ -43,29 +44,31 @@ class FederatedDataset:
 
     @property
     def spec(self) -> InputSpec:
-        """Return the public facts on the data."""
+        """Return the shapes, classes and normalisation of the samples."""
         return self.train.spec
 
     @property
     def num_clients(self) -> int:
-        """Return the number of partitions."""
+        """Return the number of clients."""
         return len(self.partitions)
 
     def client_indices(self, client_id: int, server_round: int, num_examples: int) -> Tensor:
-        """Return indices in ``train`` of a client's samples in a round, a function of the seed
-        alone.
+        """Return the indices in ``train`` of a client's samples in a round.
 
-        A client with n samples goes through them in epochs of ⌊n / num_examples⌋ rounds. Each
-        epoch has its own random order, so that rounds see different samples, and a round never
-        holds a sample twice.
+        They depend on the arguments and the seed alone. A client with n samples goes through them
+        in epochs of ⌊n / num_examples⌋ rounds. Each epoch has a random order of its own. So the
+        rounds of an epoch have different samples, and no round holds a sample twice.
 
         Args:
-            client_id: the partition, from 0.
-            server_round: counted from 1.
-            num_examples: samples in a round.
+            client_id: the client, from 0.
+            server_round: the number of the round, from 1.
+            num_examples: the number of samples in a round, ≥ 1.
+
+        Returns:
+            (num_examples,) int64.
 
         Raises:
-            ValueError: no such client or round, or the client has fewer samples.
+            ValueError: there is no such client or round, or the client has fewer samples.
         """
         if not 0 <= client_id < self.num_clients:
             raise ValueError(f"client_id must lie in 0 … {self.num_clients - 1}, got {client_id}.")
@@ -87,14 +90,14 @@ class FederatedDataset:
         return partition[order[slot * num_examples : (slot + 1) * num_examples]]
 
     def client_batch(self, client_id: int, server_round: int, num_examples: int) -> Batch:
-        """Return the private batch of a client in a round; see ``client_indices``."""
+        """Return the private samples of a client in a round; see ``client_indices``."""
         return self.train.batch(self.client_indices(client_id, server_round, num_examples))
 
     def test_batches(self, batch_size: int, limit: int | None = None) -> Iterator[Batch]:
-        """Yield the test set, or its first ``limit`` samples, in order.
+        """Yield the test set, or its first ``limit`` samples, in batches and in order.
 
         Raises:
-            ValueError: ``batch_size`` or ``limit`` smaller than 1.
+            ValueError: ``batch_size`` or ``limit`` is smaller than 1.
         """
         if batch_size < 1 or (limit is not None and limit < 1):
             raise ValueError(

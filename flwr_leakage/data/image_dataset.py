@@ -1,4 +1,4 @@
-"""Labelled images with the normalisation that belongs to them."""
+"""Hold labelled images together with their normalisation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,19 +11,18 @@ from flwr_leakage.records import Batch, InputSpec
 
 @dataclass(frozen=True)
 class ImageDataset:
-    """N labelled images, held in memory as bytes.
+    """N labelled images of K classes, held in memory as bytes.
 
     Attributes:
-        name: the name for tables and records.
+        name: the name of the dataset, for tables and records.
         images: (N, C, H, W) uint8.
         labels: (N,) int64, each in 0 … K − 1.
-        class_names: K names.
-        mean: the mean per channel, of pixels in [0, 1], with which the model's inputs are
-            normalised.
-        std: the standard deviation per channel, likewise.
+        class_names: the names of the K classes.
+        mean: the mean per channel, of pixels in [0, 1]. Model inputs are (pixel − mean) / std.
+        std: the standard deviation per channel, of pixels in [0, 1].
 
     Raises:
-        ValueError: shapes or dtypes that do not fit, or a label without a class name.
+        ValueError: shapes or dtypes do not fit, or a label has no class name.
     """
 
     name: str
@@ -57,7 +56,7 @@ class ImageDataset:
 
     @property
     def spec(self) -> InputSpec:
-        """Return the public facts on the data: shape, number of classes, normalisation."""
+        """Return the shape, the number of classes and the normalisation of the images."""
         channels, height, width = self.images.shape[1:]
         return InputSpec(
             shape=(channels, height, width),
@@ -67,18 +66,18 @@ class ImageDataset:
         )
 
     def batch(self, indices: Tensor | Sequence[int]) -> Batch:
-        """Return the chosen samples, normalised, in float32."""
+        """Return the samples with the given indices as model inputs, normalised, in float32."""
         chosen = torch.as_tensor(indices, dtype=torch.int64)
         pixels = self.images[chosen].float() / 255
         return Batch(self.spec.normalize(pixels), self.labels[chosen])
 
 
 def test_images(dataset: tuple[ImageDataset, ImageDataset], count: int) -> Batch:
-    """Return the first test images, normalised, or all where there are fewer.
+    """Return the first test images of a dataset as model inputs (B, C, H, W) with labels (B,).
 
     Args:
-        dataset: a train and a test set.
-        count: the number of images.
+        dataset: a training set and a test set.
+        count: the number B of images; all are returned if there are fewer.
     """
     _, test = dataset
     return test.batch(range(min(count, len(test))))

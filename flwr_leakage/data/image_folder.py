@@ -1,4 +1,4 @@
-"""A folder of images with one subfolder a class."""
+"""Load a folder of images that has a subfolder for each class."""
 
 import os
 from collections.abc import Sequence
@@ -33,27 +33,28 @@ def image_folder(
     """Load ``<root>/<class>/<image>`` as RGB squares, all in memory.
 
     Each image is scaled (bicubic) and cropped around its centre to size × size. With
-    ``test_fraction=None`` the split is given, as ImageNette's and ImageWoof's is:
-    ``<root>/train/<class>/<image>`` and ``<root>/val/<class>/<image>``.
+    ``test_fraction=None`` the folder has a training and a test folder, as those of ImageNette and
+    ImageWoof: ``<root>/train/<class>/<image>`` and ``<root>/val/<class>/<image>``.
 
     Args:
         root: the folder; ``~`` is expanded. Its subfolders name the classes.
-        size: side of the images in pixels.
+        size: the side of the images in pixels, ≥ 1.
         mean: the mean of the three channels, of pixels in [0, 1].
-        std: likewise.
-        test_fraction: share of each class that becomes the test set, in (0, 1); ``None`` for a
-            given split.
-        seed: the split is a pure function of it.
-        train_folder: the training folder of a given split.
-        test_folder: the test folder of a given split.
+        std: the standard deviation of the three channels, of pixels in [0, 1].
+        test_fraction: the share of each class that becomes the test set, in (0, 1); ``None`` if the
+            folder has a training and a test folder.
+        seed: the seed of the split.
+        train_folder: the name of the training folder, if ``test_fraction`` is ``None``.
+        test_folder: the name of the test folder, if ``test_fraction`` is ``None``.
 
     Returns:
-        The train and the test set.
+        The training set and the test set.
 
     Raises:
-        FileNotFoundError: no such folder, no class folder in it, or an empty class folder.
-        ValueError: ``size`` smaller than 1, ``test_fraction`` outside (0, 1), a given split whose
-            two folders have other classes, or an image beyond ``MAX_PHOTO_PIXELS``.
+        FileNotFoundError: there is no such folder, no class folder in it, or an empty class folder.
+        ValueError: ``size`` is smaller than 1, ``test_fraction`` lies outside of (0, 1), the
+            training and the test folder have different classes, or an image has more than
+            ``MAX_PHOTO_PIXELS``.
     """
     if size < 1:
         raise ValueError(f"size must be at least 1 pixel, got {size}.")

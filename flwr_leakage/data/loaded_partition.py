@@ -1,4 +1,4 @@
-"""Partitions that another library has loaded, as flwr-datasets' partitioners do."""
+"""Use partitions that another library has loaded, as flwr-datasets' partitioners do."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from flwr_leakage.data.image_dataset import ImageDataset
 
 @runtime_checkable
 class Columns(Protocol):
-    """A table by columns: a ``datasets.Dataset``, a dictionary of lists, …"""
+    """The interface of a table by columns: a ``datasets.Dataset``, a dictionary of lists, …"""
 
     def __getitem__(self, key: str, /) -> Any:
         """Return a column."""
@@ -22,10 +22,13 @@ class Columns(Protocol):
 
 @runtime_checkable
 class LoadsPartitions(Protocol):
-    """Anything that loads a partition by its number: a flwr-datasets ``Partitioner``, …"""
+    """The interface of an object that loads a partition by its number.
+
+    Partitioners of flwr-datasets are such objects.
+    """
 
     def load_partition(self, partition_id: int, /) -> Columns:
-        """Return the columns of one client."""
+        """Return the table of one client, by its number from 0."""
 
 
 def dataset_from_columns(
@@ -37,19 +40,20 @@ def dataset_from_columns(
     image_column: str = "image",
     label_column: str = "label",
 ) -> ImageDataset:
-    """Make a dataset of a table's image and label columns.
+    """Return a dataset of the image and label columns of a table.
 
     Args:
         columns: the table.
         name: the name of the dataset; errors mention it.
         mean: the mean per channel, of pixels in [0, 1].
         std: the standard deviation per channel, of pixels in [0, 1].
-        class_names: one a class.
-        image_column: PIL images or uint8 arrays (H, W) or (H, W, C), all of one shape.
-        label_column: integers.
+        class_names: the name of each class, in the order of labels.
+        image_column: the name of the column of PIL images or uint8 arrays (H, W) or (H, W, C), all
+            of the same shape.
+        label_column: the name of the column of integer labels.
 
     Raises:
-        ValueError: no rows, a column is missing, or the images differ in shape.
+        ValueError: there are no rows, a column is missing, or the images differ in shape.
     """
     pixels = [np.asarray(image) for image in _column(columns, image_column, name)]
     labels = np.asarray(list(_column(columns, label_column, name)))
@@ -63,7 +67,7 @@ def dataset_from_columns(
 
 @dataclass(frozen=True)
 class LoadedPartition:
-    """Clients whose data come from any object with ``load_partition(i)``.
+    """The clients of a federation whose data another library loads, by ``load_partition(i)``.
 
     With flwr-datasets (``pip install flwr-leakage[partition]``)::
 
@@ -79,17 +83,19 @@ class LoadedPartition:
         test = loaded.convert(source.load_split("test"))
         data = FederatedDataset(train, test, partitions, seed=0)
 
-    Any of its partitioners with a ``dataset`` serves in place of ``source``.
+    In the place of ``source``, any partitioner of flwr-datasets whose ``dataset`` is set may be
+    given.
 
     Attributes:
-        partitioner: gives the columns of client i.
-        num_partitions: number of clients.
+        partitioner: the object that loads the columns of client i.
+        num_partitions: the number of clients.
         name: the name of the dataset.
         mean: the mean per channel, of pixels in [0, 1].
         std: the standard deviation per channel, of pixels in [0, 1].
-        class_names: one a class.
-        image_column: PIL images or uint8 arrays (H, W) or (H, W, C), all of one shape.
-        label_column: integers.
+        class_names: the name of each class, in the order of labels.
+        image_column: the name of the column of PIL images or uint8 arrays (H, W) or (H, W, C), all
+            of the same shape.
+        label_column: the name of the column of integer labels.
     """
 
     partitioner: LoadsPartitions
@@ -106,7 +112,7 @@ class LoadedPartition:
             raise ValueError(f"num_partitions must be at least 1, got {self.num_partitions}.")
 
     def convert(self, columns: Columns) -> ImageDataset:
-        """Make a dataset of any table with the same columns, such as the test set."""
+        """Return a dataset of any table with the same columns, such as the test set."""
         return dataset_from_columns(
             columns,
             self.name,
@@ -118,12 +124,12 @@ class LoadedPartition:
         )
 
     def load(self) -> tuple[ImageDataset, tuple[Tensor, ...]]:
-        """Return all clients' samples as one dataset, and the indices of each client in it.
+        """Return all clients' samples as one dataset, and for each client its indices in it.
 
-        A client without samples keeps its number, with no indices.
+        A client without samples has no indices.
 
         Raises:
-            ValueError: no client has samples, a column is missing, or image shapes differ.
+            ValueError: no client has samples, a column is missing, or images differ in shape.
         """
         tables = [self.partitioner.load_partition(index) for index in range(self.num_partitions)]
         images = [

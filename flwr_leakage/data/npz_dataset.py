@@ -1,4 +1,4 @@
-"""Images in NumPy archives."""
+"""Load images from NumPy archives."""
 
 import os
 from collections.abc import Sequence
@@ -20,18 +20,19 @@ def npz_dataset(
 ) -> tuple[ImageDataset, ImageDataset]:
     """Load ``<root>/<name>_train.npz`` and ``<root>/<name>_test.npz``.
 
-    Each holds ``images``, uint8 (N, H, W) or (N, H, W, C), and ``labels``, N integers. Files
-    are read without pickle, so that a file from elsewhere cannot run code.
+    Each file holds the arrays ``images``, uint8 (N, H, W) or (N, H, W, C), and ``labels``, N
+    integers. Files are read without pickle, so that an untrusted file cannot run code.
 
     Args:
         root: the folder; ``~`` is expanded.
-        name: the first part of both file names.
+        name: the first part of both files' names.
         mean: the mean per channel, of pixels in [0, 1].
         std: the standard deviation per channel, of pixels in [0, 1].
-        class_names: one a class; ``"0"``, ``"1"``, … up to the largest label if ``None``.
+        class_names: a name for each class; ``None`` for ``"0"``, ``"1"``, … up to the largest
+            label.
 
     Returns:
-        The train and the test set.
+        The training set and the test set.
 
     Raises:
         FileNotFoundError: a file is missing.

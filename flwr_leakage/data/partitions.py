@@ -1,4 +1,4 @@
-"""Ways to divide the samples of a data set among clients."""
+"""Divide the samples of a data set among clients."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from torch import Tensor
 
 @runtime_checkable
 class Partition(Protocol):
-    """Divides the samples of a data set among clients."""
+    """The interface of a function that divides the samples of a data set among clients."""
 
     def __call__(self, labels: Tensor, generator: torch.Generator) -> list[Tensor]:
-        """Return the sample indices of each client.
+        """Return, for each client, the indices of its samples.
 
         Args:
             labels: (N,) int64, the class of each sample.
@@ -35,23 +35,23 @@ def _check_partitions(num_partitions: int, num_examples: int, min_samples: int) 
 
 @dataclass(frozen=True)
 class IidPartition:
-    """Equal shares of all samples in random order; sizes differ by at most one.
+    """A partition into equal shares of all samples in random order; sizes differ by at most one.
 
     Attributes:
-        num_partitions: number of clients.
+        num_partitions: the number of clients, ≥ 1.
     """
 
     num_partitions: int
 
     def __call__(self, labels: Tensor, generator: torch.Generator) -> list[Tensor]:
-        """Return the sample indices of each client.
+        """Return, for each client, the indices of its samples.
 
         Args:
-            labels: (N,) int64; only their number counts.
-            generator: shuffles the samples.
+            labels: (N,) int64, of which only the number N is used.
+            generator: the generator that shuffles the samples.
 
         Raises:
-            ValueError: fewer samples than partitions.
+            ValueError: there are fewer samples than clients.
         """
         _check_partitions(self.num_partitions, len(labels), min_samples=1)
         order = torch.randperm(len(labels), generator=generator)
@@ -64,14 +64,14 @@ DEFAULT_SIZES = (1, 4, 30, 120, 400, 800, 1200)
 
 @dataclass(frozen=True)
 class SizedPartition:
-    """Clients of given sizes, as most federations have: few with much, many with little.
+    """A partition into clients of given sizes, such as a few with many samples and many with few.
 
-    Samples are drawn without replacement; those that no client gets stay unused.
+    Samples are drawn without replacement; some may belong to no client.
 
     Attributes:
-        num_partitions: number of clients.
-        sizes: samples of each client, ≥ 1; ``None`` takes those of ``DEFAULT_SIZES``, from the
-            first one on again where there are more clients.
+        num_partitions: the number of clients, ≥ 1.
+        sizes: the number of samples of each client, ≥ 1; ``None`` takes the numbers of
+            ``DEFAULT_SIZES`` in turn, from the first one again if there are more clients.
     """
 
     num_partitions: int
@@ -89,14 +89,14 @@ class SizedPartition:
             raise ValueError(f"sizes must be numbers of at least 1, got {list(self.sizes)}.")
 
     def __call__(self, labels: Tensor, generator: torch.Generator) -> list[Tensor]:
-        """Return the sample indices of each client.
+        """Return, for each client, the indices of its samples.
 
         Args:
-            labels: (N,) int64; only their number counts.
-            generator: shuffles the samples.
+            labels: (N,) int64, of which only the number N is used.
+            generator: the generator that shuffles the samples.
 
         Raises:
-            ValueError: fewer samples than the clients are to have.
+            ValueError: the sizes add up to more than N.
         """
         _check_partitions(self.num_partitions, len(labels), min_samples=1)
         repeated = [DEFAULT_SIZES[i % len(DEFAULT_SIZES)] for i in range(self.num_partitions)]
@@ -112,16 +112,17 @@ class SizedPartition:
 
 @dataclass(frozen=True)
 class DirichletSizePartition:
-    """Clients of random sizes: the shares of all samples are drawn from Dir(α, …, α).
+    """A partition into clients of random sizes: their shares of all samples follow Dir(α, …, α).
 
     Small α gives few clients most of the samples; α → ∞ gives equal shares ("quantity skew", Li et
-    al. 2022, Section 4.4). Labels are dealt at random; ``DirichletPartition`` skews both.
+    al. 2022, Section 4.4). Labels are distributed at random; ``DirichletPartition`` skews both
+    sizes and labels.
 
     Attributes:
-        num_partitions: number of clients.
-        alpha: concentration α > 0.
-        min_samples: the fewest samples a client may have, ≥ 1: given to each before the rest is
-            shared out.
+        num_partitions: the number of clients, ≥ 1.
+        alpha: the concentration α > 0.
+        min_samples: the least number of samples of a client, ≥ 1. Each client gets them before the
+            rest is divided.
     """
 
     num_partitions: int
@@ -135,14 +136,14 @@ class DirichletSizePartition:
             raise ValueError(f"min_samples must be at least 1, got {self.min_samples}.")
 
     def __call__(self, labels: Tensor, generator: torch.Generator) -> list[Tensor]:
-        """Return the sample indices of each client; all samples are dealt.
+        """Return, for each client, the indices of its samples; every sample belongs to a client.
 
         Args:
-            labels: (N,) int64; only their number counts.
-            generator: draws the shares and the order.
+            labels: (N,) int64, of which only the number N is used.
+            generator: the generator of the shares and of the samples' order.
 
         Raises:
-            ValueError: fewer samples than the clients need.
+            ValueError: N is smaller than ``num_partitions`` · ``min_samples``.
         """
         _check_partitions(self.num_partitions, len(labels), self.min_samples)
         random = np.random.default_rng(int(torch.randint(2**62, (), generator=generator)))
@@ -157,18 +158,18 @@ class DirichletSizePartition:
 
 @dataclass(frozen=True)
 class DirichletPartition:
-    """Label skew: the clients' shares of each class are drawn from a Dirichlet distribution.
+    """A partition with label skew: the clients' shares of each class follow Dir(α, …, α).
 
-    For each class k, ``p_k ~ Dir(α, …, α)`` over the clients, and client i receives a share
-    p_ki of the class (Yurochkin et al. 2019; Li et al. 2022, Section 4.2). Small α gives each
-    client few classes; α → ∞ gives equal shares of all. If a client has fewer than
-    ``min_samples``, the shares of all classes are drawn again.
+    For each class k, ``p_k ~ Dir(α, …, α)`` is drawn over the clients, and client i receives a
+    share p_ki of the class (Yurochkin et al. 2019; Li et al. 2022, Section 4.2). Small α gives each
+    client few classes; α → ∞ gives equal shares of all. If a client has fewer than ``min_samples``,
+    the shares of all classes are drawn again.
 
     Attributes:
-        num_partitions: number of clients.
-        alpha: concentration α > 0.
-        min_samples: the fewest samples a client may have; 0 allows empty clients.
-        max_draws: how often the shares are drawn before it is an error.
+        num_partitions: the number of clients, ≥ 1.
+        alpha: the concentration α > 0.
+        min_samples: the least number of samples of a client, ≥ 0; 0 allows empty clients.
+        max_draws: the number of draws after which an error is raised, ≥ 1.
     """
 
     num_partitions: int
@@ -185,14 +186,14 @@ class DirichletPartition:
             raise ValueError(f"max_draws must be at least 1, got {self.max_draws}.")
 
     def __call__(self, labels: Tensor, generator: torch.Generator) -> list[Tensor]:
-        """Return the sample indices of each client, in random order.
+        """Return, for each client, the indices of its samples in random order.
 
         Args:
-            labels: (N,) int64.
-            generator: draws the shares and the order.
+            labels: (N,) int64, the class of each sample.
+            generator: the generator of the shares and of the samples' order.
 
         Raises:
-            ValueError: no draw gave every client ``min_samples``.
+            ValueError: none of ``max_draws`` draws gave every client ``min_samples``.
         """
         _check_partitions(self.num_partitions, len(labels), self.min_samples)
         # torch has no public Dirichlet that takes a generator.

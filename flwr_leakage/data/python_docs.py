@@ -1,4 +1,4 @@
-"""Texts of the documentation of Python, which every CPython installs: nothing is downloaded."""
+"""Load texts of Python's own documentation, which every CPython installs; nothing is downloaded."""
 
 import re
 from collections import Counter
@@ -33,23 +33,24 @@ def python_docs(
     split_seed: int = 0,
     next_token: bool = False,
 ) -> tuple[TextDataset, TextDataset]:
-    """Cut the topics of Python's own ``help`` into texts, labelled by their topic.
+    """Return texts cut from topics of Python's own ``help``, labelled by their topic.
 
     The topics are read from ``pydoc_data`` of the running interpreter, under its licence
     (PSF-2.0), and no text is copied into this package. Another minor version of Python has
     slightly other texts. Each paragraph is cut into texts of ``length`` tokens (words in lower
-    case, numbers and signs); its rest is a shorter one. No text occurs twice. The ids go by
-    frequency, from 2 on; 1 stands for all rarer words.
+    case, numbers and signs); its rest is a shorter text. No text occurs twice. Id 0 is the padding,
+    id 1 stands for all words without an id of their own, and the ids from 2 on belong to the most
+    frequent words.
 
     Args:
-        length: T, the largest number of tokens of a text.
-        vocabulary: V, the number of ids.
+        length: the largest number T of tokens of a text.
+        vocabulary: the number V of ids.
         topics: the topics of ``help``; each is a class.
-        split_seed: the split and the order of the texts are a pure function of it.
-        next_token: whether a model learns the next token at each position, instead of the topic.
+        split_seed: the seed of the split and of the order of the texts.
+        next_token: whether a model learns the next token at each position, and not the topic.
 
     Returns:
-        The train and the test set, of 80 % and 20 % of each topic's texts.
+        The training set and the test set, of 80 % and 20 % of each topic's texts.
 
     Raises:
         ValueError: a topic is unknown or has too few texts, or a size is too small.

@@ -1,4 +1,4 @@
-"""A stratified split into train and test."""
+"""Split labelled samples into a training and a test set, by class."""
 
 import torch
 from torch import Tensor
@@ -7,18 +7,18 @@ from torch import Tensor
 def stratified_split(
     labels: Tensor, test_fraction: float, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Split indices so that every class gives the same share, rounded, to the test set.
+    """Split samples so that every class gives the same share, rounded, to the test set.
 
     Args:
-        labels: (N,) int64.
-        test_fraction: in (0, 1).
-        generator: shuffles within classes, and the order of both results.
+        labels: (N,) int64, the class of each sample.
+        test_fraction: the share of the test set, in (0, 1).
+        generator: the generator of all random draws.
 
     Returns:
-        Train and test indices, each in random order.
+        The indices of the training samples and those of the test samples, each in random order.
 
     Raises:
-        ValueError: ``test_fraction`` outside (0, 1), or one side is left empty.
+        ValueError: ``test_fraction`` lies outside of (0, 1), or one of the sets is empty.
     """
     if not 0 < test_fraction < 1:
         raise ValueError(f"test_fraction must lie in (0, 1), got {test_fraction}.")

@@ -1,4 +1,4 @@
-"""Labelled texts as token ids, with the words that the ids stand for."""
+"""Hold labelled texts as token ids, with the words of the ids."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,19 +14,19 @@ PADDING = 0
 
 @dataclass(frozen=True)
 class TextDataset:
-    """N labelled texts of up to T tokens.
+    """N labelled texts of up to T tokens, of K classes.
 
     Attributes:
-        name: the name for tables and records.
+        name: the name of the dataset, for tables and records.
         ids: (N, T) int64 token ids, filled up with ``PADDING``.
         labels: (N,) int64, each in 0 … K − 1.
-        class_names: K names.
-        words: V words; id v stands for ``words[v]``.
-        next_token: whether a model learns the next token at each position, instead of the label.
+        class_names: the names of the K classes.
+        words: the V words of the vocabulary; token id v is ``words[v]``.
+        next_token: whether a model learns the next token at each position, and not the label.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit, an id without a word, or a label without a
-            class name.
+        ValueError: shapes or dtypes do not fit, a token id has no word, or a label has no class
+            name.
     """
 
     name: str
@@ -64,11 +64,14 @@ class TextDataset:
 
     @property
     def spec(self) -> InputSpec:
-        """Return the public facts on the data: length, vocabulary, number of classes, padding."""
+        """Return the length, the vocabulary, the number of classes and the padding of the texts."""
         classes = None if self.next_token else len(self.class_names)
         return InputSpec.text(len(self.words), self.ids.shape[1], classes, padding=PADDING)
 
     def batch(self, indices: Tensor | Sequence[int]) -> Batch:
-        """Return the chosen texts; the targets of the next token are the texts themselves."""
+        """Return the texts with the given indices, as ids (B, T) and targets.
+
+        The targets are the labels (B,), or the ids themselves if a model learns the next token.
+        """
         chosen = torch.as_tensor(indices, dtype=torch.int64)
         return Batch(self.ids[chosen], (self.ids if self.next_token else self.labels)[chosen])

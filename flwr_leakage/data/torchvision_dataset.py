@@ -1,4 +1,4 @@
-"""MNIST, FashionMNIST and CIFAR from torchvision, which downloads them if told to."""
+"""Load MNIST, FashionMNIST and CIFAR by torchvision, which downloads them if it is told to."""
 
 import os
 from collections.abc import Sequence
@@ -31,18 +31,18 @@ def torchvision_dataset(
     """Load MNIST, FashionMNIST, CIFAR10 or CIFAR100 in torchvision's file layout.
 
     Args:
-        name: torchvision's name of the class.
+        name: the name of torchvision's class: MNIST, FashionMNIST, CIFAR10 or CIFAR100.
         root: the folder that holds, or will hold, torchvision's files; ``~`` is expanded.
         mean: the mean per channel, of pixels in [0, 1].
         std: the standard deviation per channel, of pixels in [0, 1].
         download: whether torchvision may fetch missing files.
 
     Returns:
-        The train and the test set.
+        The training set and the test set.
 
     Raises:
-        ValueError: an unknown name.
-        FileNotFoundError: the files are not there and ``download`` is false.
+        ValueError: the name is unknown.
+        FileNotFoundError: the files do not exist and ``download`` is false.
     """
     if name not in _DATASETS:
         raise ValueError(f"name must be one of {sorted(_DATASETS)}, got {name!r}.")
