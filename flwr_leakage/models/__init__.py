@@ -1,7 +1,8 @@
-"""Networks of the field's papers, and their initial weights.
+"""Define networks of the field's papers, and draw their initial weights.
 
-Every network takes ``input_shape`` (C, H, W) and ``num_classes`` first, maps (B, C, H, W) to
-logits (B, K), and is twice differentiable almost everywhere. ``TextTransformer`` takes token ids.
+Every network takes ``input_shape`` (C, H, W) and the number K of classes first, maps inputs
+(B, C, H, W) to logits (B, K), and is twice differentiable almost everywhere. ``TextTransformer``
+takes token ids in the place of images.
 """
 
 from flwr_leakage.models.alexnet import AlexNet

@@ -1,4 +1,4 @@
-"""AlexNet for 32×32 inputs."""
+"""Define an AlexNet for 32×32 inputs."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ from flwr_leakage.models.layers import (
 
 
 class AlexNet(nn.Module):
-    """Five convolutions and three fully connected layers (Krizhevsky et al. 2012).
+    """A network of five convolutions and three fully connected layers (Krizhevsky et al. 2012).
 
     Channels 64, 192, 384, 256, 256 are those of the one-column version (Krizhevsky 2014),
     which torchvision has too. The paper defines it for inputs of 224×224. For small inputs the
@@ -23,11 +23,12 @@ class AlexNet(nn.Module):
     normalisation and dropout are left out. At 32×32 the convolutions leave 256×2×2 values.
 
     Args:
-        input_shape: (C, H, W), at least 16×16.
-        num_classes: K.
+        input_shape: (C, H, W) of an input, at least 16×16.
+        num_classes: the number K of classes.
         hidden_features: the width of the two hidden fully connected layers.
-        activation: see ``make_activation``.
-        width: channels of the first convolution, which all the others are multiples of.
+        activation: the name of the activation, such as ``relu``; see ``make_activation``.
+        width: the number of channels of the first convolution. All other numbers of channels are
+            multiples of it.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Plain convolutional networks: that of Inverting Gradients, and a small one."""
+"""Define plain convolutional networks, among them that of Geiping et al. 2020."""
 
 from collections.abc import Sequence
 
@@ -13,26 +13,26 @@ from flwr_leakage.models.layers import (
 
 
 class ConvNet(nn.Module):
-    """A stack of 3×3 convolutions, flattened into one linear layer.
+    """A stack of 3×3 convolutions, whose flattened output enters one linear layer.
 
     The defaults are the ConvNet of Geiping et al. 2020, as their published code builds it for
     32×32 inputs: eight convolutions of w, 2w, 2w, 4w, 4w, 4w, 4w, 4w channels with w = 64, each
     followed by BatchNorm and ReLU, and 3×3 max pooling after the sixth and the eighth. The
-    linear layer takes as many values as are left: 36·w at 32×32.
+    linear layer takes all values of the last output: 36·w at 32×32.
 
     With ``channel_multipliers=(1, 2, 2)``, ``strides=(1, 2, 2)``, ``width=16``,
     ``pool_after=()`` and ``use_batch_norm=False`` it is a small ReLU network without pooling,
     of 16, 32 and 32 channels.
 
     Args:
-        input_shape: (C, H, W).
-        num_classes: K.
-        width: w, the channels of the first convolution.
-        channel_multipliers: channels of each convolution, in units of w.
-        strides: the strides of each convolution; all 1 if ``None``.
-        pool_after: the convolutions, counted from 1, that are followed by 3×3 max pooling.
-        use_batch_norm: BatchNorm between each convolution and its activation.
-        activation: see ``make_activation``.
+        input_shape: (C, H, W) of an input.
+        num_classes: the number K of classes.
+        width: the unit w of the numbers of channels.
+        channel_multipliers: the number of channels of each convolution, in units of w.
+        strides: the stride of each convolution; ``None`` for strides of 1.
+        pool_after: the numbers, from 1, of the convolutions that are followed by 3×3 max pooling.
+        use_batch_norm: whether BatchNorm stands between each convolution and its activation.
+        activation: the name of the activation, such as ``relu``; see ``make_activation``.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Initial weights as a pure function of a generator."""
+"""Draw initial weights from a generator, as a pure function of it."""
 
 import math
 from typing import Literal, get_args
@@ -25,20 +25,21 @@ def initialize(model: nn.Module, scheme: Scheme, generator: torch.Generator) -> 
     xavier           U(±√(6 / (fan_in + fan_out))) (Glorot 2010)        0
     ===============  =================================================  ============
 
-    Normalisation layers, whose weight is a vector, start as torch starts them in every scheme
+    N(μ, v) is normal with mean μ and variance v; U(a, b) is uniform, and U(±a) is U(−a, a).
+    Normalisation layers, whose weight is a vector, start in every scheme as torch starts them
     (BatchNorm: weight 1, bias 0, running mean 0, running variance 1): the network of Zhu et
     al., for which the random schemes were made, has none.
 
     Args:
-        model: all of its parameters must belong to layers with ``reset_parameters``.
-        scheme: a row of the table.
+        model: the model, all of whose parameters belong to layers with ``reset_parameters``.
+        scheme: the name of a row of the table.
         generator: the only source of randomness; torch's global state is left alone.
 
     Returns:
         ``model`` itself.
 
     Raises:
-        ValueError: an unknown scheme, or a parameter that it does not reach.
+        ValueError: the scheme is unknown, or a parameter belongs to no such layer.
     """
     if scheme not in _SCHEMES:
         raise ValueError(f"initialization must be one of {_SCHEMES}, got {scheme!r}.")

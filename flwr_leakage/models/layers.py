@@ -1,4 +1,4 @@
-"""Common parts of the networks: activations by name, and checks of the input's shape."""
+"""Define common layers of the networks, and check the sizes that they are given."""
 
 from collections.abc import Callable, Sequence
 
@@ -18,7 +18,9 @@ _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 
 
 def make_activation(name: str) -> nn.Module:
-    """Return a new activation layer, never in place: an attack differentiates twice through it.
+    """Return a new activation layer by its name.
+
+    It does not work in place, as attacks differentiate twice through it.
 
     Args:
         name: relu, leaky_relu, elu, gelu, silu, softplus, sigmoid or tanh.
@@ -32,7 +34,12 @@ def make_activation(name: str) -> nn.Module:
 
 
 def check_sizes(input_shape: Sequence[int], num_classes: int) -> None:
-    """Raise ``ValueError`` unless the input is (C, H, W) and there are at least two classes."""
+    """Raise ``ValueError`` unless the input is (C, H, W) and there are at least two classes.
+
+    Args:
+        input_shape: the shape of an input.
+        num_classes: the number of classes.
+    """
     if len(input_shape) != 3 or min(input_shape) < 1:
         raise ValueError(f"input_shape must be positive (C, H, W), got {tuple(input_shape)}.")
     if num_classes < 2:
@@ -40,7 +47,7 @@ def check_sizes(input_shape: Sequence[int], num_classes: int) -> None:
 
 
 def check_positive(**settings: int) -> None:
-    """Raise ``ValueError`` naming the first setting that is smaller than 1."""
+    """Raise ``ValueError`` if a setting is smaller than 1, and name the first such setting."""
     for name, value in settings.items():
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}.")
@@ -49,7 +56,14 @@ def check_positive(**settings: int) -> None:
 def make_classifier(
     in_features: int, hidden_features: int, num_classes: int, activation: str
 ) -> nn.Sequential:
-    """Return the end of AlexNet and VGG: three linear layers with activations between them."""
+    """Return the end of AlexNet and VGG: three linear layers with activations between them.
+
+    Args:
+        in_features: the number of values that enter.
+        hidden_features: the width of the two hidden layers.
+        num_classes: the number K of logits.
+        activation: the name of the activation; see ``make_activation``.
+    """
     return nn.Sequential(
         nn.Linear(in_features, hidden_features),
         make_activation(activation),
@@ -60,10 +74,14 @@ def make_classifier(
 
 
 def count_features(features: nn.Module, input_shape: Sequence[int]) -> int:
-    """Return the number of values that ``features`` makes of one input (C, H, W).
+    """Return the number of values that a network's convolutional part returns for one input.
+
+    Args:
+        features: the convolutional part.
+        input_shape: (C, H, W) of an input.
 
     Raises:
-        ValueError: the input is too small for the strides and poolings of ``features``.
+        ValueError: the input is too small for the strides and poolings.
     """
     was_training = features.training
     try:

@@ -1,4 +1,4 @@
-"""The LeNet of Deep Leakage from Gradients."""
+"""Define the LeNet of Deep Leakage from Gradients (Zhu et al. 2019)."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ _STRIDES = (2, 2, 1, 1)
 
 
 class LeNet(nn.Module):
-    """5×5 convolutions with sigmoids and one linear layer (Zhu et al. 2019).
+    """A network of 5×5 convolutions with sigmoids and one linear layer (Zhu et al. 2019).
 
     Strides 2, 2, 1, 1 and padding 2 replace the poolings of LeNet-5, so that the network is
     twice differentiable. On CIFAR-10 (3×32×32, 10 classes) four convolutions have 19,438
@@ -23,11 +23,11 @@ class LeNet(nn.Module):
     stop after three (strides 2, 2, 1; 15,826 parameters): ``num_convolutions=3``.
 
     Args:
-        input_shape: (C, H, W).
-        num_classes: K.
-        channels: the channels of every convolution.
-        num_convolutions: 1 to 4.
-        activation: see ``make_activation``.
+        input_shape: (C, H, W) of an input.
+        num_classes: the number K of classes.
+        channels: the number of channels of every convolution.
+        num_convolutions: the number of convolutions, 1 to 4.
+        activation: the name of the activation, such as ``sigmoid``; see ``make_activation``.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Multinomial logistic regression: the model that leaks in closed form."""
+"""Define multinomial logistic regression, the model that leaks its input in closed form."""
 
 import math
 from collections.abc import Sequence
@@ -9,14 +9,15 @@ from flwr_leakage.models.layers import check_sizes
 
 
 class Linear(nn.Module):
-    """Logits ``W x + b`` of the flattened input.
+    """The linear model with logits W x + b of the flattened input x.
 
-    One sample's gradient holds it exactly: ∂L/∂W[k] = (p_k − y_k)·x and ∂L/∂b[k] = p_k − y_k
-    (Phong et al. 2018, Section 3).
+    The gradient of the cross-entropy L on one sample tells the sample exactly:
+    ∂L/∂W[k] = (p_k − y_k)·x and ∂L/∂b[k] = p_k − y_k, where p are the predicted probabilities and y
+    is the one-hot label (Phong et al. 2018, Section 3).
 
     Args:
-        input_shape: (C, H, W).
-        num_classes: K.
+        input_shape: (C, H, W) of an input.
+        num_classes: the number K of classes.
     """
 
     def __init__(self, input_shape: Sequence[int], num_classes: int) -> None:

@@ -9,16 +9,16 @@ from flwr_leakage.models.layers import check_positive, check_sizes, make_activat
 
 
 class MLP(nn.Module):
-    """Fully connected layers with an activation between them.
+    """A network of fully connected layers with an activation between them.
 
     The default widths are those of Geiping et al. 2020's published code: three hidden layers
     of 1,024 units.
 
     Args:
-        input_shape: (C, H, W).
-        num_classes: K.
+        input_shape: (C, H, W) of an input.
+        num_classes: the number K of classes.
         hidden_features: the widths of the hidden layers; empty for a linear model.
-        activation: see ``make_activation``.
+        activation: the name of the activation, such as ``relu``; see ``make_activation``.
     """
 
     def __init__(

@@ -1,5 +1,6 @@
-"""Residual networks (He et al. 2016) for 32×32 and 224×224 inputs, with or without their skip
-connections.
+"""Define residual networks (He et al. 2016) for 32×32 and 224×224 inputs.
+
+Their skip connections can be left out.
 """
 
 from collections.abc import Sequence
@@ -13,10 +14,11 @@ Stem = Literal["small", "large"]
 
 
 class BasicBlock(nn.Module):
-    """Two 3×3 convolutions with BatchNorm; the input is added before the last activation.
+    """A block of two 3×3 convolutions with BatchNorm, to whose result its input is added.
 
-    Where the shape changes, the shortcut is a 1×1 convolution with BatchNorm (option B of
-    He et al. 2016). Without ``skip_connection`` the block is the two convolutions alone.
+    The last activation follows the addition. Where the shape changes, the added input passes a 1×1
+    convolution with BatchNorm (option B of He et al. 2016). Without ``skip_connection`` the input
+    is not added.
     """
 
     expansion = 1
@@ -34,7 +36,7 @@ class BasicBlock(nn.Module):
         self.shortcut = make_shortcut(in_channels, channels, stride, skip_connection)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Map (B, C, H, W) to (B, channels, H/stride, W/stride)."""
+        """Map inputs (B, C, H, W) to (B, channels, H/stride, W/stride)."""
         residual = self.bn2(self.conv2(self.act1(self.bn1(self.conv1(inputs)))))
         if self.shortcut is not None:
             residual = residual + self.shortcut(inputs)
@@ -42,10 +44,11 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1×1, 3×3 and 1×1 convolutions with BatchNorm, the last of four times the channels.
+    """A block of 1×1, 3×3 and 1×1 convolutions with BatchNorm; its input is added at the end.
 
-    He et al. 2016, Fig. 5 right; the stride is at the 3×3 convolution, as in torchvision.
-    Shortcuts are as in ``BasicBlock``.
+    The last convolution has four times as many channels as the others (He et al. 2016, Fig. 5
+    right). The stride is that of the 3×3 convolution, as in torchvision. The input is added as in
+    ``BasicBlock``.
     """
 
     expansion = 4
@@ -67,7 +70,7 @@ class Bottleneck(nn.Module):
         self.shortcut = make_shortcut(in_channels, out_channels, stride, skip_connection)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Map (B, C, H, W) to (B, 4·channels, H/stride, W/stride)."""
+        """Map inputs (B, C, H, W) to (B, 4·channels, H/stride, W/stride)."""
         residual = self.act1(self.bn1(self.conv1(inputs)))
         residual = self.bn3(self.conv3(self.act2(self.bn2(self.conv2(residual)))))
         if self.shortcut is not None:
@@ -78,7 +81,11 @@ class Bottleneck(nn.Module):
 def make_shortcut(
     in_channels: int, out_channels: int, stride: int, skip_connection: bool
 ) -> nn.Module | None:
-    """Return the shortcut of a block: its input, or a 1×1 convolution if the shape changes."""
+    """Return the layers that a block's input passes before it is added to the block's output.
+
+    They are the identity, or a 1×1 convolution with BatchNorm if the shape changes; ``None`` is
+    returned without a skip connection.
+    """
     if not skip_connection:
         return None
     if stride == 1 and in_channels == out_channels:
@@ -89,7 +96,7 @@ def make_shortcut(
 
 
 class ResNet(nn.Module):
-    """A first convolution, stages of blocks, global average pooling, a linear layer.
+    """A residual network: a convolution, stages of blocks, global average pooling, a linear layer.
 
     At 32×32 (``stem="small"``) the first convolution is 3×3 with stride 1 and no max pooling
     follows it (He et al. 2016, Section 4.2). At 224×224 (``stem="large"``) it is 7×7 with stride 2,
@@ -97,15 +104,15 @@ class ResNet(nn.Module):
     the resolution and doubles the channels.
 
     Args:
-        input_shape: (C, H, W).
-        num_classes: K.
-        blocks_per_stage: one entry a stage.
-        width: channels of the first stage before widening.
-        width_factor: multiplies the channels of all stages.
+        input_shape: (C, H, W) of an input.
+        num_classes: the number K of classes.
+        blocks_per_stage: the number of blocks of each stage.
+        width: the number of channels of the first stage, before ``width_factor``.
+        width_factor: the factor of the number of channels of all stages.
         skip_connections: whether blocks add their input.
-        activation: see ``make_activation``.
-        block: what the stages are made of.
-        stem: ``small`` for 32×32, ``large`` for 224×224.
+        activation: the name of the activation, such as ``relu``; see ``make_activation``.
+        block: the class of the blocks.
+        stem: the first layers: ``small`` for 32×32 inputs, ``large`` for 224×224.
     """
 
     def __init__(
@@ -151,18 +158,18 @@ class ResNet(nn.Module):
 
 
 class ResNet8(ResNet):
-    """He et al. 2016's CIFAR family with n = 1: 6n + 2 = 8 layers of 16, 32, 64 channels.
+    """The smallest network of He et al. 2016's CIFAR family: 8 layers of 16, 32, 64 channels.
 
-    Shortcuts are 1×1 convolutions (option B), where the paper's CIFAR networks pad with zeros
-    (option A).
+    The family has 6n + 2 layers, and here n = 1. Where the shape changes, a block's input is added
+    after a 1×1 convolution (option B); the paper's CIFAR networks pad it with zeros (option A).
 
     Args:
-        input_shape: (C, H, W).
-        num_classes: K.
-        width: channels of the first stage before widening.
-        width_factor: multiplies the channels of all stages.
+        input_shape: (C, H, W) of an input.
+        num_classes: the number K of classes.
+        width: the number of channels of the first stage, before ``width_factor``.
+        width_factor: the factor of the number of channels of all stages.
         skip_connections: whether blocks add their input.
-        activation: see ``make_activation``.
+        activation: the name of the activation, such as ``relu``; see ``make_activation``.
     """
 
     def __init__(
@@ -180,16 +187,17 @@ class ResNet8(ResNet):
 
 
 class _FourStages(ResNet):
-    """Four stages of blocks, whose numbers and kind a subclass says.
+    """A residual network of four stages; a subclass sets the number and the class of their blocks.
 
     Args:
-        input_shape: (C, H, W).
-        num_classes: K.
-        width: channels of the first stage before widening; 16 for a narrow one.
-        width_factor: multiplies the channels of all stages (1, 2, 4 in the papers).
+        input_shape: (C, H, W) of an input.
+        num_classes: the number K of classes.
+        width: the number of channels of the first stage, before ``width_factor``; 16 for a narrow
+            network.
+        width_factor: the factor of the number of channels of all stages (1, 2, 4 in the papers).
         skip_connections: whether blocks add their input.
-        activation: see ``make_activation``.
-        stem: ``small`` for 32×32, ``large`` for 224×224.
+        activation: the name of the activation, such as ``relu``; see ``make_activation``.
+        stem: the first layers: ``small`` for 32×32 inputs, ``large`` for 224×224.
     """
 
     stage_sizes: ClassVar[tuple[int, ...]]
@@ -219,9 +227,9 @@ class _FourStages(ResNet):
 
 
 class ResNet18(_FourStages):
-    """ResNet-18 (He et al. 2016): 2, 2, 2, 2 blocks of 64 … 512 channels.
+    """ResNet-18 (He et al. 2016): stages of 2, 2, 2, 2 basic blocks with 64 to 512 channels.
 
-    11,173,962 parameters on CIFAR-10 with the default width.
+    It has 11,173,962 parameters on CIFAR-10 with the default width.
     """
 
     stage_sizes = (2, 2, 2, 2)
@@ -229,9 +237,9 @@ class ResNet18(_FourStages):
 
 
 class ResNet34(_FourStages):
-    """ResNet-34 (He et al. 2016): 3, 4, 6, 3 basic blocks, 512 channels at the end.
+    """ResNet-34 (He et al. 2016): stages of 3, 4, 6, 3 basic blocks, with 512 channels at the end.
 
-    21,797,672 parameters with 1,000 classes, 224×224 inputs and the default width.
+    It has 21,797,672 parameters with 1,000 classes, 224×224 inputs and the default width.
     """
 
     stage_sizes = (3, 4, 6, 3)
@@ -239,27 +247,27 @@ class ResNet34(_FourStages):
 
 
 class ResNet50(_FourStages):
-    """ResNet-50 (He et al. 2016): 3, 4, 6, 3 bottlenecks, 2,048 channels at the end.
+    """ResNet-50 (He et al. 2016): stages of 3, 4, 6, 3 bottlenecks, with 2,048 channels at the end.
 
-    25,557,032 parameters with 1,000 classes, 224×224 inputs and the default width.
+    It has 25,557,032 parameters with 1,000 classes, 224×224 inputs and the default width.
     """
 
     stage_sizes = (3, 4, 6, 3)
 
 
 class ResNet101(_FourStages):
-    """ResNet-101 (He et al. 2016): 3, 4, 23, 3 bottlenecks, 2,048 channels at the end.
+    """ResNet-101 (He et al. 2016): stages of 3, 4, 23, 3 bottlenecks, 2,048 channels at the end.
 
-    44,549,160 parameters with 1,000 classes, 224×224 inputs and the default width.
+    It has 44,549,160 parameters with 1,000 classes, 224×224 inputs and the default width.
     """
 
     stage_sizes = (3, 4, 23, 3)
 
 
 class ResNet152(_FourStages):
-    """ResNet-152 (He et al. 2016): 3, 8, 36, 3 bottlenecks, 2,048 channels at the end.
+    """ResNet-152 (He et al. 2016): stages of 3, 8, 36, 3 bottlenecks, 2,048 channels at the end.
 
-    60,192,808 parameters with 1,000 classes, 224×224 inputs and the default width.
+    It has 60,192,808 parameters with 1,000 classes, 224×224 inputs and the default width.
     """
 
     stage_sizes = (3, 8, 36, 3)

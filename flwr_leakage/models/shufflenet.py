@@ -1,4 +1,4 @@
-"""ShuffleNet for 32×32 inputs."""
+"""Define a ShuffleNet (version 1) for 32×32 inputs."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,13 @@ _STEM_CHANNELS = 24
 
 
 def shuffle_channels(inputs: Tensor, groups: int) -> Tensor:
-    """Interleave the channels of ``groups`` equal groups; (B, C, H, W) to the same shape.
+    """Return inputs (B, C, H, W) with the channels of several groups interleaved.
+
+    Channel j of group i, of n channels each, becomes channel j · ``groups`` + i.
+
+    Args:
+        inputs: (B, C, H, W).
+        groups: the number of groups of consecutive channels, a divisor of C.
 
     Example:
         >>> shuffle_channels(torch.arange(4.0).reshape(1, 4, 1, 1), 2).flatten()
@@ -26,9 +32,10 @@ def shuffle_channels(inputs: Tensor, groups: int) -> Tensor:
 
 
 class ShuffleUnit(nn.Module):
-    """Grouped 1×1, channel shuffle, depthwise 3×3, grouped 1×1 (Zhang et al. 2018, Figure 2).
+    """A unit of grouped 1×1, depthwise 3×3 and grouped 1×1 convolutions with BatchNorm.
 
-    With stride 1 the input is added; with stride 2 it is average-pooled and concatenated.
+    The channels are shuffled after the first convolution (Zhang et al. 2018, Figure 2). With stride
+    1 the input is added to the result; with stride 2 it is average-pooled and concatenated with it.
     """
 
     def __init__(
@@ -55,7 +62,7 @@ class ShuffleUnit(nn.Module):
         self.pool = nn.AvgPool2d(3, 2, 1) if stride == 2 else None
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Map (B, C, H, W) to (B, channels, H/stride, W/stride)."""
+        """Map inputs (B, C, H, W) to (B, channels, H/stride, W/stride)."""
         hidden = shuffle_channels(self.act1(self.bn1(self.conv1(inputs))), self.groups)
         hidden = self.bn3(self.conv3(self.bn2(self.conv2(hidden))))
         if self.pool is None:
@@ -64,18 +71,19 @@ class ShuffleUnit(nn.Module):
 
 
 class ShuffleNet(nn.Module):
-    """ShuffleNet (Zhang, Zhou, Lin, Sun 2018), version 1 at scale 1.
+    """ShuffleNet, version 1 at scale 1 (Zhang, Zhou, Lin, Sun 2018).
 
-    Stages of 4, 8, 4 units with 200, 400, 800 channels for two groups (the paper's Table 1).
-    As in the paper, the first 1×1 convolution of the first stage is not grouped. The paper takes
-    inputs of 224×224; for 32×32 the first convolution has stride 1 here, and no max pooling
+    It has stages of 4, 8, 4 units, with 200, 400, 800 channels for two groups (the paper's Table
+    1). As in the paper, the first 1×1 convolution of the first stage is not grouped. The paper
+    takes inputs of 224×224; for 32×32 the first convolution has stride 1 here, and no max pooling
     follows it.
 
     Args:
-        input_shape: (C, H, W).
-        num_classes: K.
-        groups: g, one of 1, 2, 3, 4, 8; it sets the channels.
-        activation: see ``make_activation``.
+        input_shape: (C, H, W) of an input.
+        num_classes: the number K of classes.
+        groups: the number of groups of the 1×1 convolutions, one of 1, 2, 3, 4, 8. It determines
+            the numbers of channels.
+        activation: the name of the activation, such as ``relu``; see ``make_activation``.
     """
 
     def __init__(

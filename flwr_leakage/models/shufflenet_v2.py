@@ -1,4 +1,4 @@
-"""ShuffleNet V2 for 32×32 inputs."""
+"""Define a ShuffleNet V2 for 32×32 inputs."""
 
 from collections.abc import Sequence
 
@@ -13,10 +13,11 @@ _STEM_CHANNELS = 24
 
 
 class ShuffleUnitV2(nn.Module):
-    """1×1, depthwise 3×3, 1×1 on one half of the channels (Ma et al. 2018, Figure 3 c and d).
+    """A unit of 1×1, depthwise 3×3 and 1×1 convolutions on one half of the channels.
 
     With stride 1 the other half passes unchanged. With stride 2 both branches take all channels,
-    and the other one is depthwise 3×3, 1×1. The halves are concatenated and shuffled.
+    and the second branch has a depthwise 3×3 and a 1×1 convolution. Both results are concatenated,
+    and their channels shuffled (Ma et al. 2018, Figure 3 c and d).
     """
 
     def __init__(self, in_channels: int, channels: int, stride: int, activation: str) -> None:
@@ -44,7 +45,7 @@ class ShuffleUnitV2(nn.Module):
             )
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Map (B, C, H, W) to (B, channels, H/stride, W/stride)."""
+        """Map inputs (B, C, H, W) to (B, channels, H/stride, W/stride)."""
         if self.shortcut is None:
             kept, entering = inputs.chunk(2, 1)
         else:
@@ -53,20 +54,20 @@ class ShuffleUnitV2(nn.Module):
 
 
 class ShuffleNetV2(nn.Module):
-    """ShuffleNet V2 (Ma, Zhang, Zheng, Sun 2018), by default at scale 1.
+    """ShuffleNet V2, by default at scale 1 (Ma, Zhang, Zheng, Sun 2018).
 
-    Stages of 4, 8, 4 units, a 1×1 convolution, global average pooling and a linear layer (the
-    paper's Table 5). The paper takes inputs of 224×224; for 32×32 the first convolution has
+    It has stages of 4, 8, 4 units, a 1×1 convolution, global average pooling and a linear layer
+    (the paper's Table 5). The paper takes inputs of 224×224; for 32×32 the first convolution has
     stride 1 here, and no max pooling follows it. This is the ShuffleNet that LAVP (Hong et al.
     2024) cites.
 
     Args:
-        input_shape: (C, H, W).
-        num_classes: K.
-        stage_channels: the channels of the three stages, even: (48, 96, 192) at the paper's scale
-            0.5.
-        last_channels: the channels of the last convolution.
-        activation: see ``make_activation``.
+        input_shape: (C, H, W) of an input.
+        num_classes: the number K of classes.
+        stage_channels: the numbers of channels of the three stages, all even; (48, 96, 192) is the
+            paper's scale 0.5.
+        last_channels: the number of channels of the last convolution.
+        activation: the name of the activation, such as ``relu``; see ``make_activation``.
     """
 
     def __init__(

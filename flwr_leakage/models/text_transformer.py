@@ -1,4 +1,4 @@
-"""A small transformer of token ids, as an encoder with classes or a decoder of the next token."""
+"""Define a small transformer of texts: an encoder for classes, or a decoder of the next token."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,24 +10,26 @@ from flwr_leakage.models.layers import check_positive
 
 
 class TextTransformer(nn.Module):
-    """Blocks of attention and two linear layers on the sum of token and position embeddings.
+    """A transformer whose blocks have attention and two linear layers.
 
-    The order of layers is that of GPT-2 (Radford et al. 2019): normalisation in front of each part
-    of a block. An encoder classifies by the mean of its last states over the tokens that are no
-    padding. A decoder attends to earlier positions only, and predicts the next token at each.
+    Its input is the sum of token and position embeddings. Each part of a block is preceded by a
+    LayerNorm, as in GPT-2 (Radford et al. 2019). An encoder classifies by the mean of its last
+    states over the tokens that are no padding. A decoder attends to earlier positions only, and
+    predicts the next token at each position.
 
     Args:
-        input_shape: (T,), the largest number of tokens of a text.
-        num_classes: K of an encoder; the vocabulary of a decoder.
-        vocabulary: V, the number of token ids.
-        padding: the id that fills up short texts, which nothing attends to, or ``None``.
+        input_shape: (T,), where T is the largest number of tokens of a text.
+        num_classes: the number K of classes of an encoder; for a decoder, the number of token ids.
+        vocabulary: the number V of token ids.
+        padding: the id that fills up short texts and gets no attention; ``None`` if there is none.
         causal: whether it is a decoder.
         tied: whether a decoder's last layer has the token embeddings as its weight. The states are
-            then divided by √d first, as embeddings start at deviation 1 (Raffel et al. 2020).
-        width: d of the states.
-        depth: number of blocks.
-        heads: number of attention heads, a divisor of the width.
-        dropout: rate on the embeddings and on the outputs of each part.
+            then divided by √d first, as embeddings are drawn with standard deviation 1 (Raffel et
+            al. 2020).
+        width: the width d of the states.
+        depth: the number of blocks.
+        heads: the number of attention heads, a divisor of the width.
+        dropout: the dropout rate of the embeddings and of the outputs of each part of a block.
     """
 
     def __init__(
@@ -67,19 +69,23 @@ class TextTransformer(nn.Module):
         self.drop = nn.Dropout(dropout)
 
     def embed(self, params: Mapping[str, Tensor], ids: Tensor) -> Tensor:
-        """Return the token embeddings (B, t, d), zero at padding, that ``forward`` takes, too.
+        """Return the token embeddings (B, t, d) of token ids, zero at padding.
+
+        ``forward`` takes them in the place of ids, too.
 
         Args:
-            params: the model's parameters by name, which need not be its own.
+            params: the parameters by name, which may be others than the model's own.
             ids: (B, t) token ids.
         """
         states = params["tokens.weight"][ids]
         return states if self.padding is None else states * (ids != self.padding)[..., None]
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return logits (B, K) of token ids (B, t) with t ≤ T, or (B, t, V) of a decoder.
+        """Return logits: (B, K) of an encoder, (B, t, V) of a decoder.
 
-        Floating-point inputs (B, t, d) are token embeddings, see ``embed``; zeros are padding.
+        Args:
+            inputs: (B, t) token ids with t ≤ T; or floating-point token embeddings (B, t, d), see
+                ``embed``, in which zeros are padding.
         """
         places = torch.arange(inputs.shape[1], device=inputs.device)
         given = inputs.is_floating_point()

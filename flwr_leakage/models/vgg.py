@@ -1,4 +1,4 @@
-"""VGG-9 of federated learning papers."""
+"""Define the VGG-9 of federated learning papers."""
 
 from collections.abc import Sequence
 
@@ -16,19 +16,20 @@ _STAGES = ((1, 2), (4, 4), (8, 8))
 
 
 class VGG9(nn.Module):
-    """Six 3×3 convolutions in three stages and three fully connected layers.
+    """A network of six 3×3 convolutions in three stages and three fully connected layers.
 
     Simonyan and Zisserman 2015 define no nine-layer VGG; this is the one of Wang et al. 2020
     (FedMA): 32, 64 | 128, 128 | 256, 256 channels, 2×2 max pooling after each stage, two
-    hidden layers of 512 units. Left out: its dropout, whose masks no observer knows.
+    hidden layers of 512 units. Its dropout is left out, as no observer knows the masks.
 
     Args:
-        input_shape: (C, H, W), at least 8×8.
-        num_classes: K.
+        input_shape: (C, H, W) of an input, at least 8×8.
+        num_classes: the number K of classes.
         hidden_features: the width of the two hidden fully connected layers.
-        use_batch_norm: BatchNorm after each convolution (not in FedMA).
-        activation: see ``make_activation``.
-        width: channels of the first convolution, which all the others are multiples of.
+        use_batch_norm: whether BatchNorm follows each convolution, which it does not in FedMA.
+        activation: the name of the activation, such as ``relu``; see ``make_activation``.
+        width: the number of channels of the first convolution. All other numbers of channels are
+            multiples of it.
     """
 
     def __init__(
