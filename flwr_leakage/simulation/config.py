@@ -20,7 +20,7 @@ class ConfigError(ValueError):
 
 
 def compose(overrides: list[str], run_dir: str) -> Config:
-    """Return the config that Hydra composes, for apps of ``flwr run``, which have no ``@hydra.main``.
+    """Return the config that Hydra composes without ``@hydra.main``, as apps of ``flwr run`` do.
 
     Args:
         overrides: Hydra overrides of the packaged config.
@@ -64,7 +64,7 @@ def to_config(cfg: DictConfig, choices: Mapping[str, Any]) -> Config:
 
 
 def _scores() -> list[str]:
-    """Return the options of the group ``score`` that hold one score and are named like its class."""
+    """Return the options of the group ``score`` that hold one score and bear its class's name."""
     found = []
     for path in sorted((conf_dir() / "score").glob("*.yaml")):
         classes = re.findall(r"_target_: \S+\.(\w+)", path.read_text())

@@ -272,7 +272,7 @@ class Experiment:
         )
 
     def _pool(self) -> Tensor:
-        """Return the indices of 101 clients' samples, among which originals are to be identified."""
+        """Return the indices of 101 samples of clients, the pool of ``reference``."""
         indices = torch.cat(list(self.data.partitions))
         generator = make_generator(self.settings.seed, purpose="identification")
         return indices[torch.randperm(len(indices), generator=generator)[:101]]
