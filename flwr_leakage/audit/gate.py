@@ -98,7 +98,7 @@ class Gate:
 
     @property
     def needs_attack(self) -> bool:
-        """Return whether a limit is on the client's attack on its own update."""
+        """Return whether the result of the client's attack on its own update is limited."""
         return self.psnr is not None or self.grade is not None
 
     def judge(

@@ -91,9 +91,9 @@ def disclose(
 
 
 def _truth(target: Target, source: TruthSource | None) -> Truth | None:
-    """Return the samples that a target's local steps used; other samples leave no trace.
+    """Return the true samples that a target's local steps used; other samples leave no trace.
 
-    ``None`` is returned without a source.
+    ``None`` is returned if there is no source of true samples.
     """
     if source is None:
         return None

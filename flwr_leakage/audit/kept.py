@@ -127,7 +127,10 @@ class KeptObservations:
         return self._drop()
 
     def rounds(self) -> list[int]:
-        """Return the numbers of the rounds that are kept, in order, attacked ones included."""
+        """Return the numbers of the rounds whose observations are kept, ascending.
+
+        Rounds that were attacked already are included.
+        """
         return sorted(
             int(path.name.removeprefix("round"))
             for path in self.folder.glob("round*")

@@ -35,7 +35,7 @@ CLOSED = "closed"
 
 @dataclass(frozen=True)
 class KeptRun:
-    """A run folder with kept observations, and the settings of the attack on them.
+    """A run folder with observations kept for a later attack, and the settings of that attack.
 
     Attributes:
         folder: the folder of the run, which holds a folder ``kept``.
@@ -56,7 +56,7 @@ class KeptRun:
 
     @property
     def kept(self) -> KeptObservations:
-        """Return the run's kept observations.
+        """Return the observations that the run kept on disk to be attacked later.
 
         Raises:
             ValueError: the run kept none.
@@ -72,7 +72,9 @@ class KeptRun:
         return inside(self.folder, f"{KEPT}/{FINISHED}")
 
     def audit(self, tracker: Tracker) -> tuple[ServerAudit, Disclosure]:
-        """Return the audit, and the facts of all rounds that are disclosed to it.
+        """Return the audit of the run, and the BatchNorm statistics disclosed to its attack.
+
+        The statistics are those of the finished model, if the threat model grants them.
 
         Args:
             tracker: the tracker that the audit records to.
@@ -101,7 +103,7 @@ def walk(
     Args:
         run: the run with the kept rounds.
         audit: the audit that ``KeptRun.audit`` returns, which should record nowhere.
-        disclosed: the facts of all rounds that are disclosed to the audit.
+        disclosed: the BatchNorm statistics that are disclosed to the attack in all rounds, if any.
         stand_in: the attack that is called in the place of the run's own.
 
     Yields:
@@ -206,7 +208,7 @@ def _go_on(
         kept: the kept observations.
         number: the number of the round.
         file: the tracker that records.
-        disclosed: the facts of all rounds that are disclosed to the audit.
+        disclosed: the BatchNorm statistics that are disclosed to the attack in all rounds, if any.
 
     Returns:
         Whether all kept observations of the round were attacked now, for the first time.
@@ -264,7 +266,15 @@ def _tell_of_missing_encodings(audit: ServerAudit, kept: KeptObservations, run: 
 
 
 def _attack_round(audit: ServerAudit, server_round: int, several: list[Kept]) -> None:
-    """Attack a round with the inputs, BatchNorm modes and truths that were kept with it."""
+    """Attack the kept observations of a round.
+
+    Inputs, BatchNorm modes and true samples are those that were kept with them.
+
+    Args:
+        audit: the audit that attacks and records.
+        server_round: the number of the round.
+        several: the kept observations.
+    """
     if not several:
         return
     first = several[0]  # all members of a mean have the same assumptions

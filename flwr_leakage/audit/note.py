@@ -74,12 +74,12 @@ class ReplayResult:
 
     @property
     def explains(self) -> bool:
-        """Return whether there is no evidence that anything but the training made the update."""
+        """Return whether there is no evidence that anything but the training changed the update."""
         return self.kind in ("explained", "masked", "unchanged")
 
     @property
     def replayed(self) -> bool:
-        """Return whether this round's training itself was replayed."""
+        """Return whether the training of this round was replayed, and not only looked at."""
         return self.kind in ("explained", "masked", "refuted")
 
 

@@ -84,7 +84,10 @@ class Recorder:
         self._number(server_round, client_id, -1, "cost", name, seconds, "s")
 
     def note(self, server_round: int, note: ClientNote) -> None:
-        """Record a client's note on a round: its scores, its replay's result, and CPU seconds."""
+        """Record a client's note on a round: its scores, the check of its update, and CPU seconds.
+
+        The check is a replay of the client's training.
+        """
         for measurement in note.measurements:
             self._measurement(server_round, note.client_id, "score", measurement, SPARED)
         if note.replay is not None:
@@ -136,7 +139,12 @@ class Recorder:
             self._number(*where, "client", "not_attacked", count, self.sample, note=kept_out)
 
     def not_attacked(self, seen: Observation, reason: str) -> None:
-        """Record why an update was not attacked, if the record of its client does not say so."""
+        """Record why an update was not attacked, if that was not recorded with its client.
+
+        Args:
+            seen: the observed update.
+            reason: why it was not attacked, in words.
+        """
         where, count = (seen.server_round, seen.client_id, -1), float(seen.update.num_examples)
         self._number(*where, "client", "not_attacked", count, self.sample, note=reason)
 

@@ -35,9 +35,9 @@ class Selection:
             object.__setattr__(self, "clients", tuple(self.clients))
 
     def includes(self, server_round: int, client_id: int) -> bool:
-        """Return whether a client may be attacked in a round, apart from the limits of numbers.
+        """Return whether a client may be attacked in a round.
 
-        These are ``max_clients`` and ``max_examples``.
+        The limits ``max_clients`` and ``max_examples`` are not considered.
         """
         return not self.refuses(server_round, client_id)
 

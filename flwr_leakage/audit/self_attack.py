@@ -244,7 +244,7 @@ class SelfAttack:
         return ""
 
     def _against(self, exposure: Exposure) -> str:
-        """Return in words why a round is not attacked; empty if it is attacked."""
+        """Return in words why a client's update of a round is not attacked; empty if it is."""
         raw = exposure.raw
         used = raw.schedule.num_samples_used(raw.num_examples)
         taken = raw.schedule.num_steps * raw.schedule.batch_size

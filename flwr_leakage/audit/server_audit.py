@@ -184,7 +184,7 @@ class ServerAudit:
         return attacks and self.selection.includes(server_round, client_id)
 
     def warn_once(self, server_round: int, client_id: int, message: str) -> None:
-        """Record a warning about a client unless the same was recorded before.
+        """Record a warning about a client, unless the same warning was recorded before.
 
         The number of different messages about a client is limited.
         """
@@ -192,7 +192,7 @@ class ServerAudit:
             self.warn(server_round, client_id, said)
 
     def inform_once(self, server_round: int, client_id: int, message: str) -> None:
-        """Record a message about a client unless the same was recorded before.
+        """Record a message about a client, unless the same message was recorded before.
 
         The number of different messages about a client is limited.
         """
@@ -523,7 +523,9 @@ class ServerAudit:
         return self._grant(target, unknown)
 
     def _attack(self, server_round: int, attack: Attack, cases: list[Case], budget: Budget) -> None:
-        """Attack targets together, then evaluate and record each, also under each what-if defense.
+        """Attack targets together, then evaluate and record each answer.
+
+        The attack is repeated on the updates that each defense of ``what_ifs`` would have released.
 
         Args:
             server_round: the number of the round.
@@ -566,7 +568,10 @@ class ServerAudit:
             return None
 
     def recall(self, server_round: int, observations: list[Observation]) -> None:
-        """Remember a round that was attacked before, for attacks on several rounds at once."""
+        """Remember a round that was attacked in an earlier run of this program.
+
+        Attacks on several rounds at once then take it into account.
+        """
         self._targets(server_round, observations)
 
     def assume(self, spec: InputSpec, batch_norm: BatchNormMode) -> None:
@@ -629,7 +634,7 @@ class ServerAudit:
         cases: list[Case],
         budget: Budget,
     ) -> None:
-        """Attack the same updates as a what-if defense would have released them.
+        """Attack the updates that another defense would have released from the same training.
 
         Args:
             server_round: the number of the round.
@@ -686,7 +691,10 @@ class ServerAudit:
                 self.inform(server_round, note.client_id, told)
 
     def _tell_of_training(self, server_round: int, note: ClientNote) -> None:
-        """Warn once where a client's training is not as the attack assumes, or not as captured."""
+        """Warn, once, if a client's training is not as the attack assumes, or not explained.
+
+        It is not explained if its replay did not give the update that the client sent.
+        """
         for sentence in note.speaks_against(self._assumed_of(note)):
             self.warn_once(server_round, note.client_id, f"client {note.client_id}: {sentence}.")
 
@@ -751,7 +759,8 @@ class ServerAudit:
             attack: the attack.
             cases: the targets.
             budget: the CPU seconds that are left in this round.
-            what: the name of the what-if defense; empty for the sent updates.
+            what: the words for another defense, under which the updates were computed anew; empty
+                for the updates that were sent.
         """
         if not cases:
             return []

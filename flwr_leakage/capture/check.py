@@ -48,11 +48,11 @@ class ReplayCheck:
 
     @property
     def explains(self) -> bool:
-        """Return whether the residual is at most ``TOLERANCE``."""
+        """Return whether the replay explains the update: the residual is at most ``TOLERANCE``."""
         return self.residual is not None and self.residual <= TOLERANCE
 
     def sentence(self) -> str:
-        """Return the result in words.
+        """Return a sentence on whether the captured training explains the update, and why not.
 
         Example:
             >>> ReplayCheck(4e-7, steps=3, num_steps=3).sentence()

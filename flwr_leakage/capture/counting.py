@@ -81,7 +81,7 @@ class Counting:
     def _are_set_anew(self) -> bool:
         """Return whether the settings now differ from those when the counting began.
 
-        Settings that cannot be compared, such as tensors of several entries, count as changed. It
+        Settings that cannot be compared, such as tensors of several entries, count as different. It
         is asked when a step begins, so that a scheduler's change after the last step is not read.
         """
         try:

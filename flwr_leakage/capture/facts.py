@@ -113,10 +113,11 @@ class TrainingFacts:
     sends: str = PARAMETERS
 
     def travelling(self, as_trained: bool) -> "TrainingFacts":
-        """Return the facts that a server may be told; see docs/threat-model.md, "What travels".
+        """Return the facts that may be sent to the server.
 
-        The optimizer's settings and the owner's own settings always travel. Facts that were read
-        off the samples travel only where the server receives the trained model unchanged.
+        The optimizer's settings, and the inputs' facts that the client's owner gives, are always
+        among them. Facts that were read off the samples are among them only if the server receives
+        the trained model unchanged (docs/threat-model.md, "What travels").
 
         Args:
             as_trained: whether the update is sent as the training made it.

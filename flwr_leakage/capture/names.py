@@ -216,7 +216,7 @@ def _part_of(
 
 
 def _all_fit(received: Mapping[str, Tensor], live: Mapping[str, Tensor]) -> bool:
-    """Return whether all tensors of a module are received under their own names and shapes."""
+    """Return whether all tensors of a module have a received array of their name and shape."""
     return received.keys() >= live.keys() and all(
         tuple(received[own].shape) == value.shape for own, value in live.items()
     )

@@ -245,7 +245,14 @@ class Recorder:
 
     @_looking
     def after_forward(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        """Record the outermost call of a module that has ended."""
+        """Record the outermost call of a module when it has ended.
+
+        Args:
+            module: the called module.
+            args: the positional arguments of the call.
+            kwargs: its keyword arguments.
+            output: its result; ``None`` if the call failed.
+        """
         self._inside = False
         if not self._keeps:
             self._count_call(module, args, kwargs, output)
@@ -573,7 +580,10 @@ class Recorder:
         )
 
     def _told_problem(self) -> str:
-        """Return the problem that ended the capture; empty if no optimizer of torch took a step."""
+        """Return why the training could not be captured; empty if it could.
+
+        It is empty, too, if no optimizer of torch took a step.
+        """
         return self._problem if self._stepped else ""
 
     def _missing(self) -> str:

@@ -165,7 +165,13 @@ def _shifted(
 
 
 def _one_call(found: Iterable[tuple[int, Entry]]) -> tuple[int, Entry, Tensor]:
-    """Return the only call among numbered calls of models, with its number and its only input.
+    """Return the only call of a model among numbered recorded calls.
+
+    Args:
+        found: pairs of a number and a recorded call.
+
+    Returns:
+        The number, the call, and the only tensor that it was called with.
 
     Raises:
         ValueError: there are no calls or several, or the call has not exactly one input tensor.

@@ -145,7 +145,7 @@ class Backward:
 
 
 class Tape:
-    """The recorded calls since the last step.
+    """The recorded calls since the last step, from which a loss can be computed again.
 
     Their results are kept alive, so that no other tensor can get their ids.
     """

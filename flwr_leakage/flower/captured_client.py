@@ -57,7 +57,10 @@ _NOTHING = Release(Update({}, {}, LocalSchedule(1.0), 0))
 
 @dataclass(frozen=True)
 class CapturePlan:
-    """The settings by which a client audits its trainings; the arguments of ``audit`` tell each."""
+    """The settings by which a client scores, defends and reports each training.
+
+    ``flwr_leakage.flower.audit`` has arguments of the same names, and explains them.
+    """
 
     scores: Mapping[str, Score] = field(default_factory=dict)
     defense: Defense = field(default_factory=Defense)
@@ -97,9 +100,9 @@ class CapturePlan:
 
     @property
     def withholds(self) -> bool:
-        """Return whether an update must be withheld if the audit of it fails.
+        """Return whether an update must be withheld if it could not be defended or judged.
 
-        It must if there is a defense or a gate.
+        It must if there is a defense, or a gate: limits beyond which nothing is sent.
         """
         return self.defends or self.gate is not None
 
@@ -123,9 +126,13 @@ class CapturePlan:
         return self.gate is not None or is_due(self.replay_every, server_round, kept, num_arrays)
 
     def kept_of(self, server_round: int, kept: Replayed | None) -> Limits:
-        """Return the most samples and bytes to keep of a round's captured training.
+        """Return the largest numbers of samples and bytes to keep of a round's training.
 
-        Where nothing but a later replay needs the samples, they are at most ``replay_samples``.
+        If only a later replay needs the samples, at most ``replay_samples`` are kept.
+
+        Args:
+            server_round: the number of the round, from 1.
+            kept: the result of the client's latest replay; ``None`` before the first.
         """
         few = self.replay_samples
         if few is None or kept is None or kept.again or self.measures(server_round):
@@ -343,7 +350,7 @@ class _Work:
     sends: str = PARAMETERS
 
     def explained(self) -> Explained:
-        """Return whether the captured training explains the update, as the scores' notes say it."""
+        """Return whether the captured training explains the sent update, for scores' notes."""
         sentence = self.check.sentence
         if self.check.explains and not self.check.replayed:
             sentence = f"whether the captured training {NOT_CHECKED}{sentence}"
@@ -351,9 +358,15 @@ class _Work:
 
 
 def _work(plan: CapturePlan, seen: _Round, work: _Work) -> _Done:
-    """Defend, score, attack and judge one captured training, as far as the plan says so.
+    """Defend, score and attack the update of a captured training, as far as the plan says so.
 
-    In a simulation with a folder for the truth, the samples are left there first.
+    If the plan has a gate, the update is compared with its limits. In a simulation with a folder
+    for the truth, the samples are left there first.
+
+    Args:
+        plan: the settings of the client.
+        seen: the training, with the received and sent arrays.
+        work: the facts about the training on which scores and defenses depend.
 
     Raises:
         ValueError: the update has to be defended or judged, and cannot be.

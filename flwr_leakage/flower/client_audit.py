@@ -112,7 +112,10 @@ class ClientAudit:
             )
 
     def always_checks(self, server_round: int) -> bool:
-        """Return whether the update of a round is replayed even if the round is not scored."""
+        """Return whether a round's update is compared with a replay even if it is not scored.
+
+        A replay repeats the round's training by the scored model.
+        """
         chosen = self.check_rounds is not None and self.check_rounds(server_round)
         return chosen or self.check_update == "always"
 
@@ -125,17 +128,18 @@ class ClientAudit:
 
     @property
     def may_defend(self) -> bool:
-        """Return whether the trained update may be changed by the defense or by a stronger one.
+        """Return whether the trained update may be changed before it is sent.
 
-        A gate tries its stronger defenses where the update does not pass.
+        The client's defense may change it, or a stronger defense, which a gate tries if the update
+        exceeds its limits.
         """
         return self.defends or bool(self.gate and self.gate.stronger)
 
     @property
     def withholds(self) -> bool:
-        """Return whether an update that was neither measured nor defended must be withheld.
+        """Return whether an update must be withheld if it could not be measured or defended.
 
-        It must if there is a defense or a gate.
+        It must if there is a defense, or a gate: limits beyond which nothing is sent.
         """
         return self.defends or self.gate is not None
 
@@ -190,14 +194,18 @@ def check_own(
 
 
 def check_limits(gate: Gate | None, scores: Mapping[str, Score]) -> None:
-    """Refuse a gate's limit on a quantity that no score measures, such as a misspelt name.
+    """Refuse a limit on a quantity that no score measures, such as a misspelt name.
 
     One sample of a small model is scored to learn the quantities, which takes about as long as
     scoring a sample in a round. In a name such as ``layer_share/conv1.weight`` the part behind the
     slash names a layer of the client's model, and is not checked.
 
+    Args:
+        gate: the limits, by the names of quantities; ``None`` for none.
+        scores: the client's scores by name.
+
     Raises:
-        ValueError: no score measures a quantity that the gate limits. It is not raised if a score
+        ValueError: no score measures a quantity that is limited. It is not raised if a score
             does not declare its quantities.
     """
     if gate is None or not gate.scores:

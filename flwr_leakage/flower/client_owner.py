@@ -106,7 +106,10 @@ def own_folder(folder: str, context: Context, client_id: int) -> Path:
 
 
 def said(done: Release) -> tuple[str, ...]:
-    """Return sentences on the gate's decision for the owner, one for each defense tried."""
+    """Return sentences for the client's owner on whether the update passed the owner's limits.
+
+    There is a sentence for each defense under which the update was compared with the limits.
+    """
     sentences = []
     for number, each in enumerate(done.tries):
         verdict = "passes" if each.judgement.passes else "does not pass"

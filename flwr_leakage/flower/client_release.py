@@ -113,7 +113,7 @@ class Release:
 
     @property
     def refused(self) -> bool:
-        """Return whether the client's own gate keeps the update back."""
+        """Return whether the update exceeds the client's own limits, so that it is not sent."""
         return bool(self.tries) and not self.tries[-1].judgement.passes
 
 
@@ -233,8 +233,14 @@ def carry_on(done: Release, context: Context) -> None:
 def explain_by_replay(session: Session, context: Context, exposure: Exposure) -> Explained:
     """Check whether the scored model explains the update, or repeat an earlier round's result.
 
-    The check replays the local training with the scored model, and compares the results. Whether it
-    is made in this round is decided by ``check_update`` and ``check_rounds`` of ``ClientAudit``.
+    The check repeats the local training with the model that the scores differentiate, and compares
+    the update. ``check_update`` and ``check_rounds`` of ``ClientAudit`` decide whether it is made
+    in this round.
+
+    Args:
+        session: the client's round.
+        context: the client's context, whose state keeps the result.
+        exposure: the client's samples and updates.
     """
     audit, states = session.audit, context.state.config_records
     if not audit.always_checks(session.server_round):
@@ -257,7 +263,7 @@ def explain_by_replay(session: Session, context: Context, exposure: Exposure) ->
 
 
 def _looks(audit: ClientAudit, server_round: int) -> bool:
-    """Return whether a round is scored, attacked by the client itself, or judged by its gate."""
+    """Return whether the update of a round is scored, attacked by the client, or limited."""
     attacks = audit.self_attack is not None and audit.self_attack.includes(server_round)
     return bool(attacks or audit.gate or (audit.scores and audit.score_plan.includes(server_round)))
 
@@ -316,8 +322,13 @@ def _named(defense: Defense) -> str:
 def _plan(audit: ClientAudit, second: bool) -> ScorePlan:
     """Return the plan by which the update is scored in this round.
 
-    If the gate limits a score, every round is scored, and its cost has no limit. A second defense
-    in the same round otherwise gets no further budget, as the round's training was counted before.
+    If there are limits on scores, every round is scored, and its cost has no limit. Otherwise a
+    second defense in the same round gets no further budget, as the round's training was counted
+    before.
+
+    Args:
+        audit: the client's settings.
+        second: whether the update was scored under another defense in this round.
     """
     if audit.gate is not None and audit.gate.scores:
         return replace(audit.score_plan, every=1, relative_cost=None)

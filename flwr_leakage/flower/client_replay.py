@@ -95,10 +95,10 @@ class Replayed:
 
     @staticmethod
     def kept(context: Context) -> "Replayed | None":
-        """Return the replay that a client's context keeps; ``None`` if none can be read.
+        """Return the result of the latest replay from a client's state; ``None`` if there is none.
 
-        An older version of this package may have written an unreadable one. The next training is
-        then replayed like the first.
+        ``None`` is returned, too, if an older version of this package wrote it and it cannot be
+        read. The next training is then replayed like the first.
         """
         record = context.state.get(REPLAY_KEY)
         if not isinstance(record, ConfigRecord):
@@ -155,7 +155,10 @@ class SeenRound:
 
     @property
     def num_examples(self) -> int:
-        """Return the number of samples that the app reported, else that were captured, else 0."""
+        """Return the number of samples that the app reported.
+
+        If it reported none, return the number that was captured, and else 0.
+        """
         seen = max(1, sum(self.capture.batch_sizes)) if self.capture else 0
         return self.reported or seen
 
@@ -424,7 +427,7 @@ def _causes(glance: Glance, seen: SeenRound, kept: Replayed) -> tuple[str, ...]:
 def _not_sent(seen: SeenRound, trained: Mapping[str, Tensor]) -> list[str]:
     """Return the names of the trained tensors that differ from those that the client sends.
 
-    None is returned if rounding to fewer bits explains all differences.
+    The result is empty if rounding explains all differences.
     """
     names = differing(seen.answer, trained)
     if names and is_rounded(

@@ -131,10 +131,14 @@ class Session:
         return defended.inputs.to(inputs.device), defended.targets.to(targets.device)
 
     def _unfit(self, expected: str, came: str) -> ValueError:
-        """Return the error of an unfit mini-batch, as Flower sends errors to the server.
+        """Return the error of a mini-batch that cannot be used.
 
-        The details are in the error only if the owner shares reasons; otherwise they are in the
-        log.
+        As Flower sends errors to the server, the details are in the error only if the client's
+        owner shares reasons; otherwise they are in the client's log.
+
+        Args:
+            expected: the requirement, in words.
+            came: what came instead, in words.
         """
         if self.audit.sharing.reasons:
             return ValueError(f"{expected}, {came}.")

@@ -135,7 +135,8 @@ class LegacyHonestButCurious(Strategy):
 
         Args:
             server_round: the number of the round.
-            looked: the result of ``_look``, or ``None`` after an error.
+            looked: the observations, notes and uncertain clients of the round; ``None`` after an
+                error.
             num_updates: the number of updates that were aggregated.
         """
         if looked is not None:

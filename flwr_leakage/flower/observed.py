@@ -185,7 +185,12 @@ class Observed(HonestButCurious):
     folder: Path
 
     def start(self, *args: Any, **kwargs: Any) -> Result:
-        """Run the wrapped strategy's own ``start``, then close the record."""
+        """Run the wrapped strategy's own ``start``, then close the records and write the report.
+
+        Args:
+            args: the positional arguments of ``start``.
+            kwargs: its keyword arguments.
+        """
         try:
             result = super().start(*args, **kwargs)
             self._guarded(0, self._tell_evaluations, result.evaluate_metrics_serverapp)

@@ -133,7 +133,7 @@ class Part:
         return found
 
     def sentence(self) -> str:
-        """Return in words what is exchanged; empty if it is the whole model and nothing else."""
+        """Return in words which arrays are exchanged; empty if they are just the whole model."""
         said = []
         if self.missing:
             verb = "is" if len(self.missing) == 1 else "are"

@@ -191,10 +191,10 @@ def _length(value: object) -> int:
 
 
 class Sent:
-    """The messages that were sent in a phase of a round, by node id.
+    """The messages that were sent in one training or evaluation of a round, by node id.
 
     Args:
-        messages: all messages of the phase.
+        messages: all messages that were sent.
     """
 
     def __init__(self, messages: Sequence[Message]) -> None:

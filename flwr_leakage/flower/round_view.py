@@ -57,7 +57,7 @@ class Seen:
 
 @dataclass
 class RoundView:
-    """One phase of a round: a training, or an evaluation.
+    """One training or evaluation of a round, as the server sees it.
 
     Attributes:
         audit: the audit that records errors.

@@ -24,9 +24,9 @@ class TruthFolder:
     path: Path
 
     def write(self, server_round: int, client_id: int, truth: Truth) -> None:
-        """Write the samples of a client's training in a round, and delete those of earlier rounds.
+        """Write the samples that a client used in a round, and delete those of earlier rounds.
 
-        The file can be read by its owner only.
+        Only their owner can read the file.
         """
         from flwr_leakage.audit.kept import truth_to_bytes  # this import needs the extra ``server``
 

@@ -82,7 +82,7 @@ class ToldAudit(ServerAudit):
         self._specs: dict[int, InputSpec] = {}  # the inputs of clients that told a normalisation
 
     def spare(self, server_round: int, client_id: int, num_examples: int) -> None:
-        """Remember a client that is not attacked, so that ``inspect`` can record its training."""
+        """Remember a client that is not attacked; ``inspect`` then records its training."""
         self._spared[server_round, client_id] = num_examples
 
     def inspect(
@@ -164,7 +164,8 @@ class ToldAudit(ServerAudit):
         """Return the spec of a client's inputs, with a normalisation that other clients told.
 
         A spec whose normalisation is known is returned as it is. If other clients with inputs of
-        the same shape told several normalisations, the most common one is to be tried first.
+        the same shape told several normalisations, the most common one is taken and marked as not
+        known, so that an attack tries it first and others afterwards.
         """
         if spec.known:
             return spec
@@ -326,9 +327,12 @@ class ToldAudit(ServerAudit):
             return None
 
     def _assume(self, told: TrainingFacts | None) -> _Assumed:
-        """Return the assumptions of an attack as the operator gave or the client told them.
+        """Return the assumptions of an attack on a client.
 
-        Where the operator gave a setting, the client's is not used.
+        Each is the operator's setting, or if the operator gave none, what the client told.
+
+        Args:
+            told: the facts that the client told about its training; ``None`` if it told none.
 
         Raises:
             ValueError: a setting is neither given nor told.

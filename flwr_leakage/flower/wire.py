@@ -12,15 +12,15 @@ RECORD_KEY = "flwr-leakage"
 
 
 def pack_note(note: ClientNote) -> ConfigRecord:
-    """Return a client's note as a record of its reply.
+    """Return a client's note as the record that is put beside its update.
 
-    ``Sharing.travelling`` decides beforehand which facts the note may hold.
+    The note has been reduced to the facts that may be sent by ``Sharing.travelling``.
     """
     return ConfigRecord({"client-id": note.client_id, "note": note.to_text()})
 
 
 def unpack_note(record: ConfigRecord) -> ClientNote:
-    """Return the client's note that a record of its reply holds.
+    """Return the client's note from the record beside its update.
 
     Raises:
         ValueError: the record is none that ``pack_note`` writes.

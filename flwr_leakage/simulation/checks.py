@@ -33,7 +33,7 @@ COUNTS = (
 
 
 def check_settings(settings: Settings) -> None:
-    """Refuse settings out of their range, as far as no class checks them itself.
+    """Refuse settings that lie outside of their range and that no class checks itself.
 
     Raises:
         ConfigError: a setting is out of its range. The message names the key.
@@ -74,7 +74,7 @@ def check_experiment(experiment: Experiment) -> None:
 
 
 def check_texts(experiment: Experiment) -> None:
-    """Refuse a score, a membership test or a gate that is made for images if inputs are texts.
+    """Refuse a score, a membership test or a limit that is made for images if inputs are texts.
 
     Defenses are checked by ``check_defense``.
     """
@@ -96,7 +96,12 @@ def check_texts(experiment: Experiment) -> None:
 
 
 def check_clients(experiment: Experiment) -> None:
-    """Raise an error unless every client has its samples, and the attacked clients exist."""
+    """Check that every client has enough samples, and that the clients to attack exist.
+
+    Raises:
+        ConfigError: a client has no sample, or fewer than ``client.num_examples``; or
+            ``selection.clients`` names a client that does not exist. The message names the key.
+    """
     given = experiment.settings.client.num_examples
     sizes = [len(part) for part in experiment.data.partitions]
     smallest = min(sizes)
@@ -120,7 +125,13 @@ def check_clients(experiment: Experiment) -> None:
 
 
 def check_threat(experiment: Experiment) -> None:
-    """Check that the facts which the threat model grants the attacker exist in this experiment."""
+    """Check that the facts which the threat model grants the attacker exist here.
+
+    An example are BatchNorm statistics, which a model without BatchNorm does not have.
+
+    Raises:
+        ConfigError: such a fact does not exist. The message names the key.
+    """
     threat, client = experiment.threat, experiment.settings.client
     if threat.batch_norm != "none":
         if not experiment.gradient_map.has_batch_norm:
@@ -171,7 +182,10 @@ def check_threat(experiment: Experiment) -> None:
 
 
 def check_mixing(experiment: Experiment) -> None:
-    """Refuse a known mixing unless the defense mixes a client's own, same samples each round."""
+    """Refuse a known mixing unless the defense mixes the same private samples in each round.
+
+    A mixing (MixUp, InstaHide) is the weights of samples in the sums that the client trains on.
+    """
     if experiment.threat.mixing == "unknown":
         return
     fewest = min(experiment.sizes)
@@ -190,7 +204,11 @@ def check_mixing(experiment: Experiment) -> None:
 
 
 def check_defense(experiment: Experiment) -> None:
-    """Raise unless the defense can work on these samples, this network and number of rounds."""
+    """Check that the defenses can work on these samples, this network and this number of rounds.
+
+    Raises:
+        ConfigError: a defense cannot. The message names the key.
+    """
     settings, defense = experiment.settings, experiment.defense
     used = [experiment.schedule.for_client(n).num_samples_used(n) for n in experiment.sizes]
     fewest = min(used)

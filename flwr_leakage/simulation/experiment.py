@@ -138,10 +138,10 @@ class Experiment:
 
     @property
     def _share(self) -> Sharing:
-        """Return the facts that clients share with the server.
+        """Return the choice of the facts that clients share with the server.
 
-        In a simulation these are all facts but the results of clients' attacks on themselves, which
-        ``client.share`` adds.
+        In a simulation all facts are shared but the results of clients' attacks on themselves,
+        which ``client.share`` adds.
         """
         share = Sharing.of(self.settings.client.share)
         if self.remark is not None:
@@ -151,9 +151,13 @@ class Experiment:
     def may_be_attacked(self, client_id: int | None, server_round: int) -> bool:
         """Return whether the server of a simulation may attack a client's update of a round.
 
-        The training behind such an update is replayed, which costs about as much as the training:
-        only if the replay explains the update is an attack that fails informative.
-        ``selection.max_clients`` may still leave the update out.
+        If so, the client replays its training, which costs about as much as the training: a failed
+        attack says something only if the replay explains the update. ``selection.max_clients`` may
+        still leave the update out.
+
+        Args:
+            client_id: the client; ``None`` for no one.
+            server_round: the number of the round, from 1.
         """
         if self.remark is not None or client_id is None:
             return False

@@ -76,7 +76,7 @@ class Price:
         )
 
     def __add__(self, other: "Price") -> "Price":
-        """Return the price of two runs together."""
+        """Return the sum of two prices: of one run and then another."""
         attacks = (
             None if self.attacks is None or other.attacks is None else self.attacks + other.attacks
         )
@@ -236,7 +236,7 @@ def _seconds(call: Callable[[], object], repeats: int = 10, limit: float = 1.0) 
 
 
 def _same_sample(config: Config) -> str:
-    """Return, as a text, all settings on which a measurement depends."""
+    """Return a text that is the same for two configs if one measurement holds for both."""
     keys = ("model", "dataset", "partition", "client", "defense", "score", "num_clients")
     return json.dumps({key: config[key] for key in keys}, default=str) + str(
         torch.get_num_threads()

@@ -121,7 +121,7 @@ def finish(run_dir: Path, console: Console) -> None:
 
 
 def summary_table(run: RunData) -> Table:
-    """Return a table of leakage, utility and cost with one line for each round."""
+    """Return a table with a line for each round: leakage, accuracy of the model, and seconds."""
     name, style = ("token_accuracy", "{:.0%}") if run.texts else ("psnr", "{:.1f}")
     table = Table(box=None, padding=(0, 1, 0, 0))
     grades_written = ("exact", "recogn.", "partly", "nothing")
@@ -151,7 +151,7 @@ def summary_table(run: RunData) -> Table:
 
 
 def print_summary(run: RunData, console: Console) -> None:
-    """Print leakage, utility and cost by round, then the report's answer and its advice."""
+    """Print the table of rounds, then the report's answer and its advice, and warnings."""
     measure = "tokens in place" if run.texts else "PSNR in dB"
     console.print(f"\nLeakage by round ({measure}; {run.metadata.get('threat', '')})", markup=False)
     console.print(summary_table(run))

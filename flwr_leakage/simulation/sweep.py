@@ -22,7 +22,7 @@ PAGE_FILE = "comparison.html"
 
 
 class CompareRuns(Callback):
-    """A callback of Hydra that ends a sweep with a table and a page over all runs and failures."""
+    """A callback of Hydra that ends a sweep: it compares all runs and lists those that failed."""
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Write the comparison of all runs; exit with status 1 if a run failed."""

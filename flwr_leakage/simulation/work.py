@@ -119,7 +119,7 @@ def count_work(experiment: Experiment, products: int) -> Work:
 
 
 def _share_that_trains(experiment: Experiment) -> float:
-    """Return the share of clients that a strategy draws in a round, in (0, 1]."""
+    """Return the share of clients, in (0, 1], that the strategy asks to train in a round."""
     strategy, clients = experiment.strategy(), experiment.settings.num_clients
     fraction = float(getattr(strategy, "fraction_train", 1.0))
     least = int(getattr(strategy, "min_train_nodes", 1))
@@ -127,10 +127,11 @@ def _share_that_trains(experiment: Experiment) -> float:
 
 
 def _replays(experiment: Experiment) -> list[int]:
-    """Return, for each client, the number of rounds whose training it replays if it trains in all.
+    """Return, for each client, the number of rounds whose training it replays.
 
-    These are the rounds in which its update may be attacked, and the first round in which it scores
-    or attacks its update, unless an earlier round was replayed.
+    It is assumed to train in all rounds. It replays the rounds in which its update may be attacked,
+    and the first round in which it scores or attacks its update, unless it replayed one before. A
+    client whose samples are not all kept replays none.
     """
     rounds, plan, own = (
         experiment.settings.num_rounds,

@@ -117,9 +117,10 @@ class JsonlTracker:
         self._append({"type": "run", "status": "open", "time": _now()})
 
     def log(self, record: LeakageRecord) -> None:
-        """Append one number; a number that is not finite or beyond ±10¹⁰⁰ is recorded as missing.
+        """Append one number.
 
-        A note tells its value.
+        A number that is not finite or beyond ±10¹⁰⁰ is recorded as missing, with a note that tells
+        it.
         """
         row = {**vars(record), "note": plain_text(record.note)}
         if record.value is not None:

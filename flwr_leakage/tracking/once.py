@@ -30,7 +30,10 @@ class OnceTracker:
 
     @staticmethod
     def of(run: RunData) -> "OnceTracker":
-        """Return a tracker that passes on no entry of a run; its ``tracker`` is still to be set."""
+        """Return a tracker that will pass on only entries that a run does not hold yet.
+
+        Its attribute ``tracker`` has to be set before the first entry.
+        """
         return OnceTracker(
             None,
             {

@@ -36,7 +36,10 @@ def check_role(role: str) -> None:
 
 @runtime_checkable
 class Tracker(Protocol):
-    """The interface of a tracker, which receives a run's measurements in the order of making."""
+    """The interface of trackers: objects that store or show what a run measures.
+
+    The numbers, events and images of a run are passed to it in the order in which they are made.
+    """
 
     def log(self, record: LeakageRecord) -> None:
         """Keep one number."""
