@@ -11,8 +11,8 @@ from flwr_leakage.members import Membership, Records, examine_observation
 from flwr_leakage.records import Batch, InputSpec, Observation
 
 MAX_SAMPLES = 10_000
-"""Most samples behind an update that is tested. Their number is a client's own word, and checks of
-the loss allocate logits of as many."""
+"""The largest number of samples behind an update that is tested. Clients may report any number, and
+checks of the loss allocate as many logits."""
 
 
 @dataclass(frozen=True)

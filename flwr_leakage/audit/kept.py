@@ -37,13 +37,13 @@ from flwr_leakage.untrusted import (
 )
 
 FORMAT = "flwr-leakage observation, version 1"
-"""The entry ``format`` in each file's metadata; a reader refuses any other."""
+"""The entry ``format`` in each file's metadata; files with another entry are refused."""
 
 KeptPolicy = Literal["oldest", "attacked", "newest"]
-"""The names of the rules by which a round gives way if there is no room for all."""
+"""The names of the rules by which rounds are dropped; see ``KeptObservations``."""
 
 DONE = "done"
-"""The empty file of a round that was attacked and recorded."""
+"""The name of the empty file that marks a round as attacked and recorded."""
 
 
 @dataclass(frozen=True)

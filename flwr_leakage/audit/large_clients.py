@@ -27,11 +27,12 @@ from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import InputSpec, LocalSchedule, Observation, ThreatModel, Update
 
 PROBE_SIZES, PROBE_SECONDS = (1, 4, 16), 3.0
-"""Numbers of images of the probes, and the CPU seconds of the attack on each. Together they cost a
-run nine seconds at most, beside the step that an attack is in when they end."""
+"""The numbers of images of the probes, and the CPU seconds of the attack on each. Together they
+cost a run at most nine seconds, plus the step that an attack is in when its time ends."""
 
 MAX_SAMPLES = 2000
-"""Samples that stand for those of a larger client where only their frequencies count."""
+"""The number of samples that stand for those of a larger client where only class frequencies
+count."""
 
 
 @dataclass(frozen=True)

@@ -20,17 +20,19 @@ from flwr_leakage.tracking.once import OnceTracker
 from flwr_leakage.untrusted import MAX_RECORDS_BYTES, inside, read_file
 
 KEPT = "kept"
-"""The folder of a run folder that holds its observations."""
+"""The folder, in a run folder, that holds the kept observations."""
 
 
 FINISHED = "finished"
-"""The folder in it of the targets that were attacked, from which an attack goes on."""
+"""The folder, in ``KEPT``, that holds the results of attacked targets, so that an attack can go
+on."""
 
 NUMBERS = "image_numbers.json"
-"""The file of the numbers that the attacked rounds' images have; it outlives dropped rounds."""
+"""The file, in ``KEPT``, with the numbers that identify the attacked images; dropping a round
+leaves it."""
 
 CLOSED = "closed"
-"""The empty file that says, while a run is attacked, that it was closed before."""
+"""The empty file that marks, while a run is attacked, that its records were closed before."""
 
 
 @dataclass(frozen=True)

@@ -17,24 +17,26 @@ from flwr_leakage.params import Params
 from flwr_leakage.records import InputSpec, Observation
 
 SAMPLES = 2
-"""Samples of a trial: BatchNorm by batch takes no single one."""
+"""The number of samples of a trial pass, as BatchNorm by batch statistics does not accept a single
+one."""
 
 COPIES = 48
-"""Bytes that an attack holds at its peak for each byte of a forward pass: the pass, its gradient in
-the parameters, the gradient of both in the inputs, their scratch space. Measured are 19 to 27 (a
-convolution, its activation and a pool of 256² to 1024² pixels, one to eight images, ``idlg`` and
-``strongest``), 37 in a process that had attacked inputs of other sizes, and 76 where ``strongest``
-searches half a million pixels."""
+"""The bytes that an attack holds at its peak for each byte of a forward pass: the pass, its
+gradient in the parameters, the gradient of both in the inputs, and their scratch space. Measured
+were 19 to 27 (a convolution, its activation and a pooling of 256² to 1024² pixels, one to eight
+images, ``idlg`` and ``strongest``), 37 in a process that had attacked inputs of other sizes, and 76
+where ``strongest`` searches half a million pixels."""
 
 STEPS = 4
-"""Copies of the parameters for each local step. Those of the first do not count, and as many again
-are taken off, as a server that trains the model has room for them."""
+"""The copies of the parameters that an attack holds for each local step. Those of the first step do
+not count, and those of another step are taken off, as a server that trains the model has room for
+them."""
 
 OPERATIONS_PER_SECOND = 5e9
-"""Floating-point operations of one CPU core in a second, of a slow one."""
+"""The floating-point operations of a slow CPU core in a second."""
 
 LEAST_GRADIENTS = 10
-"""Gradients below which no search has gone anywhere."""
+"""The number of gradients below which no search has got anywhere."""
 
 _MAX_CALLS = 50_000
 _REAL_BYTES = 2**20  # bytes of an input that is passed with values: 3 × 224 × 224 takes 0.6 MB

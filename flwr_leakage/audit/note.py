@@ -47,7 +47,8 @@ REPLAY_WORDS: dict[ReplayKind, str] = {
     ),
     "undone": "the training was not replayed",
 }
-"""The sentence that a server reads of each kind of result, unless the owner shares more."""
+"""The sentence that a server reads for each category of a replay's result, unless the owner shares
+more."""
 
 
 @dataclass(frozen=True)

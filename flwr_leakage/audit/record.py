@@ -32,11 +32,11 @@ else:  # a client that records its scores needs no attack installed
     Attempt = LabelEstimate = Outcome = Text = Membership = Any
 
 SERVER = -1
-"""The client id of what concerns the server, or a whole round."""
+"""The client id of records about the server or a whole round."""
 
 
 SPARED = "not scored:"
-"""The note of a sample that a score's plan left out begins like this."""
+"""The beginning of the note of a sample that a score's plan left out."""
 
 
 @dataclass(frozen=True)

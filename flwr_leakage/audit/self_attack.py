@@ -26,7 +26,7 @@ from flwr_leakage.records import (
 from flwr_leakage.report.grades import Grade, grade
 
 PREFIX = "self_attack_"
-"""The names of the numbers that a client shares of its self-attack begin like this."""
+"""The beginning of the names of the metrics that a client shares of its attack on itself."""
 
 
 @dataclass(frozen=True)

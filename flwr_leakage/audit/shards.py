@@ -25,13 +25,14 @@ from flwr_leakage.tracking.jsonl import make_private_folder, write_private
 from flwr_leakage.untrusted import MAX_JSON_BYTES, MAX_TENSORS_BYTES, inside, parse_json, read_file
 
 SHARDS = "shards"
-"""The folder in ``kept`` where shards are looked for, and written by default."""
+"""The folder, in ``kept``, that holds the shares' folders by default."""
 
 MANIFEST = "shard.json"
-"""The file of a shard's folder that says which it is, once all of its targets are attacked."""
+"""The file, in a share's folder, that tells which share it is, once all of its targets are
+attacked."""
 
 FORMAT = "flwr-leakage shard, version 1"
-"""The manifest's value of ``format``; a reader refuses any other."""
+"""The value of ``format`` in the manifest; manifests with another value are refused."""
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,11 @@ from flwr_leakage.audit.note import REPLAY_WORDS, ClientNote, ReplayResult
 from flwr_leakage.records import Measurement
 
 WORDS = ("numbers", "replay", "training", "times", "reasons")
-"""The words that an owner can share, beside names of metrics; ``everything`` stands for all."""
+"""The words that an owner can share, apart from names of metrics; ``everything`` stands for all."""
 
 UNREAD = "Neither scores nor samples were read off the training."
-"""All that a server reads where they could not be, unless reasons are shared."""
+"""The text that a server reads if nothing could be read off the training, unless reasons are
+shared."""
 
 
 @dataclass(frozen=True)

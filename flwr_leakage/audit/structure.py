@@ -34,7 +34,8 @@ from flwr_leakage.spectral import numerical_rank, rows_needed
 from flwr_leakage.spectral.image_prior import ImagePrior
 
 FEW_ROWS = 64
-"""Rows that are drawn where all would be too many: they find a low rank, or bound it from below."""
+"""The number of random rows of a Jacobian that has too many: they find a low rank, or a lower
+bound."""
 
 
 def exact_attacks() -> dict[str, ExactAttack]:

@@ -7,10 +7,10 @@ from typing import Literal
 Verdict = Literal["applies", "features only", "does not apply", "recovers"]
 
 LINE = 100
-"""Characters of a line."""
+"""The largest number of characters in a printed line."""
 
 RECOVERED_DB = 40.0
-"""Least PSNR of a synthetic image that counts as recovered."""
+"""The PSNR in dB from which on a synthetic image counts as recovered."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from flwr_leakage.params import add, scale
 from flwr_leakage.records import Batch, InputSpec, Observation, ThreatModel, Update
 
 Inputs = tuple[InputSpec, BatchNormMode]
-"""The inputs and the BatchNorm mode that an attack on a client assumes."""
+"""The inputs' spec and the BatchNorm mode that an attack on a client assumes."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def aggregate(observations: Sequence[Observation], batch_statistics: bool = Fals
 
 
 MAX_HISTORY = 1000
-"""Targets of which rounds are kept, each with the updates of a round or more."""
+"""The number of targets whose earlier rounds are kept."""
 
 
 @dataclass

@@ -44,7 +44,7 @@ class Truth:
 UNREADABLE = (
     ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError,
 )  # fmt: skip
-"""The errors that foreign JSON raises, where an entry is of another kind, too large or too deep."""
+"""The errors that untrusted JSON causes if an entry is of another type, too large or too deep."""
 
 
 @dataclass
@@ -85,4 +85,5 @@ class ImageNumbers:
 
 
 TruthSource = Callable[[int, int, int], Truth]
-"""(server_round, client_id, num_examples) ↦ the truth; ValueError where there is none."""
+"""A function of (server_round, client_id, num_examples) that returns the client's true samples, and
+raises ``ValueError`` if they are not known."""

@@ -27,7 +27,8 @@ class WhatIf:
 
 
 WhatIfSource = Callable[[Observation], WhatIf]
-"""The update that was observed ↦ what it would have been; ValueError where nobody knows."""
+"""A function of an observed update that returns it as another defense would have released it, and
+raises ``ValueError`` if that is not known."""
 
 
 def relative_change(raw: Params, released: Params) -> float:

@@ -26,32 +26,32 @@ from flwr_leakage.schedules import MAX_STEPS
 CROSS_ENTROPY, OWN_LOSS = "cross_entropy", "a loss of the app's own"
 
 OWN_TERM = "a loss with a term in the parameters, as FedProx's and FedDyn's"
-"""That term is zero at the first step of FedProx, and small where the steps stay near."""
+"""The term is zero at the first step of FedProx, and small while the parameters stay near."""
 
 SEVERAL_LABELS = "a loss of several labels for each input, as MixUp's"
-"""An attack then finds mixtures of samples, as the client trained on mixtures."""
+"""An attack then recovers mixtures of samples, as the client trained on mixtures."""
 
 _LOSSES = (CROSS_ENTROPY, OWN_LOSS, OWN_TERM, SEVERAL_LABELS)
-"""The names of losses that may travel to the server."""
+"""The kinds of loss that may be told to the server."""
 
 UNCOUNTED = "the app reports no number of samples from which its mini-batches would follow"
-"""Why a client does not tell its steps and its batch size."""
+"""The reason why a client tells neither its number of steps nor its batch size."""
 
 UNTOLD = (
     "what it sends is not what its training made, so that it tells neither its steps nor its inputs"
 )
-"""Why a client tells nothing that was read off its samples."""
+"""The reason why a client tells nothing that was read off its samples."""
 
 _CLOSE = 1e-6
-"""Settings that differ by less, relatively, are the same number."""
+"""The relative difference up to which two settings count as the same number."""
 
 MAX_CHANNELS, MAX_VALUES = 4096, 2**24
-"""The largest told input. A colour image of 2,364 × 2,364 pixels takes 64 MB, and is larger than
-any that an attack has recovered."""
+"""The largest number of channels and of values of an input that a client may tell. A colour image
+of 2,364 × 2,364 pixels takes 64 MB, and is larger than any that an attack has recovered."""
 
 SLOWEST, FASTEST = 1e-12, 1e6
-"""Learning rates beyond which parameters near 1 in float32 do not move (their spacing is 1e-7), or
-overflow within a few steps: no client that trains says so."""
+"""The least and the largest learning rate that a client may tell. Beyond them parameters near 1 in
+float32, whose spacing is 1e-7, do not move, or overflow within a few steps."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from flwr_leakage.capture.samples import check_settings
 from flwr_leakage.capture.step_hooks import watch_steps
 
 Differing = Callable[[Mapping[str, Tensor]], list[str]]
-"""A function of arrays that returns the names of the tensors whose values differ from theirs."""
+"""A function of tensors by name that returns the names of those that differ from certain arrays."""
 
 _NO_STEP = "no step of a torch.optim.Optimizer was seen in this thread"
 

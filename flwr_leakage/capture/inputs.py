@@ -7,14 +7,16 @@ from flwr_leakage.records import Batch, InputSpec
 
 _LEVELS = 255
 _CLOSE = 1e-5
-"""Values nearer to each other than this share of their range are one level, rounded."""
+"""The share of their range up to which values differ by rounding only, and count as one level."""
 _OFF_GRID = 1e-3
-"""Values may miss a grid by this share of a step: rounding in float32 moves them by 1e-4 of it, and
-the grid of another 8-bit step by 1/255 somewhere."""
+"""The share of a grid's step by which values may miss the grid: rounding in float32 moves them by
+1e-4 of a step, and the values of a grid with one 8-bit step more miss it by 1/255 somewhere."""
 _MANY = 20
-"""So many levels do not all fall on each second step of a finer grid by chance."""
+"""The number of levels from which on it is no chance that all fall on every second step of a finer
+grid."""
 _GLANCE = 4096
-"""Values that show whether there are more levels than 8 bits have."""
+"""The number of values that are tried first, to see whether there are more levels than 8 bits
+have."""
 
 
 def infer_spec(batch: Batch, num_classes: int) -> InputSpec:

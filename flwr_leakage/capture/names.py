@@ -10,7 +10,8 @@ from flwr_leakage.capture.order import in_order
 from flwr_leakage.capture.training import Root
 
 _WRAPPERS = ("", "_module.", "module.", "_orig_mod.")
-"""Prefixes that Opacus, data parallelism and ``torch.compile`` put before a model's own names."""
+"""The prefixes that Opacus, data parallelism and ``torch.compile`` put before a model's own
+names."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from flwr_leakage.capture.training import Correction
 _ROUNDING = 16 * torch.finfo(torch.float32).eps
 """The error of a difference of parameters in single precision, relative to the parameters."""
 _ALIKE = 1e-3
-"""Changes of two steps that differ by less than this share of their norm are the same."""
+"""The share of their norm up to which the changes after two steps may differ and count as the
+same."""
 
 
 class Outside:

@@ -123,7 +123,7 @@ def _correct(training: CapturedTraining, translated: Mapping[int, Any], rate: fl
 
 
 _CLOSE = 1e-3
-"""Norms of a clipped gradient that differ by less, relatively, are the same."""
+"""The relative difference up to which two norms of a clipped gradient count as the same."""
 
 
 def _rewrite(parameters: list[nn.Parameter], norm: float, largest: float | None) -> None:

@@ -262,7 +262,7 @@ _MEAN_CROSS_ENTROPY = {
     "weight": None, "size_average": None, "ignore_index": -100, "reduce": None,
     "reduction": "mean", "label_smoothing": 0.0,
 }  # fmt: skip
-"""The default arguments that ``F.cross_entropy`` hands on beside its two tensors."""
+"""The default values of the further arguments of ``F.cross_entropy``."""
 
 
 def _plain(tail: tuple[Entry, ...]) -> Loss | None:

@@ -16,12 +16,13 @@ SENDS: dict[str, Callable[[float, float, int], float]] = {
     "minus its update by step": lambda rate, momentum, steps: -1.0 / steps,
     "FedNova's normalised update": lambda rate, momentum, steps: -1.0 / _fednova(momentum, steps),
 }
-"""The multiples of θ_local − θ_t that methods send, by name. The multiples follow from the app's
-settings, and from nothing that the samples decide: SCAFFOLD (Karimireddy et al., 2020) sends the
-update, FedNova (Wang et al., 2020) the update divided by Σ of its normalising vector."""
+"""The multiples of the update θ_local − θ_t that methods send: by name, the factor as a function of
+the learning rate, the momentum and the number of steps. It depends on no sample. SCAFFOLD
+(Karimireddy et al., 2020) sends the update, FedNova (Wang et al., 2020) the update divided by the
+sum of its normalising vector."""
 
 _CLOSE = 1e-3
-"""Multiples and updates that differ by less, relatively, are the same."""
+"""The relative difference up to which two multiples, or two updates, count as the same."""
 
 
 def multiple_of(name: str, rate: float, momentum: float, steps: int) -> float:

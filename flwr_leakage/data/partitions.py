@@ -59,7 +59,7 @@ class IidPartition:
 
 
 DEFAULT_SIZES = (1, 4, 30, 120, 400, 800, 1200)
-"""Samples of the clients of a ``SizedPartition`` that is given no sizes."""
+"""The numbers of samples of the clients of a ``SizedPartition`` that is given no sizes."""
 
 
 @dataclass(frozen=True)

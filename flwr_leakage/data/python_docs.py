@@ -14,13 +14,13 @@ TOPICS = (
     "specialnames", "compound", "types", "formatstrings", "string-methods", "typesseq", "debugger",
     "typesmapping", "comparisons", "assignment",
 )  # fmt: skip
-"""Long topics that repeat little of each other, as Python's ``help`` names them."""
+"""Long topics of Python's ``help`` that repeat little of each other."""
 
 FEWEST = 6
-"""Tokens of the shortest text: shorter rests of a paragraph are left out."""
+"""The number of tokens of the shortest text; shorter rests of a paragraph are left out."""
 
 RARE = "…"
-"""The word of all tokens that the vocabulary has no room for."""
+"""The word that stands for all tokens without an id of their own."""
 
 _TEST_FRACTION = 0.2
 _TOKEN = re.compile(r"[a-z_]+|\d+|[^\sa-z_\d*=\-#]")

@@ -9,10 +9,11 @@ NAMES = (
     "accuracy", "acc", "test_accuracy", "test_acc", "eval_accuracy", "eval_acc", "val_accuracy",
     "val_acc", "accuracy_top1", "top1",
 )  # fmt: skip
-"""Names under which apps tell an accuracy, the surest first; case and hyphens do not count."""
+"""Names under which apps report an accuracy, the most certain first; case and hyphens do not
+count."""
 
 MAX_NAMES = 100
-"""Characters of the names of metrics none of which is an accuracy."""
+"""The number of characters that are recorded of the names of metrics if none is an accuracy."""
 
 
 def accuracy_of(metrics: Mapping[str, object]) -> tuple[str, float] | None:

@@ -23,7 +23,7 @@ _PLAIN = {
     torch.float16, torch.float32, torch.float64,
     torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
 }  # fmt: skip
-"""Fractions and whole numbers that NumPy knows; bfloat16 it does not."""
+"""The types of floating-point and whole numbers that NumPy has, too; it lacks bfloat16."""
 
 
 class MalformedArraysError(ValueError):

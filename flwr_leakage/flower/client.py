@@ -43,7 +43,7 @@ __all__ = ["ClientAudit", "LeakageMod", "encode"]
 
 
 BAD_ROUND = "server-round must be an integer ≥ 0"
-"""The refusal of a message; it tells of the server's own message alone."""
+"""The reason for refusing a message; it tells nothing of the client."""
 
 
 class LeakageMod:

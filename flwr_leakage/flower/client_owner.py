@@ -14,13 +14,13 @@ from flwr_leakage.flower.client_session import Session
 from flwr_leakage.flower.wire import RECORD_KEY
 
 REFUSED = "this client's own policy keeps its update of this round back"
-"""All that a server reads of a gate's refusal."""
+"""The text that a server reads if an update exceeds the client's own limits (its gate)."""
 
 FAILED = (
     "this client's audit could not be completed, and a defense or a gate lets nothing pass without "
     "it; the client's own log says why"
 )
-"""All that a server reads where a client's audit failed, unless the owner shares reasons."""
+"""The text that a server reads if a client's audit failed, unless the owner shares reasons."""
 
 _LOG = logging.getLogger(__name__)
 

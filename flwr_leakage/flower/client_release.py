@@ -26,13 +26,15 @@ else:  # a client that attacks nothing needs no attack installed
     SelfAttacked = Any
 
 ACCOUNT_KEY = "flwr-leakage-account"
-"""The record of the client's own state that says what its scores may still spend."""
+"""The record in the client's own state that tells the budget left for its scores."""
 EXPLAINED_KEY = "flwr-leakage-explained"
-"""The record of it that says whether the scored model explains the client's updates."""
+"""The record in the client's own state that tells whether the scored model explains its updates."""
 CARRIED_KEY = "flwr-leakage-carried"
-"""The record of it that holds what error feedback adds to the next update; it never travels."""
+"""The record in the client's own state that holds the remainder of error feedback, which is added
+to the next update; it is never sent."""
 PAID = 1e-300
-"""``relative_cost`` of a second try: the round's training was counted before."""
+"""The ``relative_cost`` of scores under a second defense in the same round: close to none, as the
+round's training was counted before."""
 
 
 @dataclass(frozen=True)

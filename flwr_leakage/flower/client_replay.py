@@ -31,25 +31,25 @@ from flwr_leakage.flower.arrays import differing, unequal
 from flwr_leakage.records import InputSpec
 
 REPLAY_KEY = "flwr-leakage-replay"
-"""The record of the client's own state that says what the latest replay found."""
+"""The record in the client's own state that holds the result of the latest replay."""
 
 VARIATES_KEY = "flwr-leakage-variates"
-"""The record of the client's own state that holds its control variates c_i: those that it began
-with, and what it has sent of their changes, summed."""
+"""The record in the client's own state that holds its control variates c_i: those that it began
+with, plus the sum of the changes that it has sent."""
 
 MASKED = (
     "what was sent is masked (secure aggregation) and was not compared: clipping or noise between "
     "the training and the mask would not be seen"
 )
-"""The sentence that the owner reads of a replay under a mask."""
+"""The sentence that the owner reads about a replay if secure aggregation masks what is sent."""
 _NUMBERS = ("learning_rate", "momentum", "weight_decay", "num_steps", "batch_size")
-"""Settings that may vary by round as a matter of course: their first change is replayed."""
+"""Settings that methods may vary from round to round; a replay follows only their first change."""
 _KINDS = (
     "optimizer", "batch_norm", "randomness", "precision", "loss", "shape", "num_classes",
     "normalization", "mean", "std", "box", "rewritten",
 )  # fmt: skip
 _LISTS = ("varying", "again", "names", "untrained")
-"""Fields of :class:`Replayed` that are tuples, which JSON gives back as lists."""
+"""Fields of :class:`Replayed` that are tuples, which JSON returns as lists."""
 _NOT_SEEN = "its mini-batches were not looked at, and its samples and steps do not tell them"
 _WORDS = {"rewritten": "change of gradients before a step"}
 

@@ -21,7 +21,7 @@ from flwr.supercore.task_identity import TaskIdentity
 SERVER_NODE_ID = 1
 
 FIRST_NODE_ID = 1 << 32
-"""The first client's node."""
+"""The node id of the first client."""
 
 
 class InlineGrid(Grid):

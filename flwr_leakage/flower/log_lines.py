@@ -19,10 +19,10 @@ from flwr_leakage.tracking.text import plain_text
 
 _LOG = logging.getLogger("flwr")  # Flower's own logger, with Flower's own settings
 SECONDS = 15.0
-"""From one line on an attack that goes on to the next."""
+"""The least number of seconds between two log lines about a running attack."""
 
 MAX_REASON = 150
-"""Characters of the reason why a client was not attacked."""
+"""The number of characters that are logged of the reason why a client was not attacked."""
 
 
 class LogProgress(SilentProgress):

@@ -26,16 +26,17 @@ from flwr_leakage.records import InputSpec, LocalSchedule
 from flwr_leakage.tracking import JsonlTracker
 
 MAX_SECONDS = 60.0
-"""CPU seconds of an attack on a target. The portfolio ended within them on 23 of its 30 held-out
-cases (simulations/benchmarks/results/portfolio.md); the others took up to 122."""
+"""The CPU seconds that an attack on a target may take. The portfolio ended within them on 23 of its
+30 held-out cases (simulations/benchmarks/results/portfolio.md); the others took up to 122."""
 
 MAX_ROUND_SECONDS = 600.0
-"""CPU seconds of all attacks of a round, ten of the above: what a training may be held up by."""
+"""The CPU seconds that all attacks of a round may take, ten times ``MAX_SECONDS``: they delay the
+training by as much."""
 
 MAX_BYTES = 2**30
-"""Bytes of an attack on a target, by an estimate from one forward pass. A step on 64 images of the
-network of Flower's quickstart takes a fifth of them, and one on two images of 32 × 32 pixels of a
-ResNet-18 seven tenths. Attacks on 32 images took at most 0.35 GB beyond a fresh process
+"""The bytes that an attack on a target may take, by an estimate from one forward pass. A step on 64
+images of the network of Flower's quickstart takes a fifth of them, and one on two images of 32 × 32
+pixels of a ResNet-18 seven tenths. Attacks on 32 images took at most 0.35 GB beyond a fresh process
 (simulations/benchmarks/results/portfolio.md, "What one line says")."""
 
 

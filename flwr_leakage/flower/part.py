@@ -212,7 +212,8 @@ class Variates:
 
 
 _VARIATES_FIT = 1e-3
-"""Changes of variates that differ from what the step explains by more, relatively, are others."""
+"""The largest relative difference between a change that a client sends and the one that its step
+explains, for the change to count as one of control variates."""
 
 
 def change_made(facts: TrainingFacts | None, local: Params, params: Params) -> Params:

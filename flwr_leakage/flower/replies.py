@@ -20,15 +20,16 @@ from flwr.supercore.differential_privacy import KEY_NORM_BIT
 from flwr_leakage.flower.contents import records_of
 
 MAX_EXAMPLES = 2**53
-"""More samples than any client has; up to here, a float counts them one by one."""
+"""The largest number of samples that a client may report: up to here, a float counts them one by
+one."""
 
 Layout = tuple[tuple[str, ...], tuple[tuple[str, tuple[tuple[str, int], ...]], ...]]
-"""Names of array records; names of metric records with their entries and lengths (−1 for a single
-number)."""
+"""The names of a reply's array records, and for each metric record its name with pairs of a metric
+and its length (−1 for a single number)."""
 
 
 MAX_REASON = 500
-"""Characters of a client's own words that are recorded where it may say something each round."""
+"""The number of characters that are recorded of a client's own words in each round."""
 
 
 @dataclass(frozen=True)

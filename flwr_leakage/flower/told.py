@@ -14,10 +14,10 @@ from flwr_leakage.normalization import BatchNormMode
 from flwr_leakage.records import InputSpec, LocalSchedule, Observation
 
 UNTOLD_SPEC = InputSpec((1, 1, 1), 1)
-"""A stand-in for inputs that no client has told of yet; nothing is attacked before."""
+"""A stand-in for inputs that no client has told yet; nothing is attacked before one has."""
 
 UNTOLD_SCHEDULE = LocalSchedule(1.0)
-"""A stand-in for a schedule that each client tells by itself."""
+"""A stand-in for the schedule, which each client tells for itself."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from flwr.app import ConfigRecord
 from flwr_leakage.audit.note import ClientNote
 
 RECORD_KEY = "flwr-leakage"
-"""The record's name in a reply, and in the client's own state."""
+"""The name of the note's record in a reply, and in the client's own state."""
 
 
 def pack_note(note: ClientNote) -> ConfigRecord:

@@ -37,10 +37,11 @@ from flwr_leakage.simulation.weights import save_weights
 from flwr_leakage.tracking.text import accept_any_text
 
 ConfigOf = Callable[[Context], Config]
-"""A function that gives the server its config from the context of a run."""
+"""A function that returns the server's config from the context of a run."""
 
 ExperimentOf = Callable[[Context], Experiment]
-"""A function that gives a client its experiment: that of the run, or on a real node its own."""
+"""A function that returns a client's experiment from its context: that of the run, or on a real
+node the client's own."""
 
 
 def make_client_app(experiment_of: ExperimentOf) -> ClientApp:

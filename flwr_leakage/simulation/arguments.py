@@ -18,7 +18,7 @@ import hydra
 from flwr_leakage.simulation.config import ConfigError
 
 HYDRA_KEYS = ("_target_", "_args_", "_convert_", "_partial_", "_recursive_")
-"""Keys of a node that Hydra's ``instantiate`` reads itself."""
+"""The keys of a section that Hydra's ``instantiate`` reads itself."""
 
 
 def check_node(

@@ -29,7 +29,7 @@ COUNTS = (
     "server.test_samples",
     "server.weights_every",
 )
-"""Keys that are at least 1 where they are no null."""
+"""The keys whose values must be at least 1, or null where that is allowed."""
 
 
 def check_settings(settings: Settings) -> None:

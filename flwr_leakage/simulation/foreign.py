@@ -26,13 +26,15 @@ FOLDER_GROUPS = (
     "attack", "dataset", "defense", "gate", "metric", "model", "partition", "score", "scoring",
     "selection", "self_attack", "strategy", "threat",
 )  # fmt: skip
-"""The groups whose classes the config of a run folder may name: those that attacks are built of.
+"""The config groups whose classes the config of a run folder may name: those that attacks need.
 
-Not ``tracker``, which sends numbers and images elsewhere, nor ``engine`` and ``experiment``.
+``tracker`` is not among them, as it sends numbers and images elsewhere, nor are ``engine`` and
+``experiment``.
 """
 
 _Call = tuple[tuple[str, str], ...]
-"""The keys of a node that Hydra reads: ``_target_``, ``_partial_``, ``_args_`` and their like."""
+"""The entries of a section that Hydra reads, as pairs: ``_target_``, ``_partial_``, ``_args_``,
+…."""
 
 
 def check_targets(config: Config, groups: Collection[str] | None = None) -> None:
@@ -138,7 +140,7 @@ def _texts(node: Any, path: str = "config") -> Iterator[tuple[str, str]]:
 
 
 _Path = tuple[str, str, str]
-"""A target, an argument of it that takes a path, and the path."""
+"""A section's target, the name of one of its arguments that takes a path, and the path."""
 
 
 def _paths(node: Any) -> Iterator[tuple[str, _Path]]:

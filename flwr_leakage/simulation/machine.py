@@ -7,7 +7,7 @@ from flwr_leakage.simulation.experiment import Experiment
 from flwr_leakage.tracking.jsonl import RECORDS_FILE, make_private_folder, write_private
 
 _PROBE_BYTES = 4096
-"""A block of common file systems."""
+"""The number of bytes that are written to test a folder: a block of common file systems."""
 
 
 def check_machine(experiment: Experiment) -> None:

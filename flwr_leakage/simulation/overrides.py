@@ -13,13 +13,13 @@ from flwr_leakage._conf import conf_dir
 from flwr_leakage.simulation.arguments import suggest, unknown_key
 
 OPTIONAL = ("experiment",)
-"""Groups that may be null."""
+"""The config groups that may be null."""
 
 ELSEWHERE = {
     "experiment": "; the papers' experiments run from a clone of the project only: "
     "python simulations/run.py experiment=NAME",
 }
-"""For some groups, the place of further options that the package does not hold."""
+"""For some config groups, a sentence on further options that the package does not hold."""
 
 
 def spell_experiment(arguments: list[str]) -> list[str]:

@@ -32,7 +32,7 @@ RANGES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "noise_multiplier": _NOT_NEGATIVE,
     "clipping_norm": _POSITIVE,
 }
-"""Conditions of strategies' settings by name: what is required, and a check of it."""
+"""For the settings of strategies, by name: the requirement in words, and a check of it."""
 
 SPOKEN: Mapping[str, tuple[str, ...]] = {
     "arrayrecord_key": ("arrays",),
@@ -40,7 +40,7 @@ SPOKEN: Mapping[str, tuple[str, ...]] = {
     "weighted_by_key": ("num-examples", "train-loss"),
     "train_loss_key": ("train-loss",),
 }
-"""The keys of messages that clients of a simulation know, by the names of settings."""
+"""For settings that name an entry of a message: the names that a simulation's clients know."""
 
 
 def check_strategy(strategy: Strategy, num_clients: int, key: str = "strategy") -> None:

@@ -12,7 +12,7 @@ from flwr_leakage.tracking.text import plain_text
 from flwr_leakage.untrusted import NotTensorsError, inside, open_tensors
 
 FOLDER = "weights"
-"""Bounds of a run folder's weights."""
+"""The folder, in a run folder, that holds the saved weights."""
 
 
 def save_weights(run_dir: Path, server_round: int, state: Mapping[str, Tensor]) -> Path:

@@ -9,10 +9,10 @@ from flwr_leakage.scores.score_round import SETUP_PRICE
 from flwr_leakage.simulation.experiment import Experiment
 
 LINE = 260
-"""Bytes of a line in ``records.jsonl``, as seen in runs."""
+"""The bytes of a line in ``records.jsonl``, as seen in runs."""
 
 REPORT = 200_000
-"""Bytes of a report without images and records."""
+"""The bytes of a report without its images and records."""
 
 
 @dataclass(frozen=True)

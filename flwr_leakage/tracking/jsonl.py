@@ -26,13 +26,14 @@ RECORDS_FILE = "records.jsonl"
 METADATA_FILE = "run.json"
 MAX_VALUE = 1e100
 MAX_TOKENS = 1024
-"""Tokens of a text that are kept."""
+"""The number of tokens that are kept of a text."""
 
 MAX_WORD = 60
-"""Characters of a word that are kept."""
+"""The number of characters that are kept of a word."""
 
 SYNC_SECONDS = 5.0
-"""As often as common file systems do so by themselves; it takes longer than a round's lines."""
+"""The seconds between two synchronisations with the disk, as in common file systems; each takes
+longer than writing a round's lines."""
 
 _encode = json.JSONEncoder(allow_nan=False).encode
 

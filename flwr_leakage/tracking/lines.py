@@ -17,7 +17,7 @@ from flwr_leakage.records import LeakageRecord, RunEvent
 from flwr_leakage.tracking.text import plain_text
 
 VERSION = 2
-"""The version of the lines that are written now. Lines of version 1 name none."""
+"""The version of the format that is written now. Lines of version 1 have no version."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def _to_2(row: _Row) -> _Row:
 
 
 MIGRATIONS: Mapping[int, Callable[[_Row], _Row]] = {1: _to_2}
-"""Functions that turn a line of a version into one of the next version."""
+"""For each earlier version, a function that turns its lines into lines of the next version."""
 
 
 def migrated(row: _Row) -> _Row:
@@ -214,7 +214,7 @@ _CHECKS: Mapping[type, tuple[tuple[str, Any, Callable[[object], bool]], ...]] = 
     kind: tuple((name, hint, _check(hint)) for name, hint in get_type_hints(kind).items())
     for kind in LINES.values()
 }
-"""For each kind of line, its fields with annotation and check; made once for a million lines."""
+"""For each kind of line, its fields with their annotations and checks, made once for all lines."""
 
 
 def _descriptions(kind: type) -> dict[str, str]:

@@ -7,10 +7,10 @@ import unicodedata
 from typing import Any
 
 MAX_CHARACTERS = 2000
-"""The number of characters of a message that are kept."""
+"""The number of characters that are kept of a message."""
 
 _ROOM = 50
-"""For the words that say how long a text was."""
+"""The number of characters reserved for the words that tell how long a text was."""
 
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
 _PLAIN = re.compile(r"[\x20-\x7e]*")

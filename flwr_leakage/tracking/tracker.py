@@ -14,11 +14,12 @@ from flwr_leakage.records import LeakageRecord, RunEvent
 from flwr_leakage.tracking.lines import TextRecord
 
 ROLES = ("original", "reconstruction", "defended", "decoded", "blind_guess", "named")
-"""The kinds of images and texts; beside these ``what_if_NAME``, what was made of the same update
-under another defense.
+"""The roles of images and texts. There is also ``what_if_NAME``: the reconstruction from the same
+update under another defense.
 
-``named`` are tokens that are known to occur in a batch. ``decoded`` is made of the encodings of all
-rounds so far. A blind guess is that of all samples of a round; its client and sample are −1.
+``named`` are tokens that are known to occur in a batch. ``decoded`` was decoded from the encodings
+of all rounds so far. ``blind_guess`` is the reconstruction made without any attack for all samples
+of a round; its client and sample are −1.
 """
 
 _WHAT_IF = re.compile(r"what_if_[a-z0-9_]{1,40}")
