@@ -12,8 +12,7 @@ _OFF_GRID = 1e-3
 """The share of a grid's step by which values may miss the grid: rounding in float32 moves them by
 1e-4 of a step, and the values of a grid with one 8-bit step more miss it by 1/255 somewhere."""
 _MANY = 20
-"""The number of levels from which on it is no chance that all fall on every second step of a finer
-grid."""
+"""The number of levels that do not all fall on every second step of a finer grid by chance."""
 _GLANCE = 4096
 """The number of values that are tried first, to see whether there are more levels than 8 bits
 have."""
