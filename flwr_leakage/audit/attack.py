@@ -29,7 +29,7 @@ class Attempt:
 
 
 def attempt(attack: Attack, job: AttackJob, progress: ProgressCallback | None = None) -> Attempt:
-    """Attack all observations together; an error of the attack becomes its answer.
+    """Return an attack's answers to all observations together; its error becomes an answer.
 
     If the attack fails on several observations together, each is attacked by itself, as a single
     one may be the cause. Where the normalisation of the inputs is unknown, several are tried, and

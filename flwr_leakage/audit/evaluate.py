@@ -69,9 +69,9 @@ def evaluate(
     spec: InputSpec,
     reference: Reference | None = None,
 ) -> Outcome:
-    """Compare an answer with the private samples, if there are a truth and an evaluator.
+    """Return the metrics of an answer compared with the private samples, and its images.
 
-    Without them, the result holds the reconstructed images or texts and no measurements. If the
+    Without a truth or an evaluator, the result holds the reconstructed images or texts only. If the
     attack inferred the normalisation of the inputs, it is used for the answer and the truth alike.
 
     Args:
@@ -104,7 +104,7 @@ def _texts(
     spec: InputSpec,
     reference: Reference,
 ) -> Outcome:
-    """Compare recovered texts with the private ones, and list both in words."""
+    """Return the metrics of recovered texts, and the recovered and private texts in words."""
     write = partial(_written, padding=spec.padding, words=reference.words)
     texts: list[Text] = []
     measurements: tuple[Measurement, ...] = ()

@@ -107,7 +107,7 @@ class Gate:
         attacked: SelfAttacked | None,
         doubts: Sequence[str] = (),
     ) -> Judgement:
-        """Compare the measurements of a defended update with the limits.
+        """Return whether a defended update passes the limits, and the reasons if it does not.
 
         Args:
             scores: the scores of the update.

@@ -72,7 +72,7 @@ class KeptObservations:
     Attributes:
         folder: the folder, which gets mode 0700 if it is made here.
         max_bytes: the limit of the bytes of all observations together, > 0.
-        policy: the rule by which rounds are dropped if there are more bytes. ``oldest`` drops the
+        policy: the rule by which rounds are dropped beyond ``max_bytes``. ``oldest`` drops the
             oldest rounds. ``attacked`` drops the oldest rounds that were attacked and recorded, and
             then the oldest of all. ``newest`` drops no round, and does not keep a new one that
             exceeds the limit.

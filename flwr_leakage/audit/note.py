@@ -185,13 +185,13 @@ class ClientNote:
 
     @staticmethod
     def from_text(text: object) -> "ClientNote":
-        """Read a client's note, which may be anything, as clients are not trusted.
+        """Return the note that a client sent as text, after checking it.
 
-        Names and units are cut at 100 characters, other texts at 500. Characters that would control
-        a terminal or be invisible on a page are spelled out.
+        Clients are not trusted. Names and units are cut at 100 characters, other texts at 500.
+        Characters that would control a terminal or be invisible on a page are spelled out.
 
         Args:
-            text: the note, JSON as ``to_text`` writes it.
+            text: the note, JSON as ``to_text`` writes it; it may be anything.
 
         Raises:
             ValueError: it is no note that ``to_text`` writes.

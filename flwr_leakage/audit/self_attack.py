@@ -162,7 +162,7 @@ class SelfAttack:
         server_round: int,
         client_id: int,
     ) -> SelfAttacked:
-        """Attack the released update, then compare the answer with the private samples.
+        """Return the result of attacking the released update, compared with the private samples.
 
         Args:
             gradient_map: the gradient map of the client.

@@ -1,4 +1,4 @@
-"""Choose the facts that travel beside a client's update; by default none is about samples."""
+"""Choose the facts that are sent beside a client's update; by default none is about samples."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -41,7 +41,7 @@ class Sharing:
 
     @staticmethod
     def of(share: "Shared") -> "Sharing":
-        """Read the owner's setting of what is shared.
+        """Return the owner's choice of what is shared, from a setting in words.
 
         Args:
             share: ``nothing``, ``everything``, one of ``WORDS``, or a sequence of words of

@@ -81,7 +81,7 @@ def check_replay(
     sent: Mapping[str, Tensor],
     variates: Mapping[str, Tensor] | None = None,
 ) -> ReplayCheck:
-    """Replay a training from the received parameters, and compare the end with the sent ones.
+    """Return how well a replay from the received parameters explains the sent ones.
 
     Args:
         training: the captured training.

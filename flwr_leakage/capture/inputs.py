@@ -85,5 +85,5 @@ def _count_levels(levels: Tensor) -> int:
 
 
 def _round(value: float) -> float:
-    """Round to the four decimals by which normalisations are commonly written."""
+    """Return a value rounded to four decimals, with which normalisations are usually written."""
     return float(f"{value:.4f}") + 0.0  # no −0

@@ -220,7 +220,7 @@ class Recorder:
         self._open_window(early=True)
 
     def see_less(self) -> None:
-        """Observe torch functions only after a call of a model, and no longer before the first.
+        """Record torch functions from now on only after the first call of a model in a step.
 
         A function that ``torch.compile`` compiles before that call would be compiled together with
         the hooks, so that its results would differ in the last bits.

@@ -85,7 +85,7 @@ class LossCall:
 
 
 def read_loss_call(training: CapturedTraining, backward: Backward) -> LossCall:
-    """Read the inputs, the targets and the loss off a recorded ``loss(model(inputs), targets)``.
+    """Return the inputs, the targets and the loss of a recorded ``loss(model(inputs), targets)``.
 
     Args:
         training: the captured training.
@@ -226,7 +226,7 @@ class SeenInputs:
 
 
 def see_inputs(training: CapturedTraining, backward: Backward) -> SeenInputs:
-    """Read the inputs of the trained model off the recorded calls that lead to a loss.
+    """Return the inputs of the trained model, from the recorded calls that lead to a loss.
 
     Raises:
         ValueError: the model was not called exactly once with one tensor.

@@ -79,12 +79,14 @@ def audit(
         truth: in a simulation, a folder in which the captured samples are left for the evaluator.
             The path is absolute where clients are processes of their own. By default the samples
             never leave this process.
-        attack: the client's attack on its own update; see ``ClientAudit``, also for the next three
-            arguments.
-        share: the further facts that the server is told; none by default.
+        attack: the client's attack on its own update, a ``SelfAttack`` or an attack with its
+            default settings; none by default. The results are for the client's owner.
+        share: the facts that the server is told in addition, such as ``numbers`` for the results of
+            that attack; see ``ClientAudit``. None by default.
         gate: the limits beyond which an update is not sent. A gate also withholds updates whose
             training cannot be captured.
-        folder: the folder of the record that the client's owner keeps.
+        folder: the folder of the record that the client's owner keeps: scores, attacks with images,
+            and the gate's decisions. ``None`` keeps it in the client's state only, without images.
 
     Returns:
         An app to be used in the place of ``app``.
@@ -117,7 +119,10 @@ class AuditedApp(ClientApp):
         self._plan = plan
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """Hand a message on to the wrapped app, and capture the training that it may ask for."""
+        """Return the wrapped app's reply, with a record of the training beside its update.
+
+        A message that asks for no training is only handed on.
+        """
         if message.metadata.message_type.split(".")[0] != "train":
             return guard(self._plan, message, self._app(message, context))
         if self._is_for_another_strategy(message):

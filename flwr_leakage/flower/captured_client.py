@@ -358,7 +358,7 @@ class _Work:
 
 
 def _work(plan: CapturePlan, seen: _Round, work: _Work) -> _Done:
-    """Defend, score and attack the update of a captured training, as far as the plan says so.
+    """Return the update of a captured training defended, scored and attacked, as the plan says.
 
     If the plan has a gate, the update is compared with its limits. In a simulation with a folder
     for the truth, the samples are left there first.

@@ -101,7 +101,13 @@ def keep_own(session: Session, done: Release, note: ClientNote, context: Context
 
 
 def own_folder(folder: str, context: Context, client_id: int) -> Path:
-    """Return the folder of a run and client, within the folder of the owner's records."""
+    """Return the folder for the record of one run and client.
+
+    Args:
+        folder: the folder of all records of the client's owner.
+        context: the client's context, which names the run.
+        client_id: the client.
+    """
     return Path(folder) / f"run-{context.run_id}-client-{client_id}"
 
 

@@ -233,7 +233,7 @@ def carry_on(done: Release, context: Context) -> None:
 
 
 def explain_by_replay(session: Session, context: Context, exposure: Exposure) -> Explained:
-    """Check whether the scored model explains the update, or repeat an earlier round's result.
+    """Return whether the scored model explains the update, from a check or an earlier round.
 
     The check repeats the local training with the model that the scores differentiate, and compares
     the update. ``check_update`` and ``check_rounds`` of ``ClientAudit`` decide whether it is made
@@ -279,7 +279,7 @@ def _one(
     explain: Callable[[Exposure], Explained],
     train_seconds: float,
 ) -> Release:
-    """Defend, score and attack the update under one defense.
+    """Return the update under one defense, with its scores and the client's attack on it.
 
     Args:
         session: the client's round.

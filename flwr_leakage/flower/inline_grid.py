@@ -77,7 +77,7 @@ class InlineGrid(Grid):
         group_id: str,
         ttl: float | None = None,
     ) -> Message:
-        """Build a message from the server to a node."""
+        """Return a message with a content from the server to a node."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
@@ -121,5 +121,5 @@ class InlineGrid(Grid):
 
 
 def _through_the_wire(message: Message) -> Message:
-    """Serialize a message and read it back, so that server and clients share no object."""
+    """Return a copy of a message, serialized and read back, that shares no object with it."""
     return message_from_proto(message_to_proto(message))

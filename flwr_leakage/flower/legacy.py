@@ -84,7 +84,7 @@ class LegacyHonestButCurious(Strategy):
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
-        """Ask the wrapped strategy for the clients to train, and remember what they are sent."""
+        """Return the clients that the wrapped strategy asks to train; remember what they get."""
         guarded(self.audit, server_round, self.audit.begin_round, server_round)
         chosen: list[tuple[ClientProxy, FitIns]] = self.strategy.configure_fit(
             server_round, parameters, client_manager
@@ -96,7 +96,10 @@ class LegacyHonestButCurious(Strategy):
         return chosen
 
     def aggregate_fit(self, server_round: int, results: Results, failures: Failures) -> Any:
-        """Observe the clients' results, let the strategy aggregate, then attack the updates."""
+        """Return the wrapped strategy's aggregate of the results, and attack the clients' updates.
+
+        The results are read before the strategy aggregates them.
+        """
         return self._aggregate(self.strategy.aggregate_fit, server_round, results, failures)
 
     def _aggregate(self, aggregate: Callable[..., Any], *given: Any, **named: Any) -> Any:
@@ -412,7 +415,7 @@ class ObservedLegacy(LegacyHonestButCurious):
         self._evaluated: set[int] = set()
 
     def aggregate_evaluate(self, server_round: int, results: Any, failures: Any) -> Any:
-        """Let the strategy aggregate the clients' evaluations, and record their accuracy."""
+        """Return the wrapped strategy's aggregate of evaluations, and record their accuracy."""
         told = super().aggregate_evaluate(server_round, results, failures)
         if server_round not in self._evaluated:
             source = "the clients’ evaluation"
@@ -420,7 +423,7 @@ class ObservedLegacy(LegacyHonestButCurious):
         return told
 
     def evaluate(self, server_round: int, parameters: Parameters) -> Any:
-        """Let the strategy evaluate on the server, and record the accuracy."""
+        """Return the wrapped strategy's evaluation on the server, and record its accuracy."""
         told = super().evaluate(server_round, parameters)
         if told is not None:
             self._evaluated.add(server_round)

@@ -138,8 +138,17 @@ def told_audit(
 ) -> ToldAudit:
     """Return the audit that ``observe`` and ``observe_legacy`` use, which records into a folder.
 
-    The arguments have the meanings that ``observe`` gives them. Settings that are ``None`` are
-    taken from the clients' notes.
+    Args:
+        model: the model that is trained, with the mean cross-entropy as its loss; or its gradient
+            map.
+        folder: the folder for the records of the run.
+        spec: shapes, classes and normalisation of the inputs; ``None`` to take them from the
+            clients' notes.
+        schedule: the schedule of local training; ``None`` to take each client's from its note.
+        max_samples: the largest number of samples that the steps of an attacked client use.
+        truth: in a simulation, the folder with the clients' samples, else ``None``.
+        attack: an attack, the name of a preset, or ``None``.
+        settings: further settings of the audit.
     """
     gradient_map = gradient_map_of(model, spec)
     if truth is not None:
@@ -191,6 +200,9 @@ class Observed(HonestButCurious):
         Args:
             args: the positional arguments of ``start``.
             kwargs: its keyword arguments.
+
+        Returns:
+            The result of the strategy's ``start``.
         """
         try:
             result = super().start(*args, **kwargs)
@@ -202,7 +214,7 @@ class Observed(HonestButCurious):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Let the strategy aggregate the clients' evaluations, and record their accuracy."""
+        """Return the wrapped strategy's aggregate of evaluations, and record their accuracy."""
         result = super().aggregate_evaluate(server_round, replies)
         if result is not None:
             told = tell_accuracy, self.audit, server_round, result, "the clients’ evaluation"

@@ -1,6 +1,6 @@
 """Match exchanged arrays to a model.
 
-The arrays may be the whole model, a part of it, or hold other arrays besides.
+The arrays may be the whole model or a part of it, and other arrays may be among them.
 """
 
 import math
@@ -45,7 +45,7 @@ class Part:
 
     @staticmethod
     def of(shapes: Mapping[str, tuple[int, ...]], gradient_map: GradientMap) -> "Part":
-        """Match arrays of these names and shapes to the entries of a model.
+        """Return how arrays of these names and shapes match the entries of a model.
 
         Args:
             shapes: the shapes of the arrays by name; arrays without names have the names ``0``,
@@ -175,7 +175,7 @@ class Variates:
         self._heard: dict[int, tuple[Params, Params]] = {}
 
     def hear(self, client: int, change: Params, params: Params) -> None:
-        """Add the change of its variates that a client sends in a round.
+        """Add the change of control variates that a client sends in a round.
 
         Args:
             client: the client.

@@ -89,7 +89,7 @@ class HonestButCurious(Strategy):
         return getattr(self.strategy, name)
 
     def start(self, *args: Any, **kwargs: Any) -> Result:
-        """Run the wrapped strategy's own ``start``, and observe its rounds."""
+        """Run the wrapped strategy's own ``start``, observe its rounds, and return its result."""
         try:
             with sigterm_unwinds(), self._hooked():
                 result: Result = self.strategy.start(*args, **kwargs)
@@ -108,7 +108,7 @@ class HonestButCurious(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Ask the wrapped strategy for the messages of a training round, and remember them."""
+        """Return the messages by which the wrapped strategy asks for training; remember them."""
         self._guarded(server_round, self.audit.begin_round, server_round)
         with self._sampling(f"{self.audit.seed}-{server_round}"):
             messages = list(self._inner("configure_train")(server_round, arrays, config, grid))
@@ -118,7 +118,10 @@ class HonestButCurious(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Observe the replies, let the wrapped strategy aggregate them, then attack the updates."""
+        """Return the wrapped strategy's aggregate of the replies, and attack their updates.
+
+        The replies are read before the strategy aggregates them.
+        """
         self._observed_rounds += 1
         received = list(replies)
         seen: Seen | None = self._guarded(server_round, self._training.look, received)
@@ -158,7 +161,7 @@ class HonestButCurious(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Ask the wrapped strategy for the messages of an evaluation, and remember them."""
+        """Return the messages by which the wrapped strategy asks for evaluations; remember them."""
         with self._sampling(f"{self.audit.seed}-{server_round}-evaluate"):
             messages = list(self._inner("configure_evaluate")(server_round, arrays, config, grid))
         self._evaluation = self._view(server_round, messages, self._evaluation.usual)
@@ -167,7 +170,7 @@ class HonestButCurious(Strategy):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Record failed and missing evaluations, and let the strategy aggregate the others."""
+        """Return the wrapped strategy's aggregate of evaluations; record faults and missing ones."""
         received = list(replies)
         faults = self._guarded(server_round, self._evaluation.look_at_evaluation, received)
         handed_on = self._handed_on(received, faults or {})

@@ -33,7 +33,10 @@ def random_states_kept() -> Iterator[None]:
 
 @contextmanager
 def seeded_sampling(seed: str) -> Iterator[None]:
-    """Seed the generator by which Flower's strategies sample clients, within a ``with`` block."""
+    """Seed Python's ``random``, by which Flower's strategies sample clients, in a ``with`` block.
+
+    Its state is restored afterwards.
+    """
     state = random.getstate()
     random.seed(seed)
     try:

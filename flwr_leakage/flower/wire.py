@@ -14,7 +14,7 @@ RECORD_KEY = "flwr-leakage"
 def pack_note(note: ClientNote) -> ConfigRecord:
     """Return a client's note as the record that is put beside its update.
 
-    The note has been reduced to the facts that may be sent by ``Sharing.travelling``.
+    ``Sharing.travelling`` has reduced the note to the facts that may be sent.
     """
     return ConfigRecord({"client-id": note.client_id, "note": note.to_text()})
 

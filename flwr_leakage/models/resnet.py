@@ -36,7 +36,7 @@ class BasicBlock(nn.Module):
         self.shortcut = make_shortcut(in_channels, channels, stride, skip_connection)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Map inputs (B, C, H, W) to (B, channels, H/stride, W/stride)."""
+        """Return the block's output (B, channels, H/stride, W/stride) for inputs (B, C, H, W)."""
         residual = self.bn2(self.conv2(self.act1(self.bn1(self.conv1(inputs)))))
         if self.shortcut is not None:
             residual = residual + self.shortcut(inputs)
@@ -70,7 +70,7 @@ class Bottleneck(nn.Module):
         self.shortcut = make_shortcut(in_channels, out_channels, stride, skip_connection)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Map inputs (B, C, H, W) to (B, 4·channels, H/stride, W/stride)."""
+        """Return the block's output (B, 4·channels, H/stride, W/stride) for inputs (B, C, H, W)."""
         residual = self.act1(self.bn1(self.conv1(inputs)))
         residual = self.bn3(self.conv3(self.act2(self.bn2(self.conv2(residual)))))
         if self.shortcut is not None:

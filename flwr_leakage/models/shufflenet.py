@@ -62,7 +62,7 @@ class ShuffleUnit(nn.Module):
         self.pool = nn.AvgPool2d(3, 2, 1) if stride == 2 else None
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Map inputs (B, C, H, W) to (B, channels, H/stride, W/stride)."""
+        """Return the unit's output (B, channels, H/stride, W/stride) for inputs (B, C, H, W)."""
         hidden = shuffle_channels(self.act1(self.bn1(self.conv1(inputs))), self.groups)
         hidden = self.bn3(self.conv3(self.bn2(self.conv2(hidden))))
         if self.pool is None:

@@ -45,7 +45,7 @@ class ShuffleUnitV2(nn.Module):
             )
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Map inputs (B, C, H, W) to (B, channels, H/stride, W/stride)."""
+        """Return the unit's output (B, channels, H/stride, W/stride) for inputs (B, C, H, W)."""
         if self.shortcut is None:
             kept, entering = inputs.chunk(2, 1)
         else:

@@ -22,7 +22,7 @@ class TextTransformer(nn.Module):
         num_classes: the number K of classes of an encoder; for a decoder, the number of token ids.
         vocabulary: the number V of token ids.
         padding: the id that fills up short texts and gets no attention; ``None`` if there is none.
-        causal: whether it is a decoder.
+        causal: whether the model is a decoder.
         tied: whether a decoder's last layer has the token embeddings as its weight. The states are
             then divided by √d first, as embeddings are drawn with standard deviation 1 (Raffel et
             al. 2020).

@@ -41,7 +41,7 @@ from flwr_leakage.tracking.tracker import check_role
 
 
 def build(config: Config, remark: str | None = None) -> Experiment:
-    """Build the experiment that a config describes, and check it.
+    """Return the experiment that a config describes, after checking it.
 
     Both apps call this for every message, in every process. The last two experiments are kept, by
     the text of the whole config: the same config gives the same object, which must not be changed.

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def instantiate(config: Mapping[str, Any], key: str, kind: type = object, **given: Any) -> Any:
-    """Build the object that a section of a config describes.
+    """Return the object that a section of a config describes.
 
     Args:
         config: the whole config.

@@ -197,7 +197,7 @@ class Sections:
 
 
 def read_settings(config: Config) -> Settings:
-    """Read the keys of a config that belong to no class; their ranges are not checked here.
+    """Return the settings of a config that belong to no class; their ranges are not checked here.
 
     Raises:
         ConfigError: a key is unknown, missing, or of another type. The message names it.

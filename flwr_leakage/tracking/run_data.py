@@ -84,7 +84,7 @@ class RunData:
 
 
 def read_run(folder: str | Path) -> RunData:
-    """Read a run folder; each line that cannot be read is left out, with a warning.
+    """Return the content of a run folder; a line that cannot be read is left out, with a warning.
 
     The folder may come from anybody. So the sizes of what is read are limited (``untrusted``), no
     file outside of the folder is opened, and control characters in texts are spelled out
