@@ -80,7 +80,7 @@ class Recorder:
         self._number(server_round, SERVER, -1, "utility", name, value, unit, note=note)
 
     def cost(self, server_round: int, name: str, seconds: float, client_id: int = SERVER) -> None:
-        """Record the seconds that a part of the run took, under a name that says which."""
+        """Record the seconds that a part of the run took, under the name of that part."""
         self._number(server_round, client_id, -1, "cost", name, seconds, "s")
 
     def note(self, server_round: int, note: ClientNote) -> None:

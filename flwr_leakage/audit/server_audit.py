@@ -368,9 +368,9 @@ class ServerAudit:
         optimizer: str = "SGD",
         is_attacked: bool = False,
     ) -> None:
-        """Infer the class counts behind an update of many images, and attack a few of its images.
+        """Infer the class counts behind an update of many images, and record them.
 
-        The latter needs the true images: one step on a few of them is attacked.
+        In a simulation, the update of one step on a few of the images is attacked, too.
 
         Args:
             seen: the observed update.

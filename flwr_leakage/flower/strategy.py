@@ -170,7 +170,7 @@ class HonestButCurious(Strategy):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Return the wrapped strategy's aggregate of evaluations; record faults and missing ones."""
+        """Return the wrapped strategy's aggregate of evaluations; record faults and silence."""
         received = list(replies)
         faults = self._guarded(server_round, self._evaluation.look_at_evaluation, received)
         handed_on = self._handed_on(received, faults or {})

@@ -182,9 +182,10 @@ def check_threat(experiment: Experiment) -> None:
 
 
 def check_mixing(experiment: Experiment) -> None:
-    """Refuse a known mixing unless the defense mixes the same private samples in each round.
+    """Refuse a threat model with a known mixing unless the defense mixes the same samples each round.
 
-    A mixing (MixUp, InstaHide) is the weights of samples in the sums that the client trains on.
+    A mixing (MixUp, InstaHide) is the weights of private samples in the sums that a client trains
+    on.
     """
     if experiment.threat.mixing == "unknown":
         return

@@ -56,7 +56,7 @@ def check_command(folder: Path) -> None:
 
 
 def main() -> None:
-    """Check the overrides on the command line, then run."""
+    """Check the overrides on the command line, then run the audit that they describe."""
     check_command(conf_dir())
     # The import takes seconds, so it comes after the check for misspelt keys.
     from flwr_leakage.simulation.run import run_by_hydra

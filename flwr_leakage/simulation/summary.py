@@ -151,7 +151,7 @@ def summary_table(run: RunData) -> Table:
 
 
 def print_summary(run: RunData, console: Console) -> None:
-    """Print the table of rounds, then the report's answer and its advice, and warnings."""
+    """Print the table of rounds, the answer whether training may go on, advice, and warnings."""
     measure = "tokens in place" if run.texts else "PSNR in dB"
     console.print(f"\nLeakage by round ({measure}; {run.metadata.get('threat', '')})", markup=False)
     console.print(summary_table(run))

@@ -53,7 +53,10 @@ def plain_text(text: str, max_characters: int = MAX_CHARACTERS) -> str:
 
 
 def plain_tree(node: Any) -> Any:
-    """Return JSON content whose texts and keys are treated by :func:`plain_text`."""
+    """Return JSON content in which control and invisible characters are spelled out.
+
+    Each text and each key is treated by :func:`plain_text`.
+    """
     if isinstance(node, str):
         return plain_text(node)
     if isinstance(node, dict):
