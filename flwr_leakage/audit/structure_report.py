@@ -21,8 +21,8 @@ class Opening:
         attack: the name of the attack.
         verdict: ``applies``: the attack can be run on the update, which does not say that it
             succeeds. ``features only``: it can be run, and recovers features of the images, not the
-            images. ``recovers``: it was run on the synthetic batch, and all images came out above
-            ``RECOVERED_DB``. ``does not apply``: it cannot be run.
+            images. ``recovers``: it was run on the synthetic batch, and recovered all images with a
+            PSNR of at least ``RECOVERED_DB``. ``does not apply``: it cannot be run.
         reason: what the attack uses, why it does not apply, or what it reached.
     """
 

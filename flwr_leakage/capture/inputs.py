@@ -19,7 +19,7 @@ have."""
 
 
 def infer_spec(batch: Batch, num_classes: int) -> InputSpec:
-    """Infer the shape and the normalisation of a client's samples, for its own scores.
+    """Return the spec of a client's samples, inferred from their values, for its own scores.
 
     The result reveals facts about the samples, so it must not be sent to the server.
 
@@ -34,7 +34,7 @@ def infer_spec(batch: Batch, num_classes: int) -> InputSpec:
         num_classes: the number of classes K.
 
     Returns:
-        The spec of these samples.
+        The shape, the classes and the normalisation of these samples.
 
     Raises:
         ValueError: the samples are no images.

@@ -90,7 +90,10 @@ class FederatedDataset:
         return partition[order[slot * num_examples : (slot + 1) * num_examples]]
 
     def client_batch(self, client_id: int, server_round: int, num_examples: int) -> Batch:
-        """Return the private samples of a client in a round; see ``client_indices``."""
+        """Return the private samples of a client in a round, ``num_examples`` of them.
+
+        ``client_indices`` chooses them.
+        """
         return self.train.batch(self.client_indices(client_id, server_round, num_examples))
 
     def test_batches(self, batch_size: int, limit: int | None = None) -> Iterator[Batch]:

@@ -182,10 +182,10 @@ def check_threat(experiment: Experiment) -> None:
 
 
 def check_mixing(experiment: Experiment) -> None:
-    """Refuse a threat model with a known mixing unless the defense mixes the same samples each round.
+    """Refuse a known mixing unless the defense mixes the same private samples in each round.
 
-    A mixing (MixUp, InstaHide) is the weights of private samples in the sums that a client trains
-    on.
+    The mixing of MixUp and InstaHide is the weights of private samples in the sums that a client
+    trains on; the threat model may grant it.
     """
     if experiment.threat.mixing == "unknown":
         return

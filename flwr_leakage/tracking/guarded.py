@@ -26,8 +26,8 @@ class GuardedTracker:
 
     Attributes:
         tracker: the tracker that is guarded.
-        tell: a function that is given one line when the first entry is lost, and one line at the
-            end if the loss could not be recorded.
+        tell: a function that is given a line when the first entry is lost, and at the end if the
+            loss could not be recorded or the tracker not be closed.
         lost: the number of lost entries since the last such event.
     """
 
