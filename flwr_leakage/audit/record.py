@@ -367,7 +367,7 @@ class Recorder:
         self.cost(server_round, "probe_cpu_seconds", seconds, client_id)
 
     def blind_guess(self, server_round: int, pixels: Tensor) -> None:
-        """Record the image that a guess without any attack gives, for comparison with reconstructions.
+        """Record the image that a guess without any attack gives, to compare reconstructions with.
 
         Nothing is recorded for texts, whose guess is one token repeated.
 

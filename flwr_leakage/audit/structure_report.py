@@ -80,7 +80,8 @@ class Structure:
         title: the model, the samples and the steps in words.
         one_sample: the directions that are determined of one sample if all others in its batch are
             known; ``None`` where they were not computed.
-        together: the directions that are determined of all samples together; ``None`` likewise.
+        together: the directions that are determined of all samples together; ``None`` where they
+            were not computed.
         openings: the verdict on each exact attack.
         not_computed: why a rank was not computed, or empty.
     """

@@ -77,7 +77,7 @@ class TrainingFacts:
             ``conventions.PUBLIC``; empty where none fits.
         mean: the mean of the normalisation per channel, if the client's owner gives it; otherwise
             empty.
-        std: the standard deviation of the normalisation per channel, likewise.
+        std: the standard deviation of the normalisation per channel, if the owner gives it.
         box: whether the inputs are images of 8 bits, as the owner says; see ``InputSpec``.
         unscheduled: why no ``LocalSchedule`` expresses the training, or empty.
         rewritten: the number, from 1, of the first step whose gradients something changed after

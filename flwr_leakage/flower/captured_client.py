@@ -316,7 +316,7 @@ class _Done:
 
     Attributes:
         session: the client's round; ``None`` where no samples were used.
-        answer: the update that the app returned; ``None`` likewise.
+        answer: the update that the app returned; ``None`` where no samples were used.
         release: the defended update with its scores.
         remark: remarks on the work, in words.
         left_truth: whether the samples were left in the simulation's folder.

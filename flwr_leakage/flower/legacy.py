@@ -374,8 +374,10 @@ def observe_legacy(
             steps together; clients beyond it are only recorded. ``None`` attacks all, which may
             take hours.
         max_seconds: the CPU seconds that an attack may take for each target; ``None`` for no limit.
-        max_round_seconds: the CPU seconds that all attacks of a round may take; ``None`` likewise.
-        max_bytes: the bytes that an attack on a target may need by an estimate; ``None`` likewise.
+        max_round_seconds: the CPU seconds that all attacks of a round may take; ``None`` for no
+            limit.
+        max_bytes: the bytes that an attack on a target may need by an estimate; ``None`` for no
+            limit.
         truth: in a simulation, the folder that the clients' ``audit`` was given.
         client_id_key: the name of the fit metric in which clients tell their partition id.
         settings: further settings of :class:`ServerAudit`.
