@@ -77,7 +77,7 @@ def evaluate(
     Args:
         answer: the attack's answer.
         truth: the private samples; ``None`` outside of simulations.
-        evaluator: computes the metrics; ``None`` for no metrics.
+        evaluator: the object that computes the metrics; ``None`` for no metrics.
         spec: shapes and normalisation of the inputs.
         reference: the reconstruction without any attack, with which answers are compared; by
             default the mean colour.

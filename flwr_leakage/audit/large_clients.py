@@ -113,7 +113,7 @@ class LabelRound:
             spec: shapes, classes and normalisation of the client's inputs.
             seen: the client's observed update.
             optimizer: the class name of the client's optimizer.
-            trials: measures how long a forward pass takes.
+            trials: the meter of how long a forward pass takes.
 
         Raises:
             ValueError: the update cannot be attacked, its training cannot be repeated, or that

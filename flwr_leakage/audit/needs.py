@@ -239,7 +239,7 @@ def _pass(
     Args:
         gradient_map: the gradient map of the model.
         spec: shapes of the inputs.
-        counted: counts the bytes of the intermediate results.
+        counted: the mode that counts the bytes of the intermediate results.
         device: the device of the pass; ``None`` for the model's own.
     """
     own = next(iter(gradient_map.params.values()))

@@ -107,7 +107,7 @@ class SelfAttack:
     Attributes:
         attack: the attack.
         threat: the further knowledge that the server is assumed to have.
-        evaluator: computes the metrics; PSNR, SSIM and labels by default.
+        evaluator: the object that computes the metrics; PSNR, SSIM and labels by default.
         reference: the reconstruction without any attack, with which answers are compared; the mean
             colour by default.
         every: the number of rounds from one attack to the next, ≥ 1; the first round is attacked.

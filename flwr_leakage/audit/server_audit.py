@@ -60,7 +60,7 @@ class ServerAudit:
         attack: the attack; ``None`` to record only scores and failures.
         threat: the attacker's knowledge.
         selection: the clients and rounds to attack.
-        evaluator: compares reconstructions with the truth, where there is one.
+        evaluator: the object that compares reconstructions with the truth, where there is one.
         truth: the source of the clients' true samples; ``None`` outside of simulations, where
             labels and BatchNorm statistics cannot be granted either. It is not asked about clients
             that say that they run by a config of their own.

@@ -138,7 +138,7 @@ class Session:
 
         Args:
             expected: the requirement, in words.
-            came: what came instead, in words.
+            came: the description of what came instead.
         """
         if self.audit.sharing.reasons:
             return ValueError(f"{expected}, {came}.")

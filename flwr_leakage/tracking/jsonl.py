@@ -46,7 +46,7 @@ def image_path(folder: Path, server_round: int, client_id: int, sample: int, rol
         server_round: the number of the round.
         client_id: the partition id.
         sample: the index of the sample.
-        role: what the image is, such as ``original`` or ``reconstruction``.
+        role: the kind of image, such as ``original`` or ``reconstruction``.
 
     Raises:
         ValueError: the role is unknown.
@@ -149,7 +149,7 @@ class JsonlTracker:
             server_round: the number of the round.
             client_id: the partition id.
             sample: the index of the sample.
-            role: what the image is, such as ``original`` or ``reconstruction``.
+            role: the kind of image, such as ``original`` or ``reconstruction``.
             pixels: (C, H, W) in [0, 1] with C of 1 or 3; values beyond are clamped.
 
         Raises:

@@ -57,7 +57,7 @@ class Tracker(Protocol):
             server_round: the number of the round.
             client_id: the partition id; −1 for none.
             sample: the index of the sample; −1 for none.
-            role: what the image is, such as ``original`` or ``reconstruction``.
+            role: the kind of image, such as ``original`` or ``reconstruction``.
             pixels: (C, H, W) in [0, 1] with C of 1 or 3.
         """
 
