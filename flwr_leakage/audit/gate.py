@@ -53,8 +53,8 @@ class Gate:
 
     A gate protects against a server that is honest but curious, and not against one that chooses
     weights: everything here is measured under the weights that the server sent. Such a server
-    passed a limit of the gradient's norm in 60 of 60 rounds, and 188 of the 240 images
-    of digits in them were reconstructed at 30 dB or more (``simulations/benchmarks/gate_crafted.py``).
+    passed a limit of the gradient's norm in 60 of 60 rounds, and reconstructed 188 of the 240
+    images of digits in them at 30 dB or more (``simulations/benchmarks/gate_crafted.py``).
 
     A server learns from a refusal that the limits were exceeded under the parameters that it chose,
     and it can tell from an update that a stronger defense was used. The choice between several

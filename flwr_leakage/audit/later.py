@@ -42,7 +42,7 @@ class KeptRun:
     Attributes:
         folder: the folder of the run, which holds a folder ``kept``.
         audit_of: a function of a tracker that makes an audit like that of the run, with its attack.
-            The tracker must not be written to before the audit attacks. Inputs, schedules,
+            The audit must not write to the tracker before it attacks. Inputs, schedules,
             BatchNorm modes and truths are taken from the kept observations.
         chunk: the number of targets that are attacked together. If the process is killed, at most
             the work on these is lost.

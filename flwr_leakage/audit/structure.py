@@ -1,4 +1,4 @@
-"""Find, before any training, which exact attacks would recover images from an update."""
+"""Find, before any training, which exact attacks apply to an update."""
 
 import time
 from collections.abc import Callable, Mapping

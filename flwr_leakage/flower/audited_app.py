@@ -42,9 +42,9 @@ def audit(
     """Return a ``ClientApp`` that works like ``app``, and audits each training that it runs.
 
     The functions of ``app`` may be registered before or afterwards. Hooks capture the first
-    training of a client, then one training every ten rounds, and the next training after a change.
-    A captured training is replayed from the received parameters, and the result is compared with
-    the update that is sent, after all mods. In other rounds only the start, the optimizer, its
+    training of a client, then one training every ``replay_every`` rounds, and the next after a
+    change. A captured training is replayed from the received parameters, and the result is compared
+    with the update that is sent, after all mods. In other rounds only the start, the optimizer, its
     settings, the number of steps and the end are looked at.
 
     A record travels beside the update. It holds the optimizer's settings and the category of the
