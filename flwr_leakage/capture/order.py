@@ -11,7 +11,7 @@ def in_order(
     parameters: Collection[str],
     same: Callable[[int, str], bool] | None = None,
 ) -> list[str]:
-    """Return the names of the model's entries that arrays without names are.
+    """Return the names of the model's entries to which arrays without names belong.
 
     Arrays may be the whole ``state_dict`` or all parameters, which further arrays may follow
     (SCAFFOLD's control variates). Otherwise they are a part of either, which is found in this

@@ -31,10 +31,9 @@ class Finding:
     """One consequence of an app's settings for its differential privacy.
 
     Attributes:
-        level: how far the app's privacy holds. ``guarantee``: as the message states it;
-            ``condition``: only if the condition in the message is met; ``weaker``: less than the
-                app
-            says; ``none``: not at all.
+        level: how far the app's privacy holds: ``guarantee`` as the message states it,
+            ``condition`` only if the condition in the message is met, ``weaker`` less than the app
+            says, ``none`` not at all.
         about: the name of the mod or strategy.
         message: the consequence in words and numbers.
         stated_epsilon: the ε that the app shows for a round, where it shows one.
@@ -42,9 +41,9 @@ class Finding:
         delta: the δ for which ``epsilon`` holds.
         noise_multiplier: the noise's standard deviation in one round, divided by how far one client
             can move the result under ``adjacency``.
-        adjacency: the change of one client that ``epsilon`` protects. ``replace-one``: the client
-            sends another update; ``add-or-remove``: the client sends none. ``None`` where there is
-            no guarantee.
+        adjacency: the change of one client that ``epsilon`` protects. With ``replace-one`` the
+            client sends another update; with ``add-or-remove`` it sends none. ``None`` where there
+            is no guarantee.
     """
 
     level: Level
