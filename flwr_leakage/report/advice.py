@@ -119,13 +119,14 @@ def advise(
     if at_risk:
         labels = _labels_beyond_guess(index, metadata, found) is not None
         steps.append(_go_on_if(found, metadata, index.sample, True, labels))
-    if leaking:
+    if leaking or (not partly and nothing_seen.asks_to_pause and nothing_seen.level == "partly"):
         steps.append(_test(nothing_seen, metadata))
     else:
         fold = "The command that tests more"
         steps.append(Step("Do", nothing_seen.do, commands=nothing_seen.commands, fold=fold))
     if not at_risk and nothing_seen.asks_to_pause:
-        steps.append(_go_on_if(found, metadata, index.sample))
+        labels = _labels_beyond_guess(index, metadata, found) is not None
+        steps.append(_go_on_if(found, metadata, index.sample, with_labels=labels))
     lines = _in_short(index, metadata, found, fate, asked, unsure, nothing_seen)
     return Advice(headline, answer, lines, tuple(step for step in steps if step.text))
 
@@ -160,38 +161,32 @@ def _in_short(
     if unsure:
         lines.append(f"Mend first: {_briefly(unsure)} trained something else than was sent.")
     if not at_risk:
-        do = nothing_seen.do
-        sentences = re.split(r"(?<=[.:]) (?=[A-Z])", do) if do else []
-        lines += [plain_text(sentence, MAX_LINE) for sentence in sentences]
-        last = [
-            Line("Whoever answers for the data decides: no run tests all (What is not covered).")
-        ]
-        if nothing_seen.asks_to_pause:
-            pause = "Pause the training until a new run can say"
-            lines[:0] = (
-                [f"{pause}. Found already: {_found(index, metadata, found)}."]
-                if nothing_seen.level == "partly"
-                else [
-                    f"{pause}; nobody knows the risk.",
-                    *_labels_line(index, metadata, found),
-                ]
-            )
-            last = [
-                Line(_go_on("Go on", "a new run", index.sample)),
-                _protection("If no run says enough"),
-            ]
-        elif nothing_seen.level == "partly":
-            told = _found(index, metadata, found)
-            lines.insert(0, f"Decide whether the server may know what was found: {told}.")
-            go_on = _go_on("If it may, go on", "a new run", index.sample, is_accepted=True)
-            last = [Line(go_on), _protection("If it may not")]
-        return (*map(Line, lines[: MAX_LINES - len(last)]), *last)
+        return _unseen_in_short(index, metadata, found, asked, lines, nothing_seen)
     stop, condition = "Decide whether such parts may be seen. If not, change it.", "Then go on"
     if with_grade(found, LEAKED):
         stop, condition = "Stop, or leave out who is seen.", "Go on"
         if {client for _, client in fate.spared} - {client for _, client in fate.attacked}:
             left = f"Leaving out {_briefly(with_grade(found, LEAKED))} is not enough"
             stop = f"Stop. {left}: other clients were not attacked."
+    defense, protection = _changes(metadata, found, asked)
+    changes = (defense, _more_images(index, found, at_risk, fate), protection)
+    is_raw = bool(ended(index, found))
+    is_cut_off = is_raw or any(_is_cut_off(each, at_risk) for each in asked)
+    return (
+        *map(Line, (*lines, stop, *_labels_line(index, metadata, found))),
+        Line(TEST, changes),
+        *([Line(_time_then(index, metadata, not is_raw))] if is_cut_off else []),
+        Line(_go_on(condition, "the new run", index.sample)),
+    )
+
+
+TEST = "Test one of these changes in a new run:"
+
+
+def _changes(
+    metadata: Mapping[str, Any], found: Sequence[Attempt], asked: Sequence[Remedy]
+) -> tuple[str, str]:
+    """Return two changes that a new run can test: a defense, and what protects in any case."""
     told = "; ".join(f"here {each.name} {_result(each)}" for each in asked[:MAX_DEFENSES])
     own = defense_of(metadata)
     defense = f"A stronger defense than {own}" if own else "A defense on each update, such as noise"
@@ -199,27 +194,61 @@ def _in_short(
         defense += f": audit(app, defense={'…' if own else 'GaussianNoise(…)'})"
     other = " other one" if own else "ne"
     summed = "measured" if any(attempt.key[1] < 0 for attempt in found) else "not measured"
-    changes = (
-        f"{defense}; {told or f'no{other} was measured here'}.",
-        _more_images(index, found, at_risk, fate),
-        f"Secure aggregation, so that the server sees sums only: {summed} here.",
-    )
-    is_raw = bool(ended(index, found))
-    is_cut_off = is_raw or any(_is_cut_off(each, at_risk) for each in asked)
     return (
-        *map(Line, (*lines, stop, *_labels_line(index, metadata, found))),
-        Line("Test one of these changes in a new run:", changes),
-        *([Line(_time_then(index, metadata, not is_raw))] if is_cut_off else []),
-        Line(_go_on(condition, "the new run", index.sample)),
+        f"{defense}; {told or f'no{other} was measured here'}.",
+        f"Differential privacy (dp_sgd), whose ε bounds every attack, or secure aggregation, by "
+        f"which the server sees sums only: {summed} here.",
     )
+
+
+def _unseen_in_short(
+    index: Index,
+    metadata: Mapping[str, Any],
+    found: Sequence[Attempt],
+    asked: Sequence[Remedy],
+    lines: Sequence[str],
+    unseen: Worth,
+) -> tuple[Line, ...]:
+    """Return what to do in at most ``MAX_LINES`` lines where no sample is seen.
+
+    Args:
+        index: the run's numbers.
+        metadata: the metadata of ``run.json``.
+        found: every attempt of the run.
+        asked: the defenses that were tried on copies of the updates.
+        lines: lines that come first.
+        unseen: the judgement of the run.
+    """
+    sentences = re.split(r"(?<=[.:]) (?=[A-Z])", unseen.do) if unseen.do else []
+    more = [*lines, *(plain_text(sentence, MAX_LINE) for sentence in sentences)]
+    goal = Line(_go_on("Go on", "a new run", index.sample))
+    is_found, already = unseen.level == "partly", _found(index, metadata, found)
+    pause = "Pause the training until a new run can say"
+    last: list[Line]
+    if unseen.asks_to_pause and is_found:
+        change = Line(TEST, _changes(metadata, found, asked))
+        lead = Line(f"{pause}. Found already: {already}.")
+        return (*(lead, change, *map(Line, more))[: MAX_LINES - 1], goal)
+    if unseen.asks_to_pause:
+        first = [f"{pause}; nobody knows the risk.", *_labels_line(index, metadata, found)]
+        last = [goal, _protection("If no run says enough")]
+    elif is_found:
+        first = [f"Decide whether the server may know what was found: {already}."]
+        go_on = _go_on("If it may, go on", "a new run", index.sample, is_accepted=True)
+        last = [Line(go_on), _protection("If it may not")]
+    else:
+        first = []
+        decides = "Whoever answers for the data decides: no run tests all (What is not covered)."
+        last = [Line(decides)]
+    return (*map(Line, [*first, *more][: MAX_LINES - len(last)]), *last)
 
 
 def _go_on(condition: str, run: str, sample: Sample, is_accepted: bool = False) -> str:
     """Return the conditions to train on, without identification if it ``is_accepted``."""
     chance = "" if is_accepted else " identifies none beyond chance,"
     return (
-        f"{condition} only if {run} sees no {sample.one}, not even in part,{chance} attacks every "
-        f"client, and time cuts off no attack."
+        f"{condition} only if {run} sees no {sample.one}, even in part,{chance} attacks every "
+        f"client early and late, and time cuts off no attack."
     )
 
 
@@ -234,9 +263,9 @@ def _found(index: Index, metadata: Mapping[str, Any], found: Sequence[Attempt]) 
     ranked = [attempt for attempt in found if attempt.rank is not None]
     first = sum(attempt.rank == 1 for attempt in ranked)
     chance = f"{len(ranked) / pool_size(ranked[0]):.1g}" if beyond_chance(found) else ""
-    told = [f"{first} of {len(ranked)} originals (a guess has {chance})"] * bool(chance)
+    told = [f"{first} of {len(ranked)} originals identified (a guess has {chance})"] * bool(chance)
     if labels := _labels_beyond_guess(index, metadata, found):
-        told.append(f"{labels[0]} of {labels[1]} labels (a guess has {labels[2]})")
+        told.append(f"{labels[0]} of {labels[1]} labels inferred (a guess has {labels[2]})")
     if members := members_told(index, with_link=False):
         told.append(members)
     return "; ".join(told)
@@ -255,19 +284,20 @@ def _labels_line(index: Index, metadata: Mapping[str, Any], found: Sequence[Atte
     if inferred := _labels_beyond_guess(index, metadata, found):
         right, whole, guess = inferred
         told = f"{right} of {whole} were inferred, and a guess has {guess}."
-        return [f"Decide whether labels may be known: {told} If not, noise has to hide them."]
+        return [
+            f"Decide whether labels may be known: {told} If not, test a defense that hides them."
+        ]
     return []
 
 
 def _protection(otherwise: str) -> Line:
     """Return what protects updates whatever an attack finds."""
     return Line(
-        f"{otherwise}, go on only under one of these:",
+        f"{otherwise}, these protect whatever an attack finds:",
         (
             "Differential privacy, as by dp_sgd: at ε = 1 nothing that is sent is more than 2.7 "
             "times (e^ε, but for δ) as likely with a record as without it.",
-            "Secure aggregation, so that the server sees sums only; test in a new run what they "
-            "tell.",
+            "Secure aggregation: the server sees sums only, and a new run tells what they show.",
         ),
     )
 

@@ -481,10 +481,19 @@ def labels_right(index: Index, found: Sequence[Attempt]) -> tuple[int, int] | No
 
 def labels_beyond_guess(index: Index, found: Sequence[Attempt]) -> bool:
     """Return whether more labels are right than a guess at the commonest class has by chance."""
+    told, most = labels_right(index, found), labels_by_chance(index, found)
+    return told is not None and most is not None and told[0] > most
+
+
+def labels_by_chance(index: Index, found: Sequence[Attempt]) -> int | None:
+    """Return how many labels a guess at the commonest class may have right.
+
+    It has more with probability ≤ 5 %. ``None`` where no true labels are known.
+    """
     told, guessed = labels_right(index, found), commonest_class(found)
     if told is None or guessed is None:
-        return False
-    return told[0] > int(binom.isf(SURE, told[1], guessed[0] / guessed[1]))
+        return None
+    return int(binom.isf(SURE, told[1], guessed[0] / guessed[1]))
 
 
 def by_chance(found: Sequence[Attempt], attempts: int = 0) -> int | None:

@@ -250,8 +250,11 @@ def _legend(panels: Sequence[Panel]) -> list[Line2D]:
         for grade, (colour, marker, size) in _DOTS.items() if grade in grades
     ]  # fmt: skip
     medians = any(rounds for panel in panels for rounds in panel.ended.values())
-    if medians or any(dot.ended and dot.grade for dot in dots):
-        found.append(line("hollow: cut off by time", mec=MUTED, mfc="none", marker="o", ms=5, lw=0))
+    hollow = [_DOTS[dot.grade][1] for dot in dots if dot.ended and dot.grade] or ["s"] * medians
+    if hollow:
+        found.append(
+            line("hollow: cut off by time", mec=MUTED, mfc="none", marker=hollow[0], ms=5, lw=0)
+        )
     if any(len(panel.dots) > 1 for panel in panels):
         found.append(line("median", color=LEAK, lw=1.4))
     names = list(dict.fromkeys(name for panel in panels for name in panel.under))

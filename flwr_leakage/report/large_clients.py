@@ -203,7 +203,7 @@ def _labels(
         expected = f"{percent(record.value)} (at least {percent(least)} in each rehearsal)"
         rows.append((who(place[1]), str(place[0]), f"{total:,.0f}", shown, expected, *cells))
     columns = (
-        "client", "round", index.sample.many, "inferred from its update alone",
+        "client", "round", index.sample.many, "inferred from its update alone (largest counts)",
         "right, as the server expects", "right, in truth", "guess: equal counts",
         "guess: mean of all clients",
     )  # fmt: skip

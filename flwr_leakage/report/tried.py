@@ -177,7 +177,7 @@ def _by_labels(noun: str) -> str:
     return (
         f"Decide by what the updates tell of the labels, and by what one step on a few {noun} "
         f"would show (Clients of many {noun}). Where class counts are private themselves, as "
-        f"diagnoses are, noise on the update is what hides them."
+        f"diagnoses are, test a defense that hides them."
     )
 
 

@@ -19,6 +19,7 @@ from flwr_leakage.report.attempts import (
     graded,
     grouped_by_client,
     labels_beyond_guess,
+    labels_by_chance,
     labels_inferred,
     labels_right,
     left_out,
@@ -319,9 +320,12 @@ def labels_told(index: Index, metadata: Mapping[str, Any], found: Sequence[Attem
     better = labels_beyond_guess(index, found)
     leak = "Labels leak" if better and inferred else "Labels"
     source = ", from the update alone" * inferred
-    if guess is not None and not better:
-        blind = f"a blind guess at the commonest class ({guess[0]} of {guess[1]} in the mean)"
-        source += f", no more than {blind} may have by chance"
+    most = labels_by_chance(index, found)
+    if guess is not None and most is not None and not better:
+        source += (
+            f"; a blind guess at the commonest class ({guess[0]} of {guess[1]} in the mean) has up "
+            f"to {most} by chance"
+        )
     noun = index.sample.one
     wrong = (
         f" With a wrong label an attack looks for another {noun}, so that its failure says less."

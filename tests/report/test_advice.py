@@ -110,7 +110,7 @@ def test_engineers_are_told_what_was_measured_and_when_to_go_on():
         "(those seen had 1 image): how many are enough was not measured here, as client 4, with "
         "more, was not attacked." in asked
     )
-    assert "so that the server sees sums only: not measured here." in asked
+    assert "by which the server sees sums only: not measured here." in asked
     assert "Its time limit ends no attack." in steps["Go on only if"]
     limited = {"server": {"attack_max_seconds": 4.0}}
     _, steps = advice(*leaks, config=limited)

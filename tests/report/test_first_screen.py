@@ -146,7 +146,7 @@ def test_whoever_was_not_attacked_and_whose_labels_leak_are_not_forgotten():
     assert lines[0].startswith("Stop. Leaving out client 0 is not enough")
     assert lines[1] == (
         "Decide whether labels may be known: 5 of 5 were inferred, and a guess has 1. If not, "
-        "noise has to hide them."
+        "test a defense that hides them."
     )
     assert len(lines) <= 5
     few = Index([*graded(60.0), *labels[:4], other])  # chance gives 2 of 2 to a guess that has 1
@@ -181,12 +181,12 @@ def test_the_map_marks_a_client_whose_labels_were_inferred_though_no_image_was_a
 def test_a_page_that_cannot_say_tells_when_training_may_go_on_and_what_protects(kind):
     advice = advise(Index(KINDS[kind]), {"defense": "gaussian"}, [])
     *_, condition, protect = advice.lines
-    assert condition.text.startswith("Go on only if a new run sees no image, not even in part")
-    assert protect.text.startswith("If no run says enough, go on only under")
+    assert condition.text.startswith("Go on only if a new run sees no image, even in part")
+    assert protect.text.startswith("If no run says enough, these protect")
     assert "Differential privacy" in protect.items[0]
     assert "Secure aggregation" in protect.items[1]
     identified = advise(Index(KINDS["identified"]), {}, []).lines[-1]
-    assert identified.text.startswith("If it may not, go on only under")
+    assert identified.text.startswith("If it may not, these protect")
     [step] = [step for step in advice.steps if step.term == "Go on only if"]
     assert "changes above" not in step.text and "ends no attack" in step.items[1]
 

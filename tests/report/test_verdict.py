@@ -85,8 +85,8 @@ def test_verdict_says_where_labels_were_wrong():
     assert any(text.startswith(told) for text in better)
     alike = details(1.0, 0.0, threat="labels inferred", classes=("cat", "dog"))
     told = (
-        "Labels: the attack got the label right in 1 of 2 attempts, from the update alone, no more "
-        "than a blind guess at the commonest class (1 of 2 in the mean) may have by chance."
+        "Labels: the attack got the label right in 1 of 2 attempts, from the update alone; a "
+        "blind guess at the commonest class (1 of 2 in the mean) has up to 2 by chance."
     )
     assert any(text.startswith(told) for text in alike)
 
