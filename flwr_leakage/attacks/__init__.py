@@ -1,4 +1,7 @@
-"""Reconstruct samples from updates, by attacks that are made of parts."""
+"""Reconstruct private samples from model updates.
+
+Attacks are combined from parts, such as an objective, a prior, an optimizer and a start.
+"""
 
 from flwr_leakage.attacks.base import Attack, AttackProgress
 from flwr_leakage.attacks.exact.analytic import Analytic

@@ -15,10 +15,10 @@ from flwr_leakage.records import InputSpec, Reconstruction
 
 @dataclass(frozen=True)
 class AttackProgress:
-    """The progress of an attack.
+    """The progress of an attack on several targets, each of which is one observed update.
 
     Attributes:
-        done: number of targets (observations) that are finished.
+        done: number of targets that are finished.
         total: number of all targets of this call.
         iteration: number of iterations that the current targets have taken.
         iterations: largest number of iterations that they may take.
@@ -63,7 +63,9 @@ class DeclaresShare(Protocol):
     """An attack that limits itself to a share of its budget unless it is near a solution."""
 
     def with_share(self, share: float) -> Attack:
-        """Return the attack with this share of its budget; near a solution it may take more.
+        """Return a copy of the attack that takes at most this share of its budget of CPU seconds.
+
+        Near a solution the copy may take more.
 
         Args:
             share: the share, in (0, 1].
@@ -88,7 +90,11 @@ def require_kind(attack: object, spec: InputSpec) -> None:
 
 
 def failure(error: Exception | str) -> Reconstruction:
-    """Return the answer for a target that could not be attacked."""
+    """Return a reconstruction without a batch, for an observation that could not be attacked.
+
+    Its objective is NaN. Its ``error`` is the message of the given error, or the error's type if
+    the message is empty.
+    """
     text = str(error) or type(error).__name__
     return Reconstruction(batch=None, objective=float("nan"), error=text)
 
@@ -112,7 +118,13 @@ class Reporter:
     last: float = 0.0
 
     def __call__(self, iteration: int, values: Tensor) -> None:
-        """Report an iteration and its objectives, at most every 0.25 seconds."""
+        """Call the callback with an iteration's number, at most every 0.25 seconds.
+
+        Args:
+            iteration: the number of the iteration.
+            values: the best objective of each current target. Their mean is reported; values that
+                are not finite are left out.
+        """
         now = time.monotonic()
         if self.progress is None or now - self.last < 0.25:
             return

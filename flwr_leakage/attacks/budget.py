@@ -35,7 +35,7 @@ class Budget:
         return max(self.ends - time.process_time(), 0.0)
 
     def part(self, share: float) -> "Budget":
-        """Return a budget from now on, with a share in (0, 1] of the remaining seconds."""
+        """Return a budget that begins now, and has a share in (0, 1] of the seconds left here."""
         return Budget.of(share * self.left) if self.left < math.inf else self
 
     def affordable(self, count: int, seconds: float) -> int:
@@ -65,7 +65,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Stopwatch:
-    """Measure the CPU seconds since the stopwatch was made.
+    """A stopwatch of this process's CPU seconds, which runs from the moment it is made.
 
     Attributes:
         began: the moment at which the stopwatch was made, in seconds of ``time.process_time()``.
@@ -88,5 +88,9 @@ UNLIMITED = Budget()
 
 
 def stop_mark(stopped: bool) -> dict[str, str]:
-    """Return the entry of a result's stats for an attack that its budget ended; else nothing."""
+    """Return ``{"stopped": "budget"}`` for the stats of an attack that its budget ended, else {}.
+
+    Args:
+        stopped: whether the budget ended the attack.
+    """
     return {"stopped": "budget"} if stopped else {}

@@ -1,6 +1,7 @@
-"""Attack inputs of unknown normalisation, which their values show, or else the fit decides.
+"""Attack an update if the normalisation (mean and deviation) of the client's inputs is unknown.
 
-If the normalisation is known, no other one is tried.
+The values of the inputs that an attack finds may show it. Otherwise the public normalisations are
+tried, and the one that fits best is taken. If the normalisation is known, no other one is tried.
 """
 
 import math
@@ -35,27 +36,31 @@ GUESSED = (
 def by_fit(
     attack: Attack, job: AttackJob, progress: ProgressCallback | None = None
 ) -> list[Reconstruction]:
-    """Return the answers of an attack under the normalisation of each target that fits best.
+    """Return an attack's reconstruction for each observation, under the best normalisation.
 
-    If ``job.spec`` is known, these are the attack's answers. Otherwise the attack is first run
-    without a box. The values of the inputs found may be levels of pixels under one normalisation,
-    which is then the right one (:func:`flwr_leakage.conventions.read_normalization`). If the values
-    show nothing, but the answer meets the gradient, the normalisations whose box holds the values
-    are possible. The narrower the box, the likelier are values that fill it. If the answer does not
-    meet the gradient, the attack is run under each public normalisation. These are compared by the
-    energy of the answer (:class:`flwr_leakage.attacks.evidence.Evidence`). Both measures are −2 log
-    of a density of network inputs, which contains −2 Σ log σ for the scale of pixels, with the
-    deviation σ of each input's channel. Targets whose values show nothing are decided together, by
-    the sum of their measures.
+    If the normalisation of ``job.spec`` is known, the attack simply runs. Otherwise it first runs
+    without bounds on the inputs. There are three cases:
 
-    The normalisation is ``spec`` of each answer, and ``stats["normalisation"]`` is ``read off`` or
-    ``by fit``. ``job.max_seconds`` covers all runs: each may take an equal share of what is left of
-    half the time. If the time ended the best run, the attack is run once more under its
-    normalisation, for the rest of the time.
+    1. The values found are those of pixels, such as k / 255, under exactly one normalisation. This
+       one is right (:func:`flwr_leakage.conventions.read_normalization`).
+    2. They are not, but their gradient meets the observed one. The normalisations that put all
+       values into the range of pixels are possible. The narrower that range is in network inputs,
+       the likelier are values that fill it.
+    3. Otherwise the attack runs under each public normalisation. These are compared by the energy
+       of their results (:class:`flwr_leakage.attacks.evidence.Evidence`).
+
+    In cases 2 and 3 the measure is −2 log of a density of network inputs. It contains −2 Σ log σ
+    for the scale of pixels, with the deviation σ of each input's channel. Observations of these
+    cases are decided together, by the sum of their measures.
+
+    Each result's ``spec`` is the normalisation, and ``stats["normalisation"]`` is ``read off`` in
+    case 1, else ``by fit``. ``job.max_seconds`` covers all runs: each may take an equal share of
+    what is left of half the time. If the time ended the best run, the attack runs once more under
+    its normalisation, for the rest of the time.
 
     Args:
         attack: any attack.
-        job: the knowledge of the attacker.
+        job: the observations and the knowledge of the attacker.
         progress: a callback that is called from time to time.
     """
     specs = possible_specs(job.spec)
@@ -83,13 +88,15 @@ def by_fit(
 
 @dataclass(frozen=True)
 class _Tries:
-    """The answers and energies of one target under each normalisation that was tried.
+    """The results of attacks on one observation under the normalisations that were tried.
 
     Attributes:
-        first: the answer without a box, or the first answer with a batch.
-        shown: the normalisation that the values of this answer show, or ``None``.
-        energies: the energy of each normalisation that is possible.
-        answers: the answer under each normalisation that was tried; for others it is ``first``.
+        first: the result whose values show the normalisation. If there is none, it is the result
+            without bounds on the inputs, or else the first one that has a batch.
+        shown: the normalisation that the values of ``first`` show, or ``None``.
+        energies: by possible normalisation, −2 log of its density up to a constant; the least one
+            is the most likely.
+        answers: the result under each normalisation that was tried; for others ``first`` holds.
         seconds: CPU seconds that all runs took.
     """
 
@@ -107,7 +114,14 @@ class _Tries:
         specs: Sequence[InputSpec],
         progress: ProgressCallback | None,
     ) -> "_Tries":
-        """Return the answers and energies of an attack on a job of one target."""
+        """Return the results of an attack on one observation under each normalisation tried.
+
+        Args:
+            attack: any attack.
+            job: a job of one observation.
+            specs: the possible normalisations, as specs of the same inputs.
+            progress: a callback that is called from time to time.
+        """
         watch, limit = Stopwatch(), job.max_seconds
         energies: dict[InputSpec, float] = {}
         answers: dict[InputSpec, Reconstruction] = {}
@@ -143,7 +157,17 @@ class _Tries:
     def end(
         self, attack: Attack, job: AttackJob, spec: InputSpec, progress: ProgressCallback | None
     ) -> Reconstruction:
-        """Return the answer under a normalisation, by another run if the time ended the first."""
+        """Return the result under a chosen normalisation.
+
+        If the time ended the first run under it and some time is left, the attack runs once more.
+        The more likely of both results is returned.
+
+        Args:
+            attack: any attack.
+            job: the same job of one observation.
+            spec: the chosen normalisation.
+            progress: a callback that is called from time to time.
+        """
         answer = self.answers.get(spec, self.first)
         left = math.inf if job.max_seconds is None else job.max_seconds - self.seconds
         if spec not in self.answers or "stopped" not in answer.stats or left <= 0:
@@ -156,7 +180,11 @@ class _Tries:
 
 
 def _marked(found: Reconstruction, spec: InputSpec, claim: Claim) -> Reconstruction:
-    """Return an answer under a normalisation; if it is guessed, no pixels are proven."""
+    """Return a result with a normalisation as its ``spec``, and with its claim in the stats.
+
+    If the normalisation is guessed (``by fit``), proven samples become ``plausible``, as their
+    network inputs are proven, but not their pixels.
+    """
     verdicts = found.stats.get("verdicts", ())
     stats = {**found.stats, NORMALISATION: claim}
     if "proven" in verdicts:
@@ -171,7 +199,10 @@ def _marked(found: Reconstruction, spec: InputSpec, claim: Claim) -> Reconstruct
 
 
 def _judged(job: AttackJob, found: Reconstruction) -> tuple[float, float]:
-    """Return an answer's energy and its relative squared distance of gradients."""
+    """Return a result's energy, −2 log posterior up to a constant, and its gradients' distance.
+
+    The distance is ``‖g − g*‖² / ‖g*‖²`` between its gradient g and the observed g*.
+    """
     assert found.batch is not None
     problem = pose(job.gradient_map, job.spec, job.observations[0], job.threat)
     judged = Evidence.of(problem, Strongest.tolerance).judge(found.batch)
@@ -179,13 +210,16 @@ def _judged(job: AttackJob, found: Reconstruction) -> tuple[float, float]:
 
 
 def _outside(found: Reconstruction, spec: InputSpec) -> float:
-    """Return the largest distance of an answer's pixels from their range, in units of it."""
+    """Return the largest distance of a result's pixels from [0, 1] under a normalisation."""
     assert found.batch is not None
     pixels = spec.denormalize(found.batch.inputs)
     return float((pixels - pixels.clamp(0, 1)).abs().max())
 
 
 def _scale(spec: InputSpec, count: int) -> float:
-    """Return 2 Σ log σ over the inputs of all samples, with σ the deviation of their channel."""
+    """Return 2 Σ log σ over all input values of ``count`` samples.
+
+    σ is the deviation by which the normalisation divides the value's channel.
+    """
     _, height, width = spec.shape
     return 2 * count * height * width * sum(math.log(std) for std in spec.std)

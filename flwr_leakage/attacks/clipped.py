@@ -16,10 +16,12 @@ opposite errors."""
 
 
 def clipped_entries(gradient: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return by name which entries of a gradient were clipped, as NVIDIA FLARE's filters do.
+    """Return a mask for each tensor of a gradient that is true where an entry was clipped.
 
-    After clipping, many entries have the largest magnitude of all, in several outputs and several
-    layers. If all nonzero entries of a tensor have one magnitude, they are signs, and not clipped.
+    The masks are boolean, and have the names and shapes of the tensors. A filter, such as NVIDIA
+    FLARE's, may limit the magnitude of every entry of an update. Then many entries have the largest
+    magnitude of the whole update. Nothing counts as clipped if fewer than three outputs of layers
+    have such entries, or if all nonzero entries of a matrix have it, as they are then signs.
     """
     tops = {name: _largest(value) for name, value in gradient.items()}
     limit = max(tops.values(), default=0.0) * (1 - _CLOSE)
@@ -53,7 +55,7 @@ def _largest(value: Tensor) -> float:
 
 
 def without_clipped(gradient: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Return the gradient with zeros for clipped entries, as if these had been pruned."""
+    """Return the gradient with zeros in place of clipped entries, as if they had been pruned."""
     found = clipped_entries(gradient)
     if not any(bool(at.any()) for at in found.values()):
         return gradient

@@ -3,9 +3,9 @@
 The first convolution of a network may be followed by a normalisation by statistics of its own
 input, which removes the convolution's bias. Such a network computes the same from x and from s x,
 up to the ε of the normalisation, and so does its gradient. So no update shows the contrast of an
-image, and with a prior of images an attack would answer an image that is almost grey. But pixels
-are bounded, and most photographs reach the bounds. So the contrast is assumed to be the largest
-that keeps almost all pixels within the bounds.
+image, and an attack with a prior of images would return an image that is almost grey. But pixels
+are bounded, and most photographs reach the bounds. So attacks assume the largest contrast that
+keeps almost all pixels within the bounds.
 """
 
 import math
@@ -32,12 +32,15 @@ one; on 200 images of CIFAR-10 it leaves a median error of 55 dB in contrast, no
 
 @dataclass(frozen=True)
 class Contrast:
-    """The part of the samples' contrast that a gradient leaves open.
+    """A statement which contrasts of a batch's samples a gradient does not determine.
+
+    The contrast of a sample is a factor s of its network input x, where x = 0 is the mean colour.
 
     Attributes:
-        spec: the normalisation, under which an input of 0 is the mean colour.
-        unknown: the contrast that is open: that of ``each`` sample, the ``common`` one of all
-            samples, or ``none``.
+        spec: the normalisation of inputs and the bounds of pixels.
+        unknown: ``each`` if every sample may be scaled by a factor of its own without a change of
+            the gradient, ``common`` if only all samples by the same factor, ``none`` if no factor
+            leaves the gradient as it is.
     """
 
     spec: InputSpec
@@ -45,9 +48,10 @@ class Contrast:
 
     @classmethod
     def of(cls, problem: Problem) -> "Contrast":
-        """Return the contrast that a network leaves open, as gradients at a draw of the prior show.
+        """Return which contrasts the gradient of a problem's network does not determine.
 
-        For inputs without a box, no contrast is assumed.
+        The gradient is computed at random images of the prior, and again with more contrast. If
+        pixels have no bounds (``spec.box`` is false), the result is ``none``.
         """
         spec = problem.spec
         if not spec.box:
@@ -83,11 +87,18 @@ class Contrast:
 
     @property
     def note(self) -> str:
-        """Return a remark on the assumed contrast for the summary of an answer."""
+        """Return ``", contrast assumed"`` if some contrast is unknown, else an empty string.
+
+        The text ends the summary of an attack's result.
+        """
         return "" if self.unknown == "none" else ", contrast assumed"
 
     def stretched(self, inputs: Tensor) -> Tensor:
-        """Return inputs (B, C, H, W) with the same gradient whose pixels reach their bounds."""
+        """Return inputs (B, C, H, W) scaled so that their pixels just reach the bounds [0, 1].
+
+        Scaling leaves the gradient the same. Inputs whose contrast is known are returned as they
+        are.
+        """
         if self.unknown == "none":
             return inputs
         factors = largest_factors(self.spec, inputs)
@@ -96,7 +107,12 @@ class Contrast:
         return _scaled(inputs, factors)
 
     def gauged(self, prior: ImagePrior, point: Tensor) -> Tensor:
-        """Return the coordinates under a prior of the inputs that :meth:`stretched` gives."""
+        """Return a point with the same gradient, whose pixels just reach their bounds.
+
+        Args:
+            prior: the prior, which maps coordinates to network inputs.
+            point: coordinates under the prior, of the shape that the result has, too.
+        """
         if self.unknown == "none":
             return point
         inputs = self.stretched(prior.inputs(point))
@@ -129,7 +145,15 @@ def _scaled(inputs: Tensor, factors: Tensor) -> Tensor:
 
 
 def _are_near(found: Sequence[Tensor], own: Sequence[Tensor]) -> bool:
-    """Return whether all tensors are nearly equal; some gradients are zero up to rounding."""
+    """Return whether each tensor is within 10 % (``INVARIANT``) of its counterpart, by norm.
+
+    Differences up to 1e-9 of the norm of all tensors are allowed, too, as some gradients are zero
+    up to rounding.
+
+    Args:
+        found: the tensors to compare.
+        own: their counterparts, which set the scale.
+    """
     rounding = 1e-9 * float(torch.cat([each.flatten() for each in own]).norm())
     return all(
         float((other - each).norm()) <= INVARIANT * float(each.norm()) + rounding

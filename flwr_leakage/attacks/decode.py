@@ -1,8 +1,9 @@
-"""Decode MixUp and InstaHide encodings, the second step of an attack on such clients.
+"""Decode MixUp and InstaHide encodings, the second step of an attack on clients that use these.
 
-A gradient inversion recovers encodings. Over T epochs of fresh draws the server collects T
-encodings of every image, and then solves for the images. The attacker is given the mapping and the
-coefficients, so that the result is an upper bound on the leakage (Huang et al. 2021, section 5).
+The first step, a gradient inversion, recovers encodings, which are mixtures of private images. A
+client draws new mixtures in each of T epochs. So the server collects T encodings of every image,
+and then solves for the images. The attacker is told which images each encoding mixes, and with
+which coefficients. So the result is an upper bound on the leakage (Huang et al. 2021, section 5).
 """
 
 import math
@@ -21,11 +22,11 @@ from flwr_leakage.records import InputSpec
 def decode_mixup(
     encodings: Float[Tensor, "M C H W"], weights: Float[Tensor, "M n"]
 ) -> Float[Tensor, "n C H W"]:
-    """Return the images X of least ‖W X − E‖², and of least norm if W lacks rank.
+    """Return the n images X that minimise ‖W X − E‖²; if W lacks rank, those of least norm.
 
     Args:
-        encodings: E, M recovered encodings of all epochs.
-        weights: W; row m holds the coefficients of encoding m in the n images.
+        encodings: the M recovered encodings E of all epochs.
+        weights: the matrix W, whose row m holds the coefficients of the n images in encoding m.
     """
     _check(encodings, weights)
     # LAPACK's default driver in torch is wrong for a W without full rank.
@@ -37,12 +38,13 @@ def decode_mixup(
 
 @dataclass(frozen=True)
 class InstaHideDecoding:
-    """The result of a regression of images from encodings with flipped signs.
+    """Images that were decoded from InstaHide's encodings, which have random signs.
 
     Attributes:
-        images: (n, C, H, W) the decoded images in model space.
-        residual: root mean square of |W X| − |E|, which the attacker can compute.
-        starts: number of random starts for each pixel.
+        images: the decoded images X (n, C, H, W), normalised as the network takes them.
+        residual: root mean square of |W X| − |E|, with the encodings E and the matrix W of their
+            coefficients. The attacker can compute it.
+        starts: number of random starts of the regression for each pixel.
     """
 
     images: Float[Tensor, "n C H W"]
@@ -57,23 +59,23 @@ def decode_instahide(
     generator: torch.Generator,
     num_starts: int = 24,
 ) -> InstaHideDecoding:
-    """Return the images X of least ‖ |W X| − |E| ‖², solved pixel by pixel with consistent signs.
+    """Return the n images X that minimise ‖ |W X| − |E| ‖², solved pixel by pixel.
 
-    Sign flips leave only |E| (Carlini et al. 2020, section 4.4). For each pixel, with values x in
-    the n images and |e| in the encodings, the regression alternates s ← sign(W x) and x ← W⁺(s ·
-    |e|) from random starts, which never increases the residual. It keeps the result with the least
-    residual.
+    InstaHide flips the sign of each pixel at random, which leaves only |E| (Carlini et al. 2020,
+    section 4.4). For each pixel, with values x (n,) in the images and |e| (M,) in the encodings,
+    the regression alternates s ← sign(W x) and x ← W⁺(s · |e|) from random starts. These steps
+    never increase the residual. The result with the least residual is kept.
 
-    |W x| is the same for x and −x, so that the sign of each pixel is open. Neighbouring pixels are
-    similar in most natural images. So signs are carried along the spanning tree of largest
-    |correlation| between neighbouring pixels. The common sign of all images is the one whose pixels
-    are, in sum, nearer to the box of valid values (the normalisation is public).
+    |W x| is the same for x and −x, so that the sign of each pixel is still open. Neighbouring
+    pixels are similar in most natural images. So signs are carried along the spanning tree of
+    largest |correlation| between neighbouring pixels. Then one sign is left for all images. It is
+    chosen so that the pixels are, in sum, nearer to their valid range.
 
     Args:
-        encodings: E, M recovered encodings of all epochs, with flipped signs.
-        weights: W; row m holds the coefficients of encoding m in the n images.
-        spec: the public normalisation.
-        generator: draws the starts.
+        encodings: the M recovered encodings E of all epochs, with flipped signs.
+        weights: the matrix W, whose row m holds the coefficients of the n images in encoding m.
+        spec: the public normalisation, which tells the valid range of inputs.
+        generator: the generator of the random starts.
         num_starts: number of random starts for each pixel, ≥ 1.
     """
     _check(encodings, weights)
@@ -106,10 +108,13 @@ def decode_instahide(
 
 
 def consistent_signs(pixels: Float[Tensor, "n D"], shape: tuple[int, ...]) -> Float[Tensor, " D"]:
-    """Return ±1 for each of D pixels, so that neighbours in a spanning tree agree over n images.
+    """Return a sign ±1 for each of D pixels, with which neighbours correlate positively.
+
+    Neighbours are compared over the n images, along the spanning tree of largest |correlation|. The
+    first pixel has the sign 1.
 
     Args:
-        pixels: column p holds pixel p of every image, up to its sign.
+        pixels: values (n, D); column p holds pixel p of every image, up to one sign per column.
         shape: (C, H, W) with D = C·H·W. Neighbours are next to each other in height or width, or
             are values of successive channels at the same place.
     """

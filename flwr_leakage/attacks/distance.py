@@ -1,4 +1,4 @@
-"""Measure distances of gradients, by which attacks compare candidates of any objective."""
+"""Measure distances between gradients, by which attacks of any objective compare candidates."""
 
 import torch
 from torch import Tensor
@@ -9,13 +9,17 @@ from flwr_leakage.records import Batch
 
 
 def squared_distance(candidate: Params, observed: Params) -> Tensor:
-    """Return ``Σ_l ‖g_l − g*_l‖²`` over all tensors l (Zhu, Liu, Han 2019, eq. 4), a scalar."""
+    """Return the squared distance ``Σ_l ‖g_l − g*_l‖²`` of two gradients, a scalar.
+
+    The sum is over the parameter tensors l. ``candidate`` is g, and ``observed`` is g* (Zhu, Liu,
+    Han 2019, eq. 4).
+    """
     terms = [(candidate[k] - observed[k]).square().sum() for k in observed]
     return sum(terms[1:], start=terms[0])
 
 
 def relative_squared_distance(candidate: Params, observed: Params) -> Tensor:
-    """Return the relative squared distance ``‖g − g*‖² / ‖g*‖²`` of two gradients, a scalar."""
+    """Return the scalar ``‖g − g*‖² / ‖g*‖²`` of a candidate's gradient g and the observed g*."""
     return squared_distance(candidate, observed) / squared_norm(observed)
 
 
@@ -26,7 +30,11 @@ def squared_norm(gradient: Params) -> Tensor:
 
 
 def gradient_distance(problem: Problem, batch: Batch) -> float:
-    """Return the mean over a problem's rounds of a candidate's ``‖g − g*‖² / ‖g*‖²``."""
+    """Return ``‖g − g*‖² / ‖g*‖²`` of a candidate, averaged over the problem's rounds.
+
+    g* is the gradient that the server observed in a round, and g the one that ``batch`` would
+    have caused there.
+    """
     distances = []
     with torch.no_grad():
         for posed in problem.rounds:

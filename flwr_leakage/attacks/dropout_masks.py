@@ -1,13 +1,15 @@
-"""Read masks of dropout off the update of one sample.
+"""Read the masks that dropout applied off the update of one sample.
 
 Dropout before a linear layer ``z = W h + b`` makes some of its features h zero. For one sample
-``∂L/∂W = e hᵀ`` with the error e of z, so that columns of zeros show these features. A feature is
-also zero if the ReLU before it is off. Then dropping it makes no difference to the gradient.
+``∂L/∂W = e hᵀ`` with the error ``e = ∂L/∂z``, so that columns of zeros show these features. A
+feature is also zero if the ReLU before it is off. Then dropping it makes no difference to the
+gradient.
 
-Zeros of a ReLU do not show that dropout was active, but the layer before it does. Its bias b' has
-the gradient ``∂L/∂b'_c = s Σ_k (Wᵀ e)_k``, summed over the features k of channel c that are not
-zero. If dropout with rate p was active, s = 1 / (1 − p), and otherwise s = 1. ReLUs and maxima
-between both layers route the error of a feature to one position of its channel.
+Zeros of a ReLU do not show that dropout was active, but the layer before the ReLU does. That
+layer's bias b' has the gradient ``∂L/∂b'_c = s Σ_k (Wᵀ e)_k``, summed over the features k of
+channel c that are not zero. If dropout with rate p was active, the factor s is 1 / (1 − p), and
+otherwise 1. ReLUs and max-poolings between both layers route the error of a feature to one
+position of its channel.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,14 +34,16 @@ rounding of parameters on the wire has lost."""
 def read_masks(
     forward: Callable[[], object], params: Params, gradient: Params
 ) -> list[Tensor | None]:
-    """Return the mask of each call of dropout in a pass, ``None`` if the update shows none.
+    """Return the mask of each call of dropout in a forward pass, in the order of the calls.
 
-    A mask holds 0 and 1 / (1 − p), and has the shape of one sample, with 1 along axes that are
-    dropped together. It is ``None`` if dropout was not active, or if no linear layer takes the
-    call's outputs, or their maxima, and shows the mask.
+    A mask holds 0 for dropped units and 1 / (1 − p) for others, with the rate p. It has the shape
+    of the call's input for one sample, with size 1 along axes that are dropped together. It is
+    ``None`` if the update shows no mask: dropout was not active, or no linear layer takes the
+    call's outputs, or their maxima after pooling.
 
     Args:
-        forward: function that passes one sample of noise, with the parameters ``params``.
+        forward: a function that passes one sample of noise through the network, with the
+            parameters ``params``, and still calls dropout.
         params: the parameters θ.
         gradient: the observed gradient ∇_θ L of one sample.
     """
@@ -55,11 +59,13 @@ def read_masks(
 
 
 class _Marked(Masked):
-    """A pass in which the outputs of one call of dropout are replaced by numbers of units, from 1.
+    """A forward pass in which one call of dropout outputs the numbers 1, 2, … of its units.
+
+    The inputs of a later linear layer then tell which unit each feature came from.
 
     Args:
         params: the parameters of the pass.
-        number: the number of the call; −1 for none.
+        number: the index of that call among the calls of dropout; −1 for none.
         shape: the shape of the call's mask.
     """
 
@@ -71,19 +77,34 @@ class _Marked(Masked):
         self.place = 0
 
     def run(self, forward: Callable[[], object]) -> None:
-        """Run the pass, whose outputs replace those of the call."""
+        """Run ``forward``, record its layers, and replace the outputs of the marked call."""
         with torch.no_grad(), self.trace, self:
             forward()
 
     def outputs(self, number: int, inputs: Tensor) -> Tensor:
-        """Return the numbers of the units if the call is the marked one, else the call's inputs."""
+        """Return the outputs of a call of dropout in this pass.
+
+        For the marked call they are the numbers of its units, else the call's own inputs.
+
+        Args:
+            number: the index of the call among the calls of dropout.
+            inputs: the inputs of the call.
+        """
         if number != self.number:
             return inputs
         self.place = len(self.trace.steps)
         return self.units.to(inputs).expand_as(inputs).clone()
 
     def mask(self, rate: float, gradient: Params, plain: Trace) -> Tensor | None:
-        """Return the mask of the marked call of dropout, or ``None``; see :func:`read_masks`."""
+        """Return the mask of the marked call of dropout, or ``None`` if the update shows none.
+
+        The mask holds 0 and 1 / (1 − ``rate``), in the shape that was given for it.
+
+        Args:
+            rate: the rate p of the call.
+            gradient: the observed gradient ∇_θ L of one sample.
+            plain: the record of the same pass without a marked call.
+        """
         steps = list(zip(self.trace.steps, plain.steps, strict=True))[self.place :]
         layers = [
             (op, own.inputs)
@@ -115,7 +136,14 @@ class _Marked(Masked):
         return kept.reshape(self.units.shape)
 
     def _follows_a_layer(self, routed: Tensor | None, gradient: Params) -> bool:
-        """Return whether a layer before the call has a bias with the gradient of given errors."""
+        """Return whether the bias of the layer before the marked call fits an active dropout.
+
+        Args:
+            routed: the errors ∂L/∂h of the call's inputs h under an active dropout, one for each
+                unit. Their sum over each channel must be the gradient of the layer's bias. If
+                ``None``, zeros are proof enough, and some such layer must only exist.
+            gradient: the observed gradient ∇_θ L of one sample.
+        """
         for step in reversed(self.trace.steps[: self.place]):
             if isinstance(step.op, Affine | Normalise):
                 bias = gradient.get(step.op.bias_name or "")

@@ -1,4 +1,7 @@
-"""Judge candidates of all attacks by misfit and prior, and average several of them."""
+"""Compare batches that different attacks found, by misfit and prior, and average several of them.
+
+A batch that an attack found is called a candidate.
+"""
 
 import math
 from collections.abc import Sequence
@@ -22,16 +25,19 @@ from flwr_leakage.spectral.image_prior import ImagePrior
 
 @dataclass(frozen=True)
 class Judgement:
-    """The attacker's judgement of a candidate, without the truth.
+    """The attacker's judgement of a candidate batch, for which no private sample is needed.
+
+    g is the candidate's gradient, and g* the observed one.
 
     Attributes:
         energy: −2 log posterior up to a constant; ∞ if it cannot be computed.
         distance: ``‖g − g*‖² / ‖g*‖²``, the mean over rounds; ∞ if it cannot be computed.
-        misfit: mean squared residual in units of noise. Pruned entries count by their excess over
-            the pruning threshold.
-        is_met: whether every tensor's gradient is met within the tolerance or its own rounding.
-        is_explained: whether the candidate explains a noised update to its noise, with images that
-            are likely under the prior, by more than its unknowns could explain by chance.
+        misfit: mean of (g − g*)² over all entries, in units of the noise's variance. Pruned entries
+            count by their excess over the pruning threshold.
+        is_met: whether g equals g* in every parameter tensor, up to a tolerance and to rounding.
+        is_explained: whether g − g* of a noised update is as small as the noise, with images that
+            are likely under the prior. The fit must be better than that of a zero gradient by more
+            than free unknowns gain by chance.
     """
 
     energy: float
@@ -45,7 +51,8 @@ class Judgement:
 class Evidence:
     """The evidence that an update gives about candidates for the samples behind it.
 
-    The energy of a candidate x̂ with residuals r = g(x̂) − g* is
+    A candidate x̂ has the residuals r = g(x̂) − g*, with its gradient g(x̂) and the observed g*. Its
+    energy, which is −2 log posterior up to a constant, is
 
         E = Σ_t P_t min(1, q_t) + Σ_g D_g log(1 + P_g / D_g max(0, q_g − 1))
             + Σ_i Σ_k (1 + n_k) log(1 + ‖s_ik‖²)
@@ -66,22 +73,23 @@ class Evidence:
     The equations that replace the gradient may be fewer than the unknowns. In the directions that
     they leave open, the likeliest image is zero, and a private one has the size that the prior
     expects. So the last sum then counts only the excess over that size: ``Σ_i Σ_k (1 + n_k) max(0,
-    log(‖s_ik‖² / n_k))``. Otherwise grey would have less energy than the private images themselves.
+    log(‖s_ik‖² / n_k))``. Otherwise a grey image would have less energy than the private one.
 
-    The gradient of one clean sample may determine a layer's features and error
-    (:class:`~flwr_leakage.attacks.whole_batch.one_sample.OneSample`), and an attack may have proven
-    those of a batch (:meth:`told_by`). Then r holds the residuals of the equations that remain with
-    both given. Otherwise an error in a candidate's features would change the gradients of all
-    layers behind, and an attack that fits the features first would seem to be the better one.
+    The gradient of one clean sample may determine the inputs (features) of a layer and the error
+    ∂L/∂z of its outputs z (:class:`~flwr_leakage.attacks.whole_batch.one_sample.OneSample`), and an
+    attack may have proven those of a batch (:meth:`told_by`). Then other equations replace the
+    gradient, and r holds their residuals: those that remain with features and errors given.
+    Otherwise an error in a candidate's features would change the gradients of all layers behind,
+    and an attack that fits the features first would seem to be the better one.
 
     Attributes:
-        problem: the problem, in double precision.
-        likelihood: the likelihood of all rounds' residuals.
-        groups: the groups of entries with similar errors.
-        prior: the prior of each sample; ``None`` for texts, of which all are equally likely.
-        tolerance: largest relative squared distance of a tensor's gradient that counts as met.
-        proven: the equations that remain with features that an attack has proven, and their
-            observed likelihood; or ``None``.
+        problem: the network, the update and the attacker's knowledge, in double precision.
+        likelihood: the likelihood of the residuals r of all rounds.
+        groups: the groups g of entries with similar errors.
+        prior: the prior of each image; ``None`` for texts, of which all are equally likely.
+        tolerance: largest ``‖g − g*‖² / ‖g*‖²`` of a tensor's gradient that counts as equal.
+        proven: the equations that replace the gradient once an attack has proven features, and the
+            likelihood of their residuals; else ``None``.
     """
 
     problem: Problem
@@ -93,7 +101,13 @@ class Evidence:
 
     @classmethod
     def of(cls, problem: Problem, tolerance: float) -> "Evidence":
-        """Return the evidence of a problem's update, with the noise from :func:`estimate_noise`."""
+        """Return the evidence of a problem's update, whose noise is estimated from the update.
+
+        Args:
+            problem: the network, the observed update and the attacker's knowledge.
+            tolerance: largest relative squared distance of a tensor's gradient that counts as
+                equal.
+        """
         problem = problem.to(torch.float64).held
         gradients = [posed.gradient for posed in problem.rounds]
         likelihood = Likelihood.of(gradients, estimate_noise(problem))
@@ -103,10 +117,10 @@ class Evidence:
 
     @cached_property
     def told(self) -> tuple[KnownErrors, Likelihood] | None:
-        """The equations that replace the gradient, with their observed likelihood, or ``None``.
+        """The equations that replace the gradient, and the likelihood of their residuals.
 
-        They are computed when the first candidate is judged, as that takes seconds for a large
-        network.
+        It is ``None`` if the gradient itself is compared. The value is computed when the first
+        candidate is judged, as that takes seconds for a large network.
         """
         problem = self.problem
         if self.proven is not None or self.prior is None or self.is_noised:
@@ -120,15 +134,19 @@ class Evidence:
 
     @property
     def image_prior(self) -> ImagePrior:
-        """The prior of each image, for samples that are images."""
+        """The prior of each image; for texts, which have none, reading it fails."""
         assert self.prior is not None
         return self.prior
 
     def told_by(self, weight: str, samples: BatchInputs) -> "Evidence":
-        """Return the evidence once the features of all samples of one plain step are proven.
+        """Return evidence that compares what is left of the update once features are proven.
 
-        The evidence does not change under noise, if features are not proven, or if other equations
-        already replace the gradient.
+        The evidence itself is returned if the update is noised, if not all samples' features are
+        proven, or if other equations already replace the gradient.
+
+        Args:
+            weight: the name of the weight of the layer whose inputs are the features.
+            samples: the features of all samples, and how many of them are proven.
 
         Raises:
             ValueError: the features do not separate the rest of the update (see
@@ -141,16 +159,21 @@ class Evidence:
         return replace(self, proven=(equations, equations.likelihood(None)))
 
     def gradient(self, batch: Batch) -> Tensor:
-        """Return a batch's gradient g(x̂) (P,), all rounds one after another, in float64."""
+        """Return the gradient (P,) that a batch would have caused, in float64.
+
+        P counts the parameters of all rounds, which stand one after another.
+        """
         batch = Batch(_in(torch.float64, batch.inputs), _in(torch.float64, batch.targets))
         return simulate_rounds(self.problem, batch)
 
     def judge(self, batch: Batch) -> Judgement:
-        """Return the judgement of a candidate in any precision.
+        """Return the judgement of a candidate batch, which may have any precision.
 
-        Three limits decide ``is_explained`` (chosen on development draws; no table): up to a misfit
-        of 1.05 the residual is noise, and up to a mean square of 1.5 of the prior's coordinates the
-        image is no fit of noise, as a draw of the prior has 1. The update must be noised.
+        ``is_explained`` is true under three conditions; the limits were chosen on development
+        draws, without a table. The misfit is at most 1.05, as the residual is then noise. The mean
+        square of the prior's coordinates is at most 1.5, as images drawn from the prior have 1, and
+        images that fit noise have more. A zero gradient has a squared residual, in units of noise,
+        that is larger by at least the number of unknowns.
         """
         with torch.no_grad():
             residual = self.likelihood.residual(self.gradient(batch))
@@ -185,11 +208,16 @@ class Evidence:
     def _meets(self, batch: Batch, residual: Tensor) -> bool:
         """Return whether the residual r_t of every tensor t is small by a limit of its own.
 
-        The limit is ``‖r_t‖² ≤ tolerance ‖g*_t‖² + (10 ρ_t)²``. A limit for the sum over all
-        tensors would not do: a last layer may hold almost all of the norm, and be met by images
-        that are far from the samples. ρ_t is the rounding of the gradient that the client sent. It
-        is estimated by the rounding of the candidate's gradient in single precision, plus half a
-        unit in the last place of the parameters that were sent, divided by the learning rate.
+        The limit is ``‖r_t‖² ≤ tolerance ‖g*_t‖² + (10 ρ_t)²``, with the observed gradient g*_t. A
+        limit for the sum over all tensors would not do: a last layer may have almost all of the
+        norm, and images that are far from the samples may meet it. ρ_t is the rounding error of the
+        gradient that the client sent. It is estimated by the rounding of the candidate's gradient
+        in single precision, plus half a unit in the last place of the parameters that were sent,
+        divided by the learning rate.
+
+        Args:
+            batch: the candidate.
+            residual: (P,) the candidate's gradient minus the observed one, for all rounds.
         """
         single = simulate_rounds(
             self.problem.to(torch.float32),
@@ -214,13 +242,19 @@ class Evidence:
 
     @property
     def equations(self) -> float:
-        """Number of independent equations by which candidates are judged."""
+        """Number of independent equations by which candidates are compared.
+
+        A tensor counts no more of them than there are unknowns.
+        """
         likelihood = self.likelihood if self.told is None else self.told[1]
         return float(likelihood.independent(self.unknowns).sum())
 
     @property
     def is_noised(self) -> bool:
-        """Return whether noise adds more than 1e-8 to ``‖g − g*‖² / ‖g*‖²``; less is rounding."""
+        """Whether the update is noised: noise has more than 1e-8 of its squared norm.
+
+        Less counts as rounding.
+        """
         likelihood = self.likelihood
         noise = float((likelihood.counts * likelihood.noise.square()).sum())
         return noise > 1e-8 * float(likelihood.observed.dot(likelihood.observed))
@@ -232,15 +266,17 @@ def _in(dtype: torch.dtype, values: Tensor) -> Tensor:
 
 
 def ring_energy(coordinates: Tensor, is_open: bool = False) -> float:
-    """Return −2 log density of coordinates (B, C, H, W) in rings of unknown size, up to a constant.
+    """Return −2 log density, up to a constant, of images whose spectrum is known up to scales.
 
-    The square of a ring's size has the inverse gamma law of shape and scale ½, so that its n
-    coordinates have Cauchy's law: ``(1 + n) log(1 + ‖s‖²)``.
+    The coordinates of an image form rings: frequencies of about one size, in one channel. Each
+    ring of each image has an unknown variance, with the inverse gamma law of shape and scale ½. So
+    its n coordinates s have Cauchy's law, of −2 log density ``(1 + n) log(1 + ‖s‖²)``. The result
+    is the sum over rings and images.
 
     Args:
-        coordinates: coordinates s of the prior.
-        is_open: whether a ring costs nothing up to the size that the prior expects, ``‖s‖² = n``,
-            and ``(1 + n) log(‖s‖² / n)`` beyond.
+        coordinates: (B, C, H, W) coordinates of B images under the prior, by frequency.
+        is_open: if true, a ring instead costs nothing up to ``‖s‖² = n``, the size that the prior
+            expects, and ``(1 + n) log(‖s‖² / n)`` beyond.
     """
     height, width = coordinates.shape[-2:]
     squares = torch.arange(height)[:, None].square() + torch.arange(width).square()
@@ -255,7 +291,13 @@ def ring_energy(coordinates: Tensor, is_open: bool = False) -> float:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A batch that an attack found, with the attack's name and the judgement of the evidence."""
+    """A batch that an attack found.
+
+    Attributes:
+        name: the name of the attack.
+        batch: the inputs and labels.
+        judged: how well the batch fits the update and the prior.
+    """
 
     name: str
     batch: Batch
@@ -267,21 +309,26 @@ class Candidate:
         return self.judged.energy
 
     def weight(self, least: float, evidence: Evidence) -> float:
-        """Return the inverse variance of this candidate, relative to one of energy ``least``.
+        """Return the inverse variance of this candidate's error, relative to another candidate's.
 
-        With D equations of one unknown variance v, the energy is D log v up to a constant.
+        With D equations of one unknown variance v, the energy E is D log v up to a constant. So
+        the weight is exp((least − E) / D).
+
+        Args:
+            least: the energy of the other candidate.
+            evidence: the evidence, which tells D.
         """
         return math.exp((least - self.energy) / evidence.equations)
 
 
 @dataclass(frozen=True)
 class Fusion:
-    """A weighted mean of candidates.
+    """A weighted mean of batches that several attacks found.
 
     Attributes:
-        batch: the samples of the mean, in the order of the most likely candidate.
-        judged: the judgement of the mean by the evidence.
-        weights: the weight of each candidate, by name; they sum to 1.
+        batch: the mean, with samples in the order of the most likely of these batches.
+        judged: how well the mean fits the update and the prior.
+        weights: the weight of each batch by the name of its attack; they sum to 1.
     """
 
     batch: Batch
@@ -289,23 +336,31 @@ class Fusion:
     weights: dict[str, float]
 
     def __str__(self) -> str:
-        """Return the weights and names of the candidates in words."""
+        """Return the weights and names of the attacks as a text, such as "of 0.60 a, 0.40 b"."""
         return "of " + ", ".join(f"{weight:.2f} {name}" for name, weight in self.weights.items())
 
 
 def fuse(candidates: Sequence[Candidate], evidence: Evidence) -> Fusion | None:
-    """Return the mean of least squared error if candidates' errors are independent, or None.
+    """Return a weighted mean of candidates that has less error than each of them, or ``None``.
 
-    Weights are inverse variances. Candidates are added one after another, the most likely first. A
-    candidate is left out if its labels differ, or if the mean with it is less likely than without
-    it: around one solution the energy is convex, and between two solutions it has a maximum. Either
-        of
-    two candidates may be the worse one. With independent errors, their mean is better than both if
-    their squared errors differ by a factor below three. So the mean may cross a low maximum, unless
-    energies are precise: the residual is mostly noise, or the candidates are close to each other.
-    If a pruned update is met to rounding, candidates differ in their prior probability only, and
-    the most likely one is the answer. A candidate or a mean whose gradient is farther from the
-    update than zero explains nothing, and is left out.
+    Weights are inverse variances, which minimise the squared error if the candidates' errors are
+    independent. Candidates are added to the mean one after another, the most likely first. A
+    candidate is left out if its labels differ from those of the first, or if its gradient is
+    farther from the update than a zero gradient, as it then explains nothing.
+
+    It is also left out if it raises the mean's energy: around one solution the energy is convex,
+    and between two solutions it has a maximum. But energies do not always show which of two
+    candidates is the better one, and with independent errors their mean is better than both if
+    their squared errors differ by a factor below three. So the mean may have somewhat more energy
+    than the first candidate, unless energies are precise: the residual is mostly noise, or both
+    candidates are close to each other.
+
+    If the update is not noised and the first candidate meets it to rounding, candidates differ in
+    their prior probability only. Then there is no mean.
+
+    Args:
+        candidates: the batches that attacks found, at least one.
+        evidence: the evidence by which they and their mean are judged.
 
     Returns:
         The mean, or ``None`` if nothing can be added to the most likely candidate.
@@ -349,13 +404,21 @@ def _mean(parts: Sequence[tuple[Candidate, Tensor, float]]) -> Tensor:
 
 
 def _distance(one: Tensor, other: Tensor, evidence: Evidence) -> float:
-    """Return the root mean square of the difference of inputs, in pixel values."""
+    """Return the root mean square difference of two sets of inputs, as pixels in [0, 1]."""
     pixels = evidence.problem.spec.denormalize
     return float((pixels(one) - pixels(other)).square().mean().sqrt())
 
 
 def _in_order(found: Batch, model: Batch) -> Tensor | None:
-    """Return inputs in the order of a model's nearest samples, or None if the labels differ."""
+    """Return a batch's inputs, each at the place of the nearest sample of another batch.
+
+    The pairs have the least sum of squared distances. If the labels of both batches differ, the
+    result is ``None``.
+
+    Args:
+        found: the batch to reorder.
+        model: the other batch, which sets the order.
+    """
     if found.targets.shape != model.targets.shape:
         return None
     inputs = found.inputs.to(model.inputs)

@@ -1,4 +1,7 @@
-"""Attacks that continue from a candidate of another attack, with or without noise."""
+"""Attacks that start from the batch that another attack found, for updates with or without noise.
+
+Such a batch is called a candidate.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -23,12 +26,14 @@ from flwr_leakage.spectral.patch_prior import PatchPrior
 
 @dataclass(frozen=True)
 class Finish:
-    """An attack that starts from a candidate, with the candidate's labels.
+    """An attack that starts from a candidate, a batch that another attack found.
 
-    The attack that finds the neighbourhood of the samples need not be the one that converges there.
+    One attack may be good at finding the neighbourhood of the private samples, and another one at
+    converging there.
 
     Attributes:
-        attack: the attack that continues; the candidate replaces its own start and labels.
+        attack: the attack that continues. It starts from the candidate's inputs in place of its own
+            start, and takes the candidate's labels.
     """
 
     attack: GradientInversion | LeastAbsolute | DenseGaussNewton
@@ -36,10 +41,15 @@ class Finish:
     def __call__(
         self, job: AttackJob, candidate: Batch, progress: ProgressCallback | None = None
     ) -> Reconstruction:
-        """Return the reconstruction of the job's only observation from a candidate.
+        """Return the reconstruction at which the attack arrives from a candidate.
+
+        Args:
+            job: a job of one observation.
+            candidate: the batch to start from; its labels are kept.
+            progress: a callback that is called from time to time.
 
         Raises:
-            ValueError: the job has another number of observations.
+            ValueError: the job has no observation, or several.
         """
         if len(job.observations) != 1:
             raise ValueError(f"job must have one observation, got {len(job.observations)}.")
@@ -57,10 +67,15 @@ class Finish:
 
 
 def in_granted_order(candidate: Batch, granted: Tensor | None) -> Batch:
-    """Return the candidate's samples in the order of the granted labels, if these are classes.
+    """Return a candidate with its samples sorted so that its labels are in a given order.
 
-    Exact attacks sort their samples by label, and the next attack pairs samples with granted
-    labels.
+    Exact attacks sort their samples by label, and the next attack pairs samples with the labels
+    that the threat model grants, in their order. The candidate is returned as it is if no labels
+    are granted, if labels are probabilities or several per sample, or if both have other labels.
+
+    Args:
+        candidate: the batch.
+        granted: the labels (B,) that the threat model grants, or ``None``.
     """
     classes = candidate.targets
     if granted is None or granted.shape != classes.shape:
@@ -77,25 +92,26 @@ def in_granted_order(candidate: Batch, granted: Tensor | None) -> Batch:
 
 @dataclass(frozen=True)
 class Denoising:
-    """Gauss–Newton from a candidate, with priors that are estimated from the candidate itself.
+    """A Gauss–Newton attack on a noised update that starts from a batch another attack found.
 
-    Each step minimises to first order
+    Its priors are estimated from that batch. Each step minimises, with r linear in s,
 
         Σ_j r_j² / v_j + sᵀ Q s
 
-    v is the variance of each entry, read from the residual if that is above the noise
-    (:meth:`flwr_leakage.attacks.inversion.likelihood.Likelihood.variances`), and s are the
-    coordinates of a normal law with each image's own spectrum, ring by ring
+    r_j is entry j of the candidate's gradient minus the observed one. v_j is its variance: that of
+    the noise, or more where the residual is larger
+    (:meth:`flwr_leakage.attacks.inversion.likelihood.Likelihood.variances`). s are the coordinates
+    of the images, with identity covariance under a normal law that has each image's own spectrum
     (:meth:`flwr_leakage.spectral.image_prior.ImagePrior.fitted`). There are two runs. In the first,
-    Q is the identity, so that the prior is this law, which removes noise from frequencies and
-    colours with little content. In the second, Q is the cost of the image's kinds of patches
+    Q is the identity, so that this law is the prior. It removes noise from frequencies and colours
+    with little content. In the second, Q is the cost of patches by their kind
     (:class:`flwr_leakage.spectral.patch_prior.PatchPrior`), which removes noise from places with
-    little content. The answer is the mean of both images, as their errors differ.
+    little content. The result is the mean of the images of both runs, as their errors differ.
 
     Attributes:
-        steps: largest number of steps with each prior, ≥ 0; with 0 candidates stay as they are.
+        steps: largest number of steps in each run, ≥ 0; with 0 the batch stays as it is.
         iterations: largest number of iterations of conjugate gradients in a step, ≥ 1.
-        tolerance: relative residual of a step's linear system, in (0, 1).
+        tolerance: relative residual at which a step's linear system counts as solved, in (0, 1).
     """
 
     steps: int = 4
@@ -110,7 +126,13 @@ class Denoising:
     def __call__(
         self, evidence: Evidence, candidate: Batch, budget: Budget = UNLIMITED
     ) -> tuple[Batch, int]:
-        """Return images with the candidate's labels, and the number of steps that led to them."""
+        """Return a denoised batch, and the number of Gauss–Newton steps that both runs took.
+
+        Args:
+            evidence: the observed update, its noise and the prior of images.
+            candidate: the batch to start from; its labels are kept.
+            budget: the CPU time after which no further step is taken.
+        """
         start = Batch(candidate.inputs.double(), candidate.targets)
         priors = (None, PatchPrior.of(evidence.image_prior))
         answers = [self.solve(evidence, start, prior, budget) for prior in priors]
@@ -126,7 +148,15 @@ class Denoising:
         patches: PatchPrior | None = None,
         budget: Budget = UNLIMITED,
     ) -> tuple[Tensor, int]:
-        """Return the images found under one prior, and the number of steps that led to them."""
+        """Return the images (B, C, H, W) found under one prior, and the number of steps taken.
+
+        Args:
+            evidence: the observed update, its noise and the prior of images.
+            candidate: the batch to start from.
+            patches: the prior of patches; if ``None``, the normal law of each image's spectrum is
+                the prior.
+            budget: the CPU time after which no further step is taken.
+        """
         if budget.is_spent:
             return candidate.inputs, 0
         likelihood = evidence.likelihood
@@ -164,7 +194,12 @@ class Denoising:
 
 
 def fitted(prior: ImagePrior, inputs: Tensor) -> tuple[ImagePrior, Tensor]:
-    """Return a prior with the spectrum of each image, and the images' coordinates under it."""
+    """Return a prior whose spectrum is that of each given image, and the images' coordinates.
+
+    Args:
+        prior: the prior of images in general.
+        inputs: network inputs (B, C, H, W); the coordinates have the same number of samples.
+    """
     each = [prior.fitted(image[None]) for image in inputs]
     point = [own.coordinates(image[None]) for own, image in zip(each, inputs, strict=True)]
     deviations = torch.stack([own.deviations for own in each])

@@ -15,22 +15,23 @@ from flwr_leakage.records import InputSpec, Observation, ThreatModel
 class AttackJob:
     """The observations that a server attacks, and its knowledge: the one argument of every attack.
 
-    No field can carry the truth. Facts that a threat model grants are in each observation's
-    ``disclosed``, and are used only if ``threat`` says so.
+    No field can carry the private samples. Facts that a threat model may grant, such as labels, are
+    in each observation's ``disclosed``, and are used only if ``threat`` grants them.
 
     Attributes:
         gradient_map: the public model and loss, in the BatchNorm mode of the clients.
         spec: the public facts about the data.
         observations: the server's observations, one for each target, or for each restart of one.
-        threat: the further knowledge of the attacker.
+        threat: the facts beyond the update that the attacker knows, such as labels or BatchNorm
+            statistics.
         seed: the seed of all random draws, ≥ 0.
-        restarts: the number 0, 1, … of the restart that each observation stands for; empty if all
-            are 0.
+        restarts: the number 0, 1, … of each observation's restart, if an update is attacked from
+            several starts and therefore stands here several times; empty if all are 0.
         max_seconds: CPU seconds that an attack may take for each observation; ``None`` for no
             limit. At the limit the attack returns its best result, and sets ``stats["stopped"]``.
-        posed: the problems that :func:`flwr_leakage.attacks.problem.pose` made of all observations,
-            if they were posed before; else empty. For a large network, posing them again would cost
-            seconds.
+        posed: for each observation, the checked problem that
+            :func:`flwr_leakage.attacks.problem.pose` made of it; empty if it has not been made yet.
+            For a large network, making it again would cost seconds.
 
     Raises:
         ValueError: the seed is negative, there is not one restart number or posed problem for each
@@ -59,14 +60,17 @@ class AttackJob:
                 )
 
     def restart(self, index: int) -> int:
-        """Return the number of the restart that observation ``index`` stands for."""
+        """Return the number, counted from 0, of the restart of observation ``index``."""
         return self.restarts[index] if self.restarts else 0
 
     def problem(self, index: int) -> Problem:
-        """Return the problem that observation ``index`` poses.
+        """Return what an attack must solve for observation ``index``.
+
+        This is the network, the observed gradient and the schedule of local training, limited to
+        the knowledge that the threat model grants.
 
         Raises:
-            ValueError: the observation poses no problem; see
+            ValueError: the observation is inconsistent or incomplete; see
                 :func:`flwr_leakage.attacks.problem.pose`.
         """
         if self.posed:
@@ -81,7 +85,7 @@ class AttackJob:
 
         Args:
             index: index of the observation.
-            purpose: the name of the stream.
+            purpose: a name for the use of the random numbers, which separates streams.
         """
         observation = self.observations[index]
         return make_generator(
@@ -92,7 +96,7 @@ class AttackJob:
         )
 
     def take(self, indices: Iterable[int]) -> "AttackJob":
-        """Return the same job on some of its observations, which may be repeated."""
+        """Return the same job with the observations of the given indices, which may repeat."""
         chosen = list(indices)
         return replace(
             self,

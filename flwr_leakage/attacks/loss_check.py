@@ -25,10 +25,11 @@ def check_loss(
         loss: maps (logits, targets) to a scalar.
         count: number of samples of a batch; the check uses at most two.
         num_classes: number K of classes.
-        granted: the known targets. If these are probabilities, the loss must take probabilities,
-            else class indices.
+        granted: the targets that the attacker knows, if any. If they are probabilities, the loss
+            must take probabilities, else class indices.
         device: device of the logits; the CPU by default.
-        positions: (T,) if a sample has logits and a class index at each of T positions.
+        positions: (T,) if a sample has logits and a class index at each of T positions; else
+            empty.
     """
     rows = min(count, 2)
     output_shape = (*positions, num_classes)
@@ -57,7 +58,14 @@ def check_loss(
 
 
 def _problem(loss: Loss, output_shape: Sequence[int], targets: Tensor, dtype: torch.dtype) -> str:
-    """Return a text on how a loss fails in a precision; empty if it does not."""
+    """Return a text on how a loss fails at logits of a precision, or "" if it does not fail.
+
+    Args:
+        loss: maps (logits, targets) to a scalar.
+        output_shape: the shape of one sample's logits.
+        targets: class indices or probabilities of the samples.
+        dtype: the precision of the logits.
+    """
     size = len(targets) * math.prod(output_shape)
     logits = torch.linspace(-1, 1, size, dtype=dtype, device=targets.device)
     logits = logits.reshape(-1, *output_shape).requires_grad_()
@@ -81,9 +89,13 @@ def _problem(loss: Loss, output_shape: Sequence[int], targets: Tensor, dtype: to
 
 
 def is_plain_mean(loss: Loss, logits: Tensor) -> bool:
-    """Return whether the loss of a batch is the mean of its samples' losses, for all classes.
+    """Return whether the loss of a batch is the mean of the losses of its samples alone.
 
-    It is not if classes have weights, as torch's mean then divides by the sum of the weights.
+    A loss with class weights is not, as torch then divides by the sum of the weights.
+
+    Args:
+        loss: maps (logits, targets) to a scalar.
+        logits: (B, K) logits, with which the loss is tried on a batch of one sample per class.
     """
     if loss is F.cross_entropy:
         return True
@@ -94,10 +106,15 @@ def is_plain_mean(loss: Loss, logits: Tensor) -> bool:
 
 
 def class_weights(loss: Loss, logits: Tensor) -> Tensor | None:
-    """Return the weight (K,) of each class in the loss, of mean 1, or None if all are equal.
+    """Return the weights (K,) of the classes in the loss, or ``None`` if all are equal.
 
-    A weighted mean has the gradient Σᵢ w(yᵢ) gᵢ / Σⱼ w(yⱼ), with the gradient gᵢ of sample i alone.
-    A batch of one sample of each class shows the weights.
+    Their mean is 1. A weighted mean over samples i of classes yᵢ has the gradient
+    Σᵢ w(yᵢ) gᵢ / Σⱼ w(yⱼ), with the gradient gᵢ of sample i alone. A batch of one sample of each
+    class shows the weights w.
+
+    Args:
+        loss: maps (logits, targets) to a scalar.
+        logits: (K,) logits of one sample, at which the gradients are computed.
 
     Raises:
         ValueError: a sample's gradient in the batch is no multiple of its gradient alone.
@@ -124,9 +141,9 @@ def class_weights(loss: Loss, logits: Tensor) -> Tensor | None:
 
 
 def lowers_one_logit(loss: Loss, num_classes: int) -> bool:
-    """Return whether a sample's ∂L/∂z, for logits z, has its only negative entry at its class.
+    """Return whether ∂L/∂z has its only negative entry at the true class, for a sample's logits z.
 
-    It has for the cross-entropy, with or without class weights, but not with smoothed labels.
+    This holds for the cross-entropy, with or without class weights, but not for smoothed labels.
     """
     if loss is F.cross_entropy:
         return True

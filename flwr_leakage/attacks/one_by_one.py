@@ -1,7 +1,7 @@
-"""Attack one target after another, with common steps before and after the attack.
+"""Attack one observation after another, with steps that many attacks have in common.
 
-Before it, :func:`unscaled` divides the update by the factor by which the client scaled it. After
-it, :func:`in_box` turns a proof about the network's inputs into one about pixels.
+Before an attack, :func:`unscaled` divides the update by the factor by which the client scaled it.
+After an attack, :func:`in_box` turns a proof about the network's inputs into one about pixels.
 """
 
 from abc import ABC, abstractmethod
@@ -26,13 +26,14 @@ Verdict = Literal["proven", "plausible", "not"]
 
 
 def unscaled(problem: Problem) -> Problem:
-    """Return the problem without the factor of a scaled update, if the factor can be inferred.
+    """Return the problem with its gradient divided by the client's scale, if that can be inferred.
 
-    A client that clips sends c g in place of its gradient g. For one sample, a linear last layer
-    has the gradient ``c e [h, 1]ᵀ``, with its input h and the error ``e(h) = ∂L/∂(W h + b)``. The
-    quotient of the weight's and the bias's part gives h, h gives e, and ``c = ⟨c e, e⟩ / ‖e‖²``.
-    The problem does not change if the update is of several samples or steps, if no last layer with
-    bias is trained, or if the factor differs from 1 by no more than noise explains.
+    A client that clips sends c g in place of its gradient g, with an unknown scale c. For one
+    sample, a linear last layer of weight W and bias b has the gradient ``c e [h, 1]ᵀ``, with its
+    input h and the error ``e(h) = ∂L/∂(W h + b)``. The quotient of the weight's and the bias's part
+    gives h, h gives e, and ``c = ⟨c e, e⟩ / ‖e‖²``. The problem is returned unchanged if the update
+    is of several samples or steps, if no last layer with bias is trained, or if c differs from 1 by
+    no more than noise explains.
     """
     if problem.num_samples != 1 or not problem.is_single_gradient or problem.earlier:
         return problem
@@ -73,14 +74,15 @@ def unscaled(problem: Problem) -> Problem:
 
 
 class OneByOne(ABC):
-    """An attack whose :meth:`solve` takes one problem, in float64.
+    """A base of attacks that take one observation after another, in float64.
 
-    The stats of a result hold the CPU seconds that it took, as ``cpu_seconds``. If they were found,
-    they also hold the factor by which the client scaled its update, as ``scale``, and a text on the
-    masks of dropout, as ``dropout``.
+    A subclass implements :meth:`solve`, which is given one posed problem. The stats of each result
+    contain the CPU seconds that it took, as ``cpu_seconds``. They contain the factor by which the
+    client scaled its update, as ``scale``, and a text on the masks of dropout, as ``dropout``, if
+    the update shows these.
 
     Attributes:
-        purpose: the name of the random streams of the attack's targets.
+        purpose: the name that separates the attack's random numbers from those of other attacks.
         reads_text: whether the attack takes token ids, and nothing else.
     """
 
@@ -119,10 +121,10 @@ class OneByOne(ABC):
         """Return the reconstruction of one problem.
 
         Args:
-            problem: the problem in float64.
-            generator: the random stream of this target and restart.
-            restart: number of the restart, from 0; only the first takes a start that is not random,
-                such as grey.
+            problem: the network, the observed update and the attacker's knowledge, in float64.
+            generator: the random stream of this observation and restart.
+            restart: number of the restart, from 0; only restart 0 may take a start that is not
+                random, such as grey.
             budget: the limit of CPU time. Once it is spent, an iterative attack returns its best
                 result.
 
@@ -134,7 +136,7 @@ class OneByOne(ABC):
 
 @dataclass(frozen=True)
 class Applicability:
-    """The statement that an attack takes a problem. The attack may still fail to solve it.
+    """A statement that an attack can be run on a problem. It may still fail to solve it.
 
     Attributes:
         gives_images: whether the attack returns images; otherwise it returns their features.
@@ -146,18 +148,19 @@ class Applicability:
 
 
 class ExactAttack(OneByOne):
-    """An attack that solves equations, and can check before whether a problem gives them."""
+    """An attack that solves equations, and can check beforehand whether a problem has these."""
 
     @abstractmethod
     def check(self, problem: Problem, generator: torch.Generator) -> Applicability:
-        """Return in which way the attack applies to a problem, without solving the problem.
+        """Return whether the attack would give images or features, and why, without running it.
 
         Args:
             problem: the network and the observed update, in float64.
-            generator: draws the random probes.
+            generator: the generator of the random inputs with which the network is probed.
 
         Raises:
-            ValueError: the attack does not apply. The message gives the same reason as the attack.
+            ValueError: the attack does not apply to the problem. The message is the one that the
+                attack itself would give.
         """
 
 
@@ -185,21 +188,23 @@ NORMALISATION = "normalisation"
 
 
 def in_box(spec: InputSpec, answer: Reconstruction) -> Reconstruction:
-    """Return the answer as pixels, with the verdicts that hold for pixels.
+    """Return an attack's result with verdicts that hold for pixels, not only for network inputs.
 
-    If no sample is proven, the answer is clamped to the box of valid pixels. Otherwise the proven
-    inputs decide, and ``stats["normalisation"]`` says how:
+    Pixels follow from network inputs by the normalisation, which may have been assumed wrongly. If
+    no sample is proven (``stats["verdicts"]``), the inputs are clamped to valid pixels. Otherwise
+    the proven inputs show whether the normalisation is right, and ``stats["normalisation"]`` is
 
-    - ``confirmed`` and ``as told``: the proofs hold, and the answer is clamped, which moves it by
-      no more than its error. In the second case the proofs depend on the assumed normalisation.
-    - ``read off``: the inputs show another normalisation, and only one. It becomes the answer's
+    - ``confirmed`` or ``as told``: the proofs hold, and the inputs are clamped, which moves them by
+      no more than their error. With ``as told``, the inputs show nothing, and the proofs depend on
+      the assumed normalisation.
+    - ``read off``: the inputs show another normalisation, and only one. It becomes the result's
       ``spec``, under which the proofs hold. Nothing is clamped.
-    - ``refuted``: no pixel is proven. ``stats["verdicts"]`` say ``plausible``, and
-      ``stats["proven_inputs"]`` is the number of samples whose network inputs are proven. Nothing
-      is clamped.
+    - ``refuted``: no pixel is proven. The verdicts ``proven`` become ``plausible``. Nothing is
+      clamped.
 
-    In the last two cases ``stats["stage"]`` ends with the reason. Inputs without a box need no
-    normalisation, so that their proofs hold as they are.
+    ``stats["proven_inputs"]`` is the number of samples whose network inputs are proven. In the last
+    two cases ``stats["stage"]`` ends with the reason. If pixels have no bounds (``spec.box`` is
+    false), no normalisation is needed, and the result is returned as it is.
     """
     if answer.batch is None or not spec.box or PROVEN_INPUTS in answer.stats:
         return answer
@@ -223,10 +228,15 @@ def in_box(spec: InputSpec, answer: Reconstruction) -> Reconstruction:
 
 
 def _error(inputs: Tensor, stats: dict[str, object], proven: list[int]) -> float:
-    """Return the largest standard deviation among the errors of the proven samples.
+    """Return the largest standard deviation of error among the proven samples, in input units.
 
-    An error is ``stats["relative_errors"]`` times the root mean square of its sample, or
-    ``FLOAT32_RELATIVE_ERROR`` times it if that is larger or the attack states no errors.
+    The error of a sample is its root mean square times its entry of ``stats["relative_errors"]``,
+    which counts as at least ``FLOAT32_RELATIVE_ERROR``, also if the attack states none.
+
+    Args:
+        inputs: (B, C, H, W) network inputs that an attack found.
+        stats: the stats of the attack's result.
+        proven: the indices of the proven samples.
     """
     errors = torch.full((len(inputs),), FLOAT32_RELATIVE_ERROR, dtype=torch.float64)
     told = torch.as_tensor(stats.get("relative_errors", ()), dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Invert updates in one call, without Flower."""
+"""Reconstruct the samples behind updates by a single function call, without Flower."""
 
 import math
 import warnings
@@ -43,8 +43,9 @@ class ParameterChange:
     Attributes:
         before: the model's parameters, and buffers if there are any, as in a ``state_dict``.
         after: the same entries after training.
-        server_learning_rate: server learning rate η_s, if both states are the server's before and
-            after an aggregation ``θ ← θ + η_s · mean Δ``; 1 for a client's own states.
+        server_learning_rate: the server's learning rate η_s, if ``before`` and ``after`` are the
+            server's states around an aggregation ``θ ← θ + η_s · mean Δ`` of the clients' changes
+            Δ; 1 for a client's own states.
     """
 
     before: Mapping[str, Tensor] = field(repr=False)
@@ -72,7 +73,7 @@ P = ParamSpec("P")
 
 @runtime_checkable
 class _OneOrSeveral(Protocol[P]):
-    """A call that returns one result for one update, and a list for a list of updates."""
+    """A function that returns one reconstruction for one update, and a list of them for a list."""
 
     @overload
     def __call__(
@@ -97,7 +98,10 @@ class _OneOrSeveral(Protocol[P]):
 
 
 def _one_or_several(call: Callable[Concatenate[nn.Module, Any, P], Any]) -> _OneOrSeveral[P]:
-    """Return ``call`` itself, typed: one update gives one answer, a list of updates a list."""
+    """Return ``call`` itself, with overloaded types for one update and for a list of updates.
+
+    For type checkers, one update gives one reconstruction, and a list of updates gives a list.
+    """
     return cast(_OneOrSeveral[P], call)
 
 
@@ -220,7 +224,14 @@ def _describe(update: object) -> str:
 
 
 def _labels(targets: object) -> list[Tensor | None]:
-    """Return the targets of each update, out of a list or one tensor that a caller gave."""
+    """Return a list with the targets of each update.
+
+    Args:
+        targets: a list or tuple of tensors, or one tensor for a single update.
+
+    Raises:
+        ValueError: an entry is no tensor, or is a scalar.
+    """
     given: list[Any] = list(targets) if isinstance(targets, list | tuple) else [targets]
     for each in given:
         if not isinstance(each, Tensor) or each.ndim == 0:
@@ -250,7 +261,17 @@ def as_observation(
     index: int,
     members: tuple[int, ...],
 ) -> Observation:
-    """Return the observation of one update, in any form that a caller may pass.
+    """Return one update as an observation of a server in round 0.
+
+    Args:
+        gradient_map: the model and the loss.
+        given: gradients by name or in the order of the parameters, or the parameters before and
+            after training.
+        num_examples: number of samples behind the update.
+        schedule: the local training; ``None`` for one step of all samples with learning rate 1.
+        targets: the true labels if the attacker knows them.
+        index: the number of the update in the call, which becomes the client's id.
+        members: the number of examples of each client if the update is a mean over clients.
 
     Raises:
         ValueError: parameters before and after came without a schedule, or with other names than
@@ -294,7 +315,16 @@ def as_observation(
 
 
 def _by_name(gradient_map: GradientMap, given: Gradients) -> Params:
-    """Return the gradients of all parameters; those of frozen ones may be missing or ``None``."""
+    """Return the gradients by parameter name, with zeros for frozen parameters that have none.
+
+    Args:
+        gradient_map: the model, which tells names, order and the trained parameters.
+        given: gradients by name, or a tuple of those of all or of the trained parameters in the
+            model's order. Entries may be ``None``.
+
+    Raises:
+        ValueError: a tuple has another length, or an entry is no tensor.
+    """
     params, trained = gradient_map.params, gradient_map.trained
     if isinstance(given, tuple):
         learned = [name for name in params if name in trained]
@@ -317,7 +347,13 @@ def _by_name(gradient_map: GradientMap, given: Gradients) -> Params:
 
 
 def _warn_of_dropout(model: nn.Module, spec: InputSpec, mode: BatchNormMode) -> None:
-    """Warn if the model has dropout, as not every update shows the client's masks."""
+    """Warn if the model applies dropout, as not every update shows the masks that a client drew.
+
+    Args:
+        model: the network, in the mode in which the client trained.
+        spec: the shape of inputs, with which dropout that functions apply is found.
+        mode: the statistics with which BatchNorm normalises.
+    """
     active = [
         f"{name or type(layer).__name__} (p={layer.p:g})"
         for name, layer in model.named_modules()
@@ -359,7 +395,16 @@ def _functions_that_drop(model: nn.Module, spec: InputSpec) -> list[str]:
 def _check_targets(
     count: int, num_examples: int, members: tuple[int, ...], schedule: LocalSchedule
 ) -> None:
-    """Raise an error unless there is one target per sample; unused samples may have none."""
+    """Raise ``ValueError`` unless there is one target for each sample that training uses.
+
+    For a single client, targets of the unused samples may be given, too.
+
+    Args:
+        count: number of given targets.
+        num_examples: number of samples behind the update.
+        members: the number of samples of each client, if the update is a mean over clients.
+        schedule: the local training, which tells how many samples its steps use.
+    """
     used = sum(schedule.num_samples_used(examples) for examples in members or (num_examples,))
     # The clients' targets follow one another, so that an unused one would shift the next client's.
     allowed = {used} if members else {used, num_examples}

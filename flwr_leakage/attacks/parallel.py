@@ -1,4 +1,8 @@
-"""Run any attack in worker processes or on a Ray cluster, and keep finished targets by digest."""
+"""Run any attack in worker processes or on a Ray cluster, and keep finished results in files.
+
+Files are named by a digest of everything that a result depends on, so that a call that was
+interrupted can continue.
+"""
 
 import hashlib
 import io
@@ -32,15 +36,15 @@ def digest(attack: Attack, job: AttackJob) -> str:
     """Return the hexadecimal SHA-256 of everything that an attack's result on a job depends on.
 
     It covers the versions of Python and torch, the source files of this package, and the pickled
-    attack and job: names of classes and functions, settings and tensors. An installed package
-    counts by its version. If other code takes part, such as a user's model or loss, all loaded
-    source files that belong to no installed package count, and so does the gradient at two random
-    inputs. The gradient also differs if nothing in a file does, such as the value of a global
-    variable.
+    attack and job: names of classes and functions, settings and tensors. Of other installed
+    packages whose classes or functions are in them, it covers the version. If code of no installed
+    package takes part, such as a user's model or loss, it covers all loaded source files of such
+    code, and the gradient at two random inputs. The gradient shows changes that are in no file,
+    such as the value of a global variable.
 
     Raises:
-        Exception: some part cannot be pickled, its code is in no file, or the model fails at random
-            inputs; the message names the cause.
+        Exception: the attack or the job cannot be pickled, a user's code is in no file, or the
+            model fails at random inputs; the message names the cause.
     """
     modules: set[str] = set()
     parts = [f"{platform.python_version()} {torch.__version__}".encode()]
@@ -61,10 +65,15 @@ def digest(attack: Attack, job: AttackJob) -> str:
 
 
 def _pickled(value: object, modules: set[str]) -> bytes:
-    """Return the bytes to which an object is pickled, which are the same in every process.
+    """Return bytes that identify an object, and are the same in every process.
 
-    The modules that the object names are added to ``modules``. Tensors are written by their bytes,
-    and sets in the order of the bytes of their entries.
+    The object is pickled, but with a hash of each tensor's values, and with each set's entries in
+    the order of their bytes.
+
+    Args:
+        value: the object.
+        modules: a set to which the names of the modules of all classes and functions in the object
+            are added.
     """
 
     class Writer(pickle.Pickler):
@@ -87,7 +96,7 @@ def _pickled(value: object, modules: set[str]) -> bytes:
 
 
 def _gradient_at_random(job: AttackJob) -> dict[str, Tensor]:
-    """Return the gradient of the loss at two random inputs and labels."""
+    """Return the gradient of the loss, by parameter name, at two fixed random inputs and labels."""
     seen = job.observations[0]
     device = next(iter(seen.params.values())).device
     with torch.random.fork_rng(devices=[]):
@@ -98,7 +107,10 @@ def _gradient_at_random(job: AttackJob) -> dict[str, Tensor]:
 
 
 def _version(module: str) -> str:
-    """Return the version of a module's package if it is installed, or an empty string."""
+    """Return the name and version of a module's installed package, or "" if it is not installed.
+
+    For modules of Python itself and of this package, it is the name alone.
+    """
     root = module.partition(".")[0]
     if root in (*sys.stdlib_module_names, "flwr_leakage"):
         return root
@@ -120,21 +132,23 @@ RETRIED = "retried"
 
 @dataclass(frozen=True)
 class Parallel:
-    """Attack targets in chunks, each in one of several processes of one thread, or as a Ray task.
+    """An attack that splits the observations of a job into chunks, and attacks these in parallel.
 
-    Chunks and their random draws depend on the targets alone, so that results are the same for any
-    number of workers. With a folder, every finished chunk is kept in a file. Its name is a digest
-    of everything that the result depends on, including code (:func:`digest`). So if an interrupted
+    Each chunk runs in one of several processes of one thread, or as a Ray task. Chunks and their
+    random draws depend on the observations alone, so that results are the same for any number of
+    workers. With a folder, every finished chunk is kept in a file. Its name is a digest of
+    everything that the result depends on, including code (:func:`digest`). So if an interrupted
     call is made again, it continues. If the digest cannot be computed, a warning says so, and
     nothing is kept. Workers are new processes (``forkserver``), so that a script that uses them
     needs ``if __name__ == "__main__":``.
 
     Attributes:
-        attack: the attack of each chunk.
+        attack: the attack that is run on each chunk.
         workers: number of processes, ≥ 1; with 1 the attack runs in this process. ``RayTasks``
-            sends each chunk to a Ray cluster, with the same results. If a worker or node of the
-            cluster died, its chunk is tried again, and ``stats["retried"]`` of its answers says so.
-        chunk: number of targets that are attacked together, ≥ 1.
+            instead sends each chunk to a Ray cluster, with the same results. If a worker or node of
+            the cluster dies, its chunk is tried again, and ``stats["retried"]`` of the chunk's
+            results says so.
+        chunk: number of observations that are attacked together, ≥ 1.
         folder: the folder for finished chunks, or ``None`` to keep none.
     """
 
@@ -180,12 +194,15 @@ class Parallel:
         return [result for found in results if found is not None for result in found]
 
     def chunks(self, job: AttackJob) -> list[list[int]]:
-        """Return the indices of the observations in each chunk, which are attacked together."""
+        """Return the chunks of a job, each as a list of the indices of its observations."""
         indices = torch.arange(len(job.observations))
         return [several.tolist() for several in indices.split(self.chunk) if len(several)]
 
     def _files(self, chunks: "list[_Chunk]") -> list[Path | None]:
-        """Return the file of each chunk's results, named by a digest of all that they depend on."""
+        """Return the path of the file for each chunk's results, or ``None`` if none is kept.
+
+        The name of a file is a digest of everything that the results depend on.
+        """
         if self.folder is None:
             return [None] * len(chunks)
         try:
@@ -269,7 +286,7 @@ class Parallel:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Some targets and their attack, which together determine the results."""
+    """An attack and the job of some observations, which together determine the results."""
 
     attack: Attack
     job: AttackJob
@@ -319,7 +336,8 @@ def _pool(workers: int) -> ProcessPoolExecutor:
 def _save(results: Results, file: Path | None) -> None:
     """Write results as tensors and JSON to a file that only its owner can read.
 
-    The file appears complete, or not at all.
+    It is written under another name first, so that the file is complete if it exists. Nothing is
+    written if ``file`` is ``None``.
     """
     if file is None:
         return
@@ -361,12 +379,20 @@ def _spec(entry: dict[str, Any] | None) -> InputSpec | None:
 
 
 def finished_name(attack: Attack, job: AttackJob) -> str:
-    """Return the name of the file for a chunk's results, by all that they depend on."""
+    """Return the name of the file for the results of an attack on a job.
+
+    It is a digest of all that the results depend on, with the ending ``.safetensors``.
+    """
     return f"{digest(attack, job)}.safetensors"
 
 
 def read_finished(file: Path | None, count: int) -> Results | None:
-    """Return the results of a finished chunk, or None if they cannot be read."""
+    """Return the results that a file holds, or ``None`` if there is no valid one.
+
+    Args:
+        file: the path of the file, or ``None``.
+        count: the number of results that the file must hold.
+    """
     if file is None or not file.exists():
         return None
     try:

@@ -16,7 +16,7 @@ from flwr_leakage.attacks.base import Attack
 
 
 def preset_names() -> list[str]:
-    """Return the names of all presets."""
+    """Return the sorted names of all presets of attacks, which are the files of ``conf/attack``."""
     folder: Path = conf_dir() / "attack"
     return sorted(path.stem for path in folder.glob("*.yaml") if path.stem != "none")
 
@@ -53,7 +53,12 @@ def load_preset(name: str, overrides: Sequence[str] = ()) -> Attack:
 
 
 def _compose(name: str, overrides: Sequence[str]) -> DictConfig:
-    """Return the preset at its place in the whole config, so that interpolations resolve."""
+    """Return the config of a preset, composed within the whole config that it may refer to.
+
+    Args:
+        name: the name of the preset.
+        overrides: changes of the preset, as in :func:`load_preset`.
+    """
     with hydra.initialize_config_dir(str(conf_dir()), version_base=None):
         own = []
         for override in overrides:
@@ -64,7 +69,14 @@ def _compose(name: str, overrides: Sequence[str]) -> DictConfig:
 
 
 def _check_key(described: DictConfig, name: str, override: str) -> None:
-    """Raise an error that names a preset's keys, if an override's key is not among them."""
+    """Raise ``ValueError`` if an override changes a key that a preset does not have.
+
+    Args:
+        described: the config of the preset.
+        name: the name of the preset.
+        override: a change such as ``priors.weight=0.05``. One that adds a key, ``+key=value``, is
+            not checked.
+    """
     if override.startswith("+"):
         return
     node: object = described
@@ -82,7 +94,10 @@ def _check_key(described: DictConfig, name: str, override: str) -> None:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Restore Hydra's state after a block, as an app under ``@hydra.main`` may be running."""
+    """Clear Hydra's global state for a block, and restore it after the block.
+
+    A caller may itself run under ``@hydra.main``, whose state must survive.
+    """
     version = VersionBase.instance().getbase()
     running = GlobalHydra.instance().hydra
     GlobalHydra.instance().hydra = None

@@ -1,4 +1,7 @@
-"""Pose an observation as a problem: check it, and limit it to the attacker's knowledge."""
+"""Turn an observation into the problem of an attack.
+
+The observation is checked, and limited to the knowledge that the threat model grants.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -22,17 +25,22 @@ from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Observation, T
 class Problem:
     """The problem of an attack: find samples whose update equals the observed one.
 
+    Parameters, buffers and gradients are mappings from names to tensors.
+
     Attributes:
-        gradient_map: the model and loss, in the BatchNorm mode of the attacker.
+        gradient_map: the model and loss, with which the attacker computes gradients of candidates,
+            in the BatchNorm mode that the attacker's knowledge allows.
         spec: the public facts about the data.
         params: the global parameters θ_t.
-        buffers: the BatchNorm statistics with which the attacker normalises.
-        gradient: the observed pseudo-gradient, −delta / learning rate.
+        buffers: the buffers with which the attacker runs the model, such as BatchNorm statistics.
+        gradient: the observed pseudo-gradient g*, which is −(θ_local − θ_t) / learning rate.
         schedule: the client's local schedule.
-        num_samples: number of samples that the schedule's steps use; other samples leave no trace.
+        num_samples: number B of samples that the schedule's steps use; further samples of the
+            client leave no trace.
         known_targets: the true targets, (B,) class indices or (B, K) probabilities, if the
-            threat model grants them, else ``None``; see ``attacks/labels/assumed.py``.
-        statistics: BatchNorm statistics that the threat model grants for a prior, or empty.
+            threat model grants them, else ``None``.
+        statistics: BatchNorm statistics that the threat model grants, and that a prior of an attack
+            may compare with those of a candidate; or empty.
         masks: a text on how many masks of dropout the update showed, or empty. The gradient map
             applies these masks in place of dropout.
         own_statistics: the statistics of the private batch, by which the client normalised. They
@@ -41,8 +49,8 @@ class Problem:
         members: the number of examples of each client if the update is the mean of several
             clients, else empty. The samples stand one client after another.
         earlier: the problems that earlier rounds pose about the same samples.
-        scale: the factor by which the client scaled its update, such as by clipping, as far as an
-            attack found it; ``gradient`` is divided by it.
+        scale: the factor by which the client scaled its update, such as by clipping, if it has been
+            inferred, else 1; ``gradient`` is already divided by it.
     """
 
     gradient_map: GradientMap
@@ -62,33 +70,35 @@ class Problem:
 
     @property
     def is_single_gradient(self) -> bool:
-        """Return whether the update is one client's plain gradient in one step, without decay."""
+        """Whether the update is one client's gradient of one step, without weight decay."""
         plain = self.schedule.num_steps == 1 and not self.schedule.weight_decay
         return plain and not self.members
 
     @property
     def rounds(self) -> "tuple[Problem, ...]":
-        """The problems of the latest round and of the earlier rounds."""
+        """The problem of the latest round, which is this one, followed by those of earlier rounds.
+        """
         return (self, *self.earlier)
 
     @property
     def gradient_weight(self) -> float:
-        """The sum Σ_t w_t of the weights in the pseudo-gradient Σ_t w_t g_t of local steps.
+        """The sum Σ_t w_t of the weights of local steps in the pseudo-gradient Σ_t w_t g_t.
 
-        With momentum m, step t of n has the weight (1 − m^(n−t+1)) / (1 − m).
+        g_t is the gradient of step t. With momentum m, step t = 1 … n has the weight
+        w_t = (1 − m^(n−t+1)) / (1 − m), which is 1 without momentum.
         """
         m, n = self.schedule.momentum, self.schedule.num_steps
         return sum((1 - m**j) / (1 - m) for j in range(1, n + 1))
 
     def normalized_by(self, known: Literal["granted", "running"]) -> "Problem":
-        """Return the same problem with candidates normalised by known statistics as constants.
+        """Return the same problem with BatchNorm normalising candidates by known constants.
 
-        A client in train mode normalises by statistics of its own batch, and its gradient has a
-        part that comes through them. With constants this part is missing, even at the true samples.
+        A client in train mode normalises by statistics of its own batch, and differentiates through
+        them. With constants this part of the gradient is missing, even at the true samples.
 
         Args:
             known: ``granted`` for the statistics that the threat model grants, ``running`` for the
-                server's.
+                running ones that the server has.
 
         Raises:
             ValueError: the threat model grants no statistics.
@@ -107,15 +117,15 @@ class Problem:
 
     @property
     def held(self) -> "Problem":
-        """The same problem with the private batch's statistics as constants, if they are known.
+        """The same problem with BatchNorm normalising by the private batch's known statistics.
 
-        The network then normalises by :attr:`own_statistics`, and the loss gets an additional part
-        that restores the gradient (:func:`flwr_leakage.normalization.held_loss`). So the private
-        samples keep their gradient, and other samples get another one. The gradient then also
-        depends on the contrast of a sample, to which a network that normalises by its own
-        statistics is blind. The problem itself is returned if the statistics are not known, if the
-        update is not one plain step, or if the weight and bias of a BatchNorm layer are not
-        trained.
+        These constants are :attr:`own_statistics`. The loss gets an additional term, which restores
+        the part of the gradient that comes through the statistics
+        (:func:`flwr_leakage.normalization.held_loss`). So the private samples keep their gradient,
+        while that of other samples changes. It then also depends on the contrast of a sample, to
+        which a network that normalises by the sample's own statistics is blind. The problem itself
+        is returned if the statistics are not known, if the update is not one plain step, if there
+        are earlier rounds, or if the weight and bias of a BatchNorm layer are not trained.
         """
         if not (self.own_statistics and self.is_single_gradient) or self.earlier:
             return self
@@ -128,11 +138,12 @@ class Problem:
 
     @property
     def like(self) -> Tensor:
-        """A parameter, as an example of the device and precision that inputs must have."""
+        """A parameter of the model, which has the device and precision that inputs must have."""
         return next(iter(self.params.values()))
 
     def zeros(self, count: int) -> Tensor:
-        """Return inputs (count, …) of zeros; for a model of text, one token at all positions."""
+        """Return inputs (count, …) of zeros; for a model of text, the same token at all positions.
+        """
         if self.spec.is_text:
             return self.spec.blank(count, self.like)
         return self.like.new_zeros(count, *self.spec.shape)
@@ -144,9 +155,14 @@ class Problem:
         )
 
     def gradient_of(self, names: Sequence[str], batch: Batch) -> Params:
-        """Return the pseudo-gradient of some parameters, and of others if these cost nothing more.
+        """Return the pseudo-gradient that a batch would cause, by name, for at least some names.
 
-        For one plain step, the backward pass ends at the named parameters.
+        For one plain step, these parameters alone are in the result, which saves time. For other
+        schedules, all are.
+
+        Args:
+            names: the names of the parameters.
+            batch: inputs and labels.
         """
         if not self.is_single_gradient:
             return self.replay(batch)
@@ -159,7 +175,10 @@ class Problem:
         return self.gradient_map.logits(self.params, inputs, self.buffers)
 
     def divided(self, scale: float) -> "Problem":
-        """Return the same problem for an update that the client scaled by a factor > 0."""
+        """Return the same problem with the gradient divided by a factor > 0.
+
+        ``scale`` is that factor, by which the client is found to have scaled its update.
+        """
         gradient = {name: value / scale for name, value in self.gradient.items()}
         return replace(self, gradient=gradient, scale=self.scale * scale)
 
@@ -200,9 +219,18 @@ def simulate_gradient(
 ) -> Params:
     """Return the pseudo-gradient −(θ_local − θ_t)/η that a client with ``batch`` would cause.
 
-    One plain SGD step gives the gradient itself. For other schedules, ``local_update``, which
-    defines local training, is replayed. For the mean of several clients, each client is replayed on
-    its own samples: ``Σ_c n_c/n · g_c``, with n_c = ``members[c]`` (McMahan et al. 2017).
+    θ_t are the parameters before training, θ_local those after it, and η the learning rate. One
+    plain SGD step gives the gradient itself. For other schedules, local training is replayed. For
+    the mean of several clients c, each is replayed on its own samples, which gives g_c, and the
+    result is ``Σ_c n_c/n · g_c``, with n_c = ``members[c]`` and n = Σ_c n_c (McMahan et al. 2017).
+
+    Args:
+        gradient_map: the model and the loss.
+        params: the parameters θ_t.
+        buffers: the buffers of the model.
+        schedule: the local training.
+        batch: the samples, one client after another.
+        members: the number n_c of examples of each client; empty for a single client.
     """
     if members:
         mean: Params = {}
@@ -219,7 +247,10 @@ def simulate_gradient(
 
 
 def simulate_rounds(problem: Problem, batch: Batch) -> Tensor:
-    """Return the pseudo-gradients (P,) of all rounds of a problem, one after another."""
+    """Return the pseudo-gradients (P,) that a batch would cause in the rounds of a problem.
+
+    They stand one after another, the latest round first. P counts the entries of all rounds.
+    """
     found = []
     for p in problem.rounds:
         gradient = p.replay(batch)
@@ -235,7 +266,13 @@ def _split(batch: Batch, counts: Sequence[int]) -> list[Batch]:
 def pose(
     gradient_map: GradientMap, spec: InputSpec, observation: Observation, threat: ThreatModel
 ) -> Problem:
-    """Return the problem that an observation poses under a threat model, after checking it.
+    """Return what an attack must solve for an observation, after checking the observation.
+
+    Args:
+        gradient_map: the public model and loss, in the BatchNorm mode of the clients.
+        spec: the public facts about the data.
+        observation: the update that the server received, and the parameters before it.
+        threat: the further knowledge of the attacker, such as labels or BatchNorm statistics.
 
     Raises:
         ValueError: entries are missing, of a wrong shape, not finite or all zero; the number of
@@ -331,10 +368,17 @@ def _granted_targets(
 def as_met(
     gradient_map: GradientMap, spec: InputSpec, params: Params, buffers: Params
 ) -> GradientMap:
-    """Return the gradient map, with weights and dropout as a pass of dummy inputs shows them.
+    """Return the gradient map adapted to the model, which is passed two dummy inputs for this.
 
-    Weights that the pass uses as (inputs, outputs) are transposed. Dropout in eval mode is left
-    out. The pass has two dummy inputs, as BatchNorm does not take a single one.
+    Weights that the pass uses in the shape (inputs, outputs) are transposed, so that all linear
+    layers have (outputs, inputs). Calls of dropout are left out. There are two dummy inputs, as
+    BatchNorm does not take a single one.
+
+    Args:
+        gradient_map: the model and the loss.
+        spec: the shape of inputs and the number of classes.
+        params: the parameters of the pass.
+        buffers: the buffers of the pass.
 
     Raises:
         ValueError: the model does not take such inputs, or does not have one output for each class.
@@ -390,7 +434,19 @@ def _batch_norm_knowledge(
     threat: ThreatModel,
     batch_size: int,
 ) -> tuple[GradientMap, Params, Params]:
-    """Return the map and buffers for normalisation, and the statistics for a prior."""
+    """Return the BatchNorm mode, buffers and statistics that the attacker's knowledge allows.
+
+    Args:
+        gradient_map: the model and the loss, in the BatchNorm mode of the clients.
+        spec: the shape of inputs.
+        observation: the update, the buffers before it, and disclosed statistics.
+        threat: the attacker's knowledge of BatchNorm, as ``threat.batch_norm``.
+        batch_size: number of samples in a step of training.
+
+    Returns:
+        The gradient map in the mode in which the attacker normalises; the buffers for this; and the
+        statistics that a prior may compare with those of candidates, or an empty mapping.
+    """
     sent = dict(observation.buffers)
     if not gradient_map.uses_batch_statistics or threat.batch_norm == "none":
         return gradient_map, sent, {}
@@ -423,7 +479,19 @@ def _with_masks(
     observation: Observation,
     buffers: Params,
 ) -> tuple[GradientMap, str]:
-    """Return the map with the dropout masks that one sample's update shows, and a text on them."""
+    """Return the gradient map with the dropout masks that one sample's update shows.
+
+    Args:
+        known_map: the map to which masks are added, without dropout.
+        bare: the map with the client's dropout, which locates the calls of dropout.
+        spec: the shape of an input.
+        observation: the update of one sample.
+        buffers: the buffers with which the attacker normalises.
+
+    Returns:
+        The map, and a text on how many masks were found. If there are none, the map is
+        ``known_map`` and the text is empty.
+    """
     params = known_map.turned(observation.params)
     gradient = known_map.turned(observation.update.pseudo_gradient())
     like = next(iter(params.values()))
@@ -443,7 +511,16 @@ def _with_masks(
 def _derived(
     gradient_map: GradientMap, spec: InputSpec, observation: Observation, batch_size: int
 ) -> Params:
-    """Return the batch's statistics, computed from the buffers before and after training."""
+    """Return the BatchNorm statistics of the private batch, by buffer name.
+
+    They follow from the running statistics before and after training.
+
+    Args:
+        gradient_map: the model.
+        spec: the shape of an input.
+        observation: the buffers before training, and those in the update.
+        batch_size: number of samples in a step, which sets how many values a layer averages.
+    """
     running = gradient_map.with_batch_norm("running")
     dummy = next(iter(observation.params.values())).new_zeros(batch_size, *spec.shape)
     layer_inputs = running.batch_norm_inputs(observation.params, dummy, observation.buffers)
@@ -463,9 +540,11 @@ def _own_statistics(
     threat: ThreatModel,
     num_samples: int,
 ) -> Params:
-    """Return the statistics by which a client in train mode normalised in one step, or nothing.
+    """Return the BatchNorm statistics by which a client in train mode normalised, by buffer name.
 
-    The threat model may grant them, or the buffers in the update may tell them, if they moved.
+    The threat model may grant them. Otherwise they follow from the buffers before and after a
+    single step, if the update contains these. If they are not known, or the client does not
+    normalise by statistics of its batch, the result is empty.
     """
     after, before = observation.update.buffers, observation.buffers
     if not gradient_map.uses_batch_statistics or observation.members:

@@ -15,14 +15,16 @@ _OWN = "flwr_leakage"
 class RayTasks:
     """The resources that a task needs on a Ray cluster, and how often a lost task is repeated.
 
-    The cluster is the one to which this process is connected, such as that of Flower's simulation,
-    or else the one that ``RAY_ADDRESS`` names or that runs on this machine. No cluster is started.
+    The cluster is the one to which this process is connected, such as that of Flower's simulation.
+    If it is connected to none, it connects to the one that ``RAY_ADDRESS`` names or that runs on
+    this machine. No cluster is started.
     Each node must have the package, and the modules of a user's own model, loss or attack. A node
     with another processor may round differently.
 
     Flower's clients hold their CPUs as long as the simulation runs, even if they are idle while the
-    server attacks. If a program holds the CPUs of its cluster itself, Ray is asked for none, and as
-    many tasks run at a time as would fit without the clients. So neither waits for the other.
+    server attacks. If the program holds the CPUs of its cluster in this way, tasks ask Ray for no
+    CPU, and as many tasks run at a time as would fit without the clients. Otherwise tasks and
+    clients would wait for each other.
 
     Attributes:
         num_cpus: number of CPUs that a task takes, ≥ 0; with 0 one task runs for each CPU.
@@ -46,14 +48,13 @@ class RayTasks:
     ) -> Iterator[tuple[int, bytes | str, list[str]]]:
         """Yield the results of tasks in the order in which they end.
 
-        Twice as many tasks as the cluster has room for are submitted at a time, as each holds its
-        argument in the memory of a node. If Ray is asked for no CPU, as many are submitted as have
-        room.
+        A submitted task holds its argument in the memory of a node. So at most twice as many tasks
+        are submitted at a time as the cluster can run, or just as many if tasks ask Ray for no CPU.
 
         Args:
-            work: a function of an installed module, which each task calls.
-            arguments: functions of which each returns the argument of one task. They are given the
-                function that pickles.
+            work: a function of an installed module, which each task calls with its argument.
+            arguments: one function for each task, which returns the task's argument as bytes. It is
+                called with the function that is to be used to pickle.
 
         Yields:
             The index of the task; the result of ``work``, or a text on why there is none; and a
@@ -99,7 +100,7 @@ class RayTasks:
                 ray.cancel(reference, force=True)
 
     def _connected(self) -> Any:
-        """Return the module ``ray``, connected to a cluster."""
+        """Return the module ``ray`` after connecting to a cluster if it is not connected yet."""
         try:
             import ray  # this package belongs to the extra ``all``
         except ImportError as error:
@@ -116,7 +117,13 @@ class RayTasks:
         return ray
 
     def _asked(self, ray: Any) -> float:
-        """Return the number of CPUs to ask for: none if the program itself holds the cluster's."""
+        """Return the number of CPUs that each task asks Ray for.
+
+        It is ``num_cpus``, or 0 if the program that this process belongs to holds the CPUs itself.
+
+        Args:
+            ray: the module ``ray``, connected to a cluster.
+        """
         if ray.get_runtime_context().namespace == _OWN:
             return self.num_cpus  # other programs hold the CPUs, and a task waits for its turn
         for _ in range(4):  # the figures that the cluster reports are some time behind
@@ -133,7 +140,7 @@ class RayTasks:
         return 0.0
 
     def _room(self, ray: Any) -> int:
-        """Return the number of tasks that the whole cluster runs at a time."""
+        """Return how many tasks fit on all nodes at a time, by their total CPUs and GPUs."""
         asked = {"CPU": self.num_cpus, "GPU": self.num_gpus}
         room = 0
         for node in ray.nodes():

@@ -11,21 +11,20 @@ from flwr_leakage.records import Reconstruction
 
 @dataclass(frozen=True)
 class Restarts:
-    """Attack every target several times, and keep the result with the least objective.
+    """An attack that runs another one several times, and keeps the result of least objective.
 
-    The attack gets one job that contains each observation ``count`` times in a row, with the
-    numbers of the restarts. So an attack that solves many targets together also solves restarts
-    together. Each restart has a random stream of its own, so that restart r of a target is the same
-    for any count.
+    The other attack gets one job that contains each observation ``count`` times in a row, numbered
+    by restart from 0. So an attack that solves many observations together also solves restarts
+    together. Each restart has a random stream of its own, which does not depend on ``count``.
 
-    A result's stats are those of the chosen restart, with its number as ``restart``. CPU seconds
-    and gradients are summed over all restarts. Restarts share a job's ``max_seconds`` equally.
-    Their objectives are compared. So the attack must minimise the same function in all restarts, as
-    every attack here does.
+    A result's stats are those of the chosen restart, with its number as ``restart``. The stats
+    ``cpu_seconds`` and ``gradients`` (the number of gradients that were computed) are summed over
+    all restarts. Restarts share a job's ``max_seconds`` equally. As their objectives are compared,
+    the attack must minimise the same function in all restarts, as every attack here does.
 
     Attributes:
-        attack: the attack of each restart.
-        count: number of restarts of a target, ≥ 1.
+        attack: the attack that is run several times.
+        count: number of runs for each observation, ≥ 1.
     """
 
     attack: Attack
@@ -56,7 +55,11 @@ class Restarts:
 
 
 def choose(candidates: Sequence[Reconstruction]) -> Reconstruction:
-    """Return the candidate of least objective, or the first if all failed, with all costs."""
+    """Return the reconstruction of least objective among the restarts of one observation.
+
+    If all restarts failed, it is the first. Its stats ``cpu_seconds`` and ``gradients`` are the
+    sums over all restarts, and ``restart`` is its index among ``candidates``.
+    """
 
     def objective(number: int) -> float:
         value = candidates[number].objective

@@ -1,4 +1,4 @@
-"""Draw the first candidates of an attack."""
+"""Draw the inputs at which an attack starts."""
 
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -12,28 +12,29 @@ from flwr_leakage.records import InputSpec
 
 @runtime_checkable
 class Initialisation(Protocol):
-    """Draw an attack's first candidate."""
+    """A function that draws the inputs at which an attack starts."""
 
     def __call__(
         self, spec: InputSpec, num_samples: int, restart: int, generator: torch.Generator
     ) -> Tensor:
-        """Return inputs (B, C, H, W) in model space.
+        """Return start inputs (B, C, H, W), normalised as the network takes them.
 
         Args:
-            spec: shape (C, H, W) and normalisation of an input.
-            num_samples: number B of samples.
-            restart: number of the start of one target, counted from 0.
-            generator: draws the random numbers.
+            spec: the shape (C, H, W) and the normalisation of an input.
+            num_samples: the number B of samples.
+            restart: the number of the start, counted from 0, if one update is attacked from several
+                starts.
+            generator: the generator of random numbers.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Grey:
-    """Mid-grey pixels, with normal noise if several starts would otherwise be equal.
+    """A start at mid-grey pixels, with normal noise if several starts would otherwise be equal.
 
-    The first start of a single sample is plain grey. Samples of a batch, and further restarts of a
-    target, get noise, as they would move alike from the same point.
+    The first start of a single sample is plain grey. Samples of a batch, and further starts of the
+    same attack, get noise, as they would move alike from the same point.
 
     Attributes:
         noise_std: standard deviation of the noise in pixel units, ≥ 0.
@@ -44,7 +45,10 @@ class Grey:
     def __call__(
         self, spec: InputSpec, num_samples: int, restart: int, generator: torch.Generator
     ) -> Float[Tensor, "B C H W"]:
-        """Return inputs (B, C, H, W) in model space."""
+        """Return B grey images (B, C, H, W), normalised as the network takes them.
+
+        Noise is added if ``restart`` is not 0 or B is not 1, and pixels are clamped to [0, 1].
+        """
         pixels = torch.full((num_samples, *spec.shape), 0.5)
         if restart > 0 or num_samples > 1:
             noise = torch.randn(pixels.shape, generator=generator)
@@ -54,10 +58,11 @@ class Grey:
 
 @dataclass(frozen=True)
 class Normal:
-    """Normal noise of mean 0 and deviation ``std`` in model space (DLG, Inverting Gradients).
+    """A start at normal noise of mean 0 in normalised inputs, as in DLG and Inverting Gradients.
 
     Attributes:
-        std: standard deviation in units of the normalised input, ≥ 0; 0 is the data's mean.
+        std: standard deviation in units of the normalised input, ≥ 0; with 0 every pixel starts at
+            the mean colour of the data.
     """
 
     std: float = 1.0
@@ -65,5 +70,5 @@ class Normal:
     def __call__(
         self, spec: InputSpec, num_samples: int, restart: int, generator: torch.Generator
     ) -> Float[Tensor, "B C H W"]:
-        """Return inputs (B, C, H, W) in model space."""
+        """Return noise (B, C, H, W) in the units of normalised inputs; ``restart`` is not used."""
         return self.std * torch.randn(num_samples, *spec.shape, generator=generator)

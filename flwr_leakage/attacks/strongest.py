@@ -1,4 +1,4 @@
-"""Run a portfolio of attacks, cheap ones first, and keep the most likely candidate."""
+"""Run several attacks on an update, cheap ones first, and keep the most likely result."""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -20,46 +20,50 @@ from flwr_leakage.records import Batch, Part, PartOutcome, Reconstruction
 
 @dataclass(frozen=True)
 class Strongest:
-    """Try attacks one after another on the targets that are not solved yet.
+    """A portfolio: it tries attacks one after another on each observation until one is solved.
 
-    All candidates are compared by the energy of :class:`flwr_leakage.attacks.evidence.Evidence`,
-    misfit plus a prior of images, whatever objective the attack itself used. The distance of
-    gradients alone would prefer a candidate that fits the noise.
+    The batch that an attack finds is a candidate. All candidates of an observation are compared by
+    the energy of :class:`flwr_leakage.attacks.evidence.Evidence`, misfit plus a prior of images,
+    whatever objective the attack itself used. The distance of gradients alone would prefer a
+    candidate that fits the noise.
 
-    A target is *solved*, and no further attack is run on it, in four cases: a candidate's gradient
-    meets the observed one within ``tolerance``; it explains a noised update to that noise; an
-    attack has proven the network's inputs of all samples; or an attack answers a pruned update by
-    the posterior's mean, and its gradient meets all kept entries to rounding. An answer is moved
-    into the box of valid pixels before it is judged, unless its inputs are proven and contradict
-    the assumed normalisation (:func:`flwr_leakage.attacks.one_by_one.in_box`).
+    An observation is *solved*, and no further attack is run on it, in four cases: a candidate's
+    gradient meets the observed one within ``tolerance``; it explains a noised update to that noise;
+    an attack has proven the network's inputs of all samples; or an attack finds the mean of the
+    posterior for a pruned update, whose gradient meets all kept entries to rounding. A candidate is
+    clamped to valid pixels before it is compared, unless its inputs are proven and contradict the
+    assumed normalisation (:func:`flwr_leakage.attacks.one_by_one.in_box`).
 
-    ``finish`` continues from each candidate that is not far less likely than the best, so that
-    candidates are compared at their minima, unless samples are proven or only rounding is left. Its
-    answer is one more candidate. For a noised update, ``denoising`` continues in its place: at once
-    from a candidate that explains the update to its noise, and from others after all attacks.
+    ``finish`` is an optimizer that continues from each candidate that is not far less likely than
+    the best, so that candidates are compared at their minima, unless samples are proven or only
+    rounding is left. Its result is one more candidate. For a noised update, ``denoising`` continues
+    in its place: at once from a candidate that explains the update to its noise, and from others
+    after all attacks.
 
-    An attack among ``attacks`` may itself be a :class:`flwr_leakage.attacks.finish.Finish`. It
-    continues from the likely candidates of the attacks before it, most likely first, until one
-    solves the target, and once more from those of the attacks after it. So it may cost too much for
-    every candidate. If a target is solved, but its gradient is not yet met to rounding, it
-    continues from the winner. It is not run on a noised update, as it would fit the noise.
+    An attack among ``attacks`` may itself be a :class:`flwr_leakage.attacks.finish.Finish`, which
+    starts from candidates of others. It continues from the likely candidates of the attacks before
+    it, most likely first, until the observation is solved, and once more from those of the attacks
+    after it. So it may be too slow to continue from every candidate. If an observation is solved,
+    but its gradient is not yet met to rounding, it continues from the best candidate. It is not run
+    on a noised update, as it would fit the noise.
 
-    If no attack solved a target, the answer is the weighted mean of the candidates around the most
-    likely one, if there are several; see :func:`flwr_leakage.attacks.evidence.fuse`.
+    If no attack solved an observation, the result is the weighted mean of the candidates around the
+    most likely one, if there are several; see :func:`flwr_leakage.attacks.evidence.fuse`.
 
-    ``parts`` of a result hold the outcome, the cost and the refusal of each attack. The objective
-    of a result is the relative squared distance of gradients. Its stats are the winner's. They also
-    contain the winner's key as ``attack``, its own objective as ``own_objective``, its ``energy``
-    and ``misfit``, and ``stopped`` if the budget ended an attack, or left one out.
+    ``parts`` of a result tell for each attack the outcome, the cost, and why it refused if it did.
+    The objective of a result is the relative squared distance of gradients. Its stats are those of
+    the best candidate. They also contain the name of its attack as ``attack``, the objective of
+    that attack as ``own_objective``, its ``energy`` and ``misfit``, and ``stopped`` if the budget
+    ended an attack, or left one out.
 
     As long as the budget is not spent, results depend on the job alone.
 
     Attributes:
         attacks: the attacks by name, in the order in which they are tried. Some may continue from
-            the candidates of others. An attack refuses fast if it does not fit a target.
-        tolerance: relative squared distance at which gradients meet, ≥ 0. Float32 parameters on
-            the wire leave 1e-12 to 1e-8.
-        max_seconds: CPU seconds for each target, > 0, or ``None`` for no limit. The job's own
+            the candidates of others. An attack refuses fast if it does not fit an observation.
+        tolerance: relative squared distance up to which two gradients count as equal, ≥ 0. The
+            rounding of sent parameters to float32 leaves 1e-12 to 1e-8.
+        max_seconds: CPU seconds for each observation, > 0, or ``None`` for no limit. The job's own
             limit holds, too.
         share: share in (0, 1] of the remaining CPU seconds that an attack may take if it is not the
             last. So an attack that is slow on a large network leaves time to the others. An attack
@@ -68,14 +72,14 @@ class Strongest:
         last_resort: the names of attacks that are tried only if no candidate explains half of the
             update, that is, if all have a distance above ½ or there is none. A name that is not in
             ``attacks`` changes nothing.
-        batches_first: the names of attacks that work best on batches. On a target of one sample
+        batches_first: the names of attacks that work best on batches. On an update of one sample
             they come after all others that do not continue from a candidate.
-        behind_batches: the names of finishes that also continue right after each of
-            ``batches_first``, on targets of several samples. There ``finish`` comes after them, and
-            only if they do not solve the target, as they gain more in a second.
+        behind_batches: the names of attacks of type ``Finish`` that also continue right after each
+            of ``batches_first``, on updates of several samples. There ``finish`` comes after them,
+            and only if they do not solve the observation, as they gain more in a second.
         without_features: the names of attacks that are left out once an attack has proven the
-            features of all samples of a batch, and has answered by the equations of what is left of
-            the update. These attacks only fit the gradient, which tells less.
+            features (a layer's inputs) of all samples of a batch, and has fitted images to the
+            equations that remain. The attacks left out only fit the gradient, which tells less.
         finish: the attack that continues from a candidate, or ``None``. It may take half as much
             time as an attack.
         denoising: the attack that continues from a candidate under noise, or ``None``. It may also
@@ -174,7 +178,11 @@ class Strongest:
         return [target.result() for target in targets]
 
     def _visits(self) -> list[tuple[str, Callable[[int], bool]]]:
-        """Return the names of the attacks in order, each with a test of the number of samples."""
+        """Return the attacks in the order in which they run; a name may occur several times.
+
+        Each entry is the name, and a function that tells for the number of samples of an update
+        whether the attack runs on it at that place.
+        """
         later = [name for name in self.attacks if name in self.batches_first]
         fresh = [name for name, each in self.attacks.items() if not isinstance(each, Finish)]
         visits: list[tuple[str, Callable[[int], bool]]] = []
@@ -189,16 +197,28 @@ class Strongest:
         return visits
 
     def _is_followed(self, name: str, count: int) -> bool:
-        """Return whether a finish directly follows an attack on ``count`` samples."""
+        """Return whether attacks of ``behind_batches`` directly follow an attack.
+
+        Args:
+            name: the name of the attack.
+            count: number of samples of the update.
+        """
         return bool(self.behind_batches) and name in self.batches_first and _several(count)
 
     def _go_on(
         self, job: AttackJob, target: "_Target", name: str, limit: float, most: int = 4
     ) -> None:
-        """Continue from an attack's candidate, if it may be the best and there is time.
+        """Run ``finish`` or ``denoising`` from an attack's candidate, if it may become the best.
 
-        If the continuation meets the gradient, it is repeated up to ``most`` times, as long as each
-        time halves the distance.
+        If the result's gradient meets the observed one, this is repeated as long as the squared
+        distance at least halves.
+
+        Args:
+            job: the job of this observation alone.
+            target: the state of the observation, which is updated.
+            name: the name of the attack.
+            limit: CPU seconds for the observation in total.
+            most: largest number of repetitions.
         """
         assert target.evidence is not None
         if job.spec.is_text:
@@ -225,7 +245,17 @@ class Strongest:
     def _end(
         self, job: AttackJob, target: "_Target", name: str, attack: Finish, limit: float
     ) -> None:
-        """Continue from the likely candidates of other attacks until one is a solution."""
+        """Run an attack of type ``Finish`` from the likely candidates of other attacks.
+
+        It ends when the observation is solved, when the attack refuses it, or without time.
+
+        Args:
+            job: the job of this observation alone.
+            target: the state of the observation, which is updated.
+            name: the name of the attack.
+            attack: the attack that continues.
+            limit: CPU seconds for the observation in total.
+        """
         assert target.evidence is not None
         if target.evidence.is_noised:
             target.leave_out(name, "it would fit the noise")
@@ -254,10 +284,10 @@ class Strongest:
 
 @dataclass
 class _Target:
-    """The state of one observation between two attacks.
+    """The state of one observation (target) between two attacks of a portfolio.
 
-    A solved target needs no further attack. A target that is done also needs no finish: its samples
-    are proven, or only rounding is left of the update.
+    A solved target needs no further attack. A target that is done also needs no continuation from a
+    candidate: its samples are proven, or only rounding is left of the update.
     """
 
     evidence: Evidence | None
@@ -282,9 +312,16 @@ class _Target:
 
     @classmethod
     def of(cls, job: AttackJob, index: int, tolerance: float, limit: float) -> "_Target":
-        """Return the state of observation ``index``, posed as a problem once for all attacks.
+        """Return the state of an observation before the first attack.
 
-        If posing it alone exceeds the limit, it has no evidence, and is not attacked.
+        The observation is checked and made a problem once for all attacks. If this fails, or takes
+        longer than the limit, the state has no evidence, and no attack runs.
+
+        Args:
+            job: the job.
+            index: the index of the observation.
+            tolerance: relative squared distance up to which gradients count as equal.
+            limit: CPU seconds for the observation in total.
         """
         watch = Stopwatch()
         try:
@@ -309,14 +346,17 @@ class _Target:
         return target
 
     def alone(self, job: AttackJob, index: int) -> AttackJob:
-        """Return the job of this target alone, which is observation ``index`` of a job."""
+        """Return a job of this observation alone, which has the given index in ``job``."""
         assert self.problem is not None
         return replace(job.take([index]), posed=[self.problem])
 
     def left(self, limit: float) -> float:
-        """Return the CPU seconds that an attack may take; 0 if they are too few for a first step.
+        """Return the CPU seconds that the next attack may take, or 0 if they are too few to begin.
 
-        Time to judge the attack's answer is kept back.
+        The time that comparing the attack's result takes is kept back.
+
+        Args:
+            limit: CPU seconds for the observation in total.
         """
         left = limit - self.seconds - self.judging
         return left if left > self.least else 0.0
@@ -331,7 +371,11 @@ class _Target:
         return self.posing + 3 * self.judging
 
     def spent(self, limit: float) -> str:
-        """Return in words that the budget is spent, or the budget that an attack would need."""
+        """Return a sentence on why there is no time for another attack.
+
+        Args:
+            limit: CPU seconds for the observation in total.
+        """
         needs = self.seconds + self.judging + self.least
         if self.seconds >= limit:
             return f"the budget of {limit:g} s was spent"
@@ -343,10 +387,13 @@ class _Target:
         return 0 if self.evidence is None else self.evidence.problem.num_samples
 
     def waits(self, name: str) -> bool:
-        """Return whether other attacks come before a continuation from an attack's candidate.
+        """Return whether continuing from an attack's candidate must wait for the other attacks.
 
-        Under noise a continuation costs more than most attacks, and another start may be far
-        better.
+        It must if the update is noised and the candidate does not explain it to the noise. Under
+        noise, continuing costs more than most attacks, and another start may be far better.
+
+        Args:
+            name: the name of the attack.
         """
         assert self.evidence is not None
         candidate = self.candidates.get(name)
@@ -358,7 +405,13 @@ class _Target:
         return str(self.best.stats.get("attack", ""))
 
     def leave_out(self, name: str, reason: str, stops: bool = False) -> None:
-        """Record that an attack was not run, unless an earlier outcome of it is recorded."""
+        """Record that an attack was not run, unless an earlier outcome of it is recorded.
+
+        Args:
+            name: the name of the attack.
+            reason: why it was not run, in words.
+            stops: whether the budget is the reason.
+        """
         told = (part.name == name or part.name.endswith(f" + {name}") for part in self.parts)
         if not any(told):
             self.parts.append(Part(name, "not run", reason=reason))
@@ -372,17 +425,19 @@ class _Target:
         fits_noise: bool = False,
         replaces: bool = False,
     ) -> bool:
-        """Judge an attack's answer, keep it if it is the most likely so far, and return if it is.
+        """Compare an attack's result with the best so far, and return whether it is now the best.
+
+        The result, or the reason why there is none, is recorded.
 
         Args:
             name: the name of the attack.
-            result: the answer.
+            result: the attack's result.
             seconds: the CPU seconds that the attack took.
-            fits_noise: whether the answer may have fitted the noise, as it began from another
-                candidate. Then the search continues even if the answer explains a noised update.
-            replaces: whether the answer replaces the candidate of its attack if both explain a
-                noised update. They differ in the prior only, and the prior of the answer is the
-                finer one.
+            fits_noise: whether the result may have fitted the noise, as it began from another
+                candidate. Then the search continues even if the result explains a noised update.
+            replaces: whether the result replaces the candidate from which it began if both explain
+                a noised update. Both then differ in the prior only, and the result's is the finer
+                one.
         """
         assert self.evidence is not None
         self.seconds += seconds
@@ -442,7 +497,7 @@ class _Target:
         return is_best
 
     def _judge_by(self, evidence: Evidence) -> None:
-        """Judge all candidates so far again, by other evidence."""
+        """Compare all candidates so far again, by other evidence, which later results also use."""
         self.evidence = evidence
         for origin, old in self.candidates.items():
             new = Candidate(old.name, old.batch, evidence.judge(old.batch))
@@ -454,16 +509,19 @@ class _Target:
             self.plain = self.energy
 
     def may_win(self, name: str, energy: float) -> bool:
-        """Return whether an attack's candidate is about as likely as one of the given energy."""
+        """Return whether an attack's candidate is about as likely as one of the given energy.
+
+        It is if its weight in a mean with that one would be at least a tenth.
+        """
         return self._has_weight(name, energy, 0.1)
 
     def may_lead(self, name: str) -> bool:
-        """Return whether a continuation from an attack's candidate is worth its time.
+        """Return whether it is worth the time to continue from an attack's candidate.
 
-        A finish may change the energy by far more than the difference of two candidates, above all
-        after an attack that fits other equations. So a low weight relative to the best candidate is
-        enough. A best candidate that is finished may make all others look unlikely. So it is also
-        enough to be about as likely as the best of the attacks' own answers.
+        Continuing may change the energy by far more than the difference of two candidates, above
+        all after an attack that fits other equations. So a weight of 1e-3 relative to the best
+        candidate is enough. But once the best one has been continued, all others may look unlikely.
+        So it is also enough to be about as likely as the best result of an attack by itself.
         """
         return self._has_weight(name, self.energy, 1e-3) or self.may_win(name, self.plain)
 
@@ -473,12 +531,15 @@ class _Target:
         return candidate is not None and candidate.weight(energy, self.evidence) >= least
 
     def likely(self) -> list[tuple[str, Candidate]]:
-        """Return the candidates about as likely as the best, most likely first, with origins."""
+        """Return the candidates that are about as likely as the best, the most likely first.
+
+        Each entry is the name of the attack that found the candidate first, and the candidate.
+        """
         found = sorted(self.candidates.items(), key=lambda each: each[1].energy)
         return [each for each in found if self.may_win(each[0], self.energy)]
 
     def fuse(self) -> None:
-        """Take the mean of the candidates as the answer, unless the target is solved."""
+        """Take the mean of several candidates as the result, unless the observation is solved."""
         if self.is_solved or self.evidence is None or not math.isfinite(self.energy):
             return
         watch = Stopwatch()
@@ -493,7 +554,8 @@ class _Target:
         self.best = _judged(result, FUSED, judged)
 
     def result(self) -> Reconstruction:
-        """Return the best candidate, with the outcomes and the CPU seconds of all attacks."""
+        """Return the best result, with the outcomes of all attacks and their CPU seconds in total.
+        """
         stats = {**self.best.stats, "cpu_seconds": self.seconds}
         if self.evidence is not None and self.evidence.problem.scale != 1:
             stats["scale"] = self.evidence.problem.scale
@@ -545,7 +607,10 @@ GoOn = Callable[..., list[Reconstruction]]
 
 
 def _grey(problem: Problem) -> Batch:
-    """Return grey samples, or blank texts, with the granted labels or with equal ones."""
+    """Return a batch of grey images, or of blank texts, for a problem.
+
+    Its labels are those that the threat model grants, or else all class 0.
+    """
     count, spec = problem.num_samples, problem.spec
     inputs = spec.blank(count, torch.zeros(()))
     if spec.next_token:
@@ -577,7 +642,11 @@ def _denoise(
 def _attempt(
     attack: Attack, job: AttackJob, progress: ProgressCallback | None
 ) -> list[Reconstruction]:
-    """Return an attack's answers; an error becomes an answer, so that other attacks continue."""
+    """Return an attack's results for a job.
+
+    If the attack raises an error, each result has no batch, and the error's text, so that a
+    portfolio can continue with other attacks.
+    """
     try:
         return attack(job, progress)
     except Exception as error:  # a portfolio continues without an attack that fails
@@ -597,7 +666,10 @@ def _judged(result: Reconstruction, name: str, judged: Judgement) -> Reconstruct
 
 
 def _merged(parts: Sequence[Part]) -> str:
-    """Return the reasons why no attack found anything, each reason once."""
+    """Return a text with the reasons why no attack found anything.
+
+    Each reason stands there once, after the names of the attacks that gave it.
+    """
     names: dict[str, list[str]] = {}
     for part in parts:
         if part.reason:
@@ -606,13 +678,16 @@ def _merged(parts: Sequence[Part]) -> str:
 
 
 def _is_proven(result: Reconstruction) -> bool:
-    """Return whether the attack itself proved every sample."""
+    """Return whether a result's verdict is ``proven`` for every sample."""
     verdicts = result.stats.get("verdicts", ())
     return len(verdicts) > 0 and all(verdict == "proven" for verdict in verdicts)
 
 
 def _proof(result: Reconstruction) -> str:
-    """Return a sentence that every sample is proven, and the basis of the proof of its pixels."""
+    """Return a text for a result whose samples are all proven.
+
+    It says how the normalisation is known, on which the proof of pixels depends.
+    """
     claim = result.stats.get(NORMALISATION)
     if claim == "read off":
         return f"proven. {result.stats['stage']}"
@@ -626,7 +701,15 @@ def _is_known(result: Reconstruction) -> bool:
 
 
 def _seconds(found: list[Reconstruction], total: float) -> list[float]:
-    """Return the CPU seconds of each answer; answers without a number share the rest equally."""
+    """Return the CPU seconds of each result of one attack.
+
+    They are the result's own ``stats["cpu_seconds"]``. Results without these share the rest of
+    ``total`` equally.
+
+    Args:
+        found: the results.
+        total: CPU seconds that the attack took for all of them.
+    """
     stated = [result.stats.get("cpu_seconds") for result in found]
     rest = max(total - sum(each for each in stated if each is not None), 0.0)
     silent = sum(each is None for each in stated)
@@ -636,7 +719,16 @@ def _seconds(found: list[Reconstruction], total: float) -> list[float]:
 def _within(
     progress: ProgressCallback | None, name: str, done: int, total: int
 ) -> ProgressCallback | None:
-    """Return a callback for one attack; no target counts as done before the last attack."""
+    """Return a callback by which one attack of a portfolio reports its progress, or ``None``.
+
+    It calls ``progress`` with the numbers of the whole portfolio and the attack's name.
+
+    Args:
+        progress: the callback of the portfolio, or ``None``.
+        name: the name of the attack.
+        done: number of observations that need no further attack.
+        total: number of all observations.
+    """
     if progress is None:
         return None
 
