@@ -76,8 +76,7 @@ class Problem:
 
     @property
     def rounds(self) -> "tuple[Problem, ...]":
-        """The problem of the latest round, which is this one, followed by those of earlier rounds.
-        """
+        """This problem, which is that of the latest round, and those of earlier rounds."""
         return (self, *self.earlier)
 
     @property
@@ -142,8 +141,7 @@ class Problem:
         return next(iter(self.params.values()))
 
     def zeros(self, count: int) -> Tensor:
-        """Return inputs (count, …) of zeros; for a model of text, the same token at all positions.
-        """
+        """Return inputs (count, …) of zeros; a model of text gets the same token everywhere."""
         if self.spec.is_text:
             return self.spec.blank(count, self.like)
         return self.like.new_zeros(count, *self.spec.shape)

@@ -554,8 +554,7 @@ class _Target:
         self.best = _judged(result, FUSED, judged)
 
     def result(self) -> Reconstruction:
-        """Return the best result, with the outcomes of all attacks and their CPU seconds in total.
-        """
+        """Return the best result, with the outcomes and the total CPU seconds of all attacks."""
         stats = {**self.best.stats, "cpu_seconds": self.seconds}
         if self.evidence is not None and self.evidence.problem.scale != 1:
             stats["scale"] = self.evidence.problem.scale

@@ -1,6 +1,7 @@
-"""Run Gauss–Newton once from grey, with a blur and a prior that fade.
+"""Run Gauss–Newton once, from grey images, while the blur of ReLUs and the prior's weight fall.
 
-See :mod:`flwr_leakage.attacks.inversion.gauss_newton` for the objective.
+The blur averages ReLUs and max pooling over noise in their inputs. The objective stands in
+:mod:`flwr_leakage.attacks.inversion.gauss_newton`.
 """
 
 import math
@@ -26,13 +27,15 @@ an error of 20 % does no harm."""
 
 @dataclass(frozen=True)
 class Annealing:
-    """The settings by which blur and prior fade in one run of Gauss–Newton from grey.
+    """Settings by which the blur β and the prior's weight ρ fall in one run of Gauss–Newton.
 
     Attributes:
-        blur: blur β at the start, in units of each layer's spread under the prior, ≥ 0.
-        exponent: exponent of the power of the prior's weight ρ that β is proportional to, > 0.
+        blur: β at the start, ≥ 0, in units of the standard deviation that the inputs of each ReLU
+            or pooling have over images of the prior.
+        exponent: the exponent p > 0 of ``β ∝ ρ^p``.
         factor: ratio of ρ in a step to ρ in the step before, in (0, 1).
-        model_error: share κ in [0, 1] of the residual that counts as the model's own error.
+        model_error: share κ in [0, 1] of a tensor's mean squared residual that counts as variance,
+            as blur and linearisation make the equations wrong.
     """
 
     blur: float = 2.0
@@ -49,7 +52,11 @@ class Annealing:
 
 @runtime_checkable
 class Equations(Protocol):
-    """The equations that a run fits: observed numbers as a function of images and a blur."""
+    """The equations that a run fits: observed numbers, as a function of images and of a blur.
+
+    The numbers are, for example, the entries of the gradient. The blur is the size of the noise
+    over which ReLUs and max pooling are averaged.
+    """
 
     @property
     def prior(self) -> ImagePrior:
@@ -57,7 +64,7 @@ class Equations(Protocol):
 
     @property
     def passes(self) -> int:
-        """The number of gradients that one evaluation of the equations takes."""
+        """The number of gradients of a loss that one evaluation of the equations takes."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -65,37 +72,57 @@ class Equations(Protocol):
 
     @property
     def groups(self) -> Groups:
-        """The groups of equations with similar errors, such as from one wrong mask."""
+        """The groups of equations that are wrong together if one ReLU's on/off mask is wrong."""
 
     def gauged(self, coordinates: Tensor) -> Tensor:
-        """Return coordinates of images with the same numbers, and with an assumed contrast.
+        """Return coordinates of the images after their contrast is set to an assumed one.
 
-        They stay the same unless the numbers leave the images' contrast open.
+        The predicted numbers stay the same. The coordinates are returned as they are if the numbers
+        determine the images' contrast.
+
+        Args:
+            coordinates: (B, C, H, W) coordinates of the images under the prior.
         """
 
     def gradient(self, inputs: Tensor, blur: float, precise: bool = False) -> Tensor:
-        """Return the predicted numbers (P,), differentiable twice; in float64 if ``precise``."""
+        """Return the numbers (P,) that the equations predict for images, differentiable twice.
+
+        Args:
+            inputs: (B, C, H, W) images.
+            blur: β, in units of each blurred input's width; 0 for none.
+            precise: whether to compute in float64 in place of float32.
+        """
 
     def linearize(self, inputs: Tensor, blur: float) -> Linearized:
-        """Return the predicted numbers in float32, with products with their Jacobian."""
+        """Return the predicted numbers at images, and products with their Jacobian J, in float32.
+
+        Args:
+            inputs: (B, C, H, W) images.
+            blur: β, in units of each blurred input's width; 0 for none.
+        """
 
     def kinks(self, inputs: Tensor) -> list[Tensor]:
-        """Return the inputs of every ReLU and pooling for images (B, C, H, W), in float32."""
+        """Return the inputs of every ReLU and max pooling for images (B, C, H, W), in float32."""
 
     def blurred_by(self, widths: Sequence[Tensor]) -> "Equations":
-        """Return these equations, with given blurs of the inputs of each ReLU and pooling."""
+        """Return the same equations with other widths of the blur.
+
+        Args:
+            widths: for each ReLU and max pooling, the standard deviation of the noise that a blur
+                of 1 adds to each of its inputs.
+        """
 
 
 @dataclass(frozen=True)
 class RunEnd:
-    """The images at which one run ended, with measures of their fit.
+    """The images at which one run of Gauss–Newton ended, with measures of their fit.
 
     Attributes:
         inputs: (B, C, H, W) images in double precision, not clamped.
-        energy: −2 log posterior up to a constant: the likelihood's energy plus ``‖s‖²`` for the
-            coordinates s.
-        distance: relative squared distance of the gradients.
-        misfit: mean squared residual in units of noise.
+        energy: −2 log posterior up to a constant: −2 log likelihood plus ``‖s‖²`` for the images'
+            coordinates s under the prior.
+        distance: relative squared distance of the predicted numbers from the observed ones.
+        misfit: mean squared residual in units of the noise's variance.
         prior_mean_square: mean square of the coordinates s; 1 for a draw of the prior.
         steps: number of steps taken.
         products: number of products with the Jacobian or its transpose.
@@ -124,14 +151,29 @@ class RunEnd:
         stage: str,
         stopped: bool,
     ) -> "RunEnd":
-        """Return the end of a run at coordinates (B, C, H, W), judged by the equations."""
+        """Return the end of a run, with the fit of its images to the equations.
+
+        Args:
+            point: (B, C, H, W) coordinates of the images under the prior.
+            model: the equations that the run fitted.
+            likelihood: the observed numbers and their noise.
+            steps: number of steps taken.
+            products: number of products with the Jacobian or its transpose.
+            stage: a text that says how the run ended.
+            stopped: whether the budget ended the run.
+        """
         inputs, size = model.prior.inputs(point).double(), float(point.double().square().mean())
         unknown = (math.nan,) * 3
         found = cls(inputs, *unknown, size, steps, products, stage, stopped)
         return found.judged(model, likelihood)
 
     def judged(self, model: Equations, likelihood: Likelihood) -> "RunEnd":
-        """Return the same images, with the measures of their fit to other equations."""
+        """Return the same images, with measures of their fit to the given equations.
+
+        Args:
+            model: the equations.
+            likelihood: the observed numbers of these equations and their noise.
+        """
         residual = likelihood.residual(model.gradient(self.inputs, 0.0, precise=True))
         return replace(
             self,
@@ -141,9 +183,14 @@ class RunEnd:
         )
 
     def grouped_energy(self, model: Equations, likelihood: Likelihood) -> float:
-        """Return the energy with one error for each group of equations, which ranks runs.
+        """Return −2 log posterior up to a constant, by which runs are ranked.
 
-        Wrong masks and maxima spoil few groups; see :meth:`.Likelihood.energy`.
+        Each group of equations has an unknown variance of its own, as a wrong mask of a ReLU spoils
+        only few groups; see :meth:`.Likelihood.energy`.
+
+        Args:
+            model: the equations.
+            likelihood: the observed numbers of these equations and their noise.
         """
         residual = likelihood.residual(model.gradient(self.inputs, 0.0, precise=True))
         unknowns = self.inputs.numel()
@@ -153,24 +200,32 @@ class RunEnd:
 
 @dataclass
 class Annealed:
-    """One run of Gauss–Newton whose blur and prior fade, with its state between steps.
+    """One run of Gauss–Newton whose blur and prior's weight fall, with its state between steps.
 
     If the budget does not allow all products, each step takes fewer iterations, so that the run
     reaches its end.
 
     Attributes:
+        model: the equations to fit.
+        likelihood: the observed numbers and their noise.
+        annealing: the settings by which blur and weight fall.
+        budget: the limit of CPU time.
         most_steps: largest number of steps.
         most_products: approximate largest number of products with the Jacobian or its transpose.
-        tolerance: relative residual of a step's linear system.
-        weight: the weight ρ of the prior in the present step, divided by ``unit``.
-        first: the same ratio in the first step.
-        unit: the weighted size of the update. Weights are in this unit, so that float32 does not
-            overflow.
-        iterations: largest number of iterations of a step's linear system.
+        tolerance: relative residual at which a step's linear system counts as solved.
+        weight: the prior's weight ρ in the present step, divided by ``unit``.
+        first: ρ / ``unit`` in the first step.
+        unit: the sum of the squared observed numbers over their variances, by which all weights are
+            divided so that float32 does not overflow.
+        iterations: largest number of iterations in which a step's linear system is solved.
         products: number of products with the Jacobian or its transpose so far.
-        precise: whether gradients are evaluated in double precision.
+        precise: whether the equations are evaluated in double precision.
+        stopped: whether the budget has shortened or ended the run.
+        stage: a text that says how the run ended.
+        blur: the blur β of the present step.
+        distance: relative squared distance of the numbers predicted at the last step from the
+            observed ones.
         here: the linearised equations at the last step.
-        distance: relative squared distance of the numbers at the last step from the observed ones.
     """
 
     model: Equations
@@ -193,12 +248,14 @@ class Annealed:
     here: Linearized | None = None
 
     def run(self, start: Tensor) -> RunEnd:
-        """Return the end of the annealing from coordinates (B, C, H, W).
+        """Return the images at which the run ends, with their fit.
 
-        Samples of one label that start equal stay equal if the equations are symmetric in them.
+        Args:
+            start: (B, C, H, W) coordinates of the first images under the prior. Samples that start
+                equal and have one label stay equal if the equations are symmetric in them.
 
         Raises:
-            ValueError: the model is not finite at the start.
+            ValueError: the equations are not finite at the start.
         """
         end = descend(self.pose, start, Shortening())
         point, model = self.model.gauged(end.point), self.model
@@ -207,7 +264,11 @@ class Annealed:
         )
 
     def pose(self, at: Iterate) -> Posed | None:
-        """Return the next step's linear system, or None if the run is over."""
+        """Return the linear least-squares problem of the next step, or ``None`` if the run is over.
+
+        Args:
+            at: the images' coordinates after the last step, and the outcome of that step.
+        """
         if self._is_over(at):
             return None
         model, annealing = self.model, self.annealing
@@ -237,7 +298,11 @@ class Annealed:
         return posterior.posed(Solver(self.iterations, self.tolerance, budget=self.budget))
 
     def _begin(self, posterior: Posterior) -> None:
-        """Choose the prior's first weight ρ, and how many iterations of a step fit the budget."""
+        """Set the prior's first weight ρ, and how many iterations a step may take in the budget.
+
+        Args:
+            posterior: the linearised equations of the first step.
+        """
         watch = Stopwatch()
         self.first = self.weight = max(
             0.1 * largest_eigenvalue(posterior, self.budget), 1 / self.unit
@@ -252,7 +317,11 @@ class Annealed:
             self.iterations = max(5, self.iterations * allowed // planned)
 
     def _is_over(self, at: Iterate) -> bool:
-        """Count the last step, reduce the prior's weight, and return whether the run ends here."""
+        """Count the last step, lower the prior's weight, and return whether the run ends here.
+
+        Args:
+            at: the images' coordinates after the last step, and the outcome of that step.
+        """
         if self.here is None:
             return False
         self.products += self.here.products
@@ -277,7 +346,17 @@ def residuals(
     precise: bool = True,
     prior: ImagePrior | None = None,
 ) -> Callable[[Tensor], Tensor]:
-    """Return the map from coordinates (B, C, H, W) to the residuals (P,) of the equations."""
+    """Return a function from coordinates (B, C, H, W) of images to residuals (P,) of equations.
+
+    A residual is the predicted number minus the observed one.
+
+    Args:
+        model: the equations.
+        likelihood: the observed numbers.
+        blur: β, in units of each blurred input's width; 0 for none.
+        precise: whether to predict in float64 in place of float32.
+        prior: the prior of the coordinates; ``None`` for that of the equations.
+    """
     prior = prior or model.prior
     return lambda point: likelihood.residual(
         model.gradient(prior.inputs(point), blur, precise=precise)
@@ -285,10 +364,15 @@ def residuals(
 
 
 def largest_eigenvalue(posterior: Posterior, budget: Budget) -> float:
-    """Return an estimate of the largest eigenvalue of LᵀJᵀWJL, by the power method.
+    """Return an estimate of the largest eigenvalue of LᵀJᵀWJL, by six steps of the power method.
 
-    The start is drawn with a fixed seed, as almost any start would do. The estimate is lower, and
-    rough, if the budget is spent on the way.
+    J is the Jacobian of the equations by the images, W holds the inverse variances, and L maps
+    coordinates under the prior to images. The start is drawn with a fixed seed, as almost any start
+    would do. If the budget is spent on the way, the estimate is rough, and too low.
+
+    Args:
+        posterior: the linearised equations, with W and L.
+        budget: the limit of CPU time.
     """
     generator = torch.Generator().manual_seed(0)
     vector = torch.randn(posterior.point.shape, generator=generator)

@@ -1,10 +1,11 @@
-"""Multiply by the Jacobian of a plain chain's gradients, in products of matrices.
+"""Multiply fast by the Jacobian of a network's gradients by its images, for a chain of layers.
 
 A network is a chain up to some point if its images pass convolutions, linear layers, activations
-and pooling one after another. Let F be a functional of its outputs c, with a known slope δ. A
-client sends the gradients of F by the chain's parameters. Their derivatives by the images are
-again convolutions. For a few images of few channels, autograd spends most of the time on arranging
-patches and on starting operations. Here patches are gathered by an index and used several times.
+and pooling one after another. Let F be a function of the outputs c at that point, with a known
+derivative δ = ∂F/∂c. A client sends the gradients of F by the chain's parameters. Their derivatives
+by the images are again convolutions. For a few images of few channels, autograd spends most of the
+time on arranging patches and on starting operations. Here patches are gathered by an index and
+used several times, in products of matrices.
 
 With columns a of patches of a layer's inputs, outputs ``z = W a + b`` and errors ``δ = ∂F/∂z``, the
 gradient is ``∂F/∂W = δ aᵀ``. If images change by dx, it changes by ``dδ aᵀ + δ daᵀ``. The changes
@@ -16,10 +17,11 @@ and similarly through pooling. Through a layer they are Wᵀ dδ, summed over ov
 transpose also passes up, then down.
 
 Activations and pooling between the layers are *stages*. A stage maps values (n, B), with one sample
-in each column, to other values. Its ``at`` returns the outputs at some values, blurred by widths
-(n, B) if they are given, and a :data:`Bend`, its linearisation there. ``up`` maps changes dz of the
-inputs to ``φ' dz``. ``reached_by`` multiplies φ'' by the outputs' errors δ, and returns ``φ'ᵀ δ``,
-too. ``down`` maps changes dδ of these errors to
+in each column, to other values. Its method ``at`` returns the outputs at some values, blurred by
+widths (n, B) if they are given, and a :data:`Bend`, the stage's linearisation there. The methods of
+a :data:`Bend` are these: ``up`` maps changes dz of the inputs to ``φ' dz``. ``reached_by``
+multiplies φ'' by the outputs' errors δ, and returns ``φ'ᵀ δ``, too. ``down`` maps changes dδ of
+these errors to
 
     φ'ᵀ dδ + (φ'' δ) dz.
 
@@ -51,9 +53,12 @@ have 36,864."""
 class Places:
     """The indices by which m places are filled with n values; a value may fill several places.
 
+    An example are the entries of a convolution's patches, which are filled with pixels.
+
     Attributes:
-        gathered: (m,) index of the value at each place; n marks an empty place.
-        scattered: (r, n) indices of the places that hold each value, with m in unused entries.
+        gathered: (m,) index of the value at each place; the index n marks an empty place.
+        scattered: (r, n) column i holds the indices of the places, at most r, that value i fills.
+            Unused entries hold m.
     """
 
     gathered: Tensor
@@ -61,7 +66,12 @@ class Places:
 
     @classmethod
     def of(cls, gathered: Tensor, count: int) -> "Places":
-        """Return the places that hold values of given indices; the index ``count`` marks none."""
+        """Return places that are filled by given indices.
+
+        Args:
+            gathered: (m,) index of the value at each place; ``count`` marks an empty place.
+            count: number n of values.
+        """
         inside = (gathered < count).nonzero()[:, 0]
         order = inside[gathered[inside].argsort(stable=True)]
         uses = gathered[order].bincount(minlength=count)
@@ -71,11 +81,11 @@ class Places:
         return cls(gathered, scattered)
 
     def taken(self, values: Tensor) -> Tensor:
-        """Return the values at all places (m, B), for values (n, B); zero at empty places."""
+        """Return the values (m, B) at all places, out of n values (n, B); empty places have 0."""
         return _take(values, self.gathered)
 
     def summed(self, taken: Tensor) -> Tensor:
-        """Return for each of n values the sum over its places, (n, B), of ``taken`` (m, B).
+        """Return sums (n, B): for each of n values, the sum of ``taken`` (m, B) over its places.
 
         This is the transpose of :meth:`taken`.
         """
@@ -86,7 +96,7 @@ class Places:
 
 
 def _take(values: Tensor, places: Tensor) -> Tensor:
-    """Return the rows of values (n, B) with given indices, as (m, B); index n gives zeros."""
+    """Return the rows (m, B) of values (n, B) with given indices (m,); index n gives zeros."""
     samples = values.shape[1]
     if samples == 1:  # selecting rows of one number is slow
         values = values[:, 0]
@@ -96,9 +106,12 @@ def _take(values: Tensor, places: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Elementwise:
-    """The derivatives φ' and φ'' (n, B) of an activation at its inputs.
+    """The linearisation of an activation φ at its n inputs of each of B samples.
 
-    Once the errors of its outputs are known, φ'' is multiplied by them.
+    Attributes:
+        slope: (n, B) the derivatives φ'.
+        curvature: (n, B) the second derivatives φ'', times the errors ∂F/∂φ of the outputs once
+            these are known.
     """
 
     slope: Tensor
@@ -128,11 +141,17 @@ class Elements:
 
     @property
     def has_kinks(self) -> bool:
-        """Return whether the activation has kinks, which a blur smooths."""
+        """Whether the derivative of the activation jumps somewhere, which a blur smooths."""
         return bool(self.activation.kinks)
 
     def at(self, values: Tensor, width: Tensor | None) -> tuple[Tensor, "Bend"]:
-        """Return the outputs at values (n, B), blurred by widths (n, B), and the linearisation."""
+        """Return the activation's outputs (n, B) and its linearisation.
+
+        Args:
+            values: (n, B) the inputs, with one sample in each column.
+            width: (n, B) standard deviation of the noise over which outputs are averaged; ``None``
+                for none.
+        """
         outputs, slope, curvature = blurred_parts(self.activation, values, width)
         return outputs, _Elementwise(slope, curvature)
 
@@ -144,10 +163,10 @@ class _Windows:
     φ maps the k inputs of one window to its output.
 
     Attributes:
-        places: the k · m places of the windows' inputs.
+        places: the indices by which the k · m entries of the windows are filled with inputs.
         slope: (k, m, B) the first derivatives φ' by a window's inputs.
-        curvature: (k, k, m, B) the second derivatives φ'', times the outputs' errors once these are
-            known; ``None`` for zero.
+        curvature: (k, k, m, B) the second derivatives φ'', times the errors ∂F/∂φ of the outputs
+            once these are known; ``None`` for zero.
     """
 
     places: Places
@@ -178,10 +197,10 @@ class Pooling:
 
     Attributes:
         shape: shape of a sample's inputs.
-        places: the k · m places of the windows' inputs. Those at the first position of every window
-            come first.
+        places: the indices by which the k · m entries of m windows are filled with inputs. The
+            first entries of all windows come first, then the second ones.
         size: number k of values in a window.
-        reduce: map from the values of windows (k, …) to their outputs (…).
+        reduce: map from the values (k, …) of windows to their outputs (…), such as the maximum.
     """
 
     shape: torch.Size
@@ -191,7 +210,11 @@ class Pooling:
 
     @classmethod
     def of(cls, shape: torch.Size, pool: Pool) -> "Pooling":
-        """Return the pooling of inputs of a shape (C, H, W).
+        """Return the stage of a pooling of inputs of a shape (C, H, W).
+
+        Args:
+            shape: the shape (C, H, W) of a sample's inputs.
+            pool: the pooling that a pass of the network called.
 
         Raises:
             ValueError: a window extends beyond the inputs.
@@ -205,11 +228,17 @@ class Pooling:
 
     @property
     def has_kinks(self) -> bool:
-        """Return whether the pooling has kinks, which a blur smooths."""
+        """Whether the pooling is a maximum, whose derivative jumps, which a blur smooths."""
         return self.reduce is largest
 
     def at(self, values: Tensor, width: Tensor | None) -> tuple[Tensor, "Bend"]:
-        """Return the outputs at values (n, B), blurred by widths (n, B), and the linearisation."""
+        """Return the outputs (m, B) of m windows, and the linearisation of the pooling.
+
+        Args:
+            values: (n, B) the inputs, with one sample in each column.
+            width: (n, B) standard deviation of the noise over which a maximum is averaged; ``None``
+                for none.
+        """
         windows = self._windows(values)
         if self.reduce is mean:
             slope = torch.full_like(windows, 1 / self.size)
@@ -233,7 +262,7 @@ class Pooling:
 
 
 def below(values: Tensor) -> Tensor:
-    """Return values (B, …) of B samples as a matrix (n, B) with one sample in each column."""
+    """Return a matrix (n, B) whose columns are the flattened samples of a batch (B, …)."""
     return values.flatten(1).T.contiguous()
 
 
@@ -248,14 +277,14 @@ Nonlinear = Elements | Pooling
 class MatrixLayer:
     """A convolution or a linear layer, computed as a product of its weight with patches.
 
-    The values of a layer have the shape (n, B), with one sample in each column.
+    The inputs and outputs of a layer have the shape (n, B), with one sample in each column.
 
     Attributes:
         weight: the name of the weight W.
         bias: the name of the bias b; empty if the layer has none.
-        rows: number K of entries of a patch.
-        places: places that each of the K · P entries of a sample's P patches take from its inputs;
-            ``None`` for a linear layer, whose inputs are its only patch.
+        rows: number K of entries of a patch, which is the size of a kernel over all input channels.
+        places: the indices by which the K · P entries of a sample's P patches are filled with its
+            inputs; ``None`` for a linear layer, whose inputs are its only patch.
     """
 
     weight: str
@@ -267,7 +296,14 @@ class MatrixLayer:
     def convolution(
         cls, weight: str, bias: str, shape: Sequence[int], geometry: Geometry
     ) -> "MatrixLayer":
-        """Return a convolution of inputs of a shape (C, H, W) as a product with patches."""
+        """Return a convolution as a product of its weight with patches.
+
+        Args:
+            weight: the name of the weight.
+            bias: the name of the bias; empty for none.
+            shape: the shape (C, H, W) of a sample's inputs.
+            geometry: the kernel's size, stride, padding and dilation.
+        """
         count = torch.Size(shape).numel()
         numbers = torch.arange(1.0, count + 1, dtype=torch.float64).reshape(1, *shape)
         found = geometry.patches(numbers)[0].long()
@@ -281,9 +317,13 @@ class MatrixLayer:
         return values.reshape(self.rows, -1)
 
     def summed(self, columns: Tensor, samples: int) -> Tensor:
-        """Return the sum (n, B) of the entries that each input has in patches (K, P · B).
+        """Return for each input the sum, in all (n, B), over the entries of patches that it fills.
 
         This is the transpose of :meth:`columns`.
+
+        Args:
+            columns: (K, P · B) values of the patches' entries.
+            samples: number B of samples.
         """
         values = columns.reshape(-1, samples)
         return values if self.places is None else self.places.summed(values)
@@ -291,11 +331,13 @@ class MatrixLayer:
 
 @dataclass(frozen=True)
 class Chain:
-    """Layers, activations and pooling, one after another.
+    """The part of a network in which layers, activations and pooling follow one another.
 
     Attributes:
-        steps: the layers and stages. The first is a layer, which takes the images.
-        names: the names of the parameters whose gradients are wanted, in their order.
+        steps: the layers, activations and poolings in their order. The first is a layer, which
+            takes the images.
+        names: the names of the parameters whose gradients are wanted, in the order in which these
+            are joined.
     """
 
     steps: Sequence[MatrixLayer | Nonlinear]
@@ -314,21 +356,21 @@ class Chain:
         names: Sequence[str],
         images: Tensor,
     ) -> "Chain | None":
-        """Return the chain that a pass of images (B, C, H, W) forms, or None if it forms none.
+        """Return the chain that a forward pass consists of, or ``None`` if it is not a chain.
 
         A pass is a chain if the inputs of each layer, activation and pooling equal the outputs of
         the one before, the first is a layer of the images, and the last one gives the outputs. So
         reshaping and dropout in eval mode make no difference, and a normalisation or a branch is
-        noticed under any name. Windows of pooling must lie within their inputs. Layers of large
-        maps are refused, too: there autograd's convolutions are as fast, and the patches would take
-        much memory.
+        noticed under any name. Windows of pooling must lie within their inputs. The result is also
+        ``None`` if a layer has large maps: there autograd's convolutions are as fast, and the
+        patches would take much memory.
 
         Args:
-            forward: the pass, which takes its parameters from ``params``.
+            forward: the pass, a map from images to outputs, with its parameters from ``params``.
             params: the parameters by name.
             names: the names of the parameters whose gradients are wanted.
-            images: images on which the pass is tried, as unlike natural images as candidates may
-                be.
+            images: (B, C, H, W) images on which the pass is tried. They should be as unlike natural
+                images as an attack's candidates may be.
         """
         with torch.no_grad():
             trace = Trace.of(partial(forward, images), params)
@@ -358,7 +400,11 @@ def _same(some: Tensor, others: Tensor) -> bool:
 
 
 def _posed(step: Step) -> MatrixLayer | Nonlinear | None:
-    """Return the layer or stage that a call of a pass computes, or None if it is neither."""
+    """Return the layer, activation or pooling that one call of a pass computes.
+
+    The result is ``None`` if the call is none of these, or if a chain does not support it, such as
+    a convolution of several groups.
+    """
     op, shape = step.op, step.inputs.shape[1:]
     if isinstance(op, Elementwise):
         return Elements(shape, op.activation)
@@ -380,13 +426,14 @@ def _posed(step: Step) -> MatrixLayer | Nonlinear | None:
 
 @dataclass(frozen=True)
 class Top:
-    """Values and derivatives of functions of a network's outputs c, all of shape (n, B).
+    """Values and derivatives of functions of a chain's outputs c, all of shape (n, B).
 
-    F is the functional whose gradients the client sends.
+    F is the function of c whose gradients by the chain's parameters the client sends. Besides them,
+    the attacker observes one number for each output, a function of this output alone.
 
     Attributes:
-        told: the value that the attacker observes of each output, besides the gradients.
-        slope: the derivative of ``told`` by c.
+        told: these numbers.
+        slope: the derivative of each number by its output.
         errors: the errors ∂F/∂c.
         curvature: the second derivative of F by each output.
     """
@@ -398,10 +445,10 @@ class Top:
 
 
 class ChainLinearization(Linearized):
-    """A functional's gradients by a chain's parameters, and their Jacobian J by the images.
+    """The gradients of a function F by a chain's parameters, and their Jacobian J by the images.
 
-    The value at a point holds the gradients of the parameters ``Chain.names``, then the observed
-    function ``Top.told`` of the outputs.
+    ``value`` (P,) holds the gradients by the parameters ``Chain.names``, then the numbers
+    ``Top.told`` that the attacker observes of the outputs. J is the Jacobian of ``value``.
     """
 
     def __init__(
@@ -412,14 +459,15 @@ class ChainLinearization(Linearized):
         top: Callable[[Tensor], Top],
         point: Tensor,
     ) -> None:
-        """Pass the point up the chain, and the errors down.
+        """Compute the values of all layers at a point, and then the errors ∂F/∂z of all of them.
 
         Args:
-            chain: the layers and stages of the network.
+            chain: the layers, activations and poolings of the network.
             params: the parameters by name, in the point's precision.
             widths: σ of the blur of each ReLU and max pooling, broadcast to its inputs (B, …);
                 empty for no blur.
-            top: map from outputs (n, B) to the functional's values and derivatives.
+            top: map from the chain's outputs (n, B) to the derivatives of F and to the numbers that
+                the attacker observes.
             point: images (B, C, H, W).
         """
         self.products = 0
@@ -514,7 +562,14 @@ class ChainLinearization(Linearized):
         return values.T.reshape(self._shape)
 
     def _joined(self, weights: Sequence[Tensor], errors: Sequence[Tensor], told: Tensor) -> Tensor:
-        """Return the gradients of the wanted parameters in their order, then ``told``, as (P,)."""
+        """Return the gradients by the parameters ``Chain.names``, then ``told``, as one (P,).
+
+        Args:
+            weights: the gradient by each layer's weight.
+            errors: the errors (m, P · B) of each layer's outputs, whose sums are the gradient by
+                its bias.
+            told: (n, B) the numbers of the chain's outputs.
+        """
         found: dict[str, Tensor] = {}
         for layer, weight, error in zip(self._chain.layers, weights, errors, strict=True):
             found[layer.weight] = weight.reshape(-1)
@@ -523,9 +578,11 @@ class ChainLinearization(Linearized):
         return torch.cat([*(found[name] for name in self._chain.names), told.T.reshape(-1)])
 
     def _parted(self, dual: Tensor) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
-        """Split a vector u (P,) by each layer's weight (m, K) and bias (m,), and the outputs.
+        """Return the parts of a vector u (P,) that belong to the layers and to the outputs.
 
-        The parts of parameters whose gradients are not wanted are zero.
+        The first result has a pair for each layer: the part (m, K) of its weight and the part (m,)
+        of its bias. They are zero if the parameter's gradient is not wanted. The second result is
+        the part (n, B) of the chain's outputs.
         """
         *pieces, told = dual.split([*self._sizes, len(dual) - sum(self._sizes)])
         found = dict(zip(self._chain.names, pieces, strict=True))
@@ -541,7 +598,14 @@ class ChainLinearization(Linearized):
 
 @dataclass(frozen=True)
 class _Reached:
-    """A layer at a point: W (m, K), its inputs' patches (K, P · B), and its outputs' errors."""
+    """A layer with its values at one point, for P patches in each of B samples.
+
+    Attributes:
+        layer: the layer.
+        weight: (m, K) its weight W.
+        columns: (K, P · B) the patches of its inputs.
+        errors: (m, P · B) the errors ∂F/∂z of its outputs z; empty until they are known.
+    """
 
     layer: MatrixLayer
     weight: Tensor
@@ -553,6 +617,10 @@ class _Reached:
         return replace(self, errors=errors.reshape(len(self.weight), -1))
 
     def down(self, errors: Tensor) -> Tensor:
-        """Return Wᵀ δ for errors δ of the outputs (n, B), summed over overlapping patches."""
+        """Return the errors of the layer's inputs, Wᵀ δ summed over overlapping patches.
+
+        Args:
+            errors: the errors δ of the layer's outputs, one sample in each column.
+        """
         columns = self.weight.T @ errors.reshape(len(self.weight), -1)
         return self.layer.summed(columns, errors.shape[1])

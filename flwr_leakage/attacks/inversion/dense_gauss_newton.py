@@ -1,4 +1,7 @@
-"""Run Gauss–Newton with a dense Jacobian, a prior of images, and variances from the residual."""
+"""Run Gauss–Newton with a dense Jacobian and a prior of images, for smooth networks.
+
+The variance of an equation's error is read from its residual.
+"""
 
 import math
 from collections.abc import Iterator
@@ -41,41 +44,42 @@ STALL = "led nowhere"
 
 @dataclass(frozen=True)
 class DenseGaussNewton(OneByOne):
-    """Maximise the posterior of images behind a smooth network's update.
+    """An attack that maximises the posterior of the images behind a smooth network's update.
 
-    With residuals e(x) = g(x) − g* and the prior x = μ + L s of images, each step minimises to
-    first order
+    g(x) is the gradient of images x, and g* the observed one. The prior is x = μ + L s, with
+    s ~ N(0, I). With residuals e(x) = g(x) − g*, each step of Gauss–Newton minimises to first order
 
         Σ_i e_i² / v_i + ‖s‖²,    v_i = max(σ_t², κ m_t)
 
-    for the entries i of each tensor t. If an entry may have been pruned, its residual is its
-    distance from the values that pruning allows. m_t is the mean of e² over the entries that were
-    kept, and σ_t the size of the noise or of float32's rounding. While the gradient is far from the
-    observed one, variances are large, so that the prior determines the directions that the
-    linearisation leaves open. Variances fall with the residual, until the prior only decides about
-    the directions that the update leaves open (Bakushinskii 1992). The distances of pixels from
-    their range are residuals as well.
+    over the entries i of all tensors t. If an entry may have been pruned, its residual is its
+    distance from the values that pruning allows. m_t is the mean of e² over the entries of tensor t
+    that were kept, and σ_t the size of the noise or of float32's rounding. While the gradient is
+    far from the observed one, variances v are large, so that the prior determines the directions
+    that the linearisation leaves open. Variances fall with the residual, until the prior only
+    decides about the directions that the update leaves open (Bakushinskii 1992). The distances of
+    pixels from their range are residuals as well.
 
-    J is dense and in float64. It takes N forward derivatives of the gradient, for N pixels of all
-    samples, and 8 N P' bytes, for P' entries that are not within their bounds. The factor of a
-    step's matrix takes N² P'/2 + N³/6 multiplications, and preconditions several steps.
+    The Jacobian J of the gradient is dense and in float64. It takes N forward derivatives of the
+    gradient, for N input values of all samples, and 8 N P' bytes, for P' entries that pruning does
+    not leave open. The Cholesky factor of a step's matrix takes N² P'/2 + N³/6 multiplications, and
+    preconditions several steps.
 
-    From some starts the steps end far from the gradient. Then the next start is tried, and the
-    likeliest candidate is kept. A batch may begin at the end of another attack.
+    From some starts the steps end far from the observed gradient. Then the next start is tried, and
+    the likeliest result is kept. For a batch, the first start may be the result of another attack.
 
     Attributes:
         steps: largest number of steps from a start, ≥ 1.
         starts: largest number of starts, ≥ 1. A start that is not random is taken once.
         share: share of the budget in (0, 1] that the attack takes. Near a solution, it may take the
             whole budget.
-        model_error: κ in (0, 1].
+        model_error: the share κ in (0, 1].
         tolerance: relative squared distance of gradients at which the attack stops, ≥ 0.
         labels: the inference of labels that the threat model does not grant.
-        initialisation: the images at the first start.
-        ahead: another attack, whose answer and labels are the first start of a batch; ``None`` for
+        initialisation: the images to start from.
+        ahead: another attack, whose images and labels are the first start for a batch; ``None`` for
             a start by ``initialisation``.
-        max_entries: largest number of entries of the Jacobian without the rows of entries within
-            their bounds; a larger one is refused.
+        max_entries: largest number N P' of entries of the Jacobian. With more, the attack refuses
+            the problem.
     """
 
     purpose: ClassVar[str] = "dense gauss newton"
@@ -95,18 +99,30 @@ class DenseGaussNewton(OneByOne):
         require(self, "lie in (0, 1]", "model_error", "share")
 
     def with_share(self, share: float) -> "DenseGaussNewton":
-        """Return the attack with this share of a budget; near a solution it may take the whole."""
+        """Return a copy of the attack that takes at most this share of its budget of CPU seconds.
+
+        Near a solution it may take the whole budget.
+
+        Args:
+            share: the share, in (0, 1].
+        """
         return replace(self, share=share)
 
     def solve(
         self, problem: Problem, generator: torch.Generator, restart: int, budget: Budget
     ) -> Reconstruction:
-        """Return the samples that explain the update of one problem in float64.
+        """Return the likeliest samples that were found, for one problem in float64.
+
+        Args:
+            problem: the network, the observed update and the attacker's knowledge.
+            generator: the random stream of this observation and restart.
+            restart: number of the restart, from 0; each has other starts.
+            budget: the limit of CPU time; the best images at that time are returned.
 
         Raises:
             BudgetExhausted: the budget does not last to find out if the network is smooth.
             ValueError: the Jacobian has more than ``max_entries`` entries, or the network has ReLUs
-                or other kinks. At a kink the gradient jumps, which J does not show.
+                or other kinks. At a kink the gradient jumps, which its Jacobian does not show.
         """
         problem = problem.held
         if calls_kinks(problem):
@@ -156,7 +172,16 @@ class DenseGaussNewton(OneByOne):
     def _look_ahead(
         self, problem: Problem, generator: torch.Generator, restart: int, budget: Budget
     ) -> tuple[Batch | None, str]:
-        """Return the answer of the attack ahead, or None, and a description of the first start."""
+        """Return the batch that the attack ``ahead`` finds, and a text on the first start.
+
+        The batch is ``None`` if there is no such attack, if it refuses, or for a single sample.
+
+        Args:
+            problem: the problem in float64.
+            generator: the random stream of this observation and restart.
+            restart: number of the restart, from 0.
+            budget: the limit of CPU time.
+        """
         if self.ahead is None or problem.num_samples == 1:
             return None, "its own start"
         try:
@@ -170,7 +195,14 @@ class DenseGaussNewton(OneByOne):
     def _begin(
         self, problem: Problem, generator: torch.Generator, restart: int, before: Batch | None
     ) -> Iterator[Tensor]:
-        """Yield different starts (B, C, H, W), first the answer ``before`` if it is given."""
+        """Yield up to ``starts`` images (B, C, H, W) to start from, until one repeats.
+
+        Args:
+            problem: the shape of images.
+            generator: the generator of random numbers.
+            restart: number of the restart, from 0; each has other starts.
+            before: the batch that another attack found, which is the first start; or ``None``.
+        """
         last = None
         for number in range(restart * self.starts, (restart + 1) * self.starts):
             if last is None and before is not None:
@@ -185,15 +217,17 @@ class DenseGaussNewton(OneByOne):
 
 @dataclass(frozen=True)
 class _Equations:
-    """The nonlinear least-squares equations of the images, by the gradient and the prior.
+    """The nonlinear least-squares equations that the images solve.
+
+    There are P residuals of the gradient, and N distances of pixels from their valid range.
 
     Attributes:
         model: the gradient as a function of the images.
-        likelihood: the value, noise and bound of every entry of the update.
+        likelihood: the value, noise and pruning bound of every entry of the update.
         prior: the prior of each image.
-        noise: (T,) σ of each tensor.
+        noise: (T,) standard deviation of the noise or rounding of each of T tensors.
         kept: (T,) share of each tensor's entries that was not pruned.
-        model_error: share κ of the mean squared residual that is taken for a variance.
+        model_error: share κ of a tensor's mean squared residual that counts as variance.
     """
 
     model: Jacobian
@@ -215,14 +249,24 @@ class _Equations:
         return cls(model, likelihood, ImagePrior.of(problem.spec), noise, kept, model_error)
 
     def wrong(self, inputs: Tensor, gradient: Tensor) -> Tensor:
-        """Return P residuals of the update, and N distances of pixels from their range, as one."""
+        """Return P residuals of the gradient, followed by N distances of pixels from their range.
+
+        Args:
+            inputs: (B, C, H, W) images, with N values.
+            gradient: (P,) their gradient. The residual of an entry that may have been pruned is its
+                distance from the values that pruning allows.
+        """
         residual = self.likelihood.residual(gradient)
         excess = residual.sign() * self.likelihood.excess(residual)
         spec = self.model.problem.spec
         return torch.cat([excess, ((inputs - spec.clamp(inputs)) / self.prior.scale).flatten()])
 
     def weights(self, residual: Tensor) -> Tensor:
-        """Return the inverse variances 1 / v of all residuals (P + N,)."""
+        """Return the inverse variances (P + N,) of the gradient's residuals and of pixels.
+
+        Args:
+            residual: (P,) the gradient minus the observed one.
+        """
         means = self.likelihood.mean_squares(residual) / self.kept
         variances = (self.model_error * means).maximum(self.noise.square())
         # The standard deviation of pixels' distances from their range is the relative distance of
@@ -232,7 +276,15 @@ class _Equations:
         return torch.cat([entries, entries.new_full((self.model.size,), 1 / outside)])
 
     def energy(self, point: Tensor, residual: Tensor) -> float:
-        """Return −2 log posterior up to a constant, at the most likely error of each tensor."""
+        """Return −2 log posterior of images up to a constant; ∞ if it is not finite.
+
+        Each tensor of the gradient has an unknown variance of errors, of which the most likely
+        value is taken.
+
+        Args:
+            point: (B, C, H, W) coordinates of the images under the prior.
+            residual: (P,) their gradient minus the observed one.
+        """
         misfit = self.likelihood.energy(residual, self.model.size)
         energy = misfit + float(point.square().sum())
         return energy if math.isfinite(energy) else math.inf
@@ -240,16 +292,19 @@ class _Equations:
 
 @dataclass
 class _Run:
-    """The steps from one start, until it converges or stalls.
+    """The steps from one start, until they converge or make no progress.
 
     Attributes:
         equations: the gradient, the likelihood and the prior of the images.
-        attack: the settings.
+        attack: the attack, with its settings.
         budget: the limit of CPU time near a solution.
         own: the smaller limit that holds elsewhere.
-        point: the present coordinates of the images.
-        residual: the residual of the update at these coordinates.
-        end: a description of the end; empty if the run converged or took all its steps.
+        point: (B, C, H, W) the present coordinates of the images under the prior.
+        residual: (P,) the gradient at these coordinates minus the observed one.
+        taken: number of steps so far.
+        matrices: number of Jacobians computed and matrices factored so far.
+        end: a text on why the run ended; empty if it converged or took all its steps.
+        is_stopped: whether the budget ended the run.
     """
 
     equations: _Equations
@@ -273,7 +328,11 @@ class _Run:
         self._factor: Kept[Tensor] = Kept(self._limit - 1)
 
     def pose(self, at: Iterate) -> Posed | None:
-        """Return the next step's linear system, or None if the run is over."""
+        """Return the linear least-squares problem of the next step, or ``None`` if the run is over.
+
+        Args:
+            at: the images' coordinates after the last step, and the outcome of that step.
+        """
         equations, prior, model = self.equations, self.equations.prior, self.equations.model
         inputs = prior.inputs(at.point)
         watch = Stopwatch()
@@ -313,7 +372,11 @@ class _Run:
         return posterior.posed(Solver(iterations, 1e-4, partial(cholesky_solve, factor)))
 
     def _is_over(self, at: Iterate) -> bool:
-        """Count the last step, and return whether the run ends here."""
+        """Count the last step, and return whether the run ends here.
+
+        Args:
+            at: the images' coordinates after the last step, and the outcome of that step.
+        """
         attack, likelihood = self.attack, self.equations.likelihood
         misfit, distance = likelihood.misfit(self.residual), likelihood.distance(self.residual)
         self._misfits.append(misfit)
@@ -345,7 +408,16 @@ class _Run:
         return self.is_stopped
 
     def _matrix(self, inputs: Tensor, weights: Tensor, rows: Tensor) -> Tensor | None:
-        """Return the Cholesky factor (N, N) of the posterior's precision; None if time is spent."""
+        """Return the Cholesky factor (N, N) of the precision of the linearised posterior.
+
+        The matrix is LᵀJᵀWJL + I, with the Jacobian J, the weights W and the prior's L. The result
+        is ``None`` if the budget is too small for it.
+
+        Args:
+            inputs: (B, C, H, W) the images at which J is computed.
+            weights: (P + N,) the inverse variances W.
+            rows: (P + N,) booleans, false for residuals within their bounds, which are left out.
+        """
         equations, model, size = self.equations, self.equations.model, self.equations.model.size
         told, outside = rows[:-size], rows[-size:]
         model.require(int(told.sum()))
@@ -364,6 +436,12 @@ class _Run:
 
 
 def _is_stalled(misfits: list[float]) -> bool:
-    """Return whether 0.8 or more of the misfit remained over three steps, and it is no noise."""
+    """Return whether the last misfit is at least 0.8 of the one three steps before.
+
+    A misfit that noise explains, of at most 1.5 (``FITTED_MISFIT``), does not count as stalled.
+
+    Args:
+        misfits: the mean squared residuals, in units of noise, after each step so far.
+    """
     lately = misfits[-4:]
     return len(lately) > 3 and lately[-1] > max(FITTED_MISFIT, 0.8 * lately[0])

@@ -1,4 +1,4 @@
-"""Evaluate objectives and gradients of many candidates at once."""
+"""Evaluate an attack's objective and its gradient for many candidate batches at once."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ Seen = tuple[Params, Params, Params, Params]
 
 @dataclass(frozen=True)
 class Candidates:
-    """The map from rows of D optimised variables to batches of inputs and targets.
+    """The layout of an optimizer's variables: each row of D numbers is one candidate batch.
 
     Attributes:
-        shape: shape (B, C, H, W) of one candidate's inputs.
+        shape: shape (B, C, H, W) of one candidate's inputs, which come first in a row.
         num_classes: number K of classes.
-        joint_labels: whether a row holds label logits (B, K) behind the inputs.
+        joint_labels: whether labels are optimised, too. Then B · K label logits follow in a row.
     """
 
     shape: tuple[int, ...]
@@ -33,11 +33,12 @@ class Candidates:
     joint_labels: bool
 
     def split(self, row: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the inputs (B, C, H, W) and targets of one row (D,).
+        """Return the inputs (B, C, H, W) and the targets of one candidate.
 
         Args:
             row: (D,) the inputs, then the label logits if labels are optimised.
-            targets: the targets to return if labels are not optimised.
+            targets: the targets to return if labels are not optimised. Otherwise the targets are
+                the softmax (B, K) of the label logits.
         """
         size = torch.Size(self.shape).numel()
         inputs = row[:size].reshape(self.shape)
@@ -48,14 +49,15 @@ class Candidates:
 
 @dataclass
 class Evaluator:
-    """Evaluate the objective of many rows of candidates, and its gradient by the variables.
+    """An evaluator of the objective, and of its gradient, for R candidate batches (rows).
 
     Attributes:
-        problems: the attacked problems, with the same model, shapes, schedule and dtype.
+        problems: the observed updates, with the same model, shapes, schedule and dtype.
         targets: (R, B) labels or (R, B, K) label probabilities of every row.
-        orders: (R, B) the samples of every row in the order in which the steps use them.
+        orders: (R, B) indices of every row's samples, in the order in which the local steps use
+            them.
         owner: (R,) index of the problem that each row belongs to.
-        candidates: the map from rows to batches.
+        candidates: the layout of a row's variables, as inputs and label logits.
         objective: the distance of a candidate's gradient from the observed one.
         priors: the penalties of a candidate's inputs.
         batching: ``vmap`` evaluates all rows in one pass, ``loop`` one by one.
@@ -76,7 +78,12 @@ class Evaluator:
         self._reorders = not bool((self.orders == in_order).all())
 
     def __call__(self, points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return objectives (A,) and gradients (A, D) at ``points`` (A, D) of ``rows`` (A,)."""
+        """Return objectives (A,), and their gradients (A, D) by the variables.
+
+        Args:
+            points: (A, D) the variables of A candidates.
+            rows: (A,) indices of the rows whose labels, orders and problems belong to them.
+        """
         if self.batching != "vmap" or len(rows) == 1:
             results = [
                 self._single(point, int(row)) for point, row in zip(points, rows, strict=True)
@@ -87,7 +94,14 @@ class Evaluator:
         return self._gathered[1](points)
 
     def moves(self, point: Tensor, row: int, orders: Tensor, targets: Tensor) -> Tensor:
-        """Return objectives (M,) of one point (D,) under M orders and M targets, each (M, B)."""
+        """Return the objectives (M,) of one candidate's inputs under M orders and labels.
+
+        Args:
+            point: (D,) the variables of the candidate.
+            row: the index of the row whose problem it belongs to.
+            orders: (M, B) indices of the samples in the order in which the local steps use them.
+            targets: (M, B) labels or (M, B, K) label probabilities.
+        """
         rounds = _seen(self.problems[int(self.owner[row])])
 
         def value(order: Tensor, target: Tensor) -> Tensor:
@@ -132,10 +146,10 @@ class Evaluator:
         return value.detach(), gradient.detach()
 
     def _gather(self, rows: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-        """Return a function that evaluates the objectives of some rows by one ``vmap``.
+        """Return a function that evaluates candidates of the given rows (A,) by one ``vmap``.
 
-        Parameters and buffers that are equal for all rows are passed once, which is far faster
-        than a stack of copies.
+        It maps points (A, D) to objectives (A,) and gradients (A, D). Parameters and buffers that
+        are equal for all rows are passed once, which is far faster than a stack of copies.
         """
         chosen = [_seen(self.problems[i]) for i in self.owner[rows].tolist()]
         rounds, dims = [], []

@@ -1,16 +1,16 @@
 """Run iteratively regularised Gauss–Newton on the gradient itself, through blurred networks.
 
-The update is g* = g(x) + noise, where g replays local training. The prior of the images is normal,
-x = μ + L s with s ~ N(0, I). Each step minimises to first order
+The update is g* = g(x) + noise, where g replays local training on the images x. The prior of the
+images is normal, x = μ + L s with s ~ N(0, I). Each step minimises to first order
 
     Σ_i (g_i(x; β) − g*_i)² / v_i + ρ ‖s‖²
 
 (iteratively regularised Gauss–Newton, Bakushinskii 1992). The blur β is the size of the noise over
 which ReLUs and max pooling are averaged (:mod:`flwr_leakage.attacks.network.blur`). The variance of
 an entry is v_i (:mod:`flwr_leakage.attacks.inversion.likelihood`), and W holds 1 / v_i. The weight
-ρ of the prior falls from a tenth of the largest eigenvalue of LᵀJᵀWJL to 1, its weight in the
-posterior, and β falls with a power of ρ. So early steps keep images smooth and follow the majority
-of the equations. Through the blur, units that are off have a slope, too.
+ρ of the prior falls from a tenth of the largest eigenvalue of LᵀJᵀWJL, with the Jacobian J of g, to
+1, its weight in the posterior. β falls with a power of ρ. So early steps keep images smooth and
+follow the majority of the equations. Through the blur, units that are off have a slope, too.
 """
 
 import math
@@ -57,17 +57,17 @@ deviation of 16 draws has an error of 1/√32, 18 %, far less than the blur fade
 
 @dataclass(frozen=True)
 class GaussNewton(OneByOne):
-    """Find the samples of an update by Gauss–Newton with a fading prior and a fading blur.
+    """An attack by Gauss–Newton, in which the prior's weight and the blur of ReLUs fall.
 
     The attack takes any network, any batch whose labels are known or inferred, several local
     steps, sums of clients and several rounds, noise, and pruning. It solves all samples jointly.
-    It answers the end of the run with the least energy: the misfit in units of noise plus the
-    prior.
+    There may be several runs. The result is the end of the run with the least energy, which is the
+    misfit in units of noise plus the prior.
 
     Attributes:
-        annealings: settings of the runs from grey, at least one.
-        spread: standard deviation of a batch's starts around grey, in the prior's, ≥ 0. From
-            grey itself, samples of one label would move alike.
+        annealings: settings of the runs, at least one. Each run begins at grey images.
+        spread: standard deviation of a batch's starts around grey, in units of the prior's standard
+            deviation, ≥ 0. From grey itself, samples of one label would move alike.
         noise_std: σ of independent noise on every entry of the pseudo-gradient, if the attacker
             knows it; ``None`` estimates it from the last layer's gradient (see
             :func:`flwr_leakage.attacks.inversion.likelihood.estimate_noise`).
@@ -77,20 +77,20 @@ class GaussNewton(OneByOne):
             Products take most of the time.
         iterations: largest number of iterations of conjugate gradients in a step, ≥ 1.
         tolerance: relative residual of a step's linear system, in (0, 1).
-        label_trials: largest number of short runs under corrected labels (see
-            :func:`flwr_leakage.attacks.labels.counts.label_moves`), ≥ 0, if labels of a
-            batch in one plain step are inferred.
+        label_trials: largest number of short runs that try other labels (see
+            :func:`flwr_leakage.attacks.labels.counts.label_moves`), ≥ 0. They are made if the
+            labels of a batch in one plain step are inferred.
         trial_steps: largest number of steps of a short run, ≥ 1.
         solved_distance: relative squared distance of the gradients at which no further run follows.
         labels: the inference of labels that the threat model does not grant.
-        settling: settings of the additional steps that end the best runs of one image. Their answer
-            is kept if it lowers the energy.
-        rewriting: a source of other equations of the same images. If the update provides them, they
-            are fitted in place of the gradient, with annealings, products and settling of their
-            own.
-        both: whether the gradient is fitted in any case, and the likelier of both answers is kept.
-            Then an update without other equations is refused. If False, the gradient is also fitted
-            only if the fit of other equations of several steps failed.
+        settling: settings of the additional steps that follow the best runs for a single image.
+            Their result is kept if it lowers the energy.
+        rewriting: a source of other equations of the same images, or ``None``. If the update
+            provides them, they are fitted in place of the gradient, with annealings, products and
+            settling of their own.
+        both: if true, the gradient is fitted as well as the other equations, and the likelier
+            result is kept; an update without other equations is refused. If false, the gradient is
+            fitted as well only if the fit of other equations of several local steps failed.
     """
 
     purpose: ClassVar[str] = "gauss newton"
@@ -128,12 +128,18 @@ class GaussNewton(OneByOne):
     def solve(
         self, problem: Problem, generator: torch.Generator, restart: int, budget: Budget
     ) -> Reconstruction:
-        """Return the samples that explain the update of one problem.
+        """Return the samples of least energy that the runs find for one problem.
+
+        Args:
+            problem: the network, the observed update and the attacker's knowledge, in float64.
+            generator: the random stream of this observation and restart.
+            restart: number of the restart, which is not used.
+            budget: the limit of CPU time; the best images at that time are returned.
 
         Raises:
             BudgetExhausted: the budget does not last for one step.
-            ValueError: labels cannot be inferred for this model or update, or ``both`` is set for
-                an update of several samples or rounds.
+            ValueError: labels cannot be inferred for this model or update, or ``both`` is set and
+                the update is of several samples or rounds, or gives no other equations.
         """
         if self.both and (problem.num_samples != 1 or problem.earlier):
             raise ValueError("several annealings are for one image in one round.")
@@ -189,9 +195,14 @@ class GaussNewton(OneByOne):
     def _require(self, equations: Equations, budget: Budget) -> None:
         """Raise ``BudgetExhausted`` unless the budget lasts for one step of five iterations.
 
-        Steps with fewer iterations make no progress. The first weight of the prior takes a few
-        products before the step. The trials of a step's length and the judgement of its end take
-        about as long as five more iterations, and a linearisation about as long as one.
+        Steps with fewer iterations make no progress. Before the step, the prior's first weight
+        takes a few products with the Jacobian. The trials of the step's length and the judgement of
+        its end take about as long as five more iterations. One linearisation is timed, which takes
+        about as long as an iteration.
+
+        Args:
+            equations: the equations that are to be fitted.
+            budget: the limit of CPU time.
         """
         if budget.left < math.inf:
             watch = Stopwatch()
@@ -207,9 +218,21 @@ class GaussNewton(OneByOne):
         budget: Budget,
         start: Tensor | None = None,
     ) -> tuple[RunEnd, int, int]:
-        """Return the likeliest end of all annealings, and their numbers of products and steps.
+        """Fit equations by all runs and by the additional steps that settle the best ones.
 
-        The gradient judges the ends, whatever equations were fitted.
+        Runs end early if one of them fits the gradient to the noise.
+
+        Args:
+            equations: the equations to fit.
+            known: their observed numbers and noise.
+            model: the gradient as equations, by which the result is measured.
+            likelihood: the observed gradient and its noise.
+            budget: the limit of CPU time.
+            start: (B, C, H, W) coordinates to start from; ``None`` for grey.
+
+        Returns:
+            The likeliest end of a run, with its fit to the gradient; the number of products with
+            Jacobians in all runs; and their number of steps.
         """
         settling, products, steps = self.settling, 0, 0
         is_single = model.shape[0] == 1 and settling.steps > 0
@@ -239,13 +262,30 @@ class GaussNewton(OneByOne):
         return best.judged(model, likelihood), products, steps
 
     def _explains(self, end: RunEnd) -> bool:
-        """Return whether noise explains the residual of a run's end, so that no run follows."""
+        """Return whether the images at a run's end fit the observed numbers to the noise.
+
+        They do at a misfit of at most 1.1, or at a distance of at most ``solved_distance``.
+        """
         return end.distance <= self.solved_distance or end.misfit <= 1.1
 
     def _choose(
         self, problem: Problem, model: Equations, likelihood: Likelihood, generator: torch.Generator
     ) -> "tuple[GaussNewton, Equations, Likelihood, str]":
-        """Return the settings, the equations to fit, their observed values, and a description."""
+        """Return the equations to fit: those of ``rewriting``, or else the gradient.
+
+        Args:
+            problem: the problem.
+            model: the gradient as equations.
+            likelihood: the observed gradient and its noise.
+            generator: the generator of random probes of the equations.
+
+        Returns:
+            The attack with the settings for these equations; the equations; their observed numbers
+            and noise; and a description of them.
+
+        Raises:
+            ValueError: ``both`` is set, and there are no equations but the gradient.
+        """
         if self.rewriting is None:
             return self, model, likelihood, "the gradient"
         try:
@@ -267,7 +307,18 @@ class GaussNewton(OneByOne):
     def _correct_labels(
         self, model: "_Model", likelihood: Likelihood, budget: Budget, start: Tensor | None
     ) -> "tuple[_Model, int, int, int]":
-        """Return the model under better labels, and the numbers of changes, products and steps."""
+        """Change one label after another as long as short runs then end at less energy.
+
+        Args:
+            model: the gradient as equations, under the inferred labels.
+            likelihood: the observed gradient and its noise.
+            budget: the limit of CPU time.
+            start: (B, C, H, W) coordinates to start from; ``None`` for grey.
+
+        Returns:
+            The equations under the best labels; the number of changes that were kept; and the
+            numbers of products with Jacobians and of steps that the short runs took.
+        """
         problem = model.problem
         if problem.num_samples == 1 or not problem.is_single_gradient:
             return model, 0, 0, 0
@@ -316,24 +367,35 @@ class GaussNewton(OneByOne):
         budget: Budget = UNLIMITED,
         start: Tensor | None = None,
     ) -> RunEnd:
-        """Return the end of one annealing that starts from given coordinates, or from grey."""
+        """Return the images at which one run ends, with their fit to the equations.
+
+        Args:
+            model: the equations to fit.
+            likelihood: their observed numbers and noise.
+            annealing: the settings by which blur and the prior's weight fall.
+            budget: the limit of CPU time.
+            start: (B, C, H, W) coordinates to start from; ``None`` for grey.
+        """
         limits = (budget, self.steps, self.products, self.iterations, self.tolerance)
         start = torch.zeros(model.shape) if start is None else start
         return Annealed(model, likelihood, annealing, *limits).run(start)
 
     def _start(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor | None:
-        """Return random coordinates (B, C, H, W) around grey; None starts one sample at grey."""
+        """Return random coordinates (B, C, H, W) around grey, or ``None`` to start at grey.
+
+        It is ``None`` for a single sample, or if ``spread`` is 0.
+        """
         if shape[0] == 1 or not self.spread:
             return None
         return self.spread * torch.randn(shape, generator=generator)
 
 
 class Rewriting(Protocol):
-    """Derive other equations of the images from an update; they are fitted in its place.
+    """A source of equations of the images that an attack fits in place of the gradient.
 
     Attributes:
         purpose: the name of the equations, for messages.
-        annealings: settings of the runs from grey.
+        annealings: settings of the runs, each of which begins at grey images.
         products: approximate largest number of products; see :class:`GaussNewton`.
         settling: the additional steps that end the best runs; see :class:`GaussNewton`.
     """
@@ -346,12 +408,12 @@ class Rewriting(Protocol):
     def __call__(
         self, problem: Problem, likelihood: Likelihood, generator: torch.Generator
     ) -> tuple[Equations, Likelihood]:
-        """Return the equations and their observed values.
+        """Return the equations, and the likelihood of their observed numbers.
 
         Args:
             problem: the problem in double precision.
-            likelihood: the value, noise and bound of every entry of the update.
-            generator: draws the random directions by which the equations are probed.
+            likelihood: the value, noise and pruning bound of every entry of the update.
+            generator: the generator of random directions by which the equations are probed.
 
         Raises:
             ValueError: the update does not determine such equations. The message completes a
@@ -361,7 +423,17 @@ class Rewriting(Protocol):
 
 @dataclass(frozen=True)
 class _Model:
-    """A candidate's gradient as a function of its inputs and the blur, in float32 and float64."""
+    """The pseudo-gradient of all rounds, as a function of images and of the blur.
+
+    Attributes:
+        problem: the problem in float64.
+        single: the same problem in float32.
+        targets: the labels of the images.
+        prior: the prior of each image.
+        deviations: for each ReLU and max pooling, the width of the noise that a blur of 1 adds to
+            its inputs.
+        contrast: which contrasts of the images the gradient does not determine.
+    """
 
     problem: Problem
     single: Problem
@@ -389,42 +461,57 @@ class _Model:
         return (self.problem.num_samples, *self.problem.spec.shape)
 
     def gauged(self, coordinates: Tensor) -> Tensor:
-        """Return coordinates of images with the same gradient, and with an assumed contrast.
+        """Return coordinates (B, C, H, W) of the images after their contrast is set.
 
-        They stay the same unless the gradient leaves the images' contrast open.
+        The gradient stays the same. The coordinates are returned as they are if the gradient
+        determines the contrast.
         """
         return self.contrast.gauged(self.prior, coordinates)
 
     @property
     def groups(self) -> Groups:
-        """The groups of gradient entries with similar errors, such as from one wrong mask."""
+        """The groups of gradient entries that are wrong together if one ReLU's mask is wrong."""
         return Groups(
             [value.shape for posed in self.problem.rounds for value in posed.gradient.values()]
         )
 
     def linearize(self, inputs: Tensor, blur: float) -> Linearized:
-        """Return the gradient at blurred images, with products with its Jacobian, in float32."""
+        """Return the gradient at images (B, C, H, W), and products with its Jacobian, in float32.
+
+        ``blur`` is β, the size of the blur of ReLUs and max pooling.
+        """
         return Linearization(partial(self._parts, blur=blur), inputs)
 
     def kinks(self, inputs: Tensor) -> list[Tensor]:
-        """Return the inputs of every call with kinks, in the order of the calls in one pass.
+        """Return the inputs of every function with kinks, in the order of their calls.
 
-        Such calls are activations with kinks, such as ReLU, and max pooling. The images pass the
-        network with the parameters at which the replay begins.
+        Such functions are activations with kinks, such as ReLU, and max pooling. The images (B, C,
+        H, W) pass the network at the parameters before local training.
         """
         posed = self.single
         return kink_inputs(lambda: posed.logits(inputs.float()))
 
     def blurred_by(self, widths: Sequence[Tensor]) -> "_Model":
-        """Return the same replay, in which the inputs of each call with kinks have a given blur."""
+        """Return the same equations with other widths of the blur.
+
+        Args:
+            widths: for each ReLU and max pooling, the width of the noise that a blur of 1 adds to
+                its inputs.
+        """
         return replace(self, deviations=widths)
 
     def gradient(self, inputs: Tensor, blur: float, precise: bool = False) -> Tensor:
-        """Return the replayed gradient g(x; β) (P,), all rounds one after another."""
+        """Return the pseudo-gradient g(x; β) (P,) of all rounds, one after another.
+
+        Args:
+            inputs: the images x (B, C, H, W).
+            blur: β, the size of the blur of ReLUs and max pooling.
+            precise: whether to compute in float64 in place of float32.
+        """
         return torch.cat(self._parts(inputs, blur, precise))
 
     def _parts(self, inputs: Tensor, blur: float, precise: bool = False) -> list[Tensor]:
-        """Return the replayed gradient g(x; β) as one flat tensor for each parameter."""
+        """Return the pseudo-gradient g(x; β) as one flat tensor for each round and parameter."""
         dtype = torch.float64 if precise else torch.float32
         targets = self.targets.to(dtype) if self.targets.is_floating_point() else self.targets
         batch = Batch(inputs.to(dtype), targets)

@@ -1,4 +1,7 @@
-"""Invert gradients by optimisation: search for samples whose update equals the observed one."""
+"""Invert gradients by optimisation: search for samples whose update equals the observed one.
+
+A target is one observed update. A row holds the variables of one candidate batch for a target.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -32,29 +35,29 @@ from flwr_leakage.records import Reconstruction
 
 @dataclass(frozen=True)
 class GradientInversion:
-    """Minimise ``objective(∇L(x), observed) + Σ priors(x)`` over inputs x, many targets at once.
+    """An attack that minimises ``objective(∇L(x), observed) + Σ priors(x)`` over inputs x.
 
-    Targets of equal shape and schedule are solved together. Each target has its own optimizer
+    Observed updates of equal shape and schedule are solved together. Each has its own optimizer
     state and its own random stream, so that the result equals that of solving it alone. The
-    attacker's own objective chooses the best iterate. ``stats["initial_objective"]`` of a result is
-    the objective at the start, with penalties, so that the loss drop can be computed.
+    iterate with the least objective is returned. ``stats["initial_objective"]`` of a result is the
+    objective at the start, with penalties, so that its decrease can be computed.
 
     Attributes:
         objective: distance of a candidate's pseudo-gradient from the observed one.
         priors: penalties of a candidate's inputs, by name.
         labels: the inference of labels, or ``joint`` to optimise label logits with the inputs
             (DLG). It is not used if the threat model grants the labels.
-        initialisation: the first candidate.
+        initialisation: the inputs at which the search starts.
         optimizer: the minimiser, with its schedule and stopping rules.
-        order: the search for the order of the samples over several local steps; without it,
-            samples are taken in the order of their labels. It is not used if the threat model
-            grants the labels of every step.
+        order: the search for the order in which several local steps use the samples; ``None`` takes
+            them in the order of their inferred labels. It is not used if the threat model grants
+            the labels, which come in the order of the steps.
         normalize_by: the statistics by which BatchNorm normalises a candidate, for clients in
             train mode. ``candidate``: those of its own batch, or those that the threat model
             states, as the client does. ``granted``: the private statistics that the threat model
             grants, as constants (BN_exact of Huang et al. 2021, section 3). ``running``: the
             server's buffers (BN_proxy).
-        box: whether candidates stay within pixels [0, 1].
+        box: whether pixels are kept within [0, 1].
         dtype: precision of the computation.
         batching: how the rows of candidates are evaluated: ``vmap`` in one pass, ``loop`` one by
             one. ``auto`` takes ``vmap`` unless the gradients of all rows together would have more
@@ -124,9 +127,10 @@ class GradientInversion:
         return [result for result in results if result is not None]
 
     def _prepare(self, job: AttackJob, index: int) -> "_Rows":
-        """Return the starts of one target, each with its own labels and order of the samples.
+        """Return the rows with which the search for observation ``index`` of a job starts.
 
-        There are several starts if the order is searched, and one otherwise.
+        There are several rows if the order of the samples is searched, and one otherwise. Each has
+        its own inputs and order.
         """
         require_kind(self, job.spec)
         problem = unscaled(job.problem(index))
@@ -164,7 +168,14 @@ class GradientInversion:
     def _start(
         self, problem: Problem, assumed: AssumedTargets, number: int, stream: torch.Generator
     ) -> Tensor:
-        """Return the variables (D,) of a start: the inputs, then the label logits if they vary."""
+        """Return the variables (D,) of a start: the inputs, then label logits if these vary.
+
+        Args:
+            problem: the network and the shape of inputs.
+            assumed: the labels, and whether they are variables.
+            number: the number of the start, counted from 0.
+            stream: the generator of random numbers.
+        """
         inputs = self.initialisation(problem.spec, problem.num_samples, number, stream)
         if self.box:
             inputs = problem.spec.clamp(inputs)
@@ -174,13 +185,19 @@ class GradientInversion:
         return torch.cat([inputs.reshape(-1), logits])
 
     def _searches_order(self, assumed: AssumedTargets) -> bool:
-        """Return whether the order is searched; granted labels come in the order of the steps."""
+        """Return whether the order of the samples over local steps is searched.
+
+        It is not if labels are granted, as these come in the order of the steps.
+        """
         return self.order is not None and assumed.origin != "granted"
 
     def _solve_safely(
         self, chunk: "list[_Rows]", report: Reporter, budget: Budget
     ) -> list[Reconstruction]:
-        """Return the results; after an error, solve halves, so that no target harms another."""
+        """Return the result of each target; one whose solution raises an error has failed.
+
+        If solving all together raises an error, halves are solved, so that no target harms another.
+        """
         try:
             return self._solve(chunk, report, budget)
         except (RuntimeError, ValueError, IndexError, MemoryError) as error:
@@ -193,7 +210,7 @@ class GradientInversion:
     def _solve(
         self, chunk: "list[_Rows]", report: Reporter, budget: Budget
     ) -> list[Reconstruction]:
-        """Return the results of targets that share shape and schedule."""
+        """Return the results of targets of equal shape and schedule, which are solved together."""
         watch = Stopwatch()
         rows = _Rows.joined(chunk)
         bounds = rows.project if self.box else None
@@ -216,7 +233,7 @@ class GradientInversion:
     def _search_order(
         self, rows: "_Rows", batching: Batching, report: Reporter, budget: Budget
     ) -> "_Rows":
-        """Return one row for each target, with the best order and labels that its starts found."""
+        """Return for each target the row among its starts whose order has the least objective."""
         assert self.order is not None
         points, targets, orders = self.order.search(
             lambda targets, orders: self._evaluator(
@@ -242,17 +259,21 @@ class GradientInversion:
 
 @dataclass(frozen=True)
 class _Rows:
-    """R rows of candidates for several targets, which are solved together.
+    """R candidate batches (rows) for several observed updates, which are solved together.
+
+    Every update has the same number of rows. Those of the first one come first.
 
     Attributes:
-        indices: the positions of the targets' observations in the job.
-        problems: the problems of the targets, which share shape and schedule.
-        assumed: the targets that are assumed for the first problem; those of all have its origin.
-        steps: (B,) the local step of each place of the clients' sequences, the same for all.
-        streams: the random stream of each target.
-        points: (R, D) the variables; the rows of the first target come first.
+        indices: the positions of the observations in the job.
+        problems: the problem of each observation; all have equal shapes and schedules.
+        assumed: the labels assumed for the first problem. Those of the others have the same origin,
+            such as inference.
+        steps: (B,) the number of the local step that uses each place in the clients' sequences of
+            samples.
+        streams: the random stream of each observation.
+        points: (R, D) the variables: inputs, then label logits if labels vary.
         targets: (R, B) labels, or (R, B, K) label probabilities.
-        orders: (R, B) the sample that stands at each place of the clients' sequences.
+        orders: (R, B) the index of the sample at each place of the clients' sequences.
     """
 
     indices: list[int]
@@ -266,7 +287,7 @@ class _Rows:
 
     @classmethod
     def joined(cls, chunk: "Sequence[_Rows]") -> "_Rows":
-        """Return the rows of several targets, which share shape and schedule, as one."""
+        """Return the rows of several observations of equal shape and schedule as one object."""
         return replace(
             chunk[0],
             indices=[index for rows in chunk for index in rows.indices],
@@ -279,7 +300,7 @@ class _Rows:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """The properties that targets must share to be solved together."""
+        """The properties that must be equal for observations to be solved together."""
         problem = self.problems[0]
         return (
             tuple((p.schedule, p.members) for p in problem.rounds),
@@ -292,14 +313,14 @@ class _Rows:
 
     @property
     def candidates(self) -> Candidates:
-        """The map from rows of variables to candidate batches."""
+        """The layout of a row's variables, as inputs and label logits."""
         problem = self.problems[0]
         shape = (problem.num_samples, *problem.spec.shape)
         return Candidates(shape, problem.spec.num_classes, self.assumed.origin == "variables")
 
     @property
     def num_inputs(self) -> int:
-        """Number of variables at the beginning of a row that are inputs."""
+        """Number of a row's variables that are inputs; they come first."""
         return torch.Size(self.candidates.shape).numel()
 
     @property
@@ -309,14 +330,21 @@ class _Rows:
         return every.repeat_interleave(len(self.targets) // len(self.problems))
 
     def project(self, points: Tensor) -> Tensor:
-        """Return points (A, D) with their inputs inside the box of valid pixels."""
+        """Return points (A, D) with their inputs clamped to valid pixels."""
         spec, size = self.problems[0].spec, self.num_inputs
         inputs = spec.clamp(points[:, :size].reshape(-1, *spec.shape))
         return torch.cat([inputs.reshape(len(points), size), points[:, size:]], dim=1)
 
 
 def _reconstruction(rows: _Rows, found: Minimum, row: int, stats: dict[str, Any]) -> Reconstruction:
-    """Return the answer of one row, with its samples in the order in which steps first use them."""
+    """Return the reconstruction of one row, its samples in the order of their first local step.
+
+    Args:
+        rows: all rows that were solved together.
+        found: the minimum that the optimizer found for each row.
+        row: the index of the row.
+        stats: further entries for the stats of the reconstruction.
+    """
     objective = float(found.values[row])
     if not math.isfinite(objective):
         return failure("the objective was never finite.")

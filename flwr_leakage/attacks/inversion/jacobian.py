@@ -1,4 +1,7 @@
-"""Compute the dense Jacobian of an update by the samples, and test whether a gradient jumps."""
+"""Compute the dense Jacobian of a gradient by the samples, and test whether the gradient jumps.
+
+It jumps where the derivative of the network by its inputs does, as at the kink of a ReLU.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,10 +20,10 @@ from flwr_leakage.spectral.image_prior import ImagePrior
 
 
 def gram_seconds(rows: Tensor) -> float:
-    """Return an estimate of the CPU seconds that ``A Aᵀ`` takes, from the time of one block of it.
+    """Return an estimate of the CPU seconds that ``A Aᵀ`` takes, by measuring a block of it.
 
     Args:
-        rows: (n, k) the matrix A of ``A Aᵀ``.
+        rows: the matrix A (n, k).
     """
     block, watch = rows[:512], Stopwatch()
     block @ block.T
@@ -34,16 +37,16 @@ parameters 128 columns would take 11 GB. The budget is checked between such bloc
 
 @dataclass(frozen=True)
 class Jacobian:
-    """The gradients of all rounds as one function g of the inputs, and the Jacobian of g.
+    """The pseudo-gradients of all rounds as a function g of the samples, and its dense Jacobian.
 
     The gradient of a batch may be the mean of its samples' gradients, as in one plain step without
     batch statistics. Then a column of the Jacobian is the derivative of one sample's gradient, and
-    costs less by a factor of the number of samples. The gradients at the point show if this holds.
+    costs less by a factor of the number of samples. A test of the gradients shows if this holds.
 
     Attributes:
-        problem: the problem in double precision.
+        problem: the network and the schedule of each round, in double precision.
         targets: the labels of the samples.
-        max_entries: largest number of entries of a Jacobian; a larger one is refused.
+        max_entries: largest number of entries that a Jacobian may have.
     """
 
     problem: Problem
@@ -51,10 +54,14 @@ class Jacobian:
     max_entries: int
 
     def require(self, entries: int) -> None:
-        """Raise an error if a Jacobian with this number of entries would be too large.
+        """Raise an error if the Jacobian would be too large.
+
+        Args:
+            entries: the number of the gradient's entries that the Jacobian has derivatives of. It
+                has N times as many entries, for N input values.
 
         Raises:
-            ValueError: it has more than ``max_entries`` entries.
+            ValueError: these are more than ``max_entries``.
         """
         if self.size * entries > self.max_entries:
             raise ValueError(
@@ -68,23 +75,28 @@ class Jacobian:
 
     @property
     def size(self) -> int:
-        """Number N of entries of all samples: pixels times channels."""
+        """Number N of input values of all samples: samples times pixels times channels."""
         return torch.Size(self.shape).numel()
 
     def gradient(self, inputs: Tensor) -> Tensor:
-        """Return the gradient g(x) (P,) at inputs x, all rounds one after another."""
+        """Return the pseudo-gradients g(x) (P,) of all rounds for inputs x (B, C, H, W).
+
+        They stand one after another, the latest round first.
+        """
         return simulate_rounds(self.problem, Batch(inputs, self.targets))
 
     def transposed(
         self, inputs: Tensor, budget: Budget = UNLIMITED, rows: Tensor | None = None
     ) -> Tensor | None:
-        """Return ``(∂g/∂x)ᵀ`` (N, P) at inputs x, or ``None`` if the budget is too small for it.
+        """Return ``(∂g/∂x)ᵀ`` at inputs x, or ``None`` if the budget is too small for it.
+
+        The result has the shape (N, P'), for N input values and the P' wanted entries of g.
 
         Args:
-            inputs: (B, C, H, W) x.
-            budget: a limit of CPU time. Before each block of columns, the time of the blocks so far
-                tells whether the rest fits.
-            rows: (P,) booleans, true for the wanted entries of the update; ``None`` for all.
+            inputs: the inputs x (B, C, H, W).
+            budget: a limit of CPU time. Before each block of columns of ∂g/∂x, the time of the
+                blocks so far tells whether the rest fits.
+            rows: (P,) booleans, true for the wanted entries of g; ``None`` for all.
         """
         if not self._is_mean(inputs):
             return self._columns(self.gradient, inputs, budget, rows)
@@ -136,12 +148,16 @@ class Jacobian:
 
 
 def has_kinks(problem: Problem, budget: Budget = UNLIMITED) -> bool:
-    """Return whether the derivative of the logits by the inputs jumps.
+    """Return whether the derivative of the logits by the inputs jumps, as with ReLUs.
 
-    The names of the called functions tell, or else a numerical test.
+    It does if a pass calls a function that is known for it. Otherwise a numerical test decides.
+
+    Args:
+        problem: the network.
+        budget: a limit of CPU time.
 
     Raises:
-        BudgetExhausted: no name tells, and the budget is too small for :func:`is_rough`.
+        BudgetExhausted: the budget is too small for the numerical test (:func:`is_rough`).
     """
     return calls_kinks(problem) or is_rough(problem, budget)
 
@@ -149,8 +165,9 @@ def has_kinks(problem: Problem, budget: Budget = UNLIMITED) -> bool:
 def calls_kinks(problem: Problem) -> bool:
     """Return whether a forward pass of a grey image calls functions that are known to have kinks.
 
-    Such kinks can be blurred. The functions are ReLUs, leaky or not, max pooling, and other
-    activations with a kink in the range of their inputs. Hardswish's at ±3 are mostly outside.
+    A kink is a point at which the derivative jumps. The functions are max pooling, and activations
+    with a kink between the least and the largest of their inputs, such as ReLU. The kinks of
+    hardswish at ±3 are mostly outside.
     """
     grey = torch.full((1, *problem.spec.shape), 0.5)
     inputs = problem.spec.normalize(grey).to(problem.like)
@@ -165,18 +182,26 @@ def calls_kinks(problem: Problem) -> bool:
 
 
 def is_rough(problem: Problem, budget: Budget = UNLIMITED) -> bool:
-    """Return whether logits have kinks along lines between images of the prior.
+    """Return whether the logits' derivative jumps along lines between two random images.
 
-    Along a line with steps of length h, the second differences of a smooth function are h² f'' and
-    the fourth differences h⁴ f''''. At a kink both are h times the jump of f'. So fourth
-    differences far below the second ones show a smooth function, and as large ones show a kink.
+    Along a line with steps of length h, the second differences of a smooth function f are h² f''
+    and the fourth differences h⁴ f''''. At a kink, where f' jumps, both are about h times the jump.
+    So the function is smooth if fourth differences are far smaller than second ones, and has kinks
+    if they are about as large.
 
-    The test finds kinks of any function under any name, such as ReLU6, ``abs`` or a maximum. It
-    costs up to 199 forward passes. It misses kinks outside the range of these images, such as
-    hardswish's at ±3. It also misses kinks with less than a tenth of the second differences'
-    squares, such as those of a few among many smooth units. Activations whose second derivative
-    jumps, such as ELU, count as smooth. Activations that change within a few hundredths of the way
-    between two images count as rough, and so do networks that always compute in single precision.
+    The test finds kinks of any function, such as ReLU6, ``abs`` or a maximum. It costs up to 199
+    forward passes. It misses kinks outside the range of these images, such as those of hardswish at
+    ±3. It also misses kinks that make less than a tenth of the sum of squared second differences,
+    such as those of a few among many smooth units. Activations whose second derivative jumps, such
+    as ELU, count as smooth. Activations that change within a few hundredths of the way between two
+    images count as rough, and so do networks that always compute in single precision.
+
+    Args:
+        problem: the network.
+        budget: a limit of CPU time.
+
+    Raises:
+        BudgetExhausted: the budget is too small for the test.
     """
     problem = problem.to(torch.float64)  # in single precision, rounding would be taken for kinks
     prior = ImagePrior.of(problem.spec)

@@ -1,4 +1,7 @@
-"""Minimise the absolute residual by Gauss–Newton, which ignores equations with wrong masks."""
+"""Minimise the absolute residual by Gauss–Newton, for networks whose ReLUs make equations wrong.
+
+The mask of a ReLU says which of its units are on. If it is wrong, so are equations of the unit.
+"""
 
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -29,22 +32,25 @@ REWEIGHTINGS = 5
 
 @dataclass(frozen=True)
 class LeastAbsolute(OneByOne):
-    """Minimise ``Σ_j |g_j(x) − g*_j|`` by Gauss–Newton, for networks with ReLUs or max pooling.
+    """An attack that minimises ``Σ_j |g_j(x) − g*_j|``, for networks with ReLUs or max pooling.
 
-    Near the samples few masks are wrong, but a wrong mask causes large errors in the equations of
-    its unit. Least squares spread that error over all pixels. The least sum of absolute values
-    leaves these equations unmet and meets the others (Candès & Tao 2005), so that fewer masks are
-    wrong in the next step. Each step consists of reweighted least squares (Holland & Welsch 1977)
-    with the dense Jacobian. The residual of an entry that may have been pruned is its excess over
-    its bound; entries within their bounds take no part in a step.
+    g_j(x) is entry j of the gradient of images x, and g*_j of the observed one. A mask says which
+    units of a ReLU are on. Near the private images few masks are wrong, but a wrong mask causes
+    large errors in the equations of its unit. Least squares would spread these errors over all
+    pixels. The least sum of absolute values leaves the wrong equations unmet and meets the others
+    (Candès & Tao 2005), so that fewer masks are wrong in the next step. Each step of Gauss–Newton
+    solves reweighted least squares (Holland & Welsch 1977) with the dense Jacobian ∂g/∂x. An entry
+    that may have been pruned states only a bound on |g_j|. Its residual is the excess over the
+    bound, and it takes no part in a step while it is within the bound.
 
     Attributes:
         steps: largest number of steps, ≥ 1.
         tolerance: relative squared distance of gradients at which the attack stops.
         labels: the inference of labels that the threat model does not grant.
-        initialisation: the first candidate. From a grey image, most masks would be wrong.
-        max_entries: largest number of entries of the Jacobian without the rows of entries within
-            their bounds; a larger one is refused.
+        initialisation: the images to start from. They should be near the private ones, as from a
+            grey image most masks would be wrong.
+        max_entries: largest number of entries of the Jacobian. Rows of entries within their bounds
+            do not count. With more, the attack refuses the problem.
     """
 
     purpose: ClassVar[str] = "least absolute"
@@ -61,7 +67,13 @@ class LeastAbsolute(OneByOne):
     def solve(
         self, problem: Problem, generator: torch.Generator, restart: int, budget: Budget
     ) -> Reconstruction:
-        """Return the samples that explain the update of one problem in float64.
+        """Return the samples at which the descent ends, for one problem in float64.
+
+        Args:
+            problem: the network, the observed update and the attacker's knowledge.
+            generator: the random stream of this observation and restart.
+            restart: number of the restart, from 0, which is passed to ``initialisation``.
+            budget: the limit of CPU time; the best images at that time are returned.
 
         Raises:
             BudgetExhausted: the budget is too small to find out whether the network is smooth.
@@ -117,11 +129,17 @@ class LeastAbsolute(OneByOne):
         )
 
     def _step(self, transposed: Tensor, residual: Tensor, rounds: int) -> Tensor:
-        """Return the step s (N,) that minimises ``Σ_i |r + J s|_i``, for residuals r (P',).
+        """Return a step s (N,) that approximately minimises ``Σ_i |r + J s|_i``.
 
-        At first, residuals below 0.1 of their mean have equal weights. With each reweighting, this
-        limit is halved. The limit and the ridge were chosen on development draws; there is no
-        table.
+        Each of several weighted least-squares problems takes weights 1 / |r + J s|_i from the
+        solution before. At first, residuals below 0.1 of their mean have equal weights. With each
+        reweighting, this limit is halved. The limit and the ridge were chosen on development draws;
+        there is no table.
+
+        Args:
+            transposed: the transposed Jacobian Jᵀ (N, P'), for N input values.
+            residual: the residuals r (P',).
+            rounds: number of least-squares problems.
         """
         linear, step = residual, transposed.new_zeros(len(transposed))
         for number in range(rounds):

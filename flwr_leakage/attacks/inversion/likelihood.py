@@ -1,10 +1,10 @@
 """Compute the likelihood of a noisy, pruned or plain update, given a candidate's gradient.
 
-The attacker's residual is ``r = g(x) − g*``, entry by entry. An observed entry that is not zero has
-the variance σ² of the noise. An entry that is zero may have been pruned. It only states that
-``|g| ≤ τ``, where τ is the smallest magnitude that its tensor kept. Without pruning τ is almost
-zero, so that this bound changes nothing. An entry that was clipped states that ``|g|`` is larger
-than its value, and is left out.
+The residual is ``r = g(x) − g*``, entry by entry, with the gradient g(x) of the candidate x and
+the observed gradient g*. An entry of g* that is not zero has the variance σ² of the noise. An entry
+that is zero may have been pruned. It only states that ``|g| ≤ τ``, where τ is the smallest
+magnitude that its tensor kept. Without pruning τ is almost zero, so that this bound changes
+nothing. An entry that was clipped states that ``|g|`` is larger than its value, and is left out.
 """
 
 import math
@@ -31,11 +31,12 @@ would estimate it badly. The value was chosen on development draws; no table."""
 
 @dataclass(frozen=True)
 class Groups:
-    """Groups of entries with similar errors, each within one tensor of an update.
+    """A partition of an update's entries into groups whose errors are of similar size.
 
-    A wrong mask of one channel moves the kernels of other channels only a little. A group is a
-    kernel of a convolution (one for each pair of channels), a column of a matrix (one for each of
-    its inputs), or a single entry of any other tensor. Groups are numbered tensor by tensor.
+    If a ReLU's mask is wrong in one channel, entries of this channel have large errors, and those
+    of other channels small ones. A group is a kernel of a convolution (one for each pair of
+    channels), a column of a matrix (one for each of its inputs), or a single entry of any other
+    tensor. Groups are numbered tensor by tensor.
 
     Attributes:
         shapes: the shapes of T tensors, which are flattened one after another into P entries.
@@ -52,17 +53,17 @@ class Groups:
 
     @property
     def counts(self) -> Tensor:
-        """Number of entries of each of the G groups, (G,)."""
+        """(G,) number of entries of each of the G groups."""
         sizes = torch.tensor([shape.numel() for shape in self.shapes])
         return (sizes // torch.tensor(self._numbers))[self.tensors]
 
     @property
     def tensors(self) -> Tensor:
-        """Index of the tensor that holds each of the G groups, (G,)."""
+        """(G,) index of the tensor to which each of the G groups belongs."""
         return torch.arange(len(self.shapes)).repeat_interleave(torch.tensor(self._numbers))
 
     def sums(self, values: Tensor) -> Tensor:
-        """Return the sum over each group (G,) of the values of all entries (P,)."""
+        """Return the sums (G,) over each group of values (P,) that entries have."""
         pieces = values.split([shape.numel() for shape in self.shapes])
         found = []
         for piece, shape in zip(pieces, self.shapes, strict=True):
@@ -74,7 +75,7 @@ class Groups:
         return torch.cat(found)
 
     def spread(self, values: Tensor) -> Tensor:
-        """Return for each entry (P,) the value of its group, from the values of all groups (G,)."""
+        """Return values (P,) that give each entry the value of its group, out of values (G,)."""
         found = []
         for piece, shape in zip(values.split(self._numbers), self.shapes, strict=True):
             if len(shape) > 2:
@@ -86,7 +87,7 @@ class Groups:
 
     @property
     def _numbers(self) -> list[int]:
-        """The number of groups of each tensor (T,)."""
+        """The number of groups in each of the T tensors."""
         return [
             shape[:2].numel() if len(shape) > 2 else shape[1] if len(shape) == 2 else shape.numel()
             for shape in self.shapes
@@ -95,14 +96,14 @@ class Groups:
 
 @dataclass(frozen=True)
 class Likelihood:
-    """The value, noise and bound of every entry of an update.
+    """The observed value, the noise and the pruning bound of every entry of an update.
 
     Attributes:
-        observed: (P,) entries g*, all rounds and tensors one after another.
-        counts: (T,) number of entries of each tensor.
-        noise: (T,) σ of each tensor's entries, > 0.
-        bounds: (P,) τ for entries that are zero, a large number for entries that were
-            clipped, and 0 for all others.
+        observed: (P,) the entries of g*, all rounds and tensors one after another.
+        counts: (T,) number of entries of each of the T tensors.
+        noise: (T,) standard deviation σ of the noise in each tensor's entries, > 0.
+        bounds: (P,) the bound τ on |g| where g* is zero, as the entry may have been pruned; a large
+            number for entries that were clipped; 0 for all others.
     """
 
     observed: Tensor
@@ -112,12 +113,15 @@ class Likelihood:
 
     @classmethod
     def of(cls, gradients: "list[Params]", noise_std: float | None) -> "Likelihood":
-        """Return the likelihood of the updates of all rounds, with the bounds read from them.
+        """Return the likelihood of the updates of all rounds.
+
+        Bounds are read from the updates: zero entries may have been pruned, and entries of the
+        largest magnitude clipped.
 
         Args:
-            gradients: pseudo-gradients in double precision.
-            noise_std: σ of the noise on all entries; ``None`` if float32's rounding is the only
-                noise.
+            gradients: the observed pseudo-gradient of each round, in double precision.
+            noise_std: standard deviation σ of the noise on all entries; ``None`` if float32's
+                rounding is the only noise.
         """
         pieces = [value.reshape(-1) for gradient in gradients for value in gradient.values()]
         observed = torch.cat(pieces)
@@ -145,47 +149,49 @@ class Likelihood:
 
     @property
     def tensors(self) -> Tensor:
-        """Index of the tensor that holds each entry, (P,)."""
+        """(P,) index of the tensor to which each entry belongs."""
         return self.spread(torch.arange(len(self.counts), device=self.counts.device))
 
     def spread(self, values: Tensor) -> Tensor:
-        """Return for each entry (P,) the value of its tensor, out of the values (T,) of all."""
+        """Return values (P,) that give each entry the value of its tensor, out of values (T,)."""
         return values.repeat_interleave(self.counts.long())
 
     def sums(self, values: Tensor) -> Tensor:
-        """Return the sum over each tensor (T,) of the values of all entries (P,)."""
+        """Return the sums (T,) over each tensor of values (P,) that entries have."""
         pieces = values.split(self.counts.long().tolist())
         return torch.stack([piece.sum() for piece in pieces])
 
     def residual(self, gradient: Tensor) -> Tensor:
-        """Return the residual ``g − g*`` (P,) of a candidate's gradient g."""
+        """Return the residual ``g − g*`` (P,) of a candidate's gradient g (P,)."""
         return gradient.double() - self.observed
 
     def excess(self, residual: Tensor) -> Tensor:
-        """Return the distance of each entry (P,) of a gradient from its possible values.
+        """Return for each entry of a gradient (P,) how far it is from what the update allows.
 
-        For a residual r it is ``|r|``, or ``max(0, |r| − τ)`` for observed entries that are zero.
+        This excess is ``|r|`` for a residual r. It is ``max(0, |r| − τ)`` for observed entries that
+        are zero, as these may have been pruned, with the bound τ.
         """
         return residual.abs().sub_(self.bounds).clamp_min_(0)
 
     def mean_squares(self, residual: Tensor) -> Tensor:
-        """Return the mean square of each tensor's excess (T,)."""
+        """Return the mean square (T,) of the excess of :meth:`excess` over each tensor."""
         return self.sums(self.excess(residual).square_()) / self.counts
 
     def variances(
         self, residual: Tensor, model_error: float, groups: Groups | None = None
     ) -> Tensor:
-        """Return the variance v of each entry (P,), which divides its squared residual.
+        """Return the variance v (P,) of each entry, by which a fit divides its squared residual.
 
-        The variance is ``v = σ² + κ max(0, mean r² − σ²)``. Blur and linearisation cause an error
-        of the model itself, which is read from the mean square of each tensor's residuals. An entry
-        that may have been pruned has at least the variance τ²/3 of a uniform law on [−τ, τ].
+        The variance is ``v = σ² + κ max(0, mean r² − σ²)``, with the noise σ of the tensor and the
+        mean of r² over the tensor. Blur and linearisation of the network cause errors besides the
+        noise, whose size the residuals show. An entry that may have been pruned has at least the
+        variance τ²/3 of a uniform law on [−τ, τ].
 
         Args:
             residual: (P,) residuals r.
-            model_error: share κ in [0, 1] of the excess over the noise that counts as model error.
-            groups: entries with similar errors. A group's mean square is averaged with that of its
-                tensor, which counts as three entries. ``None`` takes each tensor as one group.
+            model_error: the share κ in [0, 1].
+            groups: groups of entries with similar errors, over which the mean is taken in place of
+                the tensor. The mean over the tensor is added to it like three further entries.
         """
         squares = self.excess(residual).square_()
         noise, means = self.noise.square(), self.sums(squares) / self.counts
@@ -197,18 +203,22 @@ class Likelihood:
         return torch.maximum(each, self.bounds.square() / 3)
 
     def misfit(self, residual: Tensor) -> float:
-        """Return the mean of ``(excess / σ)²`` over entries, about 1 at the truth if σ is right."""
+        """Return the mean of ``(excess / σ)²`` over entries, with their noise σ.
+
+        It is about 1 for the residual (P,) of the private samples, if σ is right.
+        """
         mean = self.mean_squares(residual) / self.noise.square()
         return float((mean * self.counts).sum() / self.counts.sum())
 
     def energy(
         self, residual: Tensor, unknowns: float = math.inf, groups: Groups | None = None
     ) -> float:
-        """Return −2 log likelihood up to a constant, at the most likely model error of each tensor.
+        """Return −2 log likelihood of a candidate up to a constant.
 
-        A residual has noise in all P_t entries of a tensor, and the candidate's own error in D_t
-        directions, with D_t the smaller of P_t and the number of unknowns. With m_t the mean square
-        of the excess, the energy is
+        A residual has noise of deviation σ_t in all P_t entries of a tensor t, and an error of the
+        candidate in D_t directions, with D_t the smaller of P_t and the number of unknowns. The
+        variance of the error is unknown, and takes its most likely value. With m_t the mean square
+        of the excess (:meth:`excess`) over the tensor, the energy is
 
             Σ_t P_t log σ_t² + P_t min(1, q_t) + D_t log(1 + P_t / D_t max(0, q_t − 1))
 
@@ -222,9 +232,9 @@ class Likelihood:
         each with its own P_g and q_g, and D_g = D_t P_g / P_t.
 
         Args:
-            residual: (P,) r.
-            unknowns: number of unknowns of the candidate.
-            groups: entries with similar errors; ``None`` takes each tensor as one group.
+            residual: (P,) the candidate's gradient minus the observed one.
+            unknowns: number of unknowns of the candidate, such as pixels.
+            groups: groups of entries with similar errors; ``None`` takes each tensor as one group.
         """
         squares, noise = self.excess(residual).square_(), self.noise.square()
         means = self.sums(squares) / self.counts / noise
@@ -239,25 +249,35 @@ class Likelihood:
         return float(common.sum() + (shares * counts * wrong.log1p()).sum())
 
     def independent(self, unknowns: float) -> Tensor:
-        """Return the largest number of independent equations of each tensor, D_t (T,)."""
+        """Return how many independent equations (T,) each tensor has at most.
+
+        It is the tensor's number of entries, or the number of unknowns if that is smaller.
+        """
         return self.counts.clamp_max(unknowns)
 
     def distance(self, residual: Tensor) -> float:
-        """Return the relative squared distance ``‖excess‖² / ‖g*‖²`` of the gradients."""
+        """Return the relative squared distance ``‖excess‖² / ‖g*‖²`` of two gradients.
+
+        Args:
+            residual: (P,) the candidate's gradient minus the observed g*, of which :meth:`excess`
+                is the part that the update does not allow.
+        """
         excess = self.excess(residual)
         return float(excess.dot(excess) / self.observed.dot(self.observed))
 
 
 def estimate_noise(problem: Problem) -> float | None:
-    """Return σ of equal, independent noise on all entries, read from the last layer's gradient.
+    """Return the standard deviation σ of noise on an update, estimated from the last layer.
 
-    Softmax cross-entropy depends on differences of logits only, so the gradients of the last
-    layer's weight and bias sum to zero over classes, for any batch and any number of steps
-    without weight decay. With noise, ``Σ_k g_kf`` over K classes has the variance K σ² in column f.
+    The noise is assumed to be independent and of equal size in all entries. Softmax cross-entropy
+    depends on differences of logits only. So the gradients g of the last layer's weight and bias
+    sum to zero over classes, for any batch and any number of steps without weight decay. With
+    noise, ``Σ_k g_kf`` over K classes k has the variance K σ² in each column f.
 
     Returns:
-        σ̂, or ``None`` if the sum over classes of a grey image's gradient is not zero, if entries
-        were clipped, if entries of the layer were pruned, or if the layer is frozen.
+        The estimate, or ``None`` if there is none: the sum over classes is not zero for a grey
+        image, there is weight decay, entries were clipped, entries of the layer were pruned, or the
+        network has no last linear layer that is trained.
     """
     try:
         layer = find_last_layer(problem)

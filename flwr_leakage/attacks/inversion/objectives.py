@@ -29,7 +29,7 @@ class Objective(Protocol):
 
 
 def inner_product(left: Params, right: Params) -> Tensor:
-    """Return the inner product ``Σ_l ⟨left_l, right_l⟩`` over all tensors l, a scalar."""
+    """Return the inner product ``Σ_l ⟨left_l, right_l⟩`` over the parameter tensors l, a scalar."""
     terms = [(left[k] * right[k]).sum() for k in right]
     return sum(terms[1:], start=terms[0])
 
@@ -38,8 +38,8 @@ def inner_product(left: Params, right: Params) -> Tensor:
 class Cosine:
     """The cosine distance ``1 − ⟨g, g*⟩ / (‖g‖ ‖g*‖)`` of gradients, in [0, 2].
 
-    This is the objective of Inverting Gradients (Geiping et al. 2020, eq. 4). It ignores the
-    gradient's length.
+    g is the candidate's gradient, and g* the observed one. This is the objective of Inverting
+    Gradients (Geiping et al. 2020, eq. 4). It ignores the length of both gradients.
     """
 
     def __call__(self, candidate: Params, observed: Params) -> Tensor:
@@ -52,14 +52,15 @@ class Cosine:
 
 @dataclass(frozen=True)
 class Euclidean:
-    """The objective ``scale · ‖g − g*‖² / ‖g*‖²`` of DLG and iDLG, made free of scale.
+    """The relative squared distance ``scale · ‖g − g*‖² / ‖g*‖²`` of gradients, as in DLG and iDLG.
 
-    The papers' own objective is not divided by the observed norm. The division changes no minimum,
-    and makes tolerances and the weights of priors comparable over models.
+    g is the candidate's gradient, and g* the observed one. The papers' own objective is not divided
+    by ``‖g*‖²``. The division changes no minimum, and makes tolerances and the weights of priors
+    comparable over models.
 
     Attributes:
         scale: factor of the objective, > 0.
-        relative: whether to divide by ‖g*‖².
+        relative: whether to divide by ``‖g*‖²``.
     """
 
     scale: float = 1.0
@@ -75,9 +76,9 @@ class Euclidean:
 class Masked:
     """The distance ``objective(1[g* ≠ 0] ∘ g, g*)``, for an attacker who knows of pruning.
 
-    Pruning sets entries of an update to exactly zero, so that such an entry only shows that the
-    sample's own gradient is small there. The objective leaves out all zero entries, also those of
-    units that no sample activates.
+    g is the candidate's gradient, and g* the observed one. Pruning sets entries of an update to
+    exactly zero, so that such an entry only shows that the private gradient is small there. All
+    entries at which g* is zero are left out, also those of units that no sample activates.
 
     Attributes:
         objective: the distance that compares the masked gradients.
@@ -93,16 +94,16 @@ class Masked:
 
 @dataclass(frozen=True)
 class PriorContext:
-    """The attacker's knowledge about a candidate batch.
+    """The facts that a prior may use besides the candidate's inputs.
 
     Attributes:
-        gradient_map: the model, for priors on its features.
+        gradient_map: the model, for priors that compare the inputs of its layers.
         spec: the public facts about the data.
         params: the parameters θ_t.
-        buffers: the BatchNorm statistics by which the attacker normalises in running mode.
+        buffers: the model's buffers, with the server's running BatchNorm statistics.
         statistics: BatchNorm statistics that the threat model grants, or empty.
-        first_step: (b, C, H, W) the candidate's inputs of the first local step, whose statistics
-            are compared with ``statistics``; ``None`` for all inputs.
+        first_step: (b, C, H, W) those of the candidate's inputs that the first local step uses.
+            Their BatchNorm statistics are compared with the known ones. ``None`` for all inputs.
     """
 
     gradient_map: GradientMap
@@ -115,18 +116,24 @@ class PriorContext:
 
 @runtime_checkable
 class Prior(Protocol):
-    """A penalty of candidate inputs, which is added to the objective."""
+    """A penalty of a candidate's inputs, which is added to the distance of gradients."""
 
     def __call__(self, inputs: Tensor, context: PriorContext) -> Tensor:
-        """Return the penalty of inputs (B, C, H, W) in model space, a scalar."""
+        """Return the penalty of inputs (B, C, H, W), a differentiable scalar.
+
+        Args:
+            inputs: the candidate's inputs, normalised as the network takes them.
+            context: the attacker's further knowledge.
+        """
         ...
 
 
 def total_variation(images: Float[Tensor, "B C H W"]) -> Tensor:
     """Return the mean absolute difference of vertical neighbours plus that of horizontal ones.
 
-    This is the anisotropic total variation of Rudin, Osher and Fatemi (1992), with the mean of
-    Geiping et al.'s code, so that its weight does not depend on the image's size.
+    This is the anisotropic total variation of Rudin, Osher and Fatemi (1992). It is a mean over all
+    pixels, channels and images, as in Geiping et al.'s code, so that its weight does not depend on
+    the image's size.
 
     Example:
         >>> total_variation(torch.tensor([[[[0.0, 1.0], [0.0, 1.0]]]]))
@@ -138,10 +145,11 @@ def total_variation(images: Float[Tensor, "B C H W"]) -> Tensor:
 
 
 def colour_differences(images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D H W"]:
-    """Return the C channels of images, and the differences of every two of them (D in all).
+    """Return the C channels of images, followed by the differences of every two channels.
 
-    These are the double opponents of Åström and Schnörr (2016). Edges of natural images show in all
-    channels at once, so that differences of channels vary less than the channels.
+    The result has D = C + C (C − 1) / 2 channels. The differences are the double opponents of
+    Åström and Schnörr (2016). Edges of natural images show in all channels at once, so that
+    differences of channels vary less than the channels.
     """
     pairs = [images[:, i] - images[:, j] for i, j in combinations(range(images.shape[1]), 2)]
     return torch.cat([images, *(pair[:, None] for pair in pairs)], dim=1)
@@ -149,12 +157,12 @@ def colour_differences(images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D H
 
 @dataclass(frozen=True)
 class TotalVariation:
-    """The penalty ``weight · total_variation(x)`` of candidate inputs x.
+    """The penalty ``weight · total_variation(x)`` of a candidate's inputs x.
 
     Attributes:
-        weight: weight relative to the objective, ≥ 0.
+        weight: factor of the penalty, which is added to the distance of gradients, ≥ 0.
         absolute: whether |x| is penalised instead of x, for InstaHide's images, whose signs are
-            flipped at random (Huang et al. 2021's published code).
+            flipped at random (as in the published code of Huang et al. 2021).
         colour: whether the differences of channels are penalised as well.
     """
 
@@ -167,7 +175,7 @@ class TotalVariation:
             raise ValueError(f"weight must be ≥ 0, got {self.weight}.")
 
     def __call__(self, inputs: Float[Tensor, "B C H W"], context: PriorContext) -> Tensor:
-        """Return the penalty of a candidate batch in model space, a scalar."""
+        """Return the penalty of normalised inputs, a scalar; ``context`` is not used."""
         images = inputs.abs() if self.absolute else inputs
         return self.weight * total_variation(colour_differences(images) if self.colour else images)
 
@@ -175,12 +183,13 @@ class TotalVariation:
 def statistics_distance(
     candidate: Params, known: Params, relative: bool = False
 ) -> Float[Tensor, ""]:
-    """Return ``Σ_l ‖μ_l(x) − μ_l‖₂ + ‖σ²_l(x) − σ²_l‖₂`` over the BatchNorm layers l.
+    """Return ``Σ_l ‖μ_l(x) − μ_l‖₂ + ‖σ²_l(x) − σ²_l‖₂`` over the BatchNorm layers l, a scalar.
 
-    This is eq. 10 of Yin et al. 2021, with norms and not their squares, as in Yin et al. 2020's
-    published code. The norms grow with a layer's width and with its weights. The relative distance
-    has the root mean squares of ``(μ_l(x) − μ_l) / σ_l`` and ``(σ²_l(x) − σ²_l) / σ²_l`` over the
-    channels instead.
+    μ_l(x) and σ²_l(x) are the means and variances over channels of a layer's input for a candidate
+    x, and μ_l and σ²_l the known ones. This is eq. 10 of Yin et al. 2021, with norms and not their
+    squares, as in the published code of Yin et al. 2020. The norms grow with a layer's width and
+    with its weights. So the relative distance has the root mean squares of
+    ``(μ_l(x) − μ_l) / σ_l`` and ``(σ²_l(x) − σ²_l) / σ²_l`` over the channels instead.
 
     Args:
         candidate: the mean and variance of every BatchNorm layer's input, under the names of the
@@ -206,17 +215,17 @@ def statistics_distance(
 
 @dataclass(frozen=True)
 class BatchNormStatistics:
-    """A penalty: weight times the distance of the candidate's BatchNorm statistics from known ones.
+    """A penalty of the difference between a candidate's BatchNorm statistics and known ones.
 
-    The threat model states the known statistics (``exact``, ``derived`` or ``running``). If it
-    grants none, there is no penalty, and the statistics are inferred with the images. Statistics
-    are compared at θ_t, for the samples of the first local step. ``derived`` statistics of several
-    steps are means over the steps.
+    It is ``weight`` times :func:`statistics_distance`. The threat model states which statistics the
+    attacker knows (``exact``, ``derived`` or ``running``). If it grants none, the penalty is zero.
+    Statistics are compared at the parameters before training, for the samples of the first local
+    step. ``derived`` statistics of several steps are means over the steps.
 
     Attributes:
-        weight: weight relative to the objective, ≥ 0.
-        known: source of the statistics: ``granted`` by the threat model, or ``running`` for the
-            server's own buffers.
+        weight: factor of the penalty, which is added to the distance of gradients, ≥ 0.
+        known: source of the statistics: ``granted`` for those that the threat model grants, or
+            ``running`` for the server's own buffers.
         relative: whether distances are in units of the known standard deviations, so that one
             weight suits all widths and stages of training.
     """
@@ -232,7 +241,12 @@ class BatchNormStatistics:
             raise ValueError(f"known must be 'granted' or 'running', got {self.known!r}.")
 
     def __call__(self, inputs: Float[Tensor, "B C H W"], context: PriorContext) -> Tensor:
-        """Return the penalty of a candidate batch in model space, a scalar."""
+        """Return the penalty of normalised inputs, a scalar; 0 if no statistics are known.
+
+        Args:
+            inputs: the candidate's inputs.
+            context: the model, its parameters, and the known statistics.
+        """
         known = context.statistics if self.known == "granted" else context.buffers
         if not known:
             return inputs.new_zeros(())

@@ -1,10 +1,10 @@
-"""Search for the sample of each local step, by the attacker's own objective.
+"""Search for the order in which several local steps use the samples.
 
 The order of a client's samples shows in an update only to second order in the learning rate η:
 exchanging samples i and j of neighbouring steps changes the sum of their gradients by η times the
-commutator ``H_i g_j − H_j g_i``, with g the gradients and H the Hessians. So samples found under a
-wrong order are nearly right. On them exchanges can be tried, at the cost of one replayed update
-each.
+commutator ``H_i g_j − H_j g_i``, with g the gradients and H the Hessians of their losses. So
+samples found under a wrong order are nearly right. With them, exchanges can be tried. Each costs
+one replay of local training, and the attack's objective shows whether it is an improvement.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,10 +26,11 @@ Values = Callable[[Tensor, Tensor], Tensor]
 
 
 def local_steps_of(problem: Problem) -> Int[Tensor, " N"]:
-    """Return the number of the local step that uses each of the N places of a client's sequence.
+    """Return the number of the local step that uses the sample at each of the N places.
 
-    Steps are counted over all clients; −1 stands for none. The client takes its samples in the same
-    order in all epochs.
+    The places are those of the clients' sequences of samples, one client after another. Steps are
+    counted over all clients from 0; −1 stands for none. A client takes its samples in the same
+    order in all epochs, and of several steps that use a place the last one counts.
     """
     schedule, count = problem.schedule, problem.num_samples
     step, first = torch.full((count,), -1), 0
@@ -43,13 +44,13 @@ def local_steps_of(problem: Problem) -> Int[Tensor, " N"]:
 
 @dataclass(frozen=True)
 class OrderSearch:
-    """Alternate between short fits and exchanges of samples between steps, from several starts.
+    """A search for the order of the samples, which alternates between exchanges and short fits.
 
-    A *move* exchanges two samples between two steps, or gives a sample another label.
-    A turn tries all moves and makes the best one, as long as it lowers the objective. Then a short
-    fit follows. Every second start keeps the inferred labels in its first turn; in the others they
-    may change before the first fit. The start with the least objective gets the optimizer's full
-    fit.
+    A *move* exchanges two samples between two local steps, or gives a sample another label. A turn
+    tries all moves and makes the best one, and repeats this as long as it lowers the objective.
+    Then the inputs are fitted by a few iterations of the optimizer. Several starts compete. Every
+    second one keeps the inferred labels in its first turn; in the others labels may change before
+    the first fit. Only the start with the least objective is later fitted in full.
 
     Attributes:
         starts: number of starts that compete, ≥ 1.
@@ -84,7 +85,24 @@ class OrderSearch:
         report: Report | None,
         budget: Budget = UNLIMITED,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the best point, targets and order for each target, out of its ``starts`` rows."""
+        """Return the variables, labels and order of each observation's best start.
+
+        R rows hold ``starts`` starts for each observation, one observation after another. The
+        results have one row for each observation.
+
+        Args:
+            evaluator: a map from labels and orders of all rows to an evaluator of the objective.
+            optimizer: the minimiser, of which each fit takes a few iterations.
+            points: (R, D) the variables of the starts.
+            targets: (R, N) labels, or (R, N, K) label probabilities.
+            orders: (R, N) the index of the sample at each place of the clients' sequences.
+            steps: (N,) the local step of each place; −1 for none.
+            streams: the random stream of each observation.
+            num_classes: number K of classes if labels may change, else ``None``.
+            project: a map of points to valid ones, or ``None``.
+            report: a callback for the optimizer's progress, or ``None``.
+            budget: the limit of CPU time.
+        """
         quick = replace(optimizer, iterations=self.iterations)  # type: ignore[type-var]
         values = points.new_zeros(len(points))
         for turn in range(self.turns + 1):
@@ -118,7 +136,17 @@ class OrderSearch:
         generator: torch.Generator,
         budget: Budget = UNLIMITED,
     ) -> tuple[Tensor, Tensor, float]:
-        """Return order, targets and objective after the best moves, until no move improves them."""
+        """Return the order, the labels and the objective when no move improves them further.
+
+        Args:
+            order: (N,) the index of the sample at each place of the clients' sequences.
+            targets: (N,) labels, or (N, K) label probabilities.
+            steps: (N,) the local step of each place; −1 for none.
+            num_classes: number K of classes if labels may change, else ``None``.
+            values: a map from M orders and labels to their objectives (M,).
+            generator: draws the moves to try if there are more than ``max_moves``.
+            budget: the limit of CPU time.
+        """
         value = float(values(order[None], targets[None])[0])
         for _ in range(2 * len(order)):
             orders, labels = _moves(order, targets, steps, num_classes)
@@ -137,7 +165,14 @@ class OrderSearch:
 def _moves(
     order: Tensor, targets: Tensor, steps: Tensor, num_classes: int | None
 ) -> tuple[Tensor, Tensor]:
-    """Return all M orders and targets, (M, N) each, that one exchange or one new label makes."""
+    """Return all M orders (M, N) and labels (M, N) that one exchange or one new label makes.
+
+    Args:
+        order: (N,) the index of the sample at each place of the clients' sequences.
+        targets: (N,) labels, or (N, K) label probabilities.
+        steps: (N,) the local step of each place. Only samples of different steps are exchanged.
+        num_classes: number K of classes if labels may change, else ``None``.
+    """
     size = len(order)
     i, j = torch.triu_indices(size, size, offset=1)
     apart = steps[i] != steps[j]

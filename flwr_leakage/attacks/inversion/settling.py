@@ -1,13 +1,13 @@
-"""End a run by steps that blur each unit by its own posterior deviation.
+"""End a run of Gauss–Newton by steps that blur each ReLU unit by its own uncertainty.
 
-At the end of a run, the masks of units near zero are guesses, and a wrong mask moves the gradient
-as much as a right one. The equations, solved to first order, leave a normal posterior of the
-images. Draws from it show how far each unit may still move. A unit whose sign is certain keeps its
-kink, and a doubtful unit is averaged over both masks. A wrong mask is no noise: it spoils the
-equations of its own unit only. So variances are read from the residual, kernel by kernel and
-feature by feature, and the other equations keep their weight. Blur and variances fall with the
-residual. The prior decides about the directions that the equations leave open. It is first the
-prior of the run, and then, once an image shows its kinds of patches,
+At the end of a run, it is a guess which units near zero are on (their masks), and a wrong mask
+moves the gradient as much as a right one. The equations, solved to first order, leave a normal
+posterior of the images. Draws from it show how far the input of each unit may still move. A unit
+whose sign is certain keeps its kink, and a doubtful unit is averaged over both masks. A wrong mask
+is no noise: it spoils the equations of its own unit only. So variances are read from the residual,
+kernel by kernel and feature by feature, and the other equations keep their weight. Blur and
+variances fall with the residual. The prior decides about the directions that the equations leave
+open. It is first the prior of the run. Once an image shows its kinds of patches, it is
 :class:`flwr_leakage.spectral.patch_prior.PatchPrior`.
 """
 
@@ -30,19 +30,22 @@ from flwr_leakage.spectral.patch_prior import PatchPrior
 
 @dataclass(frozen=True)
 class Settling:
-    """Settings of the steps that end a run of one image, with a blur of each unit's own.
+    """The additional steps after a run for one image, which blur each ReLU unit on its own.
 
-    If a budget does not allow all products, each step takes fewer.
+    Each step draws an image from the posterior. A blur is given in posterior deviations, the
+    standard deviation that a unit's input has over such draws. If a budget does not allow all
+    products, each step takes fewer.
 
     Attributes:
         steps: number of steps, ≥ 0; with 0 a run ends without them.
         products: approximate largest number of products with the Jacobian of one gradient or its
-            transpose, ≥ 1. A product with the Jacobian of n local steps counts n times. A quarter
-            of them serves one draw of the posterior in each step. Directions that the draw's linear
-            system leaves unsolved count as unknown.
-        before: share in (0, 1] of a run's own products that it may take before these steps.
-        least: least blur after the first draw, in posterior deviations, > 0. The blur grows with
-            the relative distance of the equations.
+            transpose in all steps, ≥ 1. A product with the Jacobian of n local steps counts n
+            times. A quarter of them serves the draws. Directions that the linear system of a draw
+            leaves unsolved count as unknown.
+        before: share in (0, 1] of a run's own limit of products that the run may take if these
+            steps follow it.
+        least: least blur after the first draw, in posterior deviations, > 0. The blur is larger if
+            the equations' predictions are far from the observed numbers.
         most: largest blur after the first draw, in posterior deviations.
         last: blur after the last draw, in posterior deviations, > 0.
         patches_from: share of the steps, ≥ 0, after which the prior of patches is used; above 1 it
@@ -72,7 +75,14 @@ class Settling:
     def __call__(
         self, model: Equations, likelihood: Likelihood, start: RunEnd, budget: Budget
     ) -> RunEnd:
-        """Return the end of a run after these steps."""
+        """Return the images after these steps, with their fit to the equations.
+
+        Args:
+            model: the equations to fit.
+            likelihood: their observed numbers and noise.
+            start: the end of the run that these steps continue.
+            budget: the limit of CPU time.
+        """
         if not self.steps:
             return start
         prior = model.prior
@@ -100,7 +110,7 @@ class Settling:
 
 
 class _Pace:
-    """Divide the allowed products and CPU seconds of a run among its remaining steps."""
+    """The division of the allowed products and CPU seconds among the steps that are left."""
 
     def __init__(self, settling: Settling, passes: int, budget: Budget) -> None:
         self.steps, self.budget, self.products, self.is_short = settling.steps, budget, 0, False
@@ -108,16 +118,22 @@ class _Pace:
         self._watch = Stopwatch()
 
     def solvers(self) -> tuple[Solver, Solver]:
-        """Return the solver of a step, and that of a draw with a quarter of the iterations.
+        """Return the linear solvers of the next step and of the next draw from the posterior.
 
-        A draw is solved to a tight tolerance. The equations determine most of its right side, and
-        the draw itself lies in the directions that they leave open.
+        The draw gets a quarter of the iterations, and a tighter tolerance. The equations determine
+        most of the right side of its linear system, and the draw itself lies in the directions that
+        they leave open.
         """
         quarter = self.each // 4
         return Solver(self.each - quarter), Solver(quarter, 1e-3)
 
     def is_over(self, at: Iterate, last: Posterior | None) -> bool:
-        """Return whether the run ends here, and shorten the next steps if time is short."""
+        """Return whether no further step follows, and shorten the next steps if time is short.
+
+        Args:
+            at: the images' coordinates after the last step, and the outcome of that step.
+            last: the linearised equations of the last step.
+        """
         assert last is not None
         self.products += last.linear.products
         left = self.steps - at.steps
@@ -131,22 +147,25 @@ class _Pace:
 
 @dataclass
 class Doubts:
-    """Pose equations whose units are blurred by their own posterior deviations.
+    """The steps of a descent in which each ReLU unit is blurred by its own uncertainty.
 
-    Before each step, images are drawn from the posterior of the last equations. The spread of a
-    unit's inputs over the draws is its blur.
+    Before each step, images are drawn from the posterior of the last linearised equations. The
+    standard deviation of a unit's input over the draws is its posterior deviation, and the unit is
+    blurred by a multiple of it.
 
     Attributes:
-        model: the equations.
-        prior: the prior of the point, in the point's precision.
-        likelihood: the observed values of the equations.
+        model: the equations to fit.
+        prior: the prior of the images' coordinates, in their precision.
+        likelihood: the observed numbers of the equations and their noise.
         widths: the blur after each set of draws, in posterior deviations.
-        variances: map from residuals (P,) to the variance of each.
-        solvers: map from equations, their blur, images and weights to the solver of a step and that
-            of a draw, or to ``None``, which ends the descent.
-        is_over: map from an iterate and the last posterior to whether the descent ends there.
+        variances: a map from residuals (P,) to their variances (P,).
+        solvers: a map from equations, their blur, images and weights (inverse variances) to two
+            linear solvers, that of a step and that of a draw; or to ``None``, which ends the
+            descent.
+        is_over: a map from the coordinates after a step and the last linearised equations to
+            whether the descent ends there.
         patches: a prior of patches, or ``None``.
-        patches_from: number of the first posterior that uses the prior of patches.
+        patches_from: the number of linearisations before the first one with the prior of patches.
         draws: number of draws that estimate the deviations, ≥ 1.
         is_sharp: whether the first step has no blur, and no draws before it.
     """
@@ -169,7 +188,11 @@ class Doubts:
         self._blurred, self._blur, self._count = self.model, 0.0, 0
 
     def pose(self, at: Iterate) -> Posed | None:
-        """Return the next step's linear system, with the units' blurs, or None at the end."""
+        """Return the linear least-squares problem of the next step, or ``None`` at the end.
+
+        Args:
+            at: the images' coordinates after the last step, and the outcome of that step.
+        """
         at = replace(at, point=self.model.gauged(at.point))
         if self._last is None and not self.is_sharp:
             self._last = self._linearise(at)
@@ -187,7 +210,13 @@ class Doubts:
         return self._last and self._last[0].posed(self._last[1])
 
     def _linearise(self, at: Iterate) -> tuple[Posterior, Solver, Solver] | None:
-        """Return the posterior of the blurred equations, and the solvers of a step and a draw."""
+        """Return the blurred equations linearised at a point, and two solvers for them.
+
+        The solvers are that of a step and that of a draw. The result is ``None`` if there are none.
+
+        Args:
+            at: the images' coordinates (B, C, H, W).
+        """
         model, blur, inputs = self._blurred, self._blur, self.prior.inputs(at.point)
         residual_at = residuals(model, self.likelihood, blur, prior=self.prior)
         residual = residual_at(at.point)
@@ -206,7 +235,16 @@ class Doubts:
 
 
 def spreads(model: Equations, centre: Tensor, draws: Sequence[Tensor]) -> list[Tensor]:
-    """Return posterior deviations of the inputs of every ReLU and pooling, each in its shape."""
+    """Return the standard deviations of the inputs of every ReLU and max pooling over draws.
+
+    There is one tensor for each call of such a function, of the shape of its inputs (B, …). A
+    unit's mean square is averaged with that of its channel, which counts as two more draws.
+
+    Args:
+        model: the equations, which compute these inputs.
+        centre: (B, C, H, W) the images around which squares are taken.
+        draws: images (B, C, H, W) that were drawn from the posterior.
+    """
     middle = model.kinks(centre)
     sums = [torch.zeros_like(each) for each in middle]
     for draw in draws:
