@@ -76,7 +76,7 @@ class Problem:
 
     @property
     def rounds(self) -> "tuple[Problem, ...]":
-        """This problem, which is that of the latest round, and those of earlier rounds."""
+        """The problem of the latest round, which is this one, then those of earlier rounds."""
         return (self, *self.earlier)
 
     @property

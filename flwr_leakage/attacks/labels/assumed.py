@@ -1,6 +1,7 @@
 """Choose the labels that an attack assumes for its samples, by one rule for all attacks.
 
-The threat model grants the labels, or :class:`AutomaticLabels` infers them.
+The threat model may grant the labels. Otherwise they are inferred from the update, by default by
+:class:`AutomaticLabels`.
 """
 
 from dataclasses import dataclass, field
@@ -19,10 +20,14 @@ from flwr_leakage.spectral.image_prior import ImagePrior
 
 
 def idlg_label(bias_gradient: Tensor) -> Tensor:
-    """Return the class (1,) whose bias gradient ``softmax(z)_k − 1[k = y]`` is negative.
+    """Return the label (1,) of a single sample, as the class k with the smallest bias gradient.
 
-    With cross-entropy and one sample, only the true class has a negative entry (Zhao, Mopuri,
-    Bilen 2020, eq. 3). The function takes the smallest entry, which is robust to noise.
+    For one sample of logits z and label y, the gradient of the cross-entropy by the last bias is
+    ``softmax(z)_k − 1[k = y]``. Only the entry of the true class is negative (Zhao, Mopuri, Bilen
+    2020, eq. 3). The smallest entry is taken, which is robust to noise.
+
+    Args:
+        bias_gradient: the gradient (K,).
 
     Example:
         >>> idlg_label(torch.tensor([0.2, -0.7, 0.5]))
@@ -36,7 +41,11 @@ class SignOfGradient:
     """The label attack iDLG (Zhao, Mopuri, Bilen 2020) for one sample."""
 
     def __call__(self, problem: Problem, generator: torch.Generator) -> Int[Tensor, " B"]:
-        """Return the label (1,).
+        """Return the label (1,) of the one sample, read from the last layer's gradient.
+
+        Args:
+            problem: the network and the update.
+            generator: is not used.
 
         Raises:
             ValueError: the update stems from several samples, or neither a bias of the logits nor
@@ -60,22 +69,27 @@ class SignOfGradient:
 
 @dataclass(frozen=True)
 class NearestGradient:
-    """The label attack ``argmax_k cos²(∂L(x, k)/∂θ, g*)``, with the cosine averaged over images x.
+    """A label attack for one sample, which compares the update with gradients of other images.
 
-    In some networks, such as those whose logits are cosine similarities, no layer's gradient shows
-    the label. But the label decides more of the direction of a gradient than the image does. The
-    attack computes K gradients for each image, for K classes.
+    It takes the class k that maximises ``cos²(∂L(x, k)/∂θ, g*)``, averaged over some images x, for
+    the observed gradient g*. In some networks, such as those whose logits are cosine similarities,
+    no layer's gradient shows the label. But the label decides more of the direction of a gradient
+    than the image does. For K classes, the attack computes K gradients for each image.
 
     Attributes:
-        images: (N, C, H, W) normalised images; ``None`` for N = ``draws`` draws of the prior.
-        draws: number of draws of the prior.
+        images: (N, C, H, W) normalised images; ``None`` for random ones.
+        draws: number of random images, which are drawn from a prior of natural images.
     """
 
     images: Tensor | None = None
     draws: int = 8
 
     def __call__(self, problem: Problem, generator: torch.Generator) -> Int[Tensor, " B"]:
-        """Return the label (1,).
+        """Return the label (1,) of the one sample.
+
+        Args:
+            problem: the network and the update.
+            generator: the generator of random images.
 
         Raises:
             ValueError: the update stems from several samples.
@@ -110,16 +124,22 @@ class LabelInference(Protocol):
     """A label attack, which infers the labels of a batch from its update."""
 
     def __call__(self, problem: Problem, generator: torch.Generator) -> Tensor:
-        """Return class indices (B,), in ascending order, for the problem's ``num_samples``."""
+        """Return class indices (B,), in ascending order, for the B samples behind an update.
+
+        Args:
+            problem: the network and the update.
+            generator: the generator of random numbers.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class AutomaticLabels:
-    """The label attack that uses iDLG for one sample, and class counts for several samples.
+    """The default label attack: iDLG for one sample, and class counts for several samples.
 
     Attributes:
-        otherwise: the label attack for one sample of a network without trained layer at the logits.
+        otherwise: the label attack for one sample if iDLG is not possible, as the last layer is
+            frozen or not linear.
         batch: the label attack for several samples.
     """
 
@@ -127,7 +147,12 @@ class AutomaticLabels:
     batch: ClassCounts = field(default_factory=ClassCounts)
 
     def __call__(self, problem: Problem, generator: torch.Generator) -> Int[Tensor, " B"]:
-        """Return the labels (B,) in ascending order."""
+        """Return the labels (B,) of the samples behind an update, in ascending order.
+
+        Args:
+            problem: the network and the update.
+            generator: the generator of random numbers.
+        """
         if problem.num_samples > 1:
             return self.batch(problem, generator)
         try:
@@ -142,10 +167,10 @@ class AssumedTargets:
 
     Attributes:
         values: (B,) int64 class indices, or (B, K) class probabilities in the problem's precision
-            (soft labels, which can only be granted). Zeros that are not used if the labels are
-            ``variables``.
-        origin: ``granted`` by the threat model, ``inferred`` from the update, or ``variables`` that
-            are optimised with the inputs.
+            (soft labels, which can only be granted). If ``origin`` is ``variables``, they are zeros
+            that are not used.
+        origin: ``granted`` if the threat model grants the targets, ``inferred`` if they are
+            inferred from the update, ``variables`` if they are optimised with the inputs.
     """
 
     values: Tensor
@@ -153,7 +178,7 @@ class AssumedTargets:
 
     @property
     def may_change(self) -> bool:
-        """Return whether a search may try other class indices, as the present ones are inferred."""
+        """Whether a search may try other labels, because the present ones are only inferred."""
         return self.origin == "inferred"
 
 
@@ -165,6 +190,11 @@ def assume_targets(
     Targets that the threat model grants, class indices or probabilities, are used unchanged.
     Otherwise class indices are inferred, or optimised with the inputs. If several rounds are
     attacked jointly, they are inferred from the latest round's update.
+
+    Args:
+        problem: the network, the update and the attacker's knowledge.
+        inference: the label attack, or ``joint`` to optimise labels with the inputs.
+        generator: the generator of random numbers for the label attack.
 
     Raises:
         ValueError: the inference does not give B class indices.
@@ -190,10 +220,10 @@ def assume_targets(
 
 
 def answer(inputs: Float[Tensor, "B C H W"], targets: Tensor) -> Batch:
-    """Return the batch of an attack's answer, in torch's default precision.
+    """Return inputs and targets as a batch in torch's default precision, as an attack's result.
 
     Args:
-        inputs: (B, C, H, W) in the precision of the attack.
+        inputs: (B, C, H, W) in any precision.
         targets: (B,) class indices or (B, K) probabilities.
     """
     precision = torch.get_default_dtype()

@@ -45,22 +45,23 @@ def class_counts(
     possible: Bool[Tensor, " K"] | None = None,
     told: Int[Tensor, " K"] | None = None,
 ) -> Int[Tensor, " K"]:
-    """Return ``B · (p̄ − ∂L/∂b)``, rounded to non-negative integers (K,) that sum to B.
+    """Return how many of B samples each class has, as integers (K,) that sum to B.
 
-    The gradient of the mean cross-entropy by the last bias is ``p̄ − counts / B`` for B samples,
-    where p̄ is their mean softmax, which an attacker estimates. Each count first gets its whole
-    part. The samples that are left go to the largest remainders.
+    They are ``B · (p̄ − ∂L/∂b)``, rounded. The gradient of the mean cross-entropy by the last bias b
+    is ``p̄ − counts / B``, where p̄ is the mean softmax of the samples, which an attacker estimates.
+    Each count first gets its whole part. The samples that are left go to the largest remainders.
 
-    :func:`possible_classes` may leave no more classes than samples. If such a class rarely is one
-    that does not occur (:func:`chance_by_signs`), each of them gets one sample first, unless whole
-    counts already explain the gradient.
+    There may be no more possible classes than samples. Then each of them gets one sample first, if
+    a class without samples is seldom taken for a possible one (:func:`chance_by_signs`), and unless
+    whole counts already explain the gradient.
 
     Args:
         bias_gradient: ∂L/∂b (K,) of the last layer, averaged over the samples.
         mean_softmax: the attacker's estimate of p̄ (K,).
         num_samples: number B of samples.
-        weights: class weights w_k (K,) of the loss, or ``None``. With weights, p̄ − ∂L/∂b is the
-            share of class k in Σᵢ w(yᵢ), so that it is divided by w_k first.
+        weights: class weights w_k (K,) of the loss, or ``None``. With weights, entry k of p̄ − ∂L/∂b
+            is the share of class k in the sum Σᵢ w(yᵢ) over samples i of labels yᵢ, so that it is
+            divided by w_k first.
         possible: booleans (K,), true for classes that may occur, at least one; all by default. See
             :func:`possible_classes`.
         told: least counts (K,), from samples whose labels are known; zeros by default.
@@ -109,15 +110,20 @@ def class_counts(
 def possible_classes(
     weight_gradient: Float[Tensor, "K F"], bias_gradient: Float[Tensor, " K"], num_samples: int
 ) -> Bool[Tensor, " K"]:
-    """Return the classes that samples of a batch may have, by signs in the gradient's span.
+    """Return booleans (K,), true for the classes that samples of a batch may have.
 
-    The last layer's gradient is a sum of ``eᵢ (hᵢ, 1)ᵀ`` over samples with features hᵢ, softmax pᵢ
-    and errors ``eᵢ = pᵢ − onehot(yᵢ)`` of the cross-entropy. If there are fewer samples than
+    The last layer's gradient is a sum of ``eᵢ (hᵢ, 1)ᵀ`` over samples i with features hᵢ, softmax
+    pᵢ and errors ``eᵢ = pᵢ − onehot(yᵢ)`` of the cross-entropy. If there are fewer samples than
     classes, the gradient's columns span the errors. Then eᵢ is a vector of that span whose only
-    negative entry is that of class yᵢ. A class without such a vector is the label of no sample. No
-    estimate of p is needed, so that this holds for trained networks, too.
+    negative entry is that of class yᵢ. A class for which the span has no such vector is the label
+    of no sample. No estimate of pᵢ is needed, so that this holds for trained networks, too.
 
-    If noise is too large, or there are as many samples as classes, all classes are possible.
+    If noise is too large, or there are at least K − 1 samples, all classes are possible.
+
+    Args:
+        weight_gradient: ∂L/∂W (K, F) of the last layer.
+        bias_gradient: ∂L/∂b (K,) of the last layer.
+        num_samples: number of samples of the batch.
     """
     gradient = torch.cat([weight_gradient, bias_gradient[:, None]], 1).double().cpu()
     count = len(gradient)
@@ -146,9 +152,14 @@ def possible_classes(
 
 
 def chance_by_signs(dimension: int, count: int) -> float:
-    """Return the chance that a random subspace has a vector with given signs of all entries.
+    """Return the probability that a random subspace has a vector with given signs of all entries.
 
-    For a subspace of B dimensions among K entries it is 2^(1−K) Σ_{k<B} C(K−1, k) (Wendel 1962).
+    For a subspace of B dimensions of vectors with K entries, it is 2^(1−K) Σ_{k<B} C(K−1, k), with
+    binomial coefficients C (Wendel 1962).
+
+    Args:
+        dimension: B.
+        count: K.
 
     Example:
         >>> chance_by_signs(2, 10), chance_by_signs(4, 10)
@@ -160,11 +171,11 @@ def chance_by_signs(dimension: int, count: int) -> float:
 def mean_feature(
     weight_gradient: Float[Tensor, "K F"], bias_gradient: Float[Tensor, " K"]
 ) -> Float[Tensor, " F"]:
-    """Return the feature vector h (F,) that explains a last layer's gradient ``∂L/∂b hᵀ`` best.
+    """Return the vector h (F,) for which ``∂L/∂b hᵀ`` is nearest to ∂L/∂W of the last layer.
 
-    The least-squares solution is ``h = (∂L/∂W)ᵀ (∂L/∂b) / ‖∂L/∂b‖²``. It is exact for one sample.
-    For a batch it is a weighted mean of the samples' features, which differ little in a network
-    that is not yet trained.
+    The least-squares solution is ``h = (∂L/∂W)ᵀ (∂L/∂b) / ‖∂L/∂b‖²``. For one sample, h is exactly
+    its features, the inputs of the last layer. For a batch it is a weighted mean of the samples'
+    features, which differ little in a network that is not yet trained.
     """
     return weight_gradient.T @ bias_gradient / bias_gradient.square().sum().clamp_min(1e-30)
 
@@ -178,9 +189,9 @@ def replayed_softmax(
 ) -> Float[Tensor, " K"]:
     """Return the mean softmax p̄ (K,) over a client's local steps, by a replay of the last layer.
 
-    With one feature vector h for all samples, a step's gradient e = p − c moves the logits by
-    −η (1 + ‖h‖²) e, where c holds the class frequencies. These are unknown. So damped fixed-point
-    sweeps make c and the path of p consistent: c = p̄ − ∂L/∂b, averaged over steps.
+    If all samples had one feature vector h, a step's gradient e = p − c by the last bias would move
+    the logits by −η (1 + ‖h‖²) e, with the softmax p and the class frequencies c. The frequencies
+    are unknown. So 50 damped sweeps make c and the sequence of p consistent with c = p̄ − ∂L/∂b.
 
     Args:
         logits: (M, K) logits of M dummy inputs at θ_t.
@@ -207,17 +218,19 @@ def replayed_softmax(
 
 @dataclass(frozen=True)
 class ClassCounts:
-    """The label attack that counts classes by the last bias's gradient and an estimate of p̄.
+    """A label attack that counts the samples of each class by the gradient of the last bias.
 
-    p̄ is the mean softmax of the batch. Over several local steps the pseudo-gradient sums the
-    steps' gradients, and p̄ changes while the client trains; :func:`replayed_softmax` follows it.
+    The counts also depend on p̄, the mean softmax of the batch, which is estimated. Over several
+    local steps the pseudo-gradient sums the steps' gradients, and the softmax changes while the
+    client trains; :func:`replayed_softmax` follows it.
 
     Attributes:
-        softmax: the source of p̄: ``features`` (the mean feature vector from the last weight's
-            gradient), or ``dummies`` (random images in the data's box, or public ones). Networks
+        softmax: the source of p̄: ``features`` (the mean feature vector of the batch, which the last
+            weight's gradient shows), or ``dummies`` (random pixels, or public images). Networks
             that do not end in a linear layer have no feature vector. Their p̄ comes from dummies if
             there is one step.
-        public: (M, C, H, W) public images in model space, used in place of random ones.
+        public: (M, C, H, W) public images, normalised as the network takes them, which are used in
+            place of random ones.
         signs: whether the span of the last layer's gradient is used. If so, samples that
             :func:`flwr_leakage.attacks.labels.head.told_labels` separates keep their labels, and
             classes that :func:`possible_classes` excludes are left out.
@@ -232,7 +245,11 @@ class ClassCounts:
             raise ValueError(f"softmax must be 'features' or 'dummies', got {self.softmax!r}.")
 
     def __call__(self, problem: Problem, generator: torch.Generator) -> Int[Tensor, " B"]:
-        """Return the labels (B,) in ascending order, with repetitions.
+        """Return the labels (B,) of the samples behind an update, in ascending order.
+
+        Args:
+            problem: the network and the update.
+            generator: the generator of random images.
 
         Raises:
             ValueError: the logits have no trained bias, the last layer is not linear although the
@@ -265,7 +282,12 @@ class ClassCounts:
         return torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
 
     def _possible(self, problem: Problem, bias_gradient: Tensor) -> Tensor | None:
-        """Return the classes that the span of the last layer's gradient allows, or None for all."""
+        """Return booleans (K,), true for classes that samples may have; ``None`` for all classes.
+
+        Args:
+            problem: the network and the update.
+            bias_gradient: ∂L/∂b (K,) of the last layer.
+        """
         count = len(bias_gradient)
         if not self.signs or count > MOST_CLASSES or not problem.is_single_gradient:
             return None
@@ -280,7 +302,11 @@ class ClassCounts:
 
     @staticmethod
     def _mean_feature(problem: Problem, bias_gradient: Tensor) -> Tensor | None:
-        """Return the mean input (F,) of the last linear layer, or None if there is none."""
+        """Return the mean input (F,) of the last linear layer, or ``None`` if there is none.
+
+        Raises:
+            ValueError: there is no such layer, and the update has several steps.
+        """
         try:
             weight = find_last_layer(problem).weight
         except ValueError:
@@ -296,16 +322,17 @@ class ClassCounts:
 
 
 def label_moves(targets: Tensor, bias_residual: Tensor, most: int) -> list[Tensor]:
-    """Return labels with one label changed, in falling order of the residual that supports it.
+    """Return variants of a batch's labels with one label changed, the most promising first.
 
     The mean cross-entropy's gradient by the last bias is ``g_b = p̄ − counts / B``, with the mean
-    softmax p̄ of B samples. Under wrong counts a fit x̂ has to distort p̄, which the prior and the
-    other gradients resist. So ``B (g_b(x̂) − g_b*)`` stays positive for classes with too few
-    labels, and negative for classes with too many.
+    softmax p̄ of B samples. Under wrong counts, images x̂ that are fitted to the update have to
+    distort p̄, which the prior and the other gradients resist. So ``B (g_b(x̂) − g_b*)``, with the
+    observed gradient g_b*, stays positive for classes with too few labels, and negative for classes
+    with too many.
 
     Args:
-        targets: (B,) class indices.
-        bias_residual: (K,) ``g_b(x̂) − g_b*`` of the fit under these labels.
+        targets: (B,) the present class indices.
+        bias_residual: (K,) ``g_b(x̂) − g_b*`` of images that were fitted under these labels.
         most: largest number of changes to return.
 
     Example:

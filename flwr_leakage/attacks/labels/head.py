@@ -4,15 +4,16 @@ The last layer has the logits ``z = W h + c``. The cross-entropy's error of a sa
 y is ``e = softmax(z) − τ_y``, with the one-hot or smoothed target ``τ_y``. The gradient
 ``[∂L/∂W, ∂L/∂c]`` is a product U [R, β] of rank b, where U (K, b) spans the errors of b samples and
 R (b, F) their features (:mod:`~flwr_leakage.attacks.network.linear`). A sample's features are
-``h = t R`` for its dual t (b,) with ``t·β = 1``, so that t alone gives the logits, the softmax and
-the error. This error must lie in the span of U:
+``h = t R`` for a vector t (b,), its dual, with ``t·β = 1``. So t alone gives the logits, the
+softmax and the error. This error must lie in the span of U:
 
     (I − U Uᵀ) e(t; y) = 0.
 
-These are K − b equations for b − 1 unknowns. One equation is void, as errors sum to zero. Solutions
-are isolated if 2 b ≤ K. The equations hold for every sample, whatever the network before the last
-layer, its activation and its training. Neither sparse features nor a ReLU are needed. Every sample
-found is removed from the gradient, which leaves more equations and fewer unknowns for the others.
+For K classes these are K − b equations for b − 1 unknowns. One equation is void, as errors sum to
+zero. Solutions are isolated if 2 b ≤ K. The equations hold for every sample, whatever the network
+before the last layer, its activation and its training. Neither sparse features nor a ReLU are
+needed. Every sample found is removed from the gradient, which leaves more equations and fewer
+unknowns for the others.
 """
 
 from contextlib import suppress
@@ -53,7 +54,9 @@ class missed by 0.3 (chosen on development draws; no table)."""
 
 
 def tells_apart(num_samples: int, num_classes: int) -> bool:
-    """Return whether the last layer's gradient has isolated solutions for the samples of a batch.
+    """Return whether the last layer's gradient determines the samples of a batch one by one.
+
+    This holds for B ≥ 2 samples if 2 B is at most the number of classes.
 
     Example:
         >>> tells_apart(5, 10), tells_apart(6, 10)
@@ -64,13 +67,13 @@ def tells_apart(num_samples: int, num_classes: int) -> bool:
 
 @dataclass(frozen=True)
 class HeadSamples:
-    """Samples of a batch that the last layer's gradient separates.
+    """The samples of a batch that the last layer's gradient separates from one another.
 
     Attributes:
         weight: the name of the last layer's weight.
-        factor: the factors of the layer's gradient, of rank b.
+        factor: the factors ``U [R, β]`` of the layer's gradient, of rank b.
         labels: (k,) classes of the k ≤ b samples found.
-        duals: (k, b) duals t of these samples.
+        duals: (k, b) the vectors t of these samples; a sample's features are ``t R``.
         errors: (k, K) derivatives of the batch's mean loss by these samples' logits.
     """
 
@@ -82,16 +85,22 @@ class HeadSamples:
 
     @property
     def is_whole(self) -> bool:
-        """Return whether all samples that the gradient shows are found."""
+        """Whether all samples are found, as many as the rank of the gradient."""
         return len(self.labels) == self.factor.rank
 
     @property
     def columns(self) -> Tensor:
-        """The coordinates Q (k, b) of the samples' errors in U, such that an error is ``U q``."""
+        """The coordinates (k, b) of the samples' errors: for each row q, the error is ``U q``."""
         return self.errors @ self.factor.left
 
     def joined(self, dual: Tensor, label: int, error: Tensor) -> "HeadSamples":
-        """Return these samples and one more, given by its dual, label and error."""
+        """Return these samples and one more.
+
+        Args:
+            dual: (b,) its vector t.
+            label: its class.
+            error: (K,) the derivative of the batch's mean loss by its logits.
+        """
         return replace(
             self,
             labels=torch.cat([self.labels, self.labels.new_tensor([label])]),
@@ -103,8 +112,12 @@ class HeadSamples:
 def split_head(problem: Problem, generator: torch.Generator) -> HeadSamples:
     """Return the samples that the last layer's gradient separates, as many as are found.
 
-    The error of every returned sample lies in the span of all errors, and is dual to its features,
-    up to rounding and the noise of the gradient.
+    Up to rounding and the noise of the gradient, the error of every returned sample lies in the
+    span U of all errors, and its coordinates q there have the product t·q = 1 with its dual t.
+
+    Args:
+        problem: the network and the update of one plain step.
+        generator: the generator of random starts of the search.
 
     Raises:
         ValueError: the update is not one plain step, the batch has too many samples for its
@@ -162,10 +175,10 @@ def split_head(problem: Problem, generator: torch.Generator) -> HeadSamples:
 
 
 def told_labels(problem: Problem) -> Int[Tensor, " k"]:
-    """Return the labels of the samples that the last layer's gradient separates, in any order.
+    """Return the labels (k,) of the samples that the last layer's gradient separates, in any order.
 
-    If it separates none, no labels are returned; see :func:`split_head`. Starts come from a
-    generator of their own, so that the labels do not depend on the draws of an attack.
+    The result is empty if it separates none; see :func:`split_head`. The search draws its starts
+    from a generator of its own, so that the labels do not depend on the draws of an attack.
     """
     if problem.is_single_gradient and tells_apart(problem.num_samples, problem.spec.num_classes):
         with suppress(ValueError):
@@ -175,14 +188,15 @@ def told_labels(problem: Problem) -> Int[Tensor, " k"]:
 
 
 def _is_told(factor: LayerFactor, dual: Tensor, error: Tensor, num_samples: int) -> bool:
-    """Return whether rounding and noise alone explain a sample's residual in its equations.
+    """Return whether a sample's error s meets its equations up to rounding and noise.
 
-    The client's float32 softmax has errors of about 2⁻²⁴, however small the sample's own error is.
-    Noise of deviation σ in the gradient G moves the error s out of the span by ``σ ‖G⁺ s‖`` in each
-    direction, and ``t·q = h̃ᵀ G⁺ s`` by ``σ ‖t‖ ‖G⁺ s‖``, with ``s = U q`` and ``h̃ = [h, 1]``.
+    The equations are that s lies in the span of U, and that ``t·q = 1`` for ``s = U q``. The
+    client's float32 softmax has errors of about 2⁻²⁴, however small the sample's own error is.
+    Noise of deviation σ in the gradient G moves s out of the span by ``σ ‖G⁺ s‖`` in each
+    direction. It moves ``t·q = h̃ᵀ G⁺ s`` by ``σ ‖t‖ ‖G⁺ s‖``, with the features ``h̃ = [h, 1]``.
 
     Args:
-        factor: the factors of the gradient.
+        factor: the factors ``U [R, β]`` of the gradient.
         dual: the sample's dual t (b,).
         error: the sample's error s (K,).
         num_samples: the number B of samples in the batch.
@@ -201,10 +215,15 @@ def _is_told(factor: LayerFactor, dual: Tensor, error: Tensor, num_samples: int)
 
 
 def error_targets(loss: Loss, num_classes: int) -> Float[Tensor, "K K"] | None:
-    """Return the targets ``τ`` (K, K) of the errors ``softmax(z) − τ_y``, or None for other losses.
+    """Return τ (K, K) if a loss has the derivative ``softmax(z) − τ_y`` by logits z at label y.
 
-    Row y is the one-hot vector of class y, for the cross-entropy. If the loss smooths labels, the
-    row is mixed with equal shares. A loss that is no mean over samples has no such targets.
+    For the cross-entropy, row τ_y is the one-hot vector of class y. If the loss smooths labels, the
+    row is mixed with equal shares of all classes. The result is ``None`` for a loss of another
+    derivative, or for one that is no mean over samples.
+
+    Args:
+        loss: maps (logits, targets) to a scalar.
+        num_classes: number K of classes.
     """
     ids = torch.arange(num_classes)
     told = []
@@ -223,16 +242,18 @@ def error_targets(loss: Loss, num_classes: int) -> Float[Tensor, "K K"] | None:
 
 @dataclass(frozen=True)
 class _Equations:
-    """The equations for the duals of the samples behind a last layer's gradient, for each label.
+    """The equations that a sample's dual t (b,) solves, given its label.
+
+    With the factors ``U [R, β]`` of the last layer's gradient, a dual is ``t = t₀ + p D``, with
+    free coordinates p (b − 1,). The error of its logits must lie in the span of U.
 
     Attributes:
         base: logits (K,) of the shortest dual t₀ with ``t₀·β = 1``.
-        slopes: (K, b − 1) change of the logits along each direction in which a dual may move.
+        slopes: (K, b − 1) derivative of the logits by p.
         origin: t₀ (b,).
-        directions: (b − 1, b) the directions in which a dual may move, orthonormal and orthogonal
-            to β.
+        directions: D (b − 1, b), whose rows are orthonormal and orthogonal to β.
         outside: (K, K − b) orthonormal basis of the vectors orthogonal to U.
-        targets: τ (K, K), see :func:`error_targets`.
+        targets: τ (K, K); the error of a sample of class y is softmax − τ_y.
     """
 
     base: Tensor
@@ -246,7 +267,14 @@ class _Equations:
     def of(
         cls, matrix: Tensor, offset: Tensor, factor: LayerFactor, targets: Tensor
     ) -> "_Equations":
-        """Return the equations of the samples behind the factors of a remaining gradient."""
+        """Return the equations of the samples behind a gradient.
+
+        Args:
+            matrix: the weight W (K, F) of the last layer.
+            offset: its bias (K,).
+            factor: the factors of its gradient.
+            targets: τ (K, K), see :func:`error_targets`.
+        """
         origin = factor.bias / factor.bias.square().sum()
         directions = torch.linalg.svd(factor.bias[None]).Vh[1:]
         outside = torch.linalg.svd(factor.left).U[:, factor.rank :]
@@ -256,9 +284,9 @@ class _Equations:
         return cls(base, slopes, origin, directions, outside, targets)
 
     def solutions(self, generator: torch.Generator) -> list[tuple[Tensor, int]]:
-        """Return duals (b,) that solve the equations of a label, from several random starts.
+        """Return pairs of a dual (b,) and a label whose equations it solves, the most exact first.
 
-        Each comes with its label. The most exact duals come first.
+        For each label, the equations are solved from several random starts.
         """
         labels = torch.arange(len(self.targets)).repeat_interleave(STARTS)
         _, sizes, axes = torch.linalg.svd(self.slopes, full_matrices=False)
@@ -273,9 +301,14 @@ class _Equations:
         return [(self.origin + points[i] @ self.directions, int(labels[i])) for i in order.tolist()]
 
     def descend(self, points: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return points (M, b − 1) after Levenberg–Marquardt, with their sums of squares (M,).
+        """Return the coordinates p (M, b − 1) at which M descents end, and their residuals (M,).
 
-        All descents share the loop, and each has a damping of its own.
+        A residual is the sum of squares of the equations. The descents, by Levenberg–Marquardt,
+        share a loop, and each has a damping of its own.
+
+        Args:
+            points: (M, b − 1) the coordinates at which they start.
+            targets: (M, K) the target τ_y of each.
         """
         damping = points.new_full((len(points), 1, 1), 1e-2)
         residual, slope = self._linearized(points, targets)
@@ -298,9 +331,14 @@ class _Equations:
         return points, values
 
     def _linearized(self, points: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the part (M, K − b) of each error outside the span of U, and its derivative.
+        """Return the part (M, K − b) of each error outside the span of U, and its derivative by p.
 
-        Each error is divided by its norm, as an error of nearly zero lies in every span.
+        The derivative has the shape (M, K − b, b − 1). Each error is divided by its norm, as an
+        error of nearly zero lies in every span.
+
+        Args:
+            points: (M, b − 1) the coordinates p of M duals.
+            targets: (M, K) the target τ_y of each.
         """
         softmax = (self.base + points @ self.slopes.T).softmax(1)
         errors = softmax - targets

@@ -1,4 +1,7 @@
-"""Count the samples of each class behind an update, calibrated by rehearsals on dummies."""
+"""Count the samples of each class behind an update, by methods that are calibrated by rehearsals.
+
+A rehearsal repeats the client's local training on dummy images whose labels are known.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -51,11 +54,11 @@ RATES = torch.logspace(-3, 4, 57).tolist()
 
 @dataclass(frozen=True)
 class Shift:
-    """The change of a classifier's outputs for fixed inputs, the probes, by local training.
+    """The change of a classifier's outputs by local training, for fixed inputs, the probes.
 
     Attributes:
-        before: (K,) mean softmax of the probes at θ_t.
-        after: (K,) mean softmax of the probes at θ_local.
+        before: (K,) mean softmax of the probes at the parameters before training.
+        after: (K,) mean softmax of the probes at the parameters after training.
         logits: (K,) mean change of the probes' logits.
         bias: (K,) change of the logits' bias; ``None`` if the logits have no trained bias.
     """
@@ -107,13 +110,13 @@ class LabelEstimate:
     """An estimate of the class counts behind an update.
 
     Attributes:
-        counts: (K,) number of the client's samples in each class, with the client's total.
-        expected_right: share of labels that the method had right in rehearsals, on dummies of
-            a kind on which it was not calibrated. Repeated labels count.
+        counts: (K,) number of the client's samples in each class, which sum to the client's total.
+        expected_right: share of labels that the method had right in rehearsals, on average. Each
+            was of a kind of dummies on which the method was not calibrated. Repeated labels count.
         least_right: the smallest such share among the rehearsals.
-        uniform_right: the share that equal counts for all classes had right in the same
+        uniform_right: the average share that equal counts for all classes had right in the same
             rehearsals.
-        method: the name of the method that had the largest share right.
+        method: the name of the method that was used, as it had the largest share right.
         rehearsals: number of rehearsals.
     """
 
@@ -126,9 +129,10 @@ class LabelEstimate:
 
 
 def share_right(counts: Tensor, truth: Tensor) -> float:
-    """Return the share of labels that two counts or frequencies (K,) with one sum have in common.
+    """Return the share of labels that two counts (K,) of equal sum have in common.
 
-    It is 1 − TV, with TV the total-variation distance of the class frequencies.
+    It is ``Σ_k min(counts_k, truth_k) / Σ_k truth_k``, which is 1 − TV with the total-variation
+    distance TV of the class frequencies. Frequencies may be given in place of counts.
 
     Example:
         >>> share_right(torch.tensor([3, 1, 0]), torch.tensor([2, 1, 1]))
@@ -142,9 +146,9 @@ class _Rehearsed:
     """One rehearsal of a client's training on dummy samples with known labels.
 
     Attributes:
-        kind: the number of the kind of dummies, such as noise.
-        delta: the update that the training gave.
-        shift: the change of the classifier's outputs by that training.
+        kind: the index of the kind of dummies in ``KINDS``.
+        delta: the change of the parameters by the training, by name; empty once it is not needed.
+        shift: the change of the classifier's outputs by the training.
         truth: (K,) the frequencies of the dummies' classes.
     """
 
@@ -156,16 +160,17 @@ class _Rehearsed:
 
 @dataclass(frozen=True)
 class Rehearsals:
-    """Rehearsals of local training from the parameters that the server sent.
+    """Rehearsals of local training on dummies, from the parameters that the server sent.
 
-    They serve all clients that train in this way from these parameters; see :func:`rehearse`.
+    They calibrate the estimates for all clients that train with the same settings from these
+    parameters; see :func:`rehearse`.
 
     Attributes:
         problem: the problem of one of these clients.
         probes: (M, C, H, W) inputs whose logits are compared before and after training.
-        bias: the name of the logits' bias, or ``None``.
+        bias: the name of the logits' bias, or ``None`` if they have no trained bias.
         made: the rehearsals.
-        schedule_steps: number of steps of each rehearsal.
+        schedule_steps: number of local steps of each rehearsal.
     """
 
     problem: Problem
@@ -175,7 +180,12 @@ class Rehearsals:
     schedule_steps: int
 
     def estimate(self, problem: Problem, num_examples: int | None = None) -> LabelEstimate:
-        """Return the class counts behind a client's update."""
+        """Return the class counts behind a client's update, by the method that was best rehearsed.
+
+        Args:
+            problem: the client's update.
+            num_examples: the client's number of samples; by default that of the samples used.
+        """
         best, least, name = -1.0, -1.0, ""
         rate: float | None = None
         for tried, method in METHODS.items():
@@ -216,7 +226,11 @@ class Rehearsals:
         )
 
     def _replayed(self) -> list[float]:
-        """Return the share of labels that a replay has right in each rehearsal; [] if unfit."""
+        """Return the share of labels that a replay of the last layer has right in each rehearsal.
+
+        The list is empty if such a replay is not possible: it needs a last linear layer, plain SGD
+        and few steps.
+        """
         shares = []
         try:
             for each in self.made:
@@ -239,21 +253,23 @@ def rehearse(
     """Repeat a client's local training on dummies with known labels, to calibrate class counts.
 
     Dummies are draws of a Gaussian prior of images, moved along the gradient of their class's
-    probability. So the network answers to them about as it does to samples of their class, and no
-    image is needed. Each rehearsal draws class frequencies, trains from the client's start with its
-    optimizer and number of steps, and keeps the change.
+    probability. So the network's outputs for them are about those for samples of their class, and
+    no image is needed. Each rehearsal draws class frequencies, and trains from the parameters that
+    the client received, with its optimizer and about its number of steps. The change of the
+    classifier is kept.
 
     Args:
         problem: the problem of an update of the client. The client's training is repeated; the
             update itself is not used.
         optimizer: the name of the client's optimizer, one of ``OPTIMIZERS``.
-        draws: number of rehearsals with each kind of dummies, ≥ 1.
+        draws: number of rehearsals with each kind of dummies (``KINDS``), ≥ 1.
         seed: the seed of all draws.
         max_seconds: CPU seconds; once they are spent, one rehearsal with each kind is enough.
+            ``None`` for no limit.
 
     Raises:
-        ValueError: the optimizer is another one, or even one rehearsal with each kind takes more
-            than ``max_seconds``.
+        ValueError: the optimizer is not one of ``OPTIMIZERS``, ``draws`` is less than 1, or even
+            one rehearsal with each kind takes more than ``max_seconds``.
     """
     if optimizer not in OPTIMIZERS:
         raise ValueError(f"a rehearsal repeats {', '.join(OPTIMIZERS)}, got {optimizer!r}.")
@@ -284,9 +300,10 @@ def rehearse(
 
 
 def rehearsed_steps(num_steps: int) -> int:
-    """Return the number of steps rehearsed for ``num_steps``: itself up to 8, then a grid by 2^¼.
+    """Return the number of local steps in the rehearsals for a client with ``num_steps`` steps.
 
-    Clients of similar sizes can so share their rehearsals. The grid has a largest value.
+    Up to 8 steps it is the same number. Beyond, it is the nearest of numbers that grow by factors
+    of 2^¼, and at most 256. So clients of similar sizes can share their rehearsals.
 
     Example:
         >>> [rehearsed_steps(n) for n in (1, 8, 15, 16, 80, 5000)]
@@ -298,7 +315,11 @@ def rehearsed_steps(num_steps: int) -> int:
 
 
 def _replay(problem: Problem) -> Tensor:
-    """Return the class frequencies (K,) that :class:`ClassCounts` infers."""
+    """Return the class frequencies (K,) behind an update, by a replay of the last layer.
+
+    Raises:
+        ValueError: the update is empty, it has too many steps, or :class:`ClassCounts` refuses it.
+    """
     if not problem.gradient or problem.schedule.num_steps > REPLAYED_STEPS:
         raise ValueError("the update is not replayed")
     labels = ClassCounts()(problem, torch.Generator().manual_seed(0))
@@ -307,7 +328,12 @@ def _replay(problem: Problem) -> Tensor:
 
 
 def _best_rate(method: Callable[[Shift, float], Tensor], made: Sequence[_Rehearsed]) -> float:
-    """Return the rate of a method at which most labels are right over all rehearsals together."""
+    """Return the rate r at which a method has most labels right over all given rehearsals.
+
+    Args:
+        method: a map from the change of a classifier and a rate r > 0 to class frequencies (K,).
+        made: the rehearsals.
+    """
 
     def right(rate: float) -> float:
         return sum(share_right(method(each.shift, rate), each.truth) for each in made)
@@ -331,11 +357,18 @@ def _shift(problem: Problem, delta: Params, probes: Tensor, bias: str | None) ->
 def _dummies(
     problem: Problem, goal: float, per_class: int, stream: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Return inputs (K·M, C, H, W), M of each class in the order of classes, and their classes.
+    """Return dummy inputs (K·M, C, H, W), M for each of K classes, and their classes (K·M,).
 
-    Each input starts as a draw of the prior. It moves along the normalised gradient of its class's
-    log-probability, by 0.04 of the draw's own length at a time, until that probability reaches
-    ``goal``. The step and the number of iterations were chosen on development draws.
+    The inputs stand in the order of classes. Each starts as a draw of a prior of images. It moves
+    along the normalised gradient of its class's log-probability, by 0.04 of the draw's own length
+    at a time, until that probability reaches ``goal``. The step and the number of iterations were
+    chosen on development draws.
+
+    Args:
+        problem: the network and the shape of inputs.
+        goal: the probability to reach, in (0, 1).
+        per_class: number M of inputs for each of the K classes.
+        stream: the generator of random numbers.
     """
     spec, prior = problem.spec, ImagePrior.of(problem.spec)
     like = problem.like
@@ -363,7 +396,17 @@ def _dummies(
 def _drawn(
     problem: Problem, steps: int, per_class: int, wrong: float, stream: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Return labels (T, B) with random class frequencies, and the dummy that gives each sample."""
+    """Return labels (T, B) for T steps, and the index (T, B) of the dummy input for each label.
+
+    The labels have random class frequencies.
+
+    Args:
+        problem: the number of classes and the schedule of local training.
+        steps: number T of steps.
+        per_class: number of dummies of each class; they stand in the order of classes.
+        wrong: share of labels whose dummy is of a random class.
+        stream: the generator of random numbers.
+    """
     classes, schedule = problem.spec.num_classes, problem.schedule
     most = min(schedule.batch_size, problem.num_samples, LARGEST_BATCH)
     size = min(max(SAMPLES // steps, LEAST_BATCH), most)
@@ -388,7 +431,19 @@ def _train(
     sources: Tensor,
     budget: Budget,
 ) -> Params:
-    """Return the change θ_local − θ_t of parameters by a training on dummies."""
+    """Return the change of the parameters by a training on dummies, by name.
+
+    Args:
+        problem: the network, the parameters to start from, and the schedule.
+        optimizer: the name of the optimizer in ``torch.optim``.
+        inputs: (N, C, H, W) the dummies.
+        labels: (T, B) the labels of the mini-batch of each step.
+        sources: (T, B) the index of the dummy for each label.
+        budget: the limit of CPU time.
+
+    Raises:
+        ValueError: the budget is spent before the training ends.
+    """
     gradient_map, schedule = problem.gradient_map, problem.schedule
     params = {
         name: value.detach().clone().requires_grad_(name in gradient_map.trained)

@@ -1,10 +1,10 @@
-"""Register the activations that attacks know, each by one entry under all names in torch.
+"""Register the activations that attacks can handle, each by one entry for all its names in torch.
 
 To add an activation, write a function that returns its :class:`Activation`. Decorate it with
-:func:`entry` and the torch functions that compute the activation. Every attack then knows it.
-Attacks that walk a network backwards use ``slope``, ``inverse`` and the ends of its range. Attacks
-that blur a network use ``kinks``. Attacks that linearise a network use the first two derivatives of
-``function``.
+:func:`entry` and the torch functions that compute the activation. Every attack then handles it.
+Attacks that solve a network layer by layer from its outputs use ``slope``, ``inverse`` and the ends
+of its range. Attacks that blur a network use ``kinks``. Attacks that linearise a network use the
+first two derivatives of ``function``.
 
 A ReLU can be written in many ways, and each has an entry. Names identify ``relu``,
 ``clamp(min=0)``, ``threshold(0, 0)``, and outside of training the leaky ``leaky_relu``, ``prelu``
@@ -48,8 +48,8 @@ class Activation:
         inverse: z as a function of a, valid for ``invertible`` outputs; ``None`` if φ has none.
         low: infimum of the outputs.
         high: supremum of the outputs.
-        ends: the inputs up to which φ equals ``low``, and from which on it equals ``high``;
-            infinite if φ only tends to these values.
+        ends: the largest input at which φ still equals ``low``, and the smallest at which it equals
+            ``high``; infinite if φ only tends to these values.
         kinks: inputs at which φ' jumps, each with the size of the jump.
         is_relu: whether φ is ``max(0, z)``.
     """
@@ -65,7 +65,10 @@ class Activation:
     is_relu: bool = False
 
     def invertible(self, outputs: Tensor) -> Tensor:
-        """Return booleans, true where an output a determines z. Elsewhere a is at an end."""
+        """Return booleans, true where an output a determines its input z.
+
+        Elsewhere a is the least or the largest output, which many inputs give.
+        """
         width = self.high - self.low
         # An output this near to an end counts as that end: solved features are exact to 1e-9.
         margin = 1e-6 * width if math.isfinite(width) else 0.0
@@ -77,15 +80,23 @@ class Activation:
         return inside
 
     def target(self, outputs: Tensor) -> Tensor:
-        """Return for each output a its input z, or the end of the inputs that give a."""
+        """Return for each output a its input z, or the bound of the inputs that all give a.
+
+        For a ReLU and a = 0, the bound is 0, as all z ≤ 0 give it.
+        """
         assert self.inverse is not None
         known = self.invertible(outputs)
         return torch.where(known, self.inverse(outputs), self._end(outputs))
 
     def binds(self, inputs: Tensor, outputs: Tensor) -> Tensor:
-        """Return booleans, true where an output a determines z, or where z breaks a's bound on it.
+        """Return booleans, true where an output a determines its input, or where z does not give a.
 
-        They are false where a lies at an end and z lies beyond the same end.
+        They are false where many inputs give a, and z is one of them. For a ReLU these are the
+        places with a = 0 and z ≤ 0.
+
+        Args:
+            inputs: z.
+            outputs: the wanted outputs a, of the same shape.
         """
         end = self._end(outputs)
         beyond = torch.where(self._is_high(outputs), inputs < end, inputs > end)
@@ -96,13 +107,19 @@ class Activation:
         return torch.where(self._is_high(outputs), last, first).to(outputs.dtype)
 
     def _is_high(self, outputs: Tensor) -> Tensor:
-        """Return booleans, true for outputs nearer to the range's upper end, if it is reached."""
+        """Return booleans, true for outputs nearer to the largest output than to the least one.
+
+        All are false if no input gives the largest output.
+        """
         if not math.isfinite(self.ends[1]):
             return torch.zeros_like(outputs, dtype=torch.bool)
         return outputs > (self.low + self.high) / 2
 
     def parts(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return φ(z), φ'(z) and φ''(z), with torch's values at kinks; a ReLU has φ'(0) = 0."""
+        """Return φ(z), φ'(z) and φ''(z) at inputs z, each of z's shape.
+
+        At kinks the derivatives are those that torch takes; a ReLU has φ'(0) = 0.
+        """
         if self.is_relu:
             return inputs.clamp_min(0), (inputs > 0).to(inputs), torch.zeros_like(inputs)
         with torch.enable_grad():
@@ -117,12 +134,12 @@ class Activation:
 
 @dataclass(frozen=True)
 class Elementwise:
-    """One call of a pass that computes an activation.
+    """One call of a torch function that computes an activation in a forward pass.
 
     Attributes:
         inputs: the inputs z, of any shape.
         activation: the activation φ.
-        in_place: whether the call writes its outputs into z.
+        in_place: whether the call writes its outputs into the tensor of its inputs.
     """
 
     inputs: Tensor
@@ -130,10 +147,10 @@ class Elementwise:
     in_place: bool = False
 
     def answer(self, outputs: Tensor) -> Tensor:
-        """Return the call's result with ``outputs`` in place of its own outputs.
+        """Return ``outputs`` as the result of the call, in place of its own outputs.
 
-        If the call works in place, it writes them into z. Autograd must then have computed them
-        from a copy of z.
+        If the call works in place, they are written into the tensor of its inputs z. Autograd must
+        then have computed them from a copy of z.
         """
         return self.inputs.copy_(outputs) if self.in_place else outputs
 
@@ -149,9 +166,10 @@ if a call computes no known activation."""
 def entry(
     *functions: Callable[..., Any], settings: Sequence[str] = ()
 ) -> Callable[[Callable[..., Activation]], Callable[..., Activation]]:
-    """Return a decorator for a function that makes an activation; it registers torch functions.
+    """Return a decorator that registers torch functions as names of an activation.
 
-    Calls of these torch functions are then read as the activation that the decorated one returns.
+    The decorated function returns the :class:`Activation`. Calls of the torch functions are then
+    recognised as this activation.
 
     Args:
         functions: torch functions with the arguments input, ``settings`` and ``inplace``, in this
@@ -175,10 +193,10 @@ def entry(
 
 
 def require_dispatched(function: Callable[..., Any]) -> None:
-    """Raise ``ValueError`` if a function mode does not see the calls of a function.
+    """Raise ``ValueError`` if torch does not report the calls of a function to function modes.
 
-    It does not see calls of plain Python functions, unless ``torch.overrides.wrap_torch_function``
-    decorates them.
+    It does not report calls of plain Python functions, unless
+    ``torch.overrides.wrap_torch_function`` decorates them.
     """
     is_plain = isinstance(function, FunctionType) and not hasattr(function, "__wrapped__")
     if is_plain and not function.__module__.startswith("torch"):
@@ -189,7 +207,10 @@ def require_dispatched(function: Callable[..., Any]) -> None:
 
 
 def _check(activation: Activation) -> None:
-    """Raise ``ValueError`` if slope or inverse contradicts the function on a grid of inputs."""
+    """Raise ``ValueError`` if the slope or the inverse of an activation contradicts its function.
+
+    They are compared on a grid of inputs between −3 and 3.
+    """
     if activation.slope is None or activation.inverse is None:
         return
     # The points of this grid avoid most kinks.
@@ -233,9 +254,9 @@ IDENTITY = Activation("identity", lambda z: z, slope=torch.ones_like, inverse=la
 
 
 def leaky_relu(tilt: float | Tensor) -> Activation:
-    """Return ``max(z, 0) + tilt · min(z, 0)``.
+    """Return the activation ``max(z, 0) + tilt · min(z, 0)``.
 
-    It has no inverse if the tilt is a tensor, which may be trained, or if the tilt is ≤ 0.
+    It has no inverse if the tilt is a tensor, as that may be trained, or if the tilt is ≤ 0.
     """
     kinks = ((0.0, 1 - tilt),)
     if isinstance(tilt, Tensor):
@@ -313,7 +334,10 @@ def celu(alpha: float = 1.0) -> Activation:
 
 @entry(F.selu, torch.selu, torch.selu_)
 def selu() -> Activation:
-    """Return the activation λ z if z > 0, else ``λ α (eᶻ − 1)`` (Klambauer et al. 2017)."""
+    """Return the activation λ z if z > 0, else ``λ α (eᶻ − 1)``.
+
+    λ ≈ 1.0507 and α ≈ 1.6733 are the constants of Klambauer et al. (2017).
+    """
     scale, alpha = 1.0507009873554804934193349852946, 1.6732632423543772848170429916717
     return Activation(
         "selu",
@@ -373,10 +397,10 @@ def hardsigmoid() -> Activation:
 
 @entry(F.hardtanh, F.hardtanh_, settings=("min_val", "max_val"))
 def hardtanh(min_val: float = -1.0, max_val: float = 1.0) -> Activation:
-    """Return the activation that clamps z to an interval.
+    """Return the activation that clamps z to the interval from ``min_val`` to ``max_val``.
 
-    An interval that ends at 0, as that of ReLU6, gives only a bound on half of the inputs, and
-    counts as not invertible.
+    It has an inverse only if 0 lies inside of the interval. Otherwise, as for ReLU6, about half of
+    the outputs only give a bound on their inputs.
     """
     is_open = min_val < 0 < max_val
     return Activation(
@@ -399,25 +423,40 @@ def relu6() -> Activation:
 
 @entry(F.hardswish)
 def hardswish() -> Activation:
-    """Return ``z · min(max(0, z + 3), 6) / 6``. Each negative output has two inputs."""
+    """Return the activation ``z · min(max(0, z + 3), 6) / 6``.
+
+    It has no inverse, as two inputs give each negative output.
+    """
     return Activation("hardswish", F.hardswish, kinks=((-3.0, -0.5), (3.0, -0.5)))
 
 
 @entry(F.gelu, settings=("approximate",))
 def gelu(approximate: str = "none") -> Activation:
-    """Return the activation ``z Φ(z)``. Each negative output has two inputs."""
+    """Return the activation ``z Φ(z)``, with the normal distribution function Φ.
+
+    It has no inverse, as two inputs give each negative output.
+
+    Args:
+        approximate: ``none``, or ``tanh`` for torch's approximation of Φ.
+    """
     return Activation("gelu", lambda z: F.gelu(z, approximate=approximate))
 
 
 @entry(F.silu)
 def silu() -> Activation:
-    """Return the activation ``z σ(z)``. Each negative output has two inputs."""
+    """Return the activation ``z σ(z)``, with the sigmoid σ.
+
+    It has no inverse, as two inputs give each negative output.
+    """
     return Activation("silu", F.silu)
 
 
 @entry(F.mish)
 def mish() -> Activation:
-    """Return the activation ``z tanh(log(1 + eᶻ))``. Each negative output has two inputs."""
+    """Return the activation ``z tanh(log(1 + eᶻ))``.
+
+    It has no inverse, as two inputs give each negative output.
+    """
     return Activation("mish", F.mish)
 
 
@@ -471,7 +510,15 @@ def _masked_fill(args: Args, kwargs: Kwargs) -> Elementwise | None:
 
 
 def _chosen(condition: Any, where: Any, elsewhere: Any) -> Elementwise | None:
-    """Return the ReLU that a choice between two values by a condition computes, or None."""
+    """Return the ReLU that a choice between two values computes, or ``None`` if it is no ReLU.
+
+    It is one if zeros are chosen exactly where the other value is not positive.
+
+    Args:
+        condition: booleans; where they are true, ``where`` is chosen, and elsewhere ``elsewhere``.
+        where: a tensor or number.
+        elsewhere: a tensor or number.
+    """
     if not (isinstance(condition, Tensor) and condition.dtype == torch.bool):
         return None
     for inputs, other, is_kept in ((where, elsewhere, True), (elsewhere, where, False)):
@@ -525,7 +572,7 @@ def _tilted(inputs: Tensor, slope: float | Tensor, in_place: bool = False) -> El
 
 
 def _keeps_shape(inputs: Tensor, other: Any) -> bool:
-    """Return whether a result of inputs and another argument has the inputs' shape and type."""
+    """Return whether combining inputs with another argument keeps the inputs' shape and dtype."""
     if not isinstance(other, Tensor):
         return isinstance(inputs, Tensor)
     if not inputs.is_floating_point() or torch.result_type(inputs, other) != inputs.dtype:
@@ -543,7 +590,7 @@ def _is_zero(value: Any) -> bool:
 
 
 def _is_mask(mask: Tensor, inputs: Tensor) -> bool:
-    """Return whether a mask is ``1[z > 0]``, or ``1[z ≥ 0]`` with some zeros."""
+    """Return whether a mask is ``1[z > 0]``, or ``1[z ≥ 0]`` and somewhere zero, for inputs z."""
     if not bool(_numbers(mask != (inputs > 0)).any()):
         return True
     if bool(_numbers(mask != (inputs >= 0)).any()):
@@ -561,9 +608,9 @@ def _first(values: Tensor) -> float:
 
 
 def _numbers(values: Tensor) -> Tensor:
-    """Return a tensor without the wrappers of ``torch.func``'s transforms.
+    """Return the plain tensor inside the wrappers of ``torch.func``'s transforms.
 
-    A batched tensor of ``vmap`` has no single truth value. Its unwrapped tensor holds all samples.
+    Inside ``vmap``, a tensor has no single truth value. The unwrapped tensor holds all samples.
     """
     while _functorch.is_functorch_wrapped_tensor(values):
         values = _functorch.get_unwrapped(values)

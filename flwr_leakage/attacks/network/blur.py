@@ -27,7 +27,13 @@ from flwr_leakage.attacks.network.trace import Run, Trace
 
 
 def blurred_relu(inputs: Tensor, width: Tensor) -> Tensor:
-    """Return ``E max(0, z + σ n)`` over normal noise n, which is twice differentiable in z.
+    """Return ``E max(0, z + σ n)``, the mean of a ReLU over standard normal noise n.
+
+    It is twice differentiable in z.
+
+    Args:
+        inputs: z.
+        width: σ > 0, broadcast to z.
 
     Example:
         >>> blurred_relu(torch.tensor([0.0, 5.0]), torch.tensor(1.0))
@@ -38,7 +44,16 @@ def blurred_relu(inputs: Tensor, width: Tensor) -> Tensor:
 
 
 def relu_parts(inputs: Tensor, width: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return ``E max(0, z + σ n)``, its slope Φ(z/σ) and curvature φ(z/σ)/σ, without autograd."""
+    """Return a ReLU averaged over noise, with its first two derivatives, without autograd.
+
+    Args:
+        inputs: z.
+        width: standard deviation σ > 0 of the noise, broadcast to z; ``None`` for no noise.
+
+    Returns:
+        The value ``E max(0, z + σ n)`` over standard normal noise n; the slope Φ(z/σ); and the
+        curvature φ(z/σ)/σ, with the normal distribution Φ and density φ. Each has z's shape.
+    """
     if width is None:
         return inputs.clamp_min(0), (inputs > 0).to(inputs), torch.zeros_like(inputs)
     scaled = inputs / width
@@ -52,22 +67,27 @@ def relu_parts(inputs: Tensor, width: Tensor | None) -> tuple[Tensor, Tensor, Te
 
 
 def blurred_maximum(left: Tensor, right: Tensor, width: Tensor) -> Tensor:
-    """Return ``b + E max(0, a − b + σ n) − σ/√(2π)``, the blurred maximum of two values.
+    """Return ``b + E max(0, a − b + σ n) − σ/√(2π)``, a smooth maximum of two values.
 
-    Equal values a = b keep their value.
+    The mean E is over standard normal noise n. The last term makes the result b if a = b.
+
+    Args:
+        left: a.
+        right: b.
+        width: σ > 0.
     """
     return right + blurred_relu(left - right, width) - width / math.sqrt(2 * math.pi)
 
 
 def blurred_largest(values: Sequence[Tensor], widths: Sequence[Tensor]) -> Tensor:
-    """Return the maximum of several values under Gaussian blur.
+    """Return a smooth maximum of several values, entry by entry.
 
-    Values are merged pair by pair by :func:`blurred_maximum`, each pair under a width σ that is the
-    root mean square of the pair's two.
+    Values are merged pair by pair by :func:`blurred_maximum`. The width of a pair's blur is the
+    root mean square of the widths of its two values.
 
     Args:
-        values: the values, all of one shape.
-        widths: the width σ of the blur of each value.
+        values: tensors of one shape.
+        widths: the width σ > 0 of the blur of each of these tensors.
     """
     values, widths = list(values), list(widths)
     while len(values) > 1:
@@ -82,7 +102,12 @@ def blurred_largest(values: Sequence[Tensor], widths: Sequence[Tensor]) -> Tenso
 
 
 def blurred_pool(pool: Pool, width: Tensor) -> Tensor:
-    """Return the blurred maximum of every window of a max pooling; see :func:`blurred_largest`."""
+    """Return the outputs of a max pooling with a smooth maximum (:func:`blurred_largest`).
+
+    Args:
+        pool: a call of max pooling, with its inputs.
+        width: the width σ > 0 of the blur, broadcast to the inputs.
+    """
     # The differences of entries that are padded with −∞ would be NaN.
     maps = pool.maps(pool.inputs, -1e4)
     widths = [width] * len(maps)
@@ -93,10 +118,15 @@ def blurred_pool(pool: Pool, width: Tensor) -> Tensor:
 
 
 def blurred(activation: Activation, inputs: Tensor, width: Tensor) -> Tensor:
-    """Return an activation φ, blurred at its kinks, which is twice differentiable in z.
+    """Return the outputs of an activation φ whose kinks are blurred; they are twice differentiable.
 
-    A kink at p_k, where the slope jumps by j_k, is a ReLU of its own:
-    ``φ(z) + Σ_k j_k (E max(0, z − p_k + σ n) − max(0, z − p_k))``.
+    At kink k, which lies at p_k, the slope of φ jumps by j_k. A blurred ReLU smooths it:
+    ``φ(z) + Σ_k j_k (E max(0, z − p_k + σ n) − max(0, z − p_k))``, over standard normal noise n.
+
+    Args:
+        activation: φ, with its kinks.
+        inputs: z.
+        width: σ > 0, broadcast to z.
     """
     if activation.is_relu:
         return blurred_relu(inputs, width)
@@ -110,9 +140,15 @@ def blurred(activation: Activation, inputs: Tensor, width: Tensor) -> Tensor:
 def blurred_parts(
     activation: Activation, inputs: Tensor, width: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return value, slope and curvature of :func:`blurred`, without autograd.
+    """Return the outputs of :func:`blurred` and their first two derivatives, without autograd.
 
-    The arguments are those of :func:`blurred`; a width of ``None`` stands for no blur.
+    Args:
+        activation: the activation φ.
+        inputs: its inputs z.
+        width: the width σ > 0 of the blur, broadcast to z; ``None`` for no blur.
+
+    Returns:
+        The values, the slopes and the curvatures, each of z's shape.
     """
     if activation.is_relu:
         return relu_parts(inputs, width)
@@ -130,7 +166,7 @@ def blurred_parts(
 
 
 def has_kinks(op: Op) -> TypeGuard[Elementwise | Pool]:
-    """Return whether a call computes a function with kinks, which can be blurred."""
+    """Return whether a call computes an activation with kinks, such as ReLU, or max pooling."""
     if isinstance(op, Elementwise):
         return bool(op.activation.kinks)
     return isinstance(op, Pool) and op.is_largest
@@ -139,12 +175,12 @@ def has_kinks(op: Op) -> TypeGuard[Elementwise | Pool]:
 def blurring(deviations: Sequence[Tensor], amount: float) -> Trace:
     """Return a context in which every activation with kinks and every max pooling is blurred.
 
-    Layers are identified by the order of their calls in a forward pass. A replay of several local
-    steps repeats this order once for each pass.
+    Their calls are identified by their order in a forward pass. A replay of several local steps
+    repeats this order once for each pass.
 
     Args:
-        deviations: standard deviations of the inputs of each call with kinks in a forward pass,
-            from :func:`measure`; each is broadcast to the input of its call.
+        deviations: for each of these calls in one forward pass, the standard deviations of its
+            inputs (:func:`measure`), broadcast to the inputs.
         amount: width β of the blur in units of these deviations; 0 for no blur.
     """
     widths = [amount * deviation for deviation in deviations] if amount > 0 else []
@@ -164,13 +200,17 @@ def blurring(deviations: Sequence[Tensor], amount: float) -> Trace:
 
 
 def measure(forward: Callable[[], object]) -> list[Tensor]:
-    """Return standard deviations of the inputs of every call with kinks in one forward pass.
+    """Return standard deviations of the inputs of every activation with kinks and max pooling.
+
+    Args:
+        forward: a function that makes one forward pass.
 
     Returns:
-        One tensor for each call, in the order of the calls. For inputs (B, C, …) it holds the
-        deviation (1, C, 1, …) of each channel over the batch and positions. For inputs (B, n) it is
-        a scalar, the root mean square over units of their deviations over the batch. Each deviation
-        is at least 1e-3 of the root mean square deviation of its call, and 1 if all are zero.
+        One tensor for each call of such a function, in the order of the calls. For inputs (B, C, …)
+        it holds the deviation (1, C, 1, …) of each channel over the batch and positions. For inputs
+        (B, n) it is a scalar, the root mean square over units of their deviations over the batch.
+        Each deviation is at least 1e-3 of the root mean square deviation of its call, and 1 if all
+        are zero.
     """
     found = []
     for inputs in kink_inputs(forward):
@@ -186,16 +226,23 @@ def measure(forward: Callable[[], object]) -> list[Tensor]:
 
 
 def kink_inputs(forward: Callable[[], object]) -> list[Tensor]:
-    """Return the inputs of every call with kinks in one forward pass, in the order of the calls."""
+    """Return the inputs of every activation with kinks and every max pooling of a forward pass.
+
+    They are copies, in the order of the calls.
+
+    Args:
+        forward: a function that makes the pass.
+    """
     with torch.no_grad():
         steps = Trace.of(forward).steps
     return [step.inputs.detach().clone() for step in steps if has_kinks(step.op)]
 
 
 class _Bent(torch.autograd.Function):
-    """The blurred ReLU as an autograd function that computes value, slope and curvature at once.
+    """A ReLU averaged over noise, whose value and first two derivatives are computed at once.
 
-    With autograd alone, a product with the Jacobian of a gradient would take twice the time.
+    If autograd differentiated the formula, a product with the Jacobian of a gradient would take
+    twice the time.
     """
 
     generate_vmap_rule = True
@@ -215,7 +262,10 @@ class _Bent(torch.autograd.Function):
 
 
 class _Sloped(torch.autograd.Function):
-    """The map of errors e and inputs z to ``e φ'(z)``, with the derivative ``e φ''(z)`` by z."""
+    """The backward pass ``e φ'(z)`` of a blurred ReLU φ, itself differentiable by e and z.
+
+    e are the errors of the outputs. The derivative by the inputs z is ``e φ''(z)``.
+    """
 
     generate_vmap_rule = True
 

@@ -1,8 +1,9 @@
-"""Read single calls of torch functions: layers, poolings and BatchNorms.
+"""Recognise the layer, pooling or BatchNorm that a single call of a torch function computes.
 
-:func:`read_call` is the one place that knows how torch spells a layer. To add a pooling, write a
-function of the call's arguments that returns its :class:`Pool`, or ``None``, and decorate it with
-:func:`reads`. A new activation is one entry of :mod:`flwr_leakage.attacks.network.activations`.
+:func:`read_call` is the one place that knows by which functions torch computes a layer. To add a
+pooling, write a function of the call's arguments that returns its :class:`Pool`, or ``None``, and
+decorate it with :func:`reads`. A new activation is one entry of
+:mod:`flwr_leakage.attacks.network.activations`.
 """
 
 import math
@@ -24,9 +25,9 @@ class Geometry(NamedTuple):
 
     Attributes:
         kernel_size: number of entries of the input that one output uses.
-        dilation: distance between neighbouring entries that one output uses.
+        dilation: distance between neighbouring ones of these entries.
         padding: number of zeros on each side of the input.
-        stride: distance between the entries that neighbouring outputs use first.
+        stride: distance from the first entry that an output uses to that of the next output.
     """
 
     kernel_size: Pair
@@ -46,7 +47,11 @@ class Geometry(NamedTuple):
         return cls(pair(kernel_size), pair(dilation), pair(padding), pair(stride))
 
     def positions(self, size: Iterable[int]) -> Pair:
-        """Return the numbers of rows and columns of the outputs, for inputs of a size (H, W)."""
+        """Return the rows and columns of the outputs, for inputs of H rows and W columns.
+
+        Args:
+            size: (H, W).
+        """
         height, width = (
             (length + 2 * zeros - spread * (kernel - 1) - 1) // step + 1
             for length, kernel, spread, zeros, step in zip(size, *self, strict=True)
@@ -57,7 +62,7 @@ class Geometry(NamedTuple):
         """Return the patches of inputs (B, C, H, W), one for each output position.
 
         Returns:
-            (B, C·K, P), for K entries of the kernel and P output positions.
+            Patches (B, C·K, P), for K positions of the kernel and P output positions.
         """
         return F.unfold(inputs, *self)
 
@@ -71,7 +76,12 @@ def pair(value: int | Iterable[int]) -> Pair:
 def numeric_padding(
     padding: str | int | Iterable[int], kernel_size: Iterable[int], dilation: int | Iterable[int]
 ) -> Pair:
-    """Return padding as zeros (rows, columns) on each side, also for ``"same"`` and ``"valid"``.
+    """Return the numbers of rows and columns of zeros that a padding adds on each side.
+
+    Args:
+        padding: these numbers, one number for both, ``"same"`` or ``"valid"``.
+        kernel_size: rows and columns of the kernel.
+        dilation: distance between neighbouring entries that one output uses.
 
     Raises:
         ValueError: ``"same"`` needs more zeros on one side than on the other.
@@ -96,8 +106,8 @@ def zeros_around(
 ) -> Pair | None:
     """Return the rows and columns of zeros that a call of ``F.pad`` adds on each side of maps.
 
-    It returns None if the call pads another value, or differently on two sides. The arguments are
-    those of ``F.pad``.
+    The result is ``None`` if the call pads another value, or not equally on opposite sides. The
+    arguments are those of ``F.pad``.
     """
     sides = tuple(pad)
     if mode != "constant" or value or len(sides) != 4 or min(sides) < 0:
@@ -108,15 +118,15 @@ def zeros_around(
 
 @dataclass(frozen=True)
 class Affine:
-    """A linear layer ``z = W a + b`` or a convolution ``z = W ∗ a + b``.
+    """One call of a linear layer ``z = W a + b`` or of a convolution ``z = W ∗ a + b``.
 
     Attributes:
-        inputs: a, (B, n) or (B, C, H, W), without zeros that the model itself put around it.
+        inputs: a, (B, n) or (B, C, H, W), without zeros that ``F.pad`` put around it.
         weight: W, (m, n) or (m, C, k, k).
         bias: b (m,), or ``None``.
         settings: stride, padding, dilation and groups of a convolution; ``None`` for a linear
             layer.
-        zeros: rows and columns of zeros that the model itself put on each side of a.
+        zeros: rows and columns of zeros that ``F.pad`` put on each side of a.
         name: the name of the parameter W; empty if W is no parameter.
         bias_name: the name of the parameter b; ``None`` if b is no parameter.
         product: the outputs ``W a`` of an earlier call, if this call adds b to them; else ``None``.
@@ -133,7 +143,7 @@ class Affine:
 
     @property
     def is_convolution(self) -> bool:
-        """Return whether the call is a convolution."""
+        """Whether the call is a convolution."""
         return self.settings is not None
 
     def is_layer(self, weight: str) -> bool:
@@ -147,7 +157,7 @@ class Affine:
 
     @property
     def is_named(self) -> bool:
-        """Return whether W and b are parameters themselves, not computed from parameters."""
+        """Whether W and b are parameters themselves, and not computed from parameters."""
         return bool(self.name) and (self.bias is None or self.bias_name is not None)
 
     @property
@@ -168,18 +178,18 @@ class Affine:
 
 
 def largest(windows: Tensor) -> Tensor:
-    """Return the largest of the values (k, …) along the first axis."""
+    """Return the largest values (…) along the first axis of values (k, …)."""
     return windows.amax(0)
 
 
 def mean(windows: Tensor) -> Tensor:
-    """Return the mean of the values (k, …) along the first axis."""
+    """Return the means (…) along the first axis of values (k, …)."""
     return windows.mean(0)
 
 
 @dataclass(frozen=True)
 class Pool:
-    """A pooling, which computes one value from each window of maps (B, C, H, W).
+    """One call of a pooling, which computes one value from each window of maps (B, C, H, W).
 
     Attributes:
         inputs: the maps.
@@ -201,21 +211,23 @@ class Pool:
 
     @property
     def is_largest(self) -> bool:
-        """Return whether the pooled value is the largest value of the window."""
+        """Whether the pooled value is the largest value of the window."""
         return self.reduce is largest
 
     @property
     def is_plain(self) -> bool:
-        """Return whether windows are side by side: no overlap, gaps, or padding."""
+        """Whether windows lie side by side, without overlap, gaps or padding."""
         plain = self.padding == (0, 0) and self.dilation == (1, 1) and not self.ceil_mode
         return plain and self.stride == self.window
 
     def maps(self, values: Tensor, outside: float) -> list[Tensor]:
-        """Return one map (B, C, h, w) of values (B, C, H, W) for each position of a window.
+        """Return one map (B, C, h, w) for each position in a window, with the values found there.
+
+        The output at (i, j) in each map belongs to the window (i, j) of h × w windows.
 
         Args:
-            values: a tensor of the shape of the inputs.
-            outside: the value of positions beyond the maps.
+            values: (B, C, H, W) a tensor of the shape of the inputs.
+            outside: the value that positions beyond the maps get.
         """
         out, right = [], []
         for axis in (0, 1):
@@ -245,12 +257,12 @@ class Pool:
 
 @dataclass(frozen=True)
 class Normalise:
-    """A BatchNorm ``z = γ (a − μ) / √(v + ε) + β``.
+    """One call of a BatchNorm ``z = γ (a − μ) / √(v + ε) + β``.
 
     Attributes:
         inputs: a (B, C, …).
-        mean: μ (C,) if the statistics are given, ``None`` if the batch's own are used.
-        variance: v (C,) if the statistics are given, ``None`` if the batch's own are used.
+        mean: the mean μ (C,) if statistics are given, ``None`` if the batch's own are used.
+        variance: the variance v (C,) if they are given, ``None`` if the batch's own is used.
         weight: γ (C,), or ``None``.
         bias: β (C,), or ``None``.
         eps: ε.
@@ -283,7 +295,7 @@ class Lookup:
 
 @dataclass(frozen=True)
 class Other:
-    """A call of any other function, with a copy of its first input."""
+    """One call of a function that is not recognised, with a copy of its first input."""
 
     inputs: Tensor
 
@@ -297,12 +309,16 @@ _LAYER_READERS: dict[Callable[..., Any], Callable[..., Op | None]] = {}
 def reads(
     *functions: Callable[..., Any],
 ) -> Callable[[Callable[..., Op | None]], Callable[..., Op | None]]:
-    """Return a decorator that registers a function as the reader of torch functions.
+    """Return a decorator that registers a function as the reader of calls of torch functions.
 
-    The reader takes the arguments of the torch functions, and returns the operation or ``None``.
+    The decorated function takes the arguments of such a call. It returns the operation that the
+    call computes, or ``None`` if it computes none of the known kinds.
+
+    Args:
+        functions: the torch functions.
 
     Raises:
-        ValueError: torch does not dispatch a function.
+        ValueError: torch does not dispatch one of them, so that its calls are not seen.
     """
     for function in functions:
         require_dispatched(function)
@@ -317,10 +333,15 @@ def reads(
 def read_call(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Op | None:
-    """Return the operation that a call of a torch function computes, or None if it is unknown.
+    """Return the operation that a call of a torch function computes, or ``None`` if it is unknown.
 
-    Products with a transposed weight take several calls; see
-    :class:`flwr_leakage.attacks.network.trace.Trace`.
+    Linear layers that are written as a product with a transposed weight take several calls, and are
+    not recognised here; see :class:`flwr_leakage.attacks.network.trace.Trace`.
+
+    Args:
+        function: the torch function.
+        args: the positional arguments of the call.
+        kwargs: the named arguments of the call.
     """
     layer = _LAYER_READERS.get(function)
     if layer is not None:
@@ -424,7 +445,15 @@ def _adaptive_avg_pool2d(input: Tensor, output_size: Any) -> Pool | None:
 
 
 def _adaptive(inputs: Tensor, output_size: Any, reduce: Callable[[Tensor], Tensor]) -> Pool | None:
-    """Return an adaptive pooling, or None if its windows differ in size."""
+    """Return the pooling that a call of adaptive pooling computes, or ``None``.
+
+    It is ``None`` if windows would differ in size, or if there are no two output sizes.
+
+    Args:
+        inputs: (B, C, H, W) maps.
+        output_size: the wanted rows and columns, or one number for both; ``None`` keeps a size.
+        reduce: map from the values (k, …) of windows to the pooled values (…).
+    """
     wanted: Sequence[int | None]
     wanted = (output_size, output_size) if isinstance(output_size, int) else tuple(output_size)
     if len(wanted) != 2:

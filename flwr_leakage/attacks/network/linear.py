@@ -1,7 +1,7 @@
-"""Find the linear layers of a network in a pass, and replace the outputs of one layer.
+"""Find the linear layers that a forward pass calls, and replace the outputs of one of them.
 
-The last linear layer gives the logits. The first one may take the network's input in another order
-than the image's (``x.permute(0, 2, 3, 1).flatten(1)``), or scaled; it still determines the image.
+The last linear layer gives the logits. The first one may take the image's pixels in another order
+(``x.permute(0, 2, 3, 1).flatten(1)``), or scaled; its inputs still determine the image.
 """
 
 from dataclasses import dataclass
@@ -20,10 +20,11 @@ from flwr_leakage.attacks.rounding import FLOAT32_RELATIVE_ERROR, FLOAT32_ROUNDI
 class LayerFactor:
     """The factors ``[∂L/∂W, ∂L/∂c] = U [R, β]`` of a linear layer's gradient, of rank b.
 
-    U has orthonormal columns. Let S (m × b) be the errors ∂L/∂Z of b samples and H (b × n) their
-    inputs of the layer. Then ``∂L/∂W = S H``, ``S = U Q`` and ``H = T R`` with ``T = Q⁻¹``. A row t
-    of T is a sample's *dual*. It is orthogonal to the columns q of Q that belong to other samples.
-    For one sample ``t·q = 1``, and ``t·β = 1``, as the bias is the weight of a further input that
+    The layer is ``Z = W H + c``. U has orthonormal columns. Let S (m × b) be the errors ∂L/∂Z of b
+    samples, one in each column, and H (b × n) the layer's inputs, one sample in each row. Then
+    ``∂L/∂W = S H``, ``S = U Q`` and ``H = T R``, with square matrices Q and ``T = Q⁻¹``. A row t of
+    T is a sample's *dual*. It is orthogonal to the columns q of Q that belong to other samples. For
+    its own column, ``t·q = 1``. Also ``t·β = 1``, as the bias is the weight of a further input that
     is always 1.
 
     Attributes:
@@ -31,7 +32,8 @@ class LayerFactor:
         right: R (b, n).
         bias: β (b,).
         singular: singular values of ``[∂L/∂W, ∂L/∂c]`` in falling order; the first b exceed noise.
-        noise: standard deviation of an entry of the gradient, estimated beyond rank b.
+        noise: standard deviation of the noise of an entry of the gradient, estimated from what is
+            left beyond rank b.
     """
 
     left: Tensor
@@ -42,11 +44,17 @@ class LayerFactor:
 
     @property
     def rank(self) -> int:
-        """The number b of samples whose errors are linearly independent."""
+        """The rank b: the number of samples, as long as their errors are linearly independent."""
         return self.left.shape[1]
 
     def remainder(self, duals: Tensor, columns: Tensor) -> "tuple[LayerFactor, Tensor]":
-        """Return the factors without f samples: ``U − (U Q)(T Q)⁻¹ T`` has rank b − f.
+        """Return the factors that remain once f known samples are removed from the gradient.
+
+        ``U − (U Q)(T Q)⁻¹ T`` has rank b − f, with the samples' duals T and error coordinates Q.
+
+        Args:
+            duals: T (f, b), one sample in each row.
+            columns: Q (b, f), one sample in each column; its error is U times the column.
 
         Returns:
             The factors of the remaining gradient, and C (b − f, b), which maps a dual t of these
@@ -66,25 +74,26 @@ class LayerFactor:
 def factorize(
     weight: Tensor, bias: Tensor, most: int, generator: torch.Generator, above: float = 2.5
 ) -> LayerFactor:
-    """Return a gradient's factors, with the rank at which its singular values reach noise.
+    """Return the factors of a linear layer's gradient, whose rank is the number of samples.
 
-    A random sketch finds the range of ``[∂L/∂W, ∂L/∂c]`` (Halko, Martinsson and Tropp 2011). It is
-    doubled until it holds as many directions of noise as of signal. Zero rows belong to units that
-    no sample activates. They are left out, as they say nothing about noise: the singular values
-    drop more at the number of nonzero rows than at the rank.
+    The rank is the number of singular values of ``[∂L/∂W, ∂L/∂c]`` above the noise. A random sketch
+    finds their directions (Halko, Martinsson and Tropp 2011). It is doubled until it holds as many
+    directions of noise as of signal. Zero rows belong to units that no sample activates. They are
+    left out, as they say nothing about noise: the singular values drop more at the number of
+    nonzero rows than at the rank.
 
     Args:
         weight: ∂L/∂W (m, n).
         bias: ∂L/∂c (m,).
-        most: the number of samples that the client reports. If the singular values show more, the
-            rank exceeds it.
-        generator: draws the sketch.
+        most: the number of samples that the client reports, which sets the first size of the
+            sketch. If the singular values show more, the rank exceeds it.
+        generator: the generator of the sketch.
         above: a singular value is signal if it exceeds this multiple of ``noise · (√m + √n)``, the
             largest singular value that noise is expected to have.
 
     Raises:
-        ValueError: the gradient has as many independent rows as it has rows or columns, or fewer
-            than two nonzero rows.
+        ValueError: the singular values show no gap between signal and noise, as with too many
+            samples for the layer's size, or fewer than two rows are not zero.
     """
     whole = torch.cat([weight, bias[:, None]], dim=1)
     live = whole.abs().amax(1) > 0
@@ -122,19 +131,24 @@ def factorize(
 def _split(
     part: Tensor, columns: int, singular: Tensor, outside: float, above: float
 ) -> tuple[int, float]:
-    """Return the rank and the noise's standard deviation, each of which gives the other.
+    """Return the rank of a gradient, and the standard deviation of the noise in its entries.
 
-    In float32 gradients, larger entries have larger noise. So singular values up to 30 times the
-    threshold may still be noise (chosen on development draws; no table), and the widest gap among
-    them decides. A layer of few rows has few singular values beyond the rank, and the last of them
-    are far below the first. So the noise of a float32 gradient is at least its rounding.
+    The noise is what the singular values beyond the rank leave, and the rank counts those above the
+    noise. In float32 gradients, larger entries have larger noise. So singular values up to 30 times
+    the threshold may still be noise (chosen on development draws; no table), and the widest gap
+    among them decides. A layer of few rows has few singular values beyond the rank, and the last of
+    them are far below the first. So the noise of a float32 gradient is at least its rounding.
 
     Args:
         part: the nonzero rows of the gradient.
         columns: number of nonzero columns.
-        singular: the largest singular values of ``part``.
-        outside: the sum of squares of ``part`` that these singular values leave.
-        above: see :func:`factorize`.
+        singular: the largest singular values of ``part``, in falling order.
+        outside: ``‖part‖²`` minus the sum of their squares.
+        above: a singular value is signal if it exceeds this multiple of the largest one that noise
+            is expected to have.
+
+    Raises:
+        ValueError: fewer than two rows are not zero.
     """
     rows = len(part)
     if len(singular) < 2:
@@ -164,7 +178,7 @@ def _split(
 
 
 def traced(problem: Problem, inputs: Tensor | None = None) -> Trace:
-    """Return the trace, without autograd, of a pass through a problem's network.
+    """Return a record of the calls in one forward pass of a problem's network, without autograd.
 
     Args:
         problem: the problem with the network.
@@ -176,9 +190,10 @@ def traced(problem: Problem, inputs: Tensor | None = None) -> Trace:
 
 
 def told_of_computed_weights(problem: Problem) -> str:
-    """Return the end of a message about a missing linear layer, if the model computes weights.
+    """Return a text that explains why the update lacks the gradient of a linear layer's weight.
 
-    It is empty if all weights of linear layers are parameters.
+    It ends an error message. It is empty if the weights of all linear layers are parameters
+    themselves, and are not computed from others.
     """
     ops = [step.op for step in traced(problem).steps]
     if all(op.name for op in ops if isinstance(op, Affine) and not op.is_convolution):
@@ -214,10 +229,10 @@ def logits_behind(
 
 @dataclass(frozen=True)
 class InputOrder:
-    """The map ``h = a ∘ x[positions] + c`` from a flattened image x (n,) to a layer's input h.
+    """The map ``h = a ∘ x[positions] + c`` from a flattened image x (n,) to a layer's input h (n,).
 
     Attributes:
-        positions: (n,) a permutation of the pixels.
+        positions: (n,) the index in x of each entry of h, a permutation.
         scale: a (n,), never zero.
         offset: c (n,).
     """
@@ -227,21 +242,26 @@ class InputOrder:
     offset: Tensor
 
     def pixels(self, inputs: Tensor) -> Tensor:
-        """Return the flattened images (…, n) that give inputs (…, n) of the layer."""
+        """Return the flattened images x (…, n) whose inputs h of the layer are given (…, n)."""
         return self.moved((inputs - self.offset) / self.scale)
 
     def moved(self, values: Tensor) -> Tensor:
-        """Return values (…, n), arranged as the layer's inputs, in the order of the pixels."""
+        """Return values (…, n) in the order of the image's pixels.
+
+        Args:
+            values: (…, n) in the order of the layer's inputs.
+        """
         found = torch.empty_like(values)
         found[..., self.positions] = values
         return found
 
 
 def input_orders(problem: Problem) -> list[tuple[LinearUse, InputOrder]]:
-    """Return the linear layers of a pass that take the whole image, each with its order of pixels.
+    """Return the linear layers that take the whole image, each with its order of the pixels.
 
-    Four images are passed through the network. Zeros, ones and rising numbers determine offset,
-    scale and positions, and an image of random numbers checks them.
+    A layer takes the image if each of its inputs is one pixel, scaled and shifted. Four images are
+    passed through the network. Zeros, ones and rising numbers determine offset, scale and
+    positions, and an image of random numbers checks them.
     """
     like, size = problem.like, torch.Size(problem.spec.shape).numel()
     rising = torch.linspace(0, 1, size)
@@ -267,7 +287,9 @@ def input_orders(problem: Problem) -> list[tuple[LinearUse, InputOrder]]:
 
 
 def find_last_layer(problem: Problem) -> LinearUse:
-    """Return the last linear layer of a pass, however the network is written.
+    """Return the last linear layer of the network that has one output for each class.
+
+    It is found in a forward pass, so that the network may be written in any way.
 
     Raises:
         ValueError: no linear layer has one output for each class.
@@ -284,18 +306,19 @@ def find_last_layer(problem: Problem) -> LinearUse:
 
 
 def find_last_bias(problem: Problem, scaled: bool = False) -> str | None:
-    """Return the name of the bias (K,) of the logits, or None if they have no trained bias.
+    """Return the name of the bias (K,) of the logits, or ``None`` if they have no trained bias.
 
     The logits' bias is mostly that of the last linear layer. Some networks have no such layer, as
-    they end in a convolution and its mean over positions. Then it is the last parameter with K
-    numbers of which each changes its own logit by its own change. Its gradient is the mean of
+    they end in a convolution and its mean over positions. Then it is the last parameter of K
+    numbers in which each number is added to its own logit. Its gradient is the mean of
     softmax − onehot. A parameter that shifts all logits alike does not count, as the softmax does
     not depend on it.
 
     Args:
-        problem: the problem of a classifier.
-        scaled: whether a number may also change its logit by a share of its own change, as it does
-            if a ReLU follows the convolution. For one sample the gradient's signs stay the same.
+        problem: the problem of a classifier of K classes.
+        scaled: whether a parameter also counts if only a share of each number is added to its
+            logit, as it is if a ReLU follows the convolution. For one sample the gradient's signs
+            stay the same.
     """
     try:
         bias = find_last_layer(problem).bias

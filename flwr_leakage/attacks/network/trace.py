@@ -1,15 +1,15 @@
-"""Read a pass through a network, call by call, however the network is written.
+"""Record the calls of torch functions in a forward pass of any network.
 
 A :class:`Trace` recognises each call that computes an affine map, an activation, a pooling, a
-normalisation or a look-up. It records these calls. An :data:`Answer` may replace the outputs of a
-call by others.
+normalisation or a look-up in a table. It records these calls. An :data:`Answer` may replace the
+outputs of a call by others.
 
 ``F.linear`` (which ``nn.Linear`` calls), ``torch.addmm``, ``torch.einsum``, and ``x @ W.T`` with
-the bias added after it are all the same layer. The reader follows views of a parameter (``W.T``,
+the bias added after it are all recognised as the same layer. So are views of a parameter (``W.T``,
 ``W.t()``, ``W.transpose(0, 1)``). Zeros that a model puts around maps before a convolution count
 as the convolution's padding.
 
-Networks written by hand may keep weights as (inputs, outputs), as in ``x @ W + c``. Attacks know
+Networks written by hand may keep weights as (inputs, outputs), as in ``x @ W + c``. Attacks handle
 (outputs, inputs) only. They attack such a network with the transpose as its parameter, which gives
 the same gradients. :attr:`Trace.turned` names these weights.
 """
@@ -51,7 +51,7 @@ _LOOKUPS = (F.embedding, torch.embedding, Tensor.__getitem__)
 
 
 class ReachedError(Exception):
-    """The end of a pass that an :data:`Answer` raises if the rest of the pass is not needed.
+    """An exception that ends a forward pass early, once the wanted values are computed.
 
     Attributes:
         values: the values that the pass has computed at the point where it ended.
@@ -75,13 +75,13 @@ place (:meth:`~flwr_leakage.attacks.network.activations.Elementwise.answer`).
 
 @dataclass(frozen=True)
 class Step:
-    """One recognised call of a pass.
+    """One recorded call of a forward pass.
 
     Attributes:
         op: the operation that the call computes, with its inputs.
         outputs: the outputs of the call.
-        called: a text with the function and its line in the model, if the trace notes all calls and
-            this call changed values; else empty.
+        called: a text with the function and the line of the model that calls it, if the trace was
+            made with ``notes_all`` and the outputs differ from the inputs; else empty.
     """
 
     op: Op
@@ -90,7 +90,7 @@ class Step:
 
     @property
     def inputs(self) -> Tensor:
-        """The inputs of the recorded call."""
+        """The inputs of the call."""
         return self.op.inputs
 
 
@@ -120,17 +120,18 @@ T = TypeVar("T", bound="Trace")
 
 
 class Trace(FunctionMode):
-    """The context of a network's pass, which recognises calls of torch and records them.
+    """A context that recognises the calls of torch in a network's forward pass, and records them.
 
-    The head of this module says which calls those are.
+    It recognises linear layers, convolutions, activations, poolings, BatchNorms and look-ups.
 
     Args:
         params: the parameters of the pass, by name.
-        answer: function that is given a recognised call, and may return other outputs for it or
-            end the pass there; by default the call's own outputs stand.
+        answer: a function that is given each recognised call, and returns the outputs with which
+            the pass continues, or ends the pass by :class:`ReachedError`. By default the call's own
+            outputs are kept.
         records: whether recognised calls are recorded as ``steps``. If not, no tensor is kept.
-        notes_all: whether a call that is not recognised is a step, too, if its outputs differ from
-            its input.
+        notes_all: whether a call that is not recognised is recorded, too, if its outputs differ
+            from its first input.
 
     Attributes:
         steps: the recorded calls in their order. Calls that work in place do not change the tensors
@@ -168,7 +169,15 @@ class Trace(FunctionMode):
         records: bool = True,
         notes_all: bool = False,
     ) -> T:
-        """Return the trace of the pass that ``run`` makes; the other arguments are the class's."""
+        """Return the trace of a pass.
+
+        Args:
+            run: a function that makes the pass; its result becomes ``outputs``.
+            params: the parameters of the pass, by name.
+            answer: see the class.
+            records: see the class.
+            notes_all: see the class.
+        """
         trace = cls(params, answer, records, notes_all)
         try:
             with trace:
@@ -188,13 +197,19 @@ class Trace(FunctionMode):
 
     @property
     def turned(self) -> frozenset[str]:
-        """The names of the weights that the pass only takes as (inputs, outputs), so transposed."""
+        """The names of the weights that the pass only uses in the shape (inputs, outputs)."""
         return frozenset(self._right - self._left)
 
     def on_call(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Return the result of a call, and record it."""
+        """Return the result of a call of a torch function, after recording the call.
+
+        Args:
+            function: the torch function.
+            args: the positional arguments of the call.
+            kwargs: the named arguments of the call.
+        """
         run = partial(function, *args, **kwargs)
         op = read_call(function, args, kwargs)
         if op is None and self.names:
@@ -228,7 +243,7 @@ class Trace(FunctionMode):
         self._kept.append(outputs)
 
     def _other(self, run: Run) -> Any:
-        """Return the result of a call that is not recognised."""
+        """Return the result of a call that is not recognised, and record it if this is wanted."""
         inputs: Any = run.args[0] if run.args else run.keywords.get("input")
         is_noted = self._notes_all and isinstance(inputs, Tensor) and id(inputs) not in self.names
         known = inputs.clone() if is_noted else None
@@ -253,7 +268,10 @@ class Trace(FunctionMode):
     def _product(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Affine | None:
-        """Return the linear layer that a product, or its sum with a bias, computes, or None."""
+        """Return the linear layer that a matrix product, or the sum of one with a bias, computes.
+
+        The result is ``None`` if the call is neither, or if its factor is no parameter.
+        """
         if function is torch.einsum:
             found = einsum_operands(args)
             if found is None:
@@ -282,9 +300,10 @@ class Trace(FunctionMode):
         return None
 
     def _upright(self, factor: Tensor) -> Tensor | None:
-        """Return the weight (outputs, inputs) whose transpose is a product's factor, or None.
+        """Return the parameter W (outputs, inputs) if the second factor of a product is Wᵀ.
 
-        A weight that is itself the factor counts as a weight (inputs, outputs).
+        Otherwise the result is ``None``. If the factor is itself a parameter, it is noted that the
+        pass uses this weight in the shape (inputs, outputs).
         """
         if factor.ndim == 2 and id(factor) in self.names:
             self._right.add(self.names[id(factor)])
@@ -293,7 +312,7 @@ class Trace(FunctionMode):
     def _lookup(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Lookup | None:
-        """Return the look-up of a table's rows that a call makes, or None."""
+        """Return the look-up of rows of a parameter that a call makes, or ``None``."""
         if function not in _LOOKUPS:
             return None
         tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
@@ -303,7 +322,13 @@ class Trace(FunctionMode):
         return None
 
     def _follow(self, run: Run, inputs: Any, outputs: Any) -> None:
-        """Record which tensors are transposed parameters, and which are maps with zeros around."""
+        """Record if a call returns a transposed parameter, or maps with zeros around them.
+
+        Args:
+            run: the call.
+            inputs: its first argument.
+            outputs: its result.
+        """
         if run.func in _TRANSPOSES:
             if id(inputs) in self.names and inputs.ndim == 2 and outputs.shape == inputs.T.shape:
                 self._transposed[id(outputs)] = inputs
@@ -315,15 +340,18 @@ class Trace(FunctionMode):
 
 
 def same_values(left: Tensor, right: Tensor) -> bool:
-    """Return whether two tensors have the same entries in the same order, in any shapes."""
+    """Return whether two tensors, flattened, have the same entries in the same order."""
     return left.numel() == right.numel() and torch.equal(left.flatten(), right.flatten())
 
 
 def einsum_operands(args: Sequence[Any]) -> tuple[Tensor, Tensor, bool] | None:
-    """Return input and weight of a product by einsum, and whether the weight is (inputs, outputs).
+    """Return the input and the weight of a linear layer that is written by ``torch.einsum``.
 
-    It returns None for any other equation than ``...i,oi->...o`` and ``...i,io->...o``, in any
-    letters.
+    The third result tells whether the weight has the shape (outputs, inputs). The result is
+    ``None`` for any other equation than ``...i,oi->...o`` and ``...i,io->...o``, in any letters.
+
+    Args:
+        args: the arguments of ``torch.einsum``, which are an equation and its operands.
     """
     equation, *operands = args
     if len(operands) != 2 or not isinstance(equation, str) or "->" not in equation:
@@ -348,7 +376,10 @@ def describe_call(function: Callable[..., Any]) -> str:
 
     It is the innermost line that is neither PyTorch's nor this package's. If PyTorch's own module
     inside of ``nn.Sequential`` makes the call, there is no such line, and the name is followed by
-    the module's class. The function must be called from within a function mode during a pass.
+    the module's class.
+
+    Args:
+        function: a torch function whose call is being handled during a forward pass.
     """
     name = getattr(function, "__name__", str(function)).strip("_")
     module = ""
