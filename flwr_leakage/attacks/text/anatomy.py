@@ -1,8 +1,8 @@
-"""Find a transformer's tables, the inputs of its layers and its attention, by one pass.
+"""Find the embedding tables, the linear layers and the first attention of any transformer.
 
-The reader knows no family of models. A pass of random tokens shows which parameters the ids and the
-positions look up, and which linear layers take one vector for each token. A second pass, with one
-token changed, shows whether these vectors depend on other tokens.
+Nothing is assumed about the family of the model. A pass of random tokens shows which parameters
+the token ids and the positions look up, and which linear layers take one vector for each token. A
+second pass, with one token changed, shows whether these vectors depend on other tokens.
 """
 
 import math
@@ -25,14 +25,15 @@ from flwr_leakage.attacks.rounding import FLOAT32_RELATIVE_ERROR
 
 @dataclass(frozen=True)
 class Span:
-    """The span of the vectors that some linear layers take, by the row space of their gradient.
+    """The span of the vectors that a linear layer takes, read from its gradient.
 
-    The gradient is ``∂L/∂W = Σ_t a_t z_tᵀ``, for the input z_t and the output's error a_t of each
-    token t.
+    The gradient is ``∂L/∂W = Σ_t a_t z_tᵀ``, for the layer's input z_t and the error a_t of its
+    output at each token t. So its rows lie in the span of the inputs.
 
     Attributes:
-        basis: (r, n) orthonormal rows.
-        error: the size of rounding and noise, divided by the least singular value that counts.
+        basis: (r, n) orthonormal rows that span it, for inputs of n entries.
+        error: the size of rounding and noise in the gradient, divided by the least singular value
+            that counts as signal. A larger one makes the span less exact.
     """
 
     basis: Tensor
@@ -40,11 +41,12 @@ class Span:
 
     @classmethod
     def of(cls, gradient: Float[Tensor, "m n"], most: int) -> "Span":
-        """Return the span of a gradient whose true rank is at most ``most``.
+        """Return the row space of a gradient whose true rank is at most ``most``.
 
-        Singular values beyond ``most`` are rounding or noise, whose size the largest of them shows.
-        If there are none, the rank is where singular values fall by more than a factor of 30 to
-        less than 1e-4 of the largest, or else it is full (chosen on development draws; no table).
+        Singular values beyond the first ``most`` are rounding or noise, whose size the largest of
+        them shows. If there are none beyond, the rank is where singular values fall by more than a
+        factor of 30 to less than 1e-4 of the largest, or else it is full (chosen on development
+        draws; no table).
         """
         _, values, rows = torch.linalg.svd(gradient, full_matrices=False)
         least = 1e-13 * float(values[0])
@@ -60,10 +62,10 @@ class Span:
 
     @property
     def is_full(self) -> bool:
-        """Return whether the span holds almost every vector, so that it excludes no token.
+        """Whether the span holds almost every vector, so that it excludes no token.
 
-        Normalised vectors have mean zero, so that the span of all such vectors lacks a few
-        directions.
+        It may lack up to three directions: LayerNorm makes the mean of a vector zero, so that even
+        all its outputs do not span the whole space.
         """
         return self.basis.shape[0] > self.basis.shape[1] - 4
 
@@ -72,26 +74,32 @@ class Span:
         return vectors - vectors @ self.basis.T @ self.basis
 
     def probes(self, most: int) -> Float[Tensor, "k n"]:
-        """Return at most ``most`` orthonormal directions outside of the span, drawn with seed 0."""
+        """Return k ≤ ``most`` random orthonormal directions that are orthogonal to the span.
+
+        They are drawn with a fixed seed.
+        """
         rank, width = self.basis.shape
         generator = torch.Generator().manual_seed(0)
         drawn = torch.randn(min(most, width - rank), width, generator=generator)
         return torch.linalg.qr(self.outside(drawn.to(self.basis)).T).Q.T
 
     def distance(self, vectors: Float[Tensor, "... n"]) -> Float[Tensor, "..."]:
-        """Return ``‖z − P z‖ / ‖z‖`` of each vector z, where P projects on the span."""
+        """Return ``‖z − P z‖ / ‖z‖`` for each vector z, where P projects on the span.
+
+        It is 0 inside of the span, and 1 for vectors orthogonal to it.
+        """
         return self.outside(vectors).norm(dim=-1) / vectors.norm(dim=-1).clamp_min(1e-30)
 
 
 @dataclass(frozen=True)
 class Site:
-    """A group of linear layers that take the same vector for each token.
+    """A group of linear layers that take the same vector for each token, such as q, k and v.
 
     Attributes:
-        weights: the names of the layers' weights.
-        is_pointwise: whether the vector depends on nothing but the token and its position.
-        is_live: whether every token has an error at these layers, so that the span of their
-            gradient holds all vectors.
+        weights: the names of the layers' weights, of those that are trained.
+        is_pointwise: whether a token's vector depends only on the token and its position.
+        is_live: whether the loss has a gradient by these layers' outputs at every token, so that
+            the span of the layers' gradient holds all vectors.
     """
 
     weights: tuple[str, ...]
@@ -99,13 +107,18 @@ class Site:
     is_live: bool
 
     def span(self, problem: Problem, most: int) -> Span:
-        """Return the span of the layers' gradients in the update."""
+        """Return the span of the vectors that these layers took, from their gradients.
+
+        Args:
+            problem: the network and the update.
+            most: the largest number of vectors that the layers may have taken.
+        """
         return Span.of(torch.cat([problem.gradient[name] for name in self.weights]), most)
 
 
 @dataclass(frozen=True)
 class Turn:
-    """The rotation of q and k of an attention by the position (RoPE, Su et al. 2021).
+    """The rotation of an attention's queries and keys by their position (RoPE, Su et al. 2021).
 
     Attributes:
         angles: (T, h / 2) ``cos + i sin`` for each pair of entries at each position.
@@ -117,7 +130,7 @@ class Turn:
     is_halved: bool
 
     def __call__(self, vectors: Float[Tensor, "... T heads h"]) -> Float[Tensor, "... T heads h"]:
-        """Return the vectors, each rotated by the angles of its position."""
+        """Return the queries or keys, each rotated by the angles of its position."""
         turned = _paired(vectors, self.is_halved) * self.angles[:, None]
         return (
             torch.cat([turned.real, turned.imag], -1)
@@ -127,7 +140,12 @@ class Turn:
 
 
 def _paired(vectors: Tensor, is_halved: bool) -> Tensor:
-    """Return pairs of entries of q or k as complex numbers."""
+    """Return pairs of a query's or key's entries as complex numbers (…, h / 2).
+
+    Args:
+        vectors: (…, h) queries or keys.
+        is_halved: whether entry i is paired with i + h / 2; else it is paired with its neighbour.
+    """
     if is_halved:
         return torch.complex(*vectors.chunk(2, -1))
     return torch.complex(vectors[..., ::2], vectors[..., 1::2])
@@ -137,11 +155,13 @@ def _paired(vectors: Tensor, is_halved: bool) -> Tensor:
 class Attention:
     """The first attention of a model: ``softmax(q kᵀ / √h) v`` in each of several heads.
 
+    q, k and v are a head's queries, keys and values, vectors of h entries for each token.
+
     Attributes:
-        query: W and b of the layer that gives q.
-        key: W and b of the layer that gives k.
-        value: W and b of the layer that gives v.
-        heads: the number of heads.
+        query: weight and bias of the layer that gives q.
+        key: weight and bias of the layer that gives k.
+        value: weight and bias of the layer that gives v.
+        heads: the number of heads of q.
         turn: the rotation of q and k by the position, or ``None``.
     """
 
@@ -152,9 +172,10 @@ class Attention:
     turn: Turn | None = None
 
     def split(self, inputs: Float[Tensor, "... T n"]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q / √h, k and v (…, T, heads, h) for inputs of the attention's layers.
+        """Return q / √h, k and v, each (…, T, heads, h), for inputs of the attention's layers.
 
-        Keys and values of fewer heads are repeated (grouped queries, Ainslie et al. 2023).
+        If k and v have fewer heads than q, they are repeated (grouped queries, Ainslie et al.
+        2023).
         """
         layers = [F.linear(inputs, *layer) for layer in (self.query, self.key, self.value)]
         size = layers[0].shape[-1] // self.heads
@@ -167,7 +188,13 @@ class Attention:
     def mixed(
         self, inputs: Float[Tensor, "T n"], at: Int[Tensor, " Q"], is_causal: bool
     ) -> Float[Tensor, "Q m"]:
-        """Return the attention's outputs for a text at Q positions, with heads side by side."""
+        """Return the attention's outputs for one text at some positions, with heads side by side.
+
+        Args:
+            inputs: (T, n) the inputs of the attention's layers.
+            at: (Q,) the positions.
+            is_causal: whether a position only attends to itself and earlier ones.
+        """
         q, k, v = self.split(inputs)
         scores = torch.einsum("ihc,jhc->hij", q[at], k)
         if is_causal:
@@ -181,11 +208,12 @@ _ATTENTIONS = (
 
 
 class _Pass(Trace):
-    """The trace of a pass of tokens, which also notes the first attention's q.
+    """A record of the calls in a pass of tokens, which also notes the first attention's queries.
 
     Attributes:
-        queries: the first four-dimensional factor (1, heads, T, h) of a product or an attention,
-            which is q as the first attention takes it, or ``None``.
+        queries: the first tensor of four dimensions (1, heads, T, h) that is the first argument of
+            a matrix product or an attention. These are the queries q that the first attention
+            takes. ``None`` if there are none.
     """
 
     queries: Tensor | None = None
@@ -193,7 +221,13 @@ class _Pass(Trace):
     def on_call(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Return the result of a call, and note q if the call is the first to take it."""
+        """Return the result of a call of a torch function, and note its queries if it is the first.
+
+        Args:
+            function: the torch function.
+            args: the positional arguments of the call.
+            kwargs: the named arguments of the call.
+        """
         if self.queries is None and function in _ATTENTIONS:
             first = args[0] if args else kwargs.get("query")
             self.queries = first if isinstance(first, Tensor) and first.ndim == 4 else None
@@ -201,7 +235,15 @@ class _Pass(Trace):
 
 
 def _pass(problem: Problem, ids: Tensor, params: dict[str, Tensor], last: str = "") -> _Pass:
-    """Return the trace of a pass of tokens, up to the layer with the weight ``last``, if any."""
+    """Return a record of the calls in a pass of tokens.
+
+    Args:
+        problem: the network.
+        ids: (B, T) the tokens.
+        params: the parameters of the pass.
+        last: the name of the weight of a linear layer behind which the pass ends; empty for a
+            whole pass.
+    """
     is_done = False
 
     def answer(op: Op, run: Run) -> Tensor:
@@ -217,7 +259,15 @@ def _pass(problem: Problem, ids: Tensor, params: dict[str, Tensor], last: str = 
 
 
 def _vectors(trace: Trace, ids: Tensor) -> dict[str, Tensor]:
-    """Return the inputs (B, T, n) of each linear layer that takes a vector for each token."""
+    """Return the inputs (B, T, n) of each linear layer that takes a vector for each token.
+
+    Args:
+        trace: the record of a pass.
+        ids: (B, T) the tokens of the pass.
+
+    Returns:
+        A mapping from the names of the layers' weights, in the order of the pass.
+    """
     found = {}
     for use in trace.linear:
         width = use.inputs.shape[-1]
@@ -231,13 +281,14 @@ class Anatomy:
     """The tables, layers and attention of a transformer, as one pass shows them.
 
     Attributes:
-        words: the name of the table (V, d) that the ids look up.
-        positions: the name of the table that positions look up, or ``None``.
-        places: (T,) the row of that table for each position.
-        offsets: (T, d) the sum of all looked-up rows except the tokens' own.
-        is_tied: whether the table of words is also a linear layer's weight.
-        is_causal: whether vectors depend on the token and earlier tokens only.
-        sites: the groups of layers that take a vector for each token, in the order of the pass.
+        words: the name of the embedding table (V, d) of the tokens.
+        positions: the name of the embedding table of positions, or ``None`` if there is none.
+        places: (T,) the index of the row of that table for each position.
+        offsets: (T, d) the sum of all rows that are looked up at a position, without the token's.
+        is_tied: whether the tokens' table is also a linear layer's weight.
+        is_causal: whether each vector depends on its token and earlier tokens only.
+        sites: the groups of trained layers that take a vector for each token, in the order of the
+            pass.
         attention: the first attention, or ``None`` if it is of another kind.
     """
 
@@ -328,18 +379,27 @@ class Anatomy:
 
     @property
     def mixed(self) -> Site | None:
-        """The live site behind the first attention: its vectors depend on other tokens."""
+        """The first group of ``deep``, which takes the first attention's outputs; or ``None``."""
         return next(iter(self.deep), None)
 
     @property
     def deep(self) -> tuple[Site, ...]:
-        """The live sites whose vectors depend on other tokens, in the order of the pass."""
+        """The groups of layers behind the first attention, in the order of the pass.
+
+        Their vectors depend on other tokens. Groups at which some token has no error are left out.
+        """
         return tuple(site for site in self.sites if site.is_live and not site.is_pointwise)
 
     def vectors(
         self, problem: Problem, ids: Int[Tensor, "B T"], sites: Sequence[Site]
     ) -> list[Float[Tensor, "B T n"]]:
-        """Return the inputs of some sites in a pass of texts, which ends behind the last site."""
+        """Return the inputs of some groups of layers in a pass of texts.
+
+        Args:
+            problem: the network.
+            ids: (B, T) the texts.
+            sites: the groups, in the order of the pass, which ends behind the last of them.
+        """
         trace = _pass(problem, ids, problem.params, sites[-1].weights[0])
         found = _vectors(trace, ids)
         return [found[site.weights[0]] for site in sites]
@@ -354,10 +414,20 @@ def _attention(
     is_causal: bool,
     middle: int,
 ) -> Attention | None:
-    """Return the attention whose outputs the first layer behind it takes, or None.
+    """Return the first attention if it is ``softmax(q kᵀ / √h) v``, else ``None``.
 
-    Its query, key and value are three layers of the same inputs, in any order, or parts of one
-    layer that is cut into three. The right number of heads explains the inputs of the layer behind.
+    Its queries, keys and values come from three layers of the same inputs, in any order, or from
+    one layer that is cut into three. All orders and numbers of heads are tried. The right ones
+    predict the inputs of the next layer.
+
+    Args:
+        problem: the network.
+        trace: the record of a pass of one text.
+        vectors: the inputs (1, T, n) of each linear layer in this pass, by the weight's name.
+        groups: the names of the weights that take the same inputs, in the order of the pass.
+        moved: the inputs in a second pass, in which one token differs.
+        is_causal: whether each vector depends on its token and earlier tokens only.
+        middle: the position of the token that differs.
     """
     biases = {use.weight: use.bias for use in trace.linear}
     if len(groups) < 2:
@@ -397,7 +467,13 @@ def _attention(
 
 
 def _turns(taken: Tensor | None, outputs: Float[Tensor, "T m"], heads: int) -> list[Turn]:
-    """Return the rotations that turn a layer's outputs into the q that the attention takes."""
+    """Return the rotations by position that turn a layer's outputs into an attention's queries.
+
+    Args:
+        taken: (1, heads, T, h) the queries that the attention takes, or ``None``.
+        outputs: (T, m) the outputs of the layer, with m = heads · h.
+        heads: number of heads.
+    """
     size = outputs.shape[-1] // heads
     if taken is None or taken.shape != (1, heads, len(outputs), size) or size % 2:
         return []

@@ -37,23 +37,24 @@ REPLAYS = 5
 
 @dataclass(frozen=True)
 class ReadText(OneByOne):
-    """Name the tokens of a batch, place them in texts, and certify the texts by a replay.
+    """An attack on transformers that finds the tokens of a batch, and then whole texts.
 
-    *Named*: the gradient of a trained table of embeddings has a row for each token that occurs
-    (:mod:`~flwr_leakage.attacks.text.tables`). If the table is frozen, the span of the first
-    layer's gradient names the tokens, as long as it is smaller than the space (after Petrov et al.
-    2024, DAGER).
+    *Named* tokens are those that are known to occur. The gradient of a trained table of embeddings
+    has a nonzero row for each of them (:mod:`~flwr_leakage.attacks.text.tables`). If the table is
+    frozen, the span of the first layer's gradient shows the tokens, as long as it is smaller than
+    the space (after Petrov et al. 2024, DAGER).
 
-    *Placed*: one text follows from the gradients of the tables of tokens and positions by least
-    squares. It may have any length up to the width, and the client any number of steps. Several
-    texts are found by the spans behind the first attention: a decoder's token by token, and an
-    encoder's by a relaxation (:mod:`~flwr_leakage.attacks.text.sequences`). All texts together must
-    have fewer tokens than the width.
+    *Placed* tokens have their place in a text. A single text follows from the gradients of the
+    tables of tokens and positions by least squares. It may have any length up to the model's width,
+    and the client any number of steps. Several texts are found by the spans of the gradients behind
+    the first attention: a decoder's token by token, and an encoder's by a relaxation
+    (:mod:`~flwr_leakage.attacks.text.sequences`). All texts together must have fewer tokens than
+    the width.
 
-    *Replay-certified*: all vectors of the texts lie in the spans, they have the rank of the spans
-    (or the coefficients of the tables are 0 and 1), and the texts' own gradient is the observed
-    one, each up to float32 rounding. That is no proof in logic. The order of the texts, padding,
-    and tokens with equal embeddings remain open.
+    Texts are *replay-certified* under two conditions, each up to float32 rounding: their own
+    gradient is the observed one, and all their vectors lie in the spans and have the spans' rank
+    (or, for the tables, all coefficients are 1). That is no proof in logic. The order of the texts,
+    padding, and tokens with equal embeddings remain open.
 
     ``stats["tokens"]`` holds the named tokens, even if no text was placed. ``stats["named"]``,
     ``placed``, ``texts``, ``certified`` and ``replay`` say how far the attack came.
@@ -73,10 +74,19 @@ class ReadText(OneByOne):
     def solve(
         self, problem: Problem, generator: torch.Generator, restart: int, budget: Budget
     ) -> Reconstruction:
-        """Return the texts that explain the update of one problem.
+        """Return the texts that were found behind one update, and how far they are certain.
+
+        If tokens were found but no text, the reconstruction has no batch, and its stats hold the
+        tokens.
+
+        Args:
+            problem: the network, the observed update and the attacker's knowledge, in float64.
+            generator: the random stream of this observation.
+            restart: number of the restart, which is not used.
+            budget: the limit of CPU time.
 
         Raises:
-            ValueError: no token can be named.
+            ValueError: no token can be named, or the client used weight decay.
         """
         if problem.schedule.weight_decay:
             raise ValueError("weight decay adds the tables themselves to their gradients.")
@@ -94,7 +104,17 @@ class ReadText(OneByOne):
     def _texts(
         self, problem: Problem, anatomy: Anatomy, tokens: Tensor, budget: Budget
     ) -> "_Found":
-        """Return the texts, or raise a ``ValueError`` with the reason why there are none."""
+        """Return the texts that were found.
+
+        Args:
+            problem: the network and the update.
+            anatomy: the tables, layers and attention of the network.
+            tokens: (U,) the ids of the tokens that occur.
+            budget: the limit of CPU time.
+
+        Raises:
+            ValueError: no text was found; the message says why.
+        """
         count, reason = problem.num_samples, ""
         if count == 1:
             try:
@@ -121,13 +141,14 @@ class ReadText(OneByOne):
 
 @dataclass(frozen=True)
 class _Found:
-    """The texts that were placed. They lack a last token that no loss depends on.
+    """The texts that were found. For a next-token model they may lack the last token.
 
     Attributes:
-        texts: the ids of each text.
-        source: the evidence that placed the texts, in words.
-        spans: the spans that placed the texts, if they did.
-        is_exact: whether all coefficients of the tables are 1.
+        texts: the token ids (t,) of each text.
+        source: the evidence by which the texts were found, in words.
+        spans: the spans of the gradients behind the first attention, if they served as evidence.
+        is_exact: whether the gradients of the tables of tokens and positions gave the text with all
+            coefficients 1.
     """
 
     texts: list[Tensor]
@@ -137,14 +158,26 @@ class _Found:
 
 
 def _most(problem: Problem) -> int:
-    """Return the largest number of vectors that a layer may have taken, over all steps."""
+    """Return the largest number of tokens that a layer may have processed over all local steps.
+
+    Of a text for a next-token model, the last token does not count.
+    """
     length = problem.spec.shape[0] - problem.spec.next_token
     steps = problem.schedule.num_steps
     return min(steps * problem.schedule.batch_size, steps * problem.num_samples) * length
 
 
 def _named(problem: Problem, anatomy: Anatomy, generator: torch.Generator) -> tuple[Tensor, str]:
-    """Return the tokens that occur, and a text on how they were named."""
+    """Return the tokens (U,) that occur in a batch, and a text on how they were found.
+
+    Args:
+        problem: the network and the update.
+        anatomy: the tables and layers of the network.
+        generator: the generator of random numbers.
+
+    Raises:
+        ValueError: no token has a gradient of its own.
+    """
     spec = problem.spec
     if anatomy.words in problem.gradient_map.trained:
         table = problem.gradient[anatomy.words]
@@ -189,7 +222,11 @@ def _by_first_span(problem: Problem, anatomy: Anatomy, first: Site) -> Tensor:
 
 
 def _position_rows(problem: Problem, anatomy: Anatomy) -> Tensor | None:
-    """Return the gradient (T, d) of the table of positions, or None if no table shows it."""
+    """Return the gradient (T, d) of the embedding table of positions, one row for each position.
+
+    The result is ``None`` if there is no such table, if it or that of the tokens is frozen, or if
+    the tokens' table is also the last layer.
+    """
     name, trained = anatomy.positions, problem.gradient_map.trained
     if name is None or anatomy.is_tied or not {name, anatomy.words} <= trained:
         return None
@@ -202,7 +239,16 @@ def _weights(problem: Problem, anatomy: Anatomy, tokens: Tensor) -> Tensor | Non
 
 
 def _by_tables(problem: Problem, anatomy: Anatomy, tokens: Tensor) -> _Found:
-    """Return the one text that the gradients of both tables give."""
+    """Return the single text that the gradients of the tables of tokens and positions give.
+
+    Args:
+        problem: the network and the update of one text.
+        anatomy: the tables of the network.
+        tokens: (U,) the ids of the tokens that occur.
+
+    Raises:
+        ValueError: there is no trained table of positions, or the gradients give no text.
+    """
     rows = _position_rows(problem, anatomy)
     if rows is None:
         raise ValueError("no table of positions tells the order.")
@@ -224,7 +270,18 @@ def _answer(
     named: str,
     is_spent: bool,
 ) -> Reconstruction:
-    """Return the texts with labels, or with their last tokens, and the certificate in words."""
+    """Return the reconstruction of the texts, after their labels or last tokens are found.
+
+    Its stats say in words how far the texts are certified.
+
+    Args:
+        problem: the network and the update.
+        anatomy: the tables, layers and attention of the network.
+        found: the texts.
+        stats: the stats so far, which are extended.
+        named: a text on how the tokens were found.
+        is_spent: whether the budget ended the search.
+    """
     spec, count = problem.spec, problem.num_samples
     try:
         head: LinearUse | None = find_last_layer(problem)
@@ -272,10 +329,11 @@ def _padded(texts: list[Tensor], length: int, padding: int | None) -> Tensor:
 
 @dataclass(frozen=True)
 class _Head:
-    """The last layer at the predictions that a loss judges; its gradient gives their errors.
+    """The last layer at all predictions that enter the loss; its gradient gives their errors.
 
-    With the features F (N, n) of all N predictions and the errors ``D = p − y`` (N, K),
-    ``∂L/∂W = Dᵀ F / N``. So ``D = N (F⁺)ᵀ ∂L/∂Wᵀ``, if the features are linearly independent.
+    The N predictions have features F (N, n), the layer's inputs, and errors ``D = p − y`` (N, K),
+    with the probabilities p and the one-hot targets y. As ``∂L/∂W = Dᵀ F / N``, the errors are
+    ``D = N (F⁺)ᵀ ∂L/∂Wᵀ``, if the features are linearly independent.
 
     Attributes:
         weight: the name of W (K, n).
@@ -289,19 +347,39 @@ class _Head:
 
     @classmethod
     def of(cls, problem: Problem, ids: Tensor, weight: str, at: Tensor) -> "_Head":
-        """Return the layer at places ``at``, indices of its flattened inputs (B · T, n)."""
+        """Return the last layer at some of its inputs, in a pass of texts.
+
+        Args:
+            problem: the network.
+            ids: (B, T) the texts.
+            weight: the name of the layer's weight.
+            at: (N,) the indices of these inputs among all (B · T, n), or (B, n) for classes.
+        """
         use = [each for each in traced(problem, ids).linear if each.weight == weight][-1]
         features = use.inputs.reshape(-1, use.inputs.shape[-1])[at]
         outputs = use.outputs.reshape(-1, use.outputs.shape[-1])[at]
         return cls(weight, outputs.softmax(-1), torch.linalg.pinv(features, rtol=1e-9))
 
     def errors(self, problem: Problem, gradient: Tensor, total: int, rows: Tensor) -> Tensor:
-        """Return the errors (R, K) of predictions ``rows``, if the loss is a mean of ``total``."""
+        """Return the errors p − y (R, K) of some predictions.
+
+        Args:
+            problem: the problem, for the weight of the gradient of a single local step.
+            gradient: (K, n) the observed gradient of the layer's weight, or some of its rows.
+            total: the number of predictions over which the loss is a mean.
+            rows: (R,) the indices of these predictions among the N.
+        """
         return total / problem.gradient_weight * (gradient @ self.inverse[:, rows]).T
 
 
 def _labels(problem: Problem, ids: Tensor, head: LinearUse | None) -> tuple[Tensor, str]:
-    """Return the class of each text, and a text on how it was found."""
+    """Return the classes (B,) of texts, and a sentence on how they were found.
+
+    Args:
+        problem: the network and the update.
+        ids: (B, T) the texts.
+        head: the last layer, or ``None`` if it is frozen. Then all classes are 0.
+    """
     granted = problem.known_targets
     if granted is not None and len(ids) == 1 == problem.num_samples:
         return granted, "labels granted"
@@ -321,20 +399,26 @@ def _with_last_tokens(
     hidden: Tensor,
     like: Problem,
 ) -> tuple[Tensor, list[int], Params | None]:
-    """Return texts with the token behind each beginning, the sure tokens, and their gradient.
+    """Complete texts that lack their last token, which only the last prediction's error shows.
 
-    The errors at the last predictions show these tokens y. If the table of words is tied to the
-    last layer, its rows also hold the gradients of the inputs. A replay of a guess y′, with the
-    gradient g′, removes them: ``y = y′ − N (∂L/∂W − g′) F⁺``. This is repeated with the tokens
-    found. The last result is the texts' own gradient, if a replay confirmed all tokens.
+    The error p − y of the last prediction, with the one-hot y of the token, follows from the
+    gradient of the last layer's weight W and the pseudoinverse F⁺ of its N inputs. If the last
+    layer is also the embedding table, its rows also hold the gradients of the inputs. A replay of
+    a guess y′, with the gradient g′, removes them: ``y = y′ − N (∂L/∂W − g′) F⁺``. This is
+    repeated with the tokens found.
 
     Args:
-        problem: the problem.
-        ids: (B, T) the beginnings, filled up with padding.
-        lengths: the number of tokens of each beginning.
+        problem: the network and the update.
+        ids: (B, T) the texts without their last tokens, filled up with padding.
+        lengths: the number of known tokens of each text.
         head: the last layer, or ``None`` if it is frozen.
         hidden: tokens whose rows of the last layer's gradient hold more than errors.
         like: the problem in the precision of the replays.
+
+    Returns:
+        The completed texts (B, T), in which a token that is not sure is padding; the tokens that
+        are sure; and the completed texts' own gradient if a replay confirmed all tokens, else
+        ``None``.
     """
     length, spec = ids.shape[1], problem.spec
     rows = torch.tensor([row for row, n in enumerate(lengths) if n < length])
@@ -368,7 +452,12 @@ def _with_last_tokens(
 
 
 def _distance(problem: Problem, own: Params) -> float:
-    """Return the relative distance of a batch's own gradient from the observed one."""
+    """Return ``‖g − g*‖ / ‖g*‖`` over trained parameters.
+
+    Args:
+        problem: the problem, with the observed gradient g*.
+        own: the gradient g of a candidate batch, by parameter name.
+    """
     names = [name for name in problem.gradient if name in problem.gradient_map.trained]
     pairs = [(own[name], problem.gradient[name]) for name in names]
     gap = sum(float((ours - theirs).square().sum()) for ours, theirs in pairs)
@@ -376,7 +465,14 @@ def _distance(problem: Problem, own: Params) -> float:
 
 
 def _fits(problem: Problem, spans: Spans, ids: Tensor, lengths: list[int]) -> bool:
-    """Return whether all vectors of the texts lie in the sharpest span, and have its rank."""
+    """Return whether all vectors of texts lie in the most exact span, and have its rank.
+
+    Args:
+        problem: the network.
+        spans: the spans of the gradients behind the first attention.
+        ids: (B, T) the texts.
+        lengths: the number of tokens of each text.
+    """
     live = torch.arange(ids.shape[1]) < torch.tensor(lengths)[:, None]
     site, span = min(zip(spans.sites, spans.spans, strict=True), key=lambda each: each[1].error)
     vectors = spans.anatomy.vectors(problem, ids, [site])[0][live]

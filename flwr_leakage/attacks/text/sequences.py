@@ -1,9 +1,9 @@
-"""Find whole texts by the spans of a transformer's gradients, out of a list of tokens.
+"""Find whole texts from a transformer's gradients, given the tokens that occur in them.
 
-Each vector that a linear layer took from a private text lies in the span of the layer's gradient.
-The outputs of the first attention depend on the whole text, so that they lie in the span for the
-right texts only. The span must be smaller than the space, so that all texts together must have
-fewer tokens than the width.
+Each vector that a linear layer took from a private text lies in the row space of the layer's
+gradient, its span. The outputs of the first attention depend on the whole text, so that they lie in
+the span of the next layer for the right texts only. The span must be smaller than the space, so
+that all texts together must have fewer tokens than the model's width.
 """
 
 from collections.abc import Iterator
@@ -47,17 +47,21 @@ inside, as a part of a vector is no longer than the whole. No table."""
 
 @dataclass(frozen=True)
 class Spans:
-    """The spans of the layers behind the first attention, which tell right texts from wrong ones.
+    """The spans of vectors behind the first attention, by which right texts are recognised.
+
+    A span is the row space of a layer's gradient, which holds the vectors that the layer took.
 
     Attributes:
         problem: the problem, in double precision.
-        anatomy: the anatomy of the problem's model.
+        anatomy: the tables, layers and attention of the problem's model.
         mixed: the span of the first attention's outputs.
-        sites: the later sites whose spans are smaller than the space, in the order of the pass.
-        spans: the span of each of these sites.
+        sites: groups of layers behind the first attention, in the order of the pass. They are those
+            whose spans are smaller than the space and most exact.
+        spans: the span of each of these groups.
         inputs: (U, T, n) the inputs of the first attention for each token at each position.
-        tokens: (U,) the ids of these tokens.
-        allowed: (U, T) booleans, true for tokens that may stand at the position.
+        tokens: (U,) the ids of the tokens that may occur.
+        allowed: (U, T) booleans, true for tokens that may stand at a position, as the span of the
+            first layer holds their inputs.
     """
 
     problem: Problem
@@ -73,10 +77,17 @@ class Spans:
     def of(
         cls, problem: Problem, anatomy: Anatomy, tokens: Int[Tensor, " U"], most: int
     ) -> "Spans":
-        """Return the spans behind the first attention, for an update.
+        """Return the spans of the layers behind the first attention, from an update.
+
+        Args:
+            problem: the network and the update, in double precision.
+            anatomy: the tables, layers and attention of the model.
+            tokens: (U,) the ids of the tokens that may occur.
+            most: the largest number of vectors that a layer may have taken.
 
         Raises:
-            ValueError: the model shows no attention, or the spans are full.
+            ValueError: the first attention is not found, no trained layer lies behind it, its span
+                is the whole space, or noise hides the spans.
         """
         if anatomy.attention is None:
             raise ValueError(
@@ -120,9 +131,13 @@ class Spans:
         return self.anatomy.attention
 
     def distances(self, ids: Int[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-        """Return the largest distance from a span, over all sites, for each token of whole texts.
+        """Return for each token of whole texts how far its vectors lie outside of the spans.
 
-        If a span is rougher than ``NEAR``, the distance from it is divided by the ratio.
+        It is the largest over all spans of the relative distance from the span. For a span that is
+        less exact than 50 ``NEAR``, the distance is divided by the ratio of both.
+
+        Args:
+            ids: (B, T) the texts.
         """
         vectors = self.anatomy.vectors(self.problem, ids, self.sites)
         pairs = zip(self.spans, vectors, strict=True)
@@ -133,7 +148,16 @@ class Spans:
 def token_inputs(
     problem: Problem, anatomy: Anatomy, site: Site, tokens: Int[Tensor, " U"]
 ) -> Float[Tensor, "U T n"]:
-    """Return a pointwise site's input for each token at each position, by texts of one token."""
+    """Return the inputs of a layer for each token at each position.
+
+    They come from passes of texts that repeat one token.
+
+    Args:
+        problem: the network.
+        anatomy: the tables and layers of the network.
+        site: layers whose inputs depend on nothing but the token and its position.
+        tokens: (U,) the ids of the tokens.
+    """
     length = problem.spec.shape[0]
     parts = [
         anatomy.vectors(problem, chunk[:, None].expand(-1, length), [site])[0]
@@ -143,12 +167,18 @@ def token_inputs(
 
 
 def grow(spans: Spans, budget: Budget, most: int) -> list[Int[Tensor, " t"]]:
-    """Return the texts of a decoder, token by token, as far as tokens have a loss behind them.
+    """Return the texts (t,) of a decoder's batch, found token by token.
 
-    A decoder's vectors depend on earlier tokens only, so that each prefix of a right text lies in
-    the spans. The first attention's outputs choose the tokens. The deeper spans cost passes of the
-    model, so that they are used only if there are more prefixes than texts, and for all texts at
-    the end. A text is the longest prefix that lies in all spans.
+    A decoder's vectors depend on earlier tokens only, so that the vectors of each prefix of a right
+    text lie in the spans. All prefixes that fit are continued by each token whose output of the
+    first attention lies in its span. The deeper spans cost passes of the model, so that they are
+    used only if there are more prefixes than texts, and for all texts at the end. A text is the
+    longest prefix whose vectors lie in all spans. It lacks a last token on which no loss depends.
+
+    Args:
+        spans: the spans behind the first attention, and the tokens that may occur.
+        budget: the limit of CPU time.
+        most: largest number of prefixes that are followed at a time.
 
     Raises:
         ValueError: more prefixes remain than ``most``, or the budget is spent.
@@ -193,7 +223,13 @@ def _longest(texts: set[tuple[int, ...]]) -> set[tuple[int, ...]]:
 
 
 def _continued(parts: list[Tensor], prefixes: Int[Tensor, "P t"]) -> Float[Tensor, "P U m"]:
-    """Return the attention's outputs at each token that may continue each of P prefixes."""
+    """Return the first attention's outputs at each of U tokens behind each of P prefixes.
+
+    Args:
+        parts: queries, keys and values of the attention, each (U, T, heads, h), for each token at
+            each position.
+        prefixes: (P, t) indices of the tokens of each prefix.
+    """
     t = prefixes.shape[1]
     keys, values = (part[prefixes, torch.arange(t)] for part in parts[1:])
     q, k, v = (part[:, t] for part in parts)
@@ -205,7 +241,7 @@ def _continued(parts: list[Tensor], prefixes: Int[Tensor, "P t"]) -> Float[Tenso
 
 
 def _inside(spans: Spans, prefixes: Int[Tensor, "P t"]) -> Int[Tensor, " P"]:
-    """Return for each prefix the number of its first tokens that lie in all spans."""
+    """Return for each prefix (t,) how many of its first tokens have their vectors in all spans."""
     length = prefixes.shape[1]
     last = prefixes[:, -1:].expand(-1, spans.inputs.shape[1] - length)
     distances = spans.distances(spans.tokens[torch.cat([prefixes, last], 1)])[:, :length]
@@ -214,19 +250,22 @@ def _inside(spans: Spans, prefixes: Int[Tensor, "P t"]) -> Int[Tensor, " P"]:
 
 @dataclass(frozen=True)
 class Relaxation:
-    """Search for the texts of an encoder, with one token after another as an anchor.
+    """A search for the texts of an encoder's batch by gradient descent, one text after another.
 
-    The first attention's output at token i is a mean over the text, ``Σ_j y_j w_ij v_j / Σ_j y_j
-    w_ij`` with ``w_ij = exp(q_i k_j)``, where y is 1 for the token that stands at a position and 0
-    for others. The search relaxes y to shares that sum to 1 at each position. Gradient descent
-    finds them by the part of the outputs outside of the span. Every mixture of several texts would
-    nearly solve this. If one token that occurs once is fixed, the anchor, only its own text does.
-    The tokens i are the likeliest at each position, with their shares as weights.
+    Let j count all pairs of a token and a position, with key k_j and value v_j. The first
+    attention's output at pair i, with query q_i, is a mean over the text,
+    ``Σ_j y_j w_ij v_j / Σ_j y_j w_ij`` with ``w_ij = exp(q_i k_j)``, where y_j is 1 if the token
+    stands at the position, and else 0. The search relaxes y to shares that sum to 1 at each
+    position. It minimises the part of the outputs outside of their span by Adam. Every mixture of
+    several texts would nearly solve this. So one token that occurs once in the batch, the *anchor*,
+    is fixed at its position, and only its own text solves it. One token after another is taken as
+    the anchor. The outputs are those at the likeliest token of each position, weighted by its
+    share.
 
     Attributes:
-        iterations: steps of Adam for each anchor.
+        iterations: number of steps of Adam for each anchor.
         rate: learning rate of Adam.
-        anchors: largest number of anchors for each text.
+        anchors: largest number of anchors that are tried for each text.
     """
 
     iterations: int = 200
@@ -236,7 +275,14 @@ class Relaxation:
     def __call__(
         self, spans: Spans, weights: Float[Tensor, "T U"] | None, count: int, budget: Budget
     ) -> Iterator[Int[Tensor, " t"]]:
-        """Yield texts as they are found, until there are ``count`` or the budget is spent."""
+        """Yield the token ids (t,) of one text after another, as they are found.
+
+        Args:
+            spans: the spans behind the first attention, and the tokens that may occur.
+            weights: (T, U) how likely each token stands at each position, or ``None``.
+            count: the number of texts after which the search ends.
+            budget: the CPU time after which the search ends.
+        """
         parts = list(spans.attention.split(spans.inputs))
         start = torch.zeros(spans.allowed.T.shape)
         if weights is not None:
@@ -259,7 +305,15 @@ class Relaxation:
     def _shares(
         self, spans: Spans, parts: list[Tensor], start: Float[Tensor, "T U"], token: int, place: int
     ) -> Float[Tensor, "T more"]:
-        """Return the share of each token, and of padding as the last column, at each position."""
+        """Return the shares (T, U + 1) of each token at each position; the last one is padding's.
+
+        Args:
+            spans: the spans behind the first attention, and the tokens that may occur.
+            parts: queries, keys and values of the attention, each (U, T, heads, h).
+            start: (T, U) the logits of the shares to start from.
+            token: the index of the anchor.
+            place: the position at which the anchor is fixed.
+        """
         q, k, v = (part.float() for part in parts)
         span = Span(spans.mixed.basis.float())
         padding = torch.full_like(spans.allowed[:1], spans.problem.spec.padding is not None)
@@ -296,7 +350,16 @@ class Relaxation:
     def _rounded(
         self, spans: Spans, parts: list[Tensor], shares: Float[Tensor, "T more"], place: int
     ) -> Int[Tensor, " t"] | None:
-        """Return the likeliest text, with tokens replaced, or None if it is not in the spans."""
+        """Return the text of the largest shares, or ``None`` if its vectors leave the spans.
+
+        If some do, other likely tokens are tried at each position first.
+
+        Args:
+            spans: the spans behind the first attention, and the tokens that may occur.
+            parts: queries, keys and values of the attention, each (U, T, heads, h).
+            shares: (T, U + 1) the shares of tokens and padding at each position.
+            place: a position that the text must reach.
+        """
         text = _likeliest(shares, place)
         if text is None:
             return None
@@ -316,7 +379,10 @@ class Relaxation:
 
 
 def _likeliest(shares: Float[Tensor, "T more"], place: int) -> Int[Tensor, " t"] | None:
-    """Return the likeliest tokens up to the first padding, or None if they leave out a place."""
+    """Return the tokens (t,) of the largest shares, up to the first position that is padding.
+
+    The result is ``None`` if the text ends before the position ``place``.
+    """
     likely = shares.argmax(1)
     padded = (likely == shares.shape[1] - 1).nonzero()
     length = int(padded[0, 0]) if len(padded) else len(shares)
@@ -326,14 +392,25 @@ def _likeliest(shares: Float[Tensor, "T more"], place: int) -> Int[Tensor, " t"]
 def _distances(
     spans: Spans, parts: list[Tensor], texts: Int[Tensor, "B t"]
 ) -> Float[Tensor, "B t"]:
-    """Return the distance of the attention's output from its span, for each token of texts."""
+    """Return the relative distance of the first attention's outputs from their span.
+
+    Args:
+        spans: the spans behind the first attention.
+        parts: queries, keys and values of the attention, each (U, T, heads, h).
+        texts: (B, t) indices of the tokens of each text; the distance is given for each token.
+    """
     q, k, v = (part[texts, torch.arange(texts.shape[1])] for part in parts)
     weights = torch.einsum("bihc,bjhc->bhij", q, k).softmax(-1)
     return spans.mixed.distance(torch.einsum("bhij,bjhc->bihc", weights, v).flatten(2))
 
 
 def _whole(spans: Spans, texts: Int[Tensor, "B t"]) -> Int[Tensor, "B T"]:
-    """Return texts of one length t as ids of length T, filled up with padding."""
+    """Return the token ids (B, T) of texts, filled up with padding to the model's length T.
+
+    Args:
+        spans: the tokens that may occur.
+        texts: (B, t) indices of tokens in this list.
+    """
     spec = spans.problem.spec
     left = spec.shape[0] - texts.shape[1]
     padding = texts.new_full((len(texts), left), spec.padding or 0)
@@ -342,12 +419,15 @@ def _whole(spans: Spans, texts: Int[Tensor, "B t"]) -> Int[Tensor, "B T"]:
 
 @dataclass(frozen=True)
 class _Mean:
-    """The first attention's outputs (Q, m) at some queries, as a function of the shares (T, U).
+    """The first attention's outputs (Q, m) at Q queries, as a function of shares (T, U).
+
+    A share tells how far a token stands at a position. Only n pairs of a token and a position have
+    shares that are large enough to count.
 
     Attributes:
-        weights: (heads, Q, n) the weights of the n tokens at positions that count.
-        values: (heads, n, h + 1) the values of these tokens, and 1.
-        counts: (T, U) booleans, true for tokens at positions that count.
+        weights: (heads, Q, n) exp(q k) of each query q and the key k of each of these pairs.
+        values: (heads, n, h + 1) the value of each pair, followed by 1.
+        counts: (T, U) booleans, true for the pairs that count.
     """
 
     weights: Tensor
@@ -369,7 +449,13 @@ class _Mean:
 def _anchors(
     allowed: Bool[Tensor, "U T"], weights: Float[Tensor, "T U"] | None
 ) -> list[tuple[int, int]]:
-    """Return pairs of token and position, those first that are likeliest to occur once."""
+    """Return pairs of a token's index and a position, first those likeliest to occur only once.
+
+    Args:
+        allowed: (U, T) booleans, true for tokens that may stand at a position.
+        weights: (T, U) how likely each token stands at each position; if ``None``, tokens that are
+            allowed at few positions come first.
+    """
     pairs = allowed.nonzero()
     if weights is None:
         middle = (pairs[:, 1] - allowed.shape[1] / 2).abs()

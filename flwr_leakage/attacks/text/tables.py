@@ -1,16 +1,18 @@
 """Read the tokens of a batch, and the order of one text, from the gradients of embedding tables.
 
-A token v at position p enters a transformer as the sum ``u = E_v + P_p`` of two rows. So the rows
-of both tables' gradients are sums of the errors ``δ = ∂L/∂u``: the row W_v sums over the
-occurrences of a token, and Q_p over all texts at a position. For one text ``W = M Q`` with the 0/1
-matrix M of tokens at positions. This holds in any number of local steps, and with dropout behind
-the sum, as it is linear.
+A token v at position p enters a transformer as the sum ``u = E_v + P_p`` of a row of the tokens'
+table E and one of the positions' table P. So the rows of both tables' gradients are sums of the
+errors ``δ = ∂L/∂u``: the row W_v sums over the occurrences of token v, and the row Q_p over all
+texts at position p. For one text ``W = M Q``, where M has a 1 for each token at its position, and 0
+elsewhere. This holds in any number of local steps, and with dropout behind the sum, as it is
+linear.
 
 If the tables are frozen, the first layer shows the tokens. It takes ``z = γ N(E_v + P_p) + β``,
-where N centres and scales (LayerNorm), only scales (RMSNorm), or does nothing. So each row of the
-layer's gradient is a combination of few atoms: γ C E_v for each token that occurs, where C is the
-centring, and also γ C P_p and β. Simultaneous orthogonal matching pursuit (Tropp et al. 2006) finds
-the atoms one by one, even with fewer rows than tokens (:func:`pursue`).
+where N centres and scales (LayerNorm), only scales (RMSNorm), or does nothing, with the norm's
+weight γ and bias β. So each row of the layer's gradient is a combination of few vectors, the
+*atoms*: γ C E_v for each token that occurs, where C is the centring, and also γ C P_p and β.
+Simultaneous orthogonal matching pursuit (Tropp et al. 2006) finds the atoms one by one, even with
+fewer rows than tokens (:func:`pursue`).
 """
 
 import math
@@ -28,11 +30,15 @@ FALSE_ALARM = 1e-3
 
 
 def noise_of(table: Float[Tensor, "V d"]) -> float:
-    """Return the standard deviation σ of noise on a table's gradient, 0 if there is none.
+    """Return the standard deviation σ of noise on an embedding table's gradient, 0 for none.
 
     With noise, no row is zero. Most rows hold noise alone, as a batch has a small part of the
-    vocabulary. The sizes of these rows are alike, with a relative deviation of 1 / √(2 d). If a row
-    is shorter than the median by six deviations, all tokens of a small vocabulary occur.
+    vocabulary. The norms of these rows are alike, with a relative deviation of 1 / √(2 d). If a row
+    is shorter than the median by six deviations, there is no noise, but all tokens of a small
+    vocabulary occur.
+
+    Args:
+        table: (V, d) the gradient of a table of V tokens.
     """
     sizes = table.norm(dim=1)
     median, spread = float(sizes.median()), 1 / math.sqrt(2 * table.shape[1])
@@ -41,10 +47,15 @@ def noise_of(table: Float[Tensor, "V d"]) -> float:
 
 
 def rows_above(table: Float[Tensor, "V d"], noise: float) -> Int[Tensor, " U"]:
-    """Return the numbers of the rows of a table's gradient that are neither zero nor noise alone.
+    """Return the indices (U,) of the rows of a table's gradient that are not zero or mere noise.
 
-    The squared size of a row of noise alone is σ² times a chi-square with d degrees of freedom. It
+    The squared norm of a row of mere noise is σ² times a chi-square with d degrees of freedom. This
     exceeds ``d + 2 √(d x) + 2 x`` with probability e⁻ˣ at most (Laurent and Massart 2000, lemma 1).
+    The probability that any of V rows of noise is returned is at most 1e-3.
+
+    Args:
+        table: (V, d) the gradient of a table of V tokens or positions.
+        noise: standard deviation σ of the noise in each entry; 0 for none.
     """
     count, width = table.shape
     x = math.log(count / FALSE_ALARM)
@@ -55,10 +66,16 @@ def rows_above(table: Float[Tensor, "V d"], noise: float) -> Int[Tensor, " U"]:
 def tied_rows(
     table: Float[Tensor, "V d"], most: int, generator: torch.Generator
 ) -> Int[Tensor, " U"]:
-    """Return the tokens of a batch from the gradient of a table that is also the last layer.
+    """Return the tokens (U,) of a batch, from the gradient of a table that is also the last layer.
 
-    The last layer's part of the gradient has a row for each token of the vocabulary. All of these
-    rows lie in the span of at most ``most`` features. Rows of tokens in the batch also contain W_v.
+    As the last layer's weight, the table gets a gradient in the row of each token of the
+    vocabulary. All of these rows lie in the span of the layer's inputs. As the embedding table, it
+    gets a further gradient only in the rows of tokens in the batch, which therefore lie outside.
+
+    Args:
+        table: (V, d) the gradient of the table.
+        most: the largest number of inputs of the last layer in the batch.
+        generator: the generator by which some rows are drawn to find the span.
 
     Raises:
         ValueError: the features may span the whole space, or no rows stand out of the span.
@@ -86,17 +103,23 @@ def tied_rows(
 def placed_tokens(
     words: Float[Tensor, "U d"], places: Float[Tensor, "T d"], noise: float = 0.0
 ) -> tuple[Int[Tensor, " T"], Float[Tensor, " T"]]:
-    """Return the row of W at each position of one text, and its coefficient in ``W = M Q``.
+    """Return the token at each position of one text, from the gradients of two embedding tables.
 
-    The largest least-squares coefficient of each position proposes its token. A token is accepted,
-    with the coefficient 1, if its row is the sum of its positions' rows. This is repeated for the
-    remaining tokens, so that there may be more positions than the width d. Remaining doubts, from
-    noise or pruning, are settled by damped least squares and single moves that lower ``‖W − M Q‖``.
+    The gradient of the tokens' table is ``W = M Q``, with that of the positions' table Q and an
+    unknown matrix M, which has a 1 for each token at its position. The largest least-squares
+    coefficient of each position proposes its token. A token is accepted if its row of W is the sum
+    of its positions' rows of Q. This is repeated for the remaining tokens, so that there may be
+    more positions than the width d. Remaining doubts, from noise or pruning, are settled by damped
+    least squares and single moves that lower ``‖W − M Q‖``.
 
     Args:
-        words: (U, d) W, the gradient rows of the tokens that occur.
-        places: (T, d) Q, the gradient rows of the positions that are used.
-        noise: σ of the entries of both gradients.
+        words: W (U, d), the gradient rows of the tokens that occur.
+        places: Q (T, d), the gradient rows of the positions that are used.
+        noise: standard deviation of noise in each entry of both gradients.
+
+    Returns:
+        The index (T,) of the row of W at each position, and its coefficient (T,) in M. It is 1 for
+        tokens that were accepted, and otherwise 1 minus the relative residual.
 
     Raises:
         ValueError: the tokens found explain less than half of the rows of W.
@@ -145,10 +168,17 @@ DAMPINGS = (1e-6, 1e-4, 1e-2, 1.0)
 def _settled(
     words: Float[Tensor, "U d"], places: Float[Tensor, "T d"], damping: float
 ) -> tuple[Int[Tensor, " T"], float]:
-    """Return a token for each position at a local minimum of ``‖W − M Q‖ / ‖W‖``, and that value.
+    """Return a token for each of T positions, and the residual ``‖W − M Q‖ / ‖W‖`` that is left.
 
-    With the residual ``R = W − M Q``, moving position p from token u to v changes the square by
+    M has a 1 for each token at its position. The tokens are first guessed by damped least squares.
+    Then one position after another gets the token that lowers the residual most, until none
+    changes. With ``R = W − M Q``, moving position p from token u to v changes ‖R‖² by
     ``2 (⟨R_u, Q_p⟩ + ‖Q_p‖² − ⟨R_v, Q_p⟩)``.
+
+    Args:
+        words: W (U, d), the gradient rows of the tokens.
+        places: Q (T, d), the gradient rows of the positions.
+        damping: the damping of the first guess, as a share of the mean of ‖Q_p‖².
     """
     gram = places @ places.T
     scale = damping * gram.diagonal().mean()
@@ -167,13 +197,17 @@ def _settled(
 
 
 def pair_weights(words: Float[Tensor, "U d"], places: Float[Tensor, "T d"]) -> Float[Tensor, "T U"]:
-    """Return a weight of each token at each position, largest if it occurs at no other position.
+    """Return weights (T, U) that tell how likely each token stands at each position in a batch.
 
-    The row Q_p of a position is a sum over the texts of a batch. It contains W_v of each token v
-    that occurs once, at p, and shares of W_v of tokens that occur several times. The weight is the
-    matched filter ``Q_pᵀ C⁻¹ W_v / W_vᵀ C⁻¹ W_v``, where C is the covariance of all rows. Of the 40
-    largest of 1,168 weights, 39 were right in a batch of 8 texts of 16 tokens, and 34 by least
-    squares.
+    The gradient row Q_p of position p is a sum over the texts of the batch. It contains the row W_v
+    of each token v that occurs once, at p, and parts of W_v of tokens that occur several times. The
+    weight is the matched filter ``Q_pᵀ C⁻¹ W_v / W_vᵀ C⁻¹ W_v``, where C is the covariance of all
+    rows. It is about 1 for tokens that occur once, at p. Of the 40 largest of 1,168 weights, 39
+    were right in a batch of 8 texts of 16 tokens, and 34 by least squares.
+
+    Args:
+        words: W (U, d), the gradient rows of the tokens that occur.
+        places: Q (T, d), the gradient rows of the positions.
     """
     covariance = words.T @ words + places.T @ places
     # Between 1e-6 and 1e-2 the share hardly mattered on development draws; no table.
@@ -202,10 +236,21 @@ BEYOND = 8
 def atoms(
     problem: Problem, anatomy: Anatomy, site: Site
 ) -> tuple[Float[Tensor, "V d"], Float[Tensor, "n d"]]:
-    """Return the atoms of all tokens at a pointwise site, and those of all positions and β.
+    """Return the vectors (atoms) whose combinations are the rows of a first layer's gradient.
+
+    The layer takes ``z = γ N(E_v + P_p) + β`` for token v at position p, with the norm N.
+
+    Args:
+        problem: the network.
+        anatomy: the tables and layers of the network.
+        site: the first layers, whose inputs depend on nothing but the token and its position.
+
+    Returns:
+        The atoms (V, d) γ C E_v of all tokens, with N's centring C; and those of all positions,
+        γ C P_p, followed by β.
 
     Raises:
-        ValueError: the site's inputs are no normalised sum of looked-up rows.
+        ValueError: the inputs of the layers are no such sum.
     """
     table, offsets = problem.params[anatomy.words], anatomy.offsets
     tokens = torch.linspace(1, len(table) - 1, 48).long()
@@ -231,10 +276,20 @@ def atoms(
 def pursue(
     rows: Float[Tensor, "m d"], words: Float[Tensor, "V d"], others: Float[Tensor, "n d"], most: int
 ) -> Int[Tensor, " U"]:
-    """Return the words that explain some rows, as many as still lower the residual clearly.
+    """Return the tokens (U,) whose atoms explain the rows of a gradient, in ascending order.
+
+    Orthogonal matching pursuit adds one atom after another, each time the one that lowers the
+    squared residual most. The tokens end where this gain falls most clearly.
+
+    Args:
+        rows: (m, d) the rows of the gradient.
+        words: (V, d) the atom of each token.
+        others: (n, d) vectors that rows may contain besides, such as the atoms of positions.
+        most: the largest number of tokens that may occur.
 
     Raises:
-        ValueError: no few words explain the rows.
+        ValueError: the gain does not fall clearly, so that no small set of tokens explains the
+            rows.
     """
     _, sizes, basis = torch.linalg.svd(others, full_matrices=False)
     basis = basis[sizes > 1e-9 * sizes[0]]
