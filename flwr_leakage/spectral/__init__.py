@@ -1,4 +1,8 @@
-"""Estimators of spectral quantities, each with its convergence and its cost."""
+"""Estimators of eigenvalues, ranks, traces and damped least squares of AᵀA from products with A.
+
+A linear operator holds S matrices A of equal shape P × N, its *blocks*. Estimators treat all of
+them at once. Each result says whether it has converged, and how many products it took.
+"""
 
 from flwr_leakage.spectral.choose import choose_smallest_eigenvalue, route_bytes
 from flwr_leakage.spectral.dense import dense_spectrum, gram_spectrum, inverse_sum

@@ -1,4 +1,7 @@
-"""Golub–Kahan bidiagonalisation of S operators at once, and quadrature rules that bracket."""
+"""Run Golub and Kahan's bidiagonalisation for S matrices at once, and derive quadrature rules.
+
+The rules bound quadratic forms of functions of AᵀA from below and from above.
+"""
 
 import copy
 
@@ -14,16 +17,17 @@ Rule = tuple[Tensor, Tensor]
 
 
 class Bidiagonal:
-    """The bidiagonalisation Aᵀ V = U B of A from a vector z of inputs, with u₁ = z/‖z‖.
+    """The bidiagonalisation Aᵀ V = U B of each of S matrices A (P, N), from vectors z (N,).
 
-    The process is that of Golub and Kahan 1965, in the form of Paige and Saunders 1982, section 3,
-    with U kept orthonormal. B is lower bidiagonal, (k + 1) × k after k steps, with α on its
-    diagonal and β below. It determines σ to ε σmax with ε the precision, while T = BBᵀ of the
-    Lanczos process determines λ = σ² to ε λmax only. A step costs two products.
+    The first column of U is z/‖z‖. The process is that of Golub and Kahan 1965, in the form of
+    Paige and Saunders 1982, section 3, with U kept orthonormal. B is lower bidiagonal, (k + 1) × k
+    after k steps, with entries α on its diagonal and β below. It determines singular values σ of A
+    to ε σmax with ε the precision, while T = BBᵀ of the Lanczos process determines eigenvalues
+    λ = σ² to ε λmax only. A step costs two products.
 
     Args:
-        operator: the operators A, of S blocks.
-        start: (S, N) vectors z, not zero.
+        operator: the S matrices A.
+        start: (S, N) the vectors z, not zero.
     """
 
     def __init__(self, operator: LinearOperator, start: Float[Tensor, "S N"]) -> None:
@@ -36,11 +40,11 @@ class Bidiagonal:
 
     @property
     def num_steps(self) -> int:
-        """Return the number of steps taken, which is the number of columns of B."""
+        """The number k of steps taken, which is the number of columns of B."""
         return len(self._betas)
 
     def step(self) -> None:
-        """Extend B by one column, and take α of the next one."""
+        """Take one step, which adds a column to B and computes the next diagonal entry α."""
         operator, alpha = self.operator, self._alphas[-1].to(self._inputs.dtype)
         image = operator.rmatvec(self._outputs) - alpha[:, None] * self._inputs
         fresh, beta = normalize_rows(orthogonalize(image, self.basis))
@@ -57,7 +61,11 @@ class Bidiagonal:
         self._alphas.append(alpha.double())
 
     def narrow(self, rows: Int[Tensor, " R"]) -> "Bidiagonal":
-        """Return the process of some blocks, which continues from here without the others."""
+        """Return the process for some of the matrices, which continues from here.
+
+        Args:
+            rows: (R,) indices of these matrices among the S.
+        """
         other = copy.copy(self)
         other.operator = self.operator.narrow(rows)
         for name in ("_inputs", "start_norm", "basis", "_outputs"):
@@ -68,18 +76,18 @@ class Bidiagonal:
 
     @property
     def exhausted(self) -> Tensor:
-        """Return (S,) whether the Krylov space is complete."""
+        """(S,) whether the Krylov space is exhausted, so that further steps change nothing."""
         return self._betas[-1] == 0
 
     def matrix(self) -> Float[Tensor, "S k1 k"]:
-        """Return B."""
+        """Return B (S, k + 1, k) after k steps, in float64."""
         return lower_bidiagonal(self._alphas[:-1], self._betas)
 
     def rules(self, order: int) -> tuple[Rule, Rule]:
-        """Return Gauss' and Radau's rules, the latter with a node at 0, of the measure λᵖμ.
+        """Return the quadrature rules of Gauss and of Radau, with a node at 0, for λᵖμ.
 
-        μ is the spectral measure of z: ∫f dμ = zᵀf(AᵀA)z. Its moments follow from BBᵀ, those of λμ
-        from BᵀB.
+        μ is the spectral measure of z, for which ∫f(λ) dμ = zᵀf(AᵀA)z. Its moments follow from BBᵀ,
+        and those of λμ from BᵀB. A rule consists of nodes and weights, each (S, number of nodes).
 
         Args:
             order: the power p, 0 or 1.
@@ -94,7 +102,12 @@ class Bidiagonal:
 
 
 def lower_bidiagonal(diagonal: list[Tensor], below: list[Tensor]) -> Float[Tensor, "S k1 k"]:
-    """Return B from its diagonal and the diagonal below, with entries (S,), in float64."""
+    """Return lower bidiagonal matrices B (S, k + 1, k) in float64.
+
+    Args:
+        diagonal: the k entries of the diagonal, each (S,).
+        below: the k entries below the diagonal, each (S,).
+    """
     steps = len(diagonal)
     result = torch.zeros(diagonal[0].shape[0], steps + 1, steps, dtype=torch.float64)
     index = torch.arange(steps)
@@ -108,16 +121,21 @@ def column_rules(
     next_alpha: Float[Tensor, " S"],
     mass: Float[Tensor, "S 1"],
 ) -> tuple[Rule, Rule]:
-    """Return Gauss' and Radau's rules of BᵀB at its first unit vector; Radau's has a node at 0.
+    """Return the quadrature rules of Gauss and of Radau for a measure that BᵀB describes.
 
-    For g whose derivatives alternate in sign, Gauss' rule is a lower bound and Radau's an upper one
-    (Golub and Meurant 1994, section 4). Radau's comes from the upper bidiagonal factor R of BᵀB
-    with one more column, whose entry below is zero.
+    The integral of g by Gauss' rule is m e₁ᵀ g(BᵀB) e₁, with the mass m and the first unit vector
+    e₁. Radau's rule has a node at 0. If the derivatives of g alternate in sign, Gauss' rule is a
+    lower bound of the integral and Radau's an upper one (Golub and Meurant 1994, section 4).
+    Radau's rule comes from the factor R of B = QR with one more column, of a B whose last entry
+    below the diagonal is zero.
 
     Args:
-        bidiagonal: (S, k + 1, k) the matrix B.
+        bidiagonal: the lower bidiagonal matrices B (S, k + 1, k).
         next_alpha: (S,) the diagonal entry that B's next column would have.
-        mass: (S, 1) mass of the measure.
+        mass: (S, 1) the mass m of the measure.
+
+    Returns:
+        Both rules, each as nodes and weights (S, number of nodes).
     """
     factor = torch.linalg.qr(bidiagonal, mode="r").R
     pivot, coupling = factor[:, -1, -1], next_alpha.double() * bidiagonal[:, -1, -1]
@@ -127,7 +145,15 @@ def column_rules(
 
 
 def _rule(matrix: Float[Tensor, "S r k"], mass: Float[Tensor, "S 1"]) -> Rule:
-    """Return the nodes and weights of MᵀM at its first unit vector."""
+    """Return the quadrature rule that integrates g as m e₁ᵀ g(MᵀM) e₁.
+
+    Its nodes are the eigenvalues of MᵀM, and its weights m times the squared first entries of the
+    eigenvectors, each (S, k).
+
+    Args:
+        matrix: (S, r, k) the matrices M.
+        mass: (S, 1) the mass m.
+    """
     _, values, vectors = torch.linalg.svd(matrix, full_matrices=True)
     missing = matrix.shape[2] - values.shape[1]
     nodes = torch.nn.functional.pad(values**2, (0, max(0, missing)))
@@ -135,21 +161,23 @@ def _rule(matrix: Float[Tensor, "S r k"], mass: Float[Tensor, "S 1"]) -> Rule:
 
 
 class Bidiagonalization:
-    """The bidiagonalisation A V = U B from b, with B lower bidiagonal and V kept orthonormal.
+    """The bidiagonalisation A V = U B of each of S matrices A (P, N), from vectors b (P,).
 
-    The process is that of Golub and Kahan 1965, as in LSQR (Paige and Saunders 1982, section 3).
-    ``step`` costs two products, and the start one.
+    B is lower bidiagonal, (k + 1) × k after k steps, and V is kept orthonormal. The process is that
+    of Golub and Kahan 1965, as in LSQR (Paige and Saunders 1982, section 3). A step costs two
+    products, and the start one.
 
     Args:
-        operator: the operators A, of S blocks.
-        right_hand_side: (S, P) vectors b.
+        operator: the S matrices A.
+        right_hand_side: (S, P) the vectors b.
 
     Attributes:
-        blocks: (S,) indices of the blocks in the first operator; see ``take``.
+        blocks: (S,) the index of each matrix in the operator that was first given; ``take`` leaves
+            some out.
         scale: (S,) ‖b‖.
         basis: (S, k, N) the columns of V.
-        alpha: (S,) the next entry of B's diagonal.
-        exhausted: (S,) whether the Krylov space is complete, so that the next vectors are zero.
+        alpha: (S,) the diagonal entry of B's next column.
+        exhausted: (S,) whether the Krylov space is exhausted, so that the next vectors are zero.
     """
 
     def __init__(self, operator: LinearOperator, right_hand_side: Float[Tensor, "S P"]) -> None:
@@ -165,15 +193,17 @@ class Bidiagonalization:
 
     @property
     def num_steps(self) -> int:
-        """Return the number of steps taken, which is the number of columns of B."""
+        """The number k of steps taken, which is the number of columns of B."""
         return len(self.diagonal)
 
     def step(self, last: bool = False) -> None:
-        """Add a column to B; a product that exceeds a budget raises.
+        """Take one step, which adds a column to B.
+
+        If the operator's budget of products does not allow it, an error is raised.
 
         Args:
-            last: whether no other step follows; the second product, which prepares it, is then
-                left out.
+            last: whether no other step follows. The second product, which only prepares the next
+                step, is then left out.
         """
         operator, left, right, alpha = self.operator, self.left, self.right, self.alpha
         left, beta = normalize_rows(operator.matvec(right) - alpha[:, None] * left)
@@ -191,7 +221,11 @@ class Bidiagonalization:
         self.left, self.right = left, torch.where(self.exhausted[:, None], 0.0, right)
 
     def take(self, rows: Int[Tensor, " R"]) -> "Bidiagonalization":
-        """Return the process of some blocks, which continues from here without the others."""
+        """Return the process for some of the matrices, which continues from here.
+
+        Args:
+            rows: (R,) indices of these matrices among the present ones.
+        """
         other = copy.copy(self)
         other.operator = self.operator.narrow(rows)
         for name in ("blocks", "left", "scale", "right", "alpha", "basis", "exhausted"):
@@ -201,5 +235,5 @@ class Bidiagonalization:
         return other
 
     def matrix(self) -> Float[Tensor, "S k1 k"]:
-        """Return B, with k columns after k steps, in float64."""
+        """Return B (S, k + 1, k) after k steps, in float64."""
         return lower_bidiagonal(self.diagonal, self.below)

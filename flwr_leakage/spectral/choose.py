@@ -1,4 +1,7 @@
-"""The smallest eigenvalue by the cheapest route that resolves it within a memory budget."""
+"""Compute the smallest eigenvalue of AᵀA by the cheapest method that resolves it within a memory.
+
+The methods are Lanczos, the SVD of A, and the eigenvalues of AᵀA.
+"""
 
 from dataclasses import replace
 
@@ -24,9 +27,17 @@ def route_bytes(
     max_dense_inputs: int,
     memory_bytes: int,
 ) -> int:
-    """Return the most memory in bytes that ``choose_smallest_eigenvalue`` takes for one block.
+    """Return the most bytes that ``choose_smallest_eigenvalue`` takes for one matrix A (P, N).
 
-    The memory of the operator itself is not counted.
+    It is 0 if no dense method fits, as Lanczos is then the only one. The memory of the operator
+    itself is not counted.
+
+    Args:
+        num_inputs: N.
+        num_outputs: P.
+        dtype: the precision of A.
+        max_dense_inputs: the largest N for which a dense method is used.
+        memory_bytes: the memory that a dense method may take.
     """
     if num_inputs > max_dense_inputs:
         return 0
@@ -44,26 +55,28 @@ def choose_smallest_eigenvalue(
     max_dense_inputs: int = 4096,
     memory_bytes: int = 2 * 1024**3,
 ) -> Estimate:
-    """Return λmin of AᵀA; ``method`` of the result names the last route.
+    """Return the smallest eigenvalue λmin of AᵀA for each of S matrices A (P, N).
 
-    The route depends on size, conditioning and memory:
+    The method depends on size, conditioning and memory:
 
-    - If the dense matrix fits, and its N products are no more than Lanczos may take, it is the
-      dense SVD.
-    - Otherwise it is Lanczos. Blocks that Lanczos does not resolve get the dense SVD if that fits,
-      else the Gram matrix in float64 if that fits. The Gram matrix needs N² numbers only, and
+    - If the dense matrix A fits into memory, and its N products are no more than Lanczos may take,
+      it is the SVD of A.
+    - Otherwise it is Lanczos. Matrices for which Lanczos does not resolve λmin get the SVD of A if
+      that fits, else the eigenvalues of AᵀA in float64 if that fits. AᵀA needs N² numbers only, and
       resolves λmax/λmin up to about 1e13 at a tolerance of 1 %.
-    - If no route resolves λmin, the value is an upper bound, and not marked as converged.
+    - If no method resolves λmin, the value is an upper bound, and not marked as converged.
+
+    ``method`` of the result names the last method that was used.
 
     Args:
-        operator: the operators A, of S blocks.
-        generator: draws the start of Lanczos.
+        operator: the S matrices A.
+        generator: the generator of Lanczos's random start.
         tolerance: relative error of λmin.
         max_steps: largest number of steps of Lanczos, of two products each.
-        max_dense_inputs: N above which no dense route is taken, with any memory.
-        memory_bytes: memory for a dense route of one block. The dense routes of all S blocks run at
-            once, so that the caller must pass as many blocks as fit; see ``route_bytes``. The route
-            of a block, and with it its value, then does not depend on the other blocks.
+        max_dense_inputs: N above which no dense method is used, with any memory.
+        memory_bytes: memory that a dense method may take for one matrix. All S matrices are treated
+            at once, so that the caller must pass no more of them than fit; see ``route_bytes``. The
+            method for a matrix, and with it the value, then does not depend on the other matrices.
     """
     small = operator.num_inputs <= max_dense_inputs
     one = dense_bytes(operator.num_inputs, operator.num_outputs, operator.dtype)

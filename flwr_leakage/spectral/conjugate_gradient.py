@@ -1,4 +1,4 @@
-"""Conjugate gradients for one positive definite system that is given by its products only."""
+"""Conjugate gradients for one linear system whose positive definite matrix is only multiplied."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ def conjugate_gradients(
     precondition: Callable[[Tensor], Tensor] = lambda vector: vector,
     is_over: Callable[[], bool] = lambda: False,
 ) -> tuple[Tensor, int]:
-    """Return x of A x = b by preconditioned conjugate gradients (Hestenes, Stiefel 1952), from 0.
+    """Solve A x = b by preconditioned conjugate gradients (Hestenes, Stiefel 1952) from x = 0.
 
     Args:
         product: the map v ↦ A v for flat v (D,), with A symmetric and positive definite.
@@ -23,12 +23,13 @@ def conjugate_gradients(
             r = b − A x and the preconditioner P.
         max_iterations: largest number of iterations, of one product each.
         precondition: the map v ↦ P v, an approximation of A⁻¹ v, with P symmetric and positive
-            definite.
-        is_over: asked after each iteration; the iteration stops once it returns True.
+            definite; the identity by default.
+        is_over: a function that is called after each iteration; if it returns True, no further
+            iteration follows.
 
     Returns:
-        x (D,) and the number of iterations taken. If that is ``max_iterations``, or if the
-        iteration was over, the tolerance may not have been reached.
+        The solution x (D,), and the number of iterations taken. If that is ``max_iterations``, or
+        if ``is_over`` ended the iteration, the tolerance may not have been reached.
 
     Example:
         >>> matrix = torch.tensor([[2.0, 1.0], [1.0, 3.0]])

@@ -1,4 +1,4 @@
-"""The whole spectrum from the dense matrix, in float64."""
+"""Compute all eigenvalues of AᵀA from the dense matrix, in float64."""
 
 import torch
 from jaxtyping import Float
@@ -11,21 +11,35 @@ _SAFETY = 10.0
 
 
 def dense_bytes(num_inputs: int, num_outputs: int, dtype: torch.dtype) -> int:
-    """Return the approximate bytes of ``dense_spectrum`` for one map: A, a float64 copy, its QR."""
+    """Return about how many bytes ``dense_spectrum`` takes for one matrix A (P, N).
+
+    They hold A, a copy in float64, and its QR decomposition.
+
+    Args:
+        num_inputs: N.
+        num_outputs: P.
+        dtype: the precision of A.
+    """
     return num_outputs * num_inputs * (torch.finfo(dtype).bits // 8 + 16)
 
 
 def gram_bytes(num_inputs: int) -> int:
-    """Return the approximate bytes of ``gram_spectrum`` for one map: AᵀA and its eigenvectors."""
+    """Return about how many bytes ``gram_spectrum`` takes for one matrix A with N columns.
+
+    They hold AᵀA (N, N) and the memory of its eigenvalue problem.
+    """
     return 3 * 8 * num_inputs**2
 
 
 def dense_spectrum(operator: LinearOperator) -> Float[Tensor, "S N"]:
-    """Return the eigenvalues of AᵀA, descending, as squared singular values of A in float64.
+    """Return the eigenvalues (S, N) of AᵀA, descending, as squared singular values of A in float64.
 
-    A is formed from N products and factored as QR; the singular values are those of R. They
-    resolve λmin/λmax down to ε², with ε the precision of the products. The eigenvalues of a Gram
-    matrix would resolve it down to ε only.
+    A is formed by N products and factored as QR; the singular values are those of R. They resolve
+    λmin/λmax down to ε², with ε the precision of the products. The eigenvalues of the matrix AᵀA
+    would resolve it down to ε only.
+
+    Args:
+        operator: S matrices A.
     """
     spectra = []
     for matrix in operator.to_dense():
@@ -37,12 +51,15 @@ def dense_spectrum(operator: LinearOperator) -> Float[Tensor, "S N"]:
 
 
 def gram_spectrum(operator: LinearOperator) -> Float[Tensor, "S N"]:
-    """Return the eigenvalues of AᵀA, descending, from N Gram products in float64.
+    """Return the eigenvalues (S, N) of AᵀA, descending, from N products with AᵀA in float64.
 
-    The method needs no N×P memory.
+    The method needs memory for AᵀA (N, N), but not for A (P, N).
+
+    Args:
+        operator: S matrices A.
 
     Raises:
-        ValueError: the operator works in float32, in which a Gram matrix is useless.
+        ValueError: the operator works in float32, in which AᵀA is too inexact.
     """
     if operator.dtype != torch.float64:
         raise ValueError(f"a Gram matrix needs a float64 operator, got {operator.dtype}.")
@@ -59,10 +76,20 @@ def estimate_of(
     operator: LinearOperator,
     squared: bool,
 ) -> Estimate:
-    """Return one eigenvalue of a dense spectrum, not converged if it may be only rounding.
+    """Return one of the eigenvalues of AᵀA with its error from rounding.
 
     A singular value has an absolute error of ρ σmax, with ρ the operator's rounding. An eigenvalue
-    of a Gram matrix has a further error of ten units in the last place of λmax.
+    that was computed from the matrix AᵀA has a further error of ten units in the last place of
+    λmax. If the relative error exceeds the tolerance, the value has not converged, and is an upper
+    bound.
+
+    Args:
+        eigenvalues: all eigenvalues of AᵀA, descending.
+        index: the index of the wanted one.
+        tolerance: the relative error up to which it has converged.
+        products: the number of products to report.
+        operator: the matrices A, with their rounding.
+        squared: whether the eigenvalues were computed from AᵀA and not from A.
     """
     value = eigenvalues[:, index]
     top = eigenvalues[:, 0]
@@ -75,13 +102,14 @@ def estimate_of(
 
 
 def inverse_sum(operator: LinearOperator) -> Estimate:
-    """Return Σ1/λᵢ of AᵀA from the dense matrix, a sum that the smallest eigenvalues dominate.
+    """Return Σᵢ 1/λᵢ over all eigenvalues λᵢ of AᵀA, from the dense matrix A.
 
-    Every singular value may have an error of ρ σmax, with ρ the operator's rounding. If that
-    changes the sum by more than 1 %, the sum has not converged, and its value is a lower bound.
+    The smallest eigenvalues dominate this sum. Every singular value may have an error of ρ σmax,
+    with ρ the operator's rounding. If that changes the sum by more than 1 %, the sum has not
+    converged, and its value is a lower bound.
 
     Args:
-        operator: the operators A, of S blocks.
+        operator: S matrices A.
     """
     first = operator.products
     singular = dense_spectrum(operator).sqrt()

@@ -1,4 +1,4 @@
-"""The result of every estimator, and parts that estimators share."""
+"""Define the result of estimators, and the operations that they share."""
 
 from dataclasses import dataclass
 
@@ -11,15 +11,15 @@ from flwr_leakage.operators.lengths import row_norms
 
 @dataclass(frozen=True)
 class Estimate:
-    """One number for each of S blocks of an operator, with its convergence.
+    """An estimate of one number for each of S matrices, with its convergence.
 
     Attributes:
-        value: (S,) estimates; if ``converged`` is false, a value is a bound at best.
-        converged: (S,) whether the value is within the given tolerance.
-        residual: (S,) relative error of the value, with rounding. If it did not converge, this is
-            the estimator's own estimate of the error, which may be too small.
-        products: number of ``matvec`` and ``rmatvec`` for each operator.
-        method: the name of the method that computed it.
+        value: (S,) the estimates; where ``converged`` is false, a value is a bound at best.
+        converged: (S,) whether the value is within the tolerance that was asked for.
+        residual: (S,) relative error of the value, including rounding. Where ``converged`` is
+            false, this is the estimator's own estimate of the error, which may be too small.
+        products: number of products with a matrix or its transpose, for each matrix.
+        method: the name of the method that computed the value.
     """
 
     value: Float[Tensor, " S"]
@@ -30,7 +30,10 @@ class Estimate:
 
 
 def normalize_rows(vectors: Float[Tensor, "S N"]) -> tuple[Tensor, Tensor]:
-    """Return the rows' unit vectors and lengths; a zero row stays zero."""
+    """Return the rows divided by their lengths (S, N), and the lengths (S,).
+
+    A row of zeros stays zero.
+    """
     lengths = row_norms(vectors)
     return vectors / torch.where(lengths > 0, lengths, 1.0)[:, None], lengths
 
@@ -38,9 +41,13 @@ def normalize_rows(vectors: Float[Tensor, "S N"]) -> tuple[Tensor, Tensor]:
 def orthogonalize(
     vectors: Float[Tensor, "S N"], basis: Float[Tensor, "S k N"]
 ) -> Float[Tensor, "S N"]:
-    """Return vectors without their components along an orthonormal basis.
+    """Return vectors (S, N) without their components along a basis.
 
-    They are removed twice, because of rounding.
+    The components are removed twice, because of rounding.
+
+    Args:
+        vectors: one vector for each of S bases.
+        basis: k orthonormal vectors for each s; vectors of zeros are allowed.
     """
     for _ in range(2):
         along = torch.bmm(basis, vectors[:, :, None])
@@ -49,10 +56,14 @@ def orthogonalize(
 
 
 def remaining_growth(history: list[Tensor]) -> Tensor:
-    """Return an estimate of a growing sequence's remaining growth, relative to its last entry.
+    """Return an estimate of how much growing sequences will still grow, relative to their last.
 
-    The estimate is the growth over the last quarter of the steps (three at least). It is right for
-    a sequence whose error falls by a half in that many steps, and too large for a faster one.
+    The estimate is the growth over the last quarter of the entries (three at least). It is right
+    for a sequence whose distance from its limit falls by a half over that many entries, and too
+    large for a faster one. It is infinite for three or fewer entries.
+
+    Args:
+        history: the entries so far, each a tensor (S,) with one number for each of S sequences.
 
     Example:
         >>> history = [torch.tensor(1 - 0.5**k, dtype=torch.float64) for k in range(20)]

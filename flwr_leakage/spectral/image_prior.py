@@ -1,4 +1,4 @@
-"""A Gaussian prior of natural images, with most variance in low frequencies and in grey."""
+"""Define a normal prior of natural images, with most variance at low frequencies and in grey."""
 
 import math
 from dataclasses import dataclass, replace
@@ -29,17 +29,18 @@ OPPONENTS = ((1.0, 1.0, 1.0), (1.0, 0.0, -1.0), (1.0, -2.0, 1.0))
 
 @dataclass(frozen=True)
 class ImagePrior:
-    """A normal distribution of inputs of one shape: x = μ + L s with s ~ N(0, I).
+    """A normal distribution of images x = μ + L s, normalised as a network takes them, s ~ N(0, I).
 
-    μ is grey. s are cosine coefficients of the mean and the differences of the colours, each in
-    units of its standard deviation. L turns them into normalised inputs:
-    ``L s = scale · coloursᵀ (rowsᵀ (deviations · s) columns)``. The prior uses no image.
+    μ is grey. The coordinates s of an image are cosine coefficients of the mean and the differences
+    of its colours, each divided by its standard deviation. L turns them into normalised inputs:
+    ``L s = scale · coloursᵀ (rowsᵀ (deviations · s) columns)``. The prior is a formula that was not
+    fitted to images of a client.
 
     Attributes:
-        grey: (1, C, H, W) μ.
-        deviations: (C, H, W) standard deviations of the coefficients, in pixel values.
-        scale: (C, 1, 1) normalised inputs per pixel value.
-        colours: (C, C) orthonormal rows, one for each mean or difference of the channels.
+        grey: μ (1, C, H, W).
+        deviations: (C, H, W) standard deviations of the coefficients, for pixels in [0, 1].
+        scale: (C, 1, 1) factor from pixels in [0, 1] to normalised inputs, for each channel.
+        colours: (C, C) orthonormal rows; each gives the mean or one difference of the channels.
         rows: (H, H) orthonormal discrete cosine transform along the height.
         columns: (W, W) orthonormal discrete cosine transform along the width.
     """
@@ -59,20 +60,20 @@ class ImagePrior:
         chroma: float | tuple[float, float] = 0.1,
         fall: float = math.inf,
     ) -> "ImagePrior":
-        """Return the prior of inputs of a specification, in double precision.
+        """Return the prior of images of a shape and normalisation, in double precision.
 
         The coefficient of frequency (u, v) has a variance proportional to 1/(1 + u² + v²), as
-        natural images have a power spectrum of about 1/f² (Field 1987). The spectrum falls faster
-        at the highest frequencies, by the factor exp(−(f / fall)²).
+        natural images have a power spectrum of about 1/f² (Field 1987). At high frequencies f, the
+        factor exp(−(f / fall)²) makes the spectrum fall faster.
 
         Args:
             spec: shape and normalisation of the inputs.
             spread: standard deviation of (sum of the C channels) / √C about grey, over images and
-                positions, in pixel values, > 0.
+                positions, for pixels in [0, 1]; > 0.
             chroma: variance of each colour difference relative to that of the mean, > 0; one number
-                for both, or two.
-            fall: frequency of the faster fall, in units of the highest frequency along each axis,
-                > 0; infinite for none.
+                for both differences, or two numbers.
+            fall: the frequency in the factor above, in units of the highest frequency along each
+                axis, > 0; infinite for no such factor.
         """
         both = (chroma, chroma) if isinstance(chroma, float | int) else chroma
         if not (spread > 0 and len(both) == 2 and min(both) > 0 and fall > 0):
@@ -105,7 +106,11 @@ class ImagePrior:
 
     @classmethod
     def natural(cls, spec: InputSpec) -> "ImagePrior":
-        """Return the prior with natural images' colours and their fall at high frequencies."""
+        """Return the prior with the colours and the spectrum of photographs.
+
+        Its variances of colours are ``NATURAL_CHROMA``, and its high frequencies are weakened as by
+        lenses and pixels (``NATURAL_FALL``).
+        """
         return cls.of(spec, chroma=NATURAL_CHROMA, fall=NATURAL_FALL)
 
     def single(self) -> "ImagePrior":
@@ -113,14 +118,15 @@ class ImagePrior:
         return replace(self, **{name: value.float() for name, value in vars(self).items()})
 
     def fitted(self, inputs: Tensor, ring: float = 1.35) -> "ImagePrior":
-        """Return the prior with the spectrum of one image, an empirical Bayes estimate.
+        """Return the prior with standard deviations that are estimated from one image.
 
-        The frequencies (u, v) are divided into rings. In a ring, the variance of a colour's
-        coefficients is their mean square. Between rings, its logarithm is interpolated linearly in
-        log(1 + u² + v²).
+        The frequencies (u, v) are divided into rings of about equal u² + v². In a ring, the
+        variance of the coefficients of the colours' mean, or of one of their differences, is the
+        mean square of the image's coefficients. Between rings, the variance's logarithm is
+        interpolated linearly in log(1 + u² + v²). This is an empirical Bayes estimate.
 
         Args:
-            inputs: (1, C, H, W) image.
+            inputs: (1, C, H, W) the image, normalised.
             ring: ratio of a ring's outer radius to its inner one, > 1.
         """
         energies = (self.deviations * self.coordinates(inputs)[0]).square().flatten(1).numpy()
@@ -140,7 +146,7 @@ class ImagePrior:
         return replace(self, deviations=fitted.reshape(self.deviations.shape))
 
     def coordinates(self, inputs: Tensor) -> Tensor:
-        """Return the coordinates s (B, C, H, W) of inputs (B, C, H, W)."""
+        """Return the coordinates s (B, C, H, W) of normalised images x = μ + L s (B, C, H, W)."""
         found = []
         # each image is transformed by itself, so that its bits do not depend on B
         for each in (inputs - self.grey) / self.scale:
@@ -149,16 +155,16 @@ class ImagePrior:
         return torch.stack(found)
 
     def inputs(self, coordinates: Tensor) -> Tensor:
-        """Return the inputs μ + L s (B, C, H, W), for s (B, C, H, W)."""
+        """Return the normalised images μ + L s (B, C, H, W) of coordinates s (B, C, H, W)."""
         return self.grey + self.push(coordinates)
 
     def push(self, coordinates: Tensor) -> Tensor:
-        """Return L s, for s (…, C, H, W)."""
+        """Return L s (…, C, H, W), the change of images by a change s of their coordinates."""
         images = self.rows.T @ (self.deviations * coordinates) @ self.columns
         return self.scale * torch.einsum("oc,...ohw->...chw", self.colours, images)
 
     def pull(self, inputs: Tensor) -> Tensor:
-        """Return Lᵀ g, for g (…, C, H, W)."""
+        """Return Lᵀ g (…, C, H, W), the gradient by coordinates, for a gradient g by images."""
         images = torch.einsum("oc,...chw->...ohw", self.colours, self.scale * inputs)
         return self.deviations * (self.rows @ images @ self.columns.T)
 
@@ -166,8 +172,8 @@ class ImagePrior:
 def cosine_transform(size: int) -> Tensor:
     """Return the matrix of the orthonormal discrete cosine transform (Ahmed et al. 1974).
 
-    It is a matrix because torch has no such transform. At the sizes of images, the product with a
-    matrix is as fast.
+    Torch has no such transform. At the sizes of images, the product with its matrix is as fast as a
+    fast transform.
 
     Returns:
         (size, size) in double precision, with one frequency in each row.

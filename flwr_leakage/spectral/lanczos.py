@@ -1,4 +1,4 @@
-"""Lanczos with full reorthogonalisation, of S operators at once."""
+"""Run the Lanczos process with full reorthogonalisation, for S matrices at once."""
 
 import copy
 from dataclasses import dataclass
@@ -18,19 +18,21 @@ from flwr_leakage.spectral.estimate import (
 
 
 class Lanczos:
-    """The Lanczos process of AᵀA, ``AᵀA V = V T + β v eᵀ``, with V kept orthonormal.
+    """The Lanczos process ``AᵀA V = V T + β v eᵀ`` for each of S matrices A (P, N).
 
-    The process is that of Lanczos 1950, with full reorthogonalisation as in Parlett, The Symmetric
-    Eigenvalue Problem, section 13.7. ``step`` costs one Gram product.
+    After k steps, the k columns of V are an orthonormal basis of the Krylov space of AᵀA and a
+    start vector, T (k, k) is tridiagonal, v is the next basis vector, β its coupling, and e the
+    last unit vector. The process is that of Lanczos 1950, with full reorthogonalisation as in
+    Parlett, The Symmetric Eigenvalue Problem, section 13.7. A step costs one product with AᵀA.
 
-    A block whose Krylov space is exhausted continues with zero vectors. Its new rows of T are not
-    coupled to the others, and repeat T's first entry. That is a Rayleigh quotient, so that the
-    largest and the smallest eigenvalue of T do not change.
+    If the Krylov space of a matrix is exhausted, its process continues with zero vectors. The new
+    rows of T are not coupled to the others, and repeat T's first entry. That is a Rayleigh
+    quotient, so that the largest and the smallest eigenvalue of T do not change.
 
     Args:
-        operator: the operators A, of S blocks.
-        start: (S, N) the first vector of each block, not zero.
-        image: (S, P) A·start if it is known. The first step then takes half a Gram product.
+        operator: the S matrices A.
+        start: (S, N) the start vector for each matrix, not zero.
+        image: (S, P) A·start if it is known. The first step then takes half of a product.
     """
 
     def __init__(
@@ -50,16 +52,23 @@ class Lanczos:
 
     @property
     def num_steps(self) -> int:
-        """Return the number of steps taken, which is the order of T."""
+        """The number k of steps taken, which is the order of T."""
         return len(self._alphas)
 
     @property
     def last_beta(self) -> Float[Tensor, " S"]:
-        """Return (S,) β_k, the coupling of the last vector to the outside of the Krylov space."""
+        """(S,) β after the last step, the coupling of the Krylov space to the next basis vector.
+
+        It is 0 if the space is exhausted.
+        """
         return self._betas[-1]
 
     def step(self) -> None:
-        """Extend T by one row; a product that exceeds a budget raises and changes nothing."""
+        """Take one step, which extends V and T.
+
+        If the operator's budget of products does not allow it, an error is raised, and nothing
+        changes.
+        """
         if self._image is None:
             image = self.operator.gram(self._next)
         else:
@@ -81,10 +90,10 @@ class Lanczos:
         self._betas.append(torch.where(exhausted, 0.0, beta))
 
     def narrow(self, rows: Int[Tensor, " R"]) -> "Lanczos":
-        """Return the process of some blocks, which continues from here without the others.
+        """Return the process for some of the matrices, which continues from here.
 
         Args:
-            rows: (R,) indices of the blocks, ascending.
+            rows: (R,) indices of these matrices among the S, ascending.
         """
         other = copy.copy(self)
         other.operator = self.operator.narrow(rows)
@@ -97,11 +106,11 @@ class Lanczos:
 
     @property
     def rayleigh_quotients(self) -> Float[Tensor, "S k"]:
-        """Return (S, k) ‖Av‖² of each vector of the basis, the diagonal of T."""
+        """(S, k) the diagonal of T, which holds ‖Av‖² of each basis vector v."""
         return torch.stack(self._alphas, 1)
 
     def tridiagonal(self) -> Float[Tensor, "S k k"]:
-        """Return T, with k rows and columns after k steps."""
+        """Return the tridiagonal matrices T (S, k, k) after k steps."""
         alphas = torch.stack(self._alphas, 1)
         result = torch.diag_embed(alphas)
         if self.num_steps > 1:
@@ -110,20 +119,35 @@ class Lanczos:
         return result
 
     def ritz(self) -> tuple[Float[Tensor, "S k"], Float[Tensor, "S k k"]]:
-        """Return the eigenvalues of T, ascending, and its eigenvectors as columns."""
+        """Return the eigenvalues (S, k) of T, ascending, and its eigenvectors (S, k, k) as columns.
+
+        The eigenvalues are the Ritz values of AᵀA.
+        """
         values, vectors = torch.linalg.eigh(self.tridiagonal().double())
         return values, vectors
 
 
 @dataclass(frozen=True)
 class EigenPairs:
-    """The largest or the smallest eigenvalue of each block, with its eigenvector (S, N)."""
+    """An extreme eigenvalue of AᵀA for each of S matrices A, with its eigenvector.
+
+    Attributes:
+        estimate: the eigenvalues, either the largest or the smallest ones.
+        vectors: (S, N) their eigenvectors.
+    """
 
     estimate: Estimate
     vectors: Float[Tensor, "S N"]
 
 
 def random_start(operator: LinearOperator, generator: Draws) -> Float[Tensor, "S N"]:
-    """Return a Gaussian vector for each block; operators of equal shape get the same draws."""
+    """Return a standard normal start vector (N,) for each of the S matrices of an operator.
+
+    Operators of equal shape get the same vectors from equal generators.
+
+    Args:
+        operator: the matrices, which tell S and N.
+        generator: the generator for all matrices, or one generator for each.
+    """
     draw = normal_rows((operator.num_blocks, operator.num_inputs), generator)
     return draw.to(dtype=operator.dtype, device=operator.device)

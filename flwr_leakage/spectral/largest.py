@@ -1,6 +1,7 @@
-"""The largest eigenvalue of AᵀA of each of S operators, by one Lanczos process.
+"""Estimate the largest eigenvalue of AᵀA for S matrices A at once, by the Lanczos process.
 
-The methods start from :func:`gradient_start` or :func:`last_layer_start`.
+For the Jacobian of a gradient, :func:`gradient_start` and :func:`last_layer_start` give starts that
+save steps.
 """
 
 from dataclasses import dataclass
@@ -19,12 +20,13 @@ from flwr_leakage.spectral.lanczos import EigenPairs, Lanczos
 
 @dataclass(frozen=True)
 class TopPairs(EigenPairs):
-    """The largest eigenvalue of each block, with the Krylov space of its estimate.
+    """The largest eigenvalue of AᵀA for each of S matrices A, with the Krylov space that gave it.
 
     Attributes:
         angle: (S,) approximate error of the eigenvector, in radians.
-        basis: (S, k, N) orthonormal vectors of the block's own steps, padded with zeros.
-        trace: (S,) Σ‖Av‖² over these vectors.
+        basis: (S, k, N) orthonormal basis of the Krylov space. For a matrix that took fewer than k
+            steps, the last vectors are zero.
+        trace: (S,) Σ‖Av‖² over the basis vectors v.
     """
 
     angle: Float[Tensor, " S"]
@@ -33,10 +35,11 @@ class TopPairs(EigenPairs):
 
 
 class LargestEigenvalue:
-    """Estimates λmax of AᵀA from below, by a Lanczos process that continues in later calls.
+    """An estimator of the largest eigenvalue λmax of AᵀA, for each of S matrices A.
 
-    A block's answer is read at the first step that passes two tests. With θ the largest Ritz value,
-    r its residual and gap its distance to the second one:
+    The estimate is a lower bound, from a Lanczos process that continues in later calls. It is taken
+    at the first step that passes two tests. Let θ be the largest Ritz value (eigenvalue of AᵀA in
+    the Krylov space), r its residual, and gap its distance to the second one:
 
     - min(r, r²/gap)/θ ≤ tolerance (Parlett, theorem 11.7.1). This bounds the error of θ as *an*
       eigenvalue, which need not be the largest.
@@ -44,16 +47,16 @@ class LargestEigenvalue:
       least). Otherwise a neighbour of λmax could be taken for it, while the start's small component
       along the true eigenvector still grows.
 
-    An answer depends only on the operator, the start, the tolerance and the limit of steps, not on
-    earlier calls, nor on the other blocks. So one process serves several callers. A block that has
-    its answer takes no part in the steps of the others, so that a batch takes as many products as
-    its blocks alone.
+    An estimate depends only on the matrix, the start, the tolerance and the limit of steps. It does
+    not depend on earlier calls, nor on the other matrices. So one process can serve several
+    callers. A matrix that has its estimate takes no part in further steps, so that S matrices take
+    as many products together as one by one.
 
     Args:
-        operator: the operators A, of S blocks.
+        operator: the S matrices A (P, N).
         start: (S, N) vectors that are not orthogonal to the eigenvector; ``random_start`` gives
             such vectors.
-        image: (S, P) A·start if it is known.
+        image: (S, P) A·start if it is known, which saves half of the first product.
     """
 
     def __init__(
@@ -67,11 +70,12 @@ class LargestEigenvalue:
         self._groups = [_Group(blocks, Lanczos(operator, start, image))]
 
     def __call__(self, tolerance: float, max_steps: int) -> TopPairs:
-        """Return λmax and its eigenvector to a relative tolerance.
+        """Return λmax to a relative tolerance, its eigenvector and its Krylov space.
 
         Args:
             tolerance: relative error of λmax.
-            max_steps: largest number of Gram products, ≥ 1.
+            max_steps: largest number of steps, of one product with AᵀA each, ≥ 1. Steps of earlier
+                calls count.
 
         Raises:
             ValueError: ``max_steps`` is below 1.
@@ -93,7 +97,15 @@ class LargestEigenvalue:
         return TopPairs(estimate, vectors, angle, basis, trace)
 
     def _settle(self, group: "_Group", tolerance: float, max_steps: int) -> None:
-        """Take steps until each block of a group has its answer; blocks leave once they do."""
+        """Take steps until each matrix of a group has its estimate, or the steps are used up.
+
+        Matrices that have their estimate leave the group, and take no part in further steps.
+
+        Args:
+            group: the matrices, with their process.
+            tolerance: relative error of λmax.
+            max_steps: largest number of steps.
+        """
         limit = min(max_steps, self.operator.num_inputs)
         while group.num_steps < limit:
             done = group.first_within(tolerance, group.num_steps) >= 0
@@ -108,11 +120,11 @@ class LargestEigenvalue:
 
 
 class _Group:
-    """Blocks that have taken the same steps, with the largest Ritz value at each of them.
+    """Some of the S matrices, which have taken the same steps, with the estimate at each step.
 
     Args:
-        blocks: (G,) indices of the blocks.
-        process: the Lanczos process of these blocks.
+        blocks: (G,) indices of these matrices among the S.
+        process: the Lanczos process of these matrices.
     """
 
     def __init__(self, blocks: Int[Tensor, " G"], process: Lanczos) -> None:
@@ -129,14 +141,22 @@ class _Group:
         return len(self._tops)
 
     def narrow(self, rows: Int[Tensor, " R"]) -> "_Group":
-        """Return some of the blocks, with their state."""
+        """Return some of the matrices, with their state.
+
+        Args:
+            rows: (R,) indices of these matrices within the group.
+        """
         other = _Group(self.blocks[rows], self.process.narrow(rows))
         for name in ("_tops", "_residuals", "_growths", "_angles", "_coefficients"):
             setattr(other, name, [entry[rows] for entry in getattr(self, name)])
         return other
 
     def first_within(self, tolerance: float, num_steps: int) -> Int[Tensor, " G"]:
-        """Return the first of ``num_steps`` steps at which a block passes both tests, or −1."""
+        """Return the index (G,) of the first step at which each matrix passed both tests, or −1.
+
+        The tests are that residual and growth of the estimate are within the tolerance. Only the
+        first ``num_steps`` steps are considered.
+        """
         first = torch.full_like(self.blocks, -1)
         for step in reversed(range(num_steps)):
             within = (self._residuals[step] <= tolerance) & (self._growths[step] <= tolerance)
@@ -144,7 +164,16 @@ class _Group:
         return first
 
     def answer(self, tolerance: float, max_steps: int) -> tuple[Tensor, ...]:
-        """Return λmax, whether it is within the tolerance, its error, and the rest of a result."""
+        """Return the estimates of the group's G matrices, as seven tensors.
+
+        They are λmax (G,); whether it is within the tolerance (G,); its relative error (G,); the
+        eigenvectors (G, N); their angles of error (G,); the traces Σ‖Av‖² over the basis (G,); and
+        the basis (G, k, N) of the Krylov space.
+
+        Args:
+            tolerance: relative error of λmax.
+            max_steps: the number of steps after which later ones are ignored.
+        """
         taken = min(max_steps, self.num_steps)
         first = self.first_within(tolerance, taken)
         last = torch.where(first >= 0, first, taken - 1)
@@ -166,7 +195,11 @@ class _Group:
         return top, first >= 0, error, vectors, angle, trace, basis
 
     def extend(self) -> None:
-        """Take one more step; a product that exceeds a budget raises and changes nothing."""
+        """Take one more step of the process, and record the estimate after it.
+
+        If the operator's budget of products does not allow it, an error is raised, and nothing
+        changes.
+        """
         process = self.process
         process.step()
         theta, vectors = process.ritz()
@@ -191,24 +224,31 @@ def largest_eigenvalue(
     tolerance: float = 1e-3,
     max_steps: int = 100,
 ) -> TopPairs:
-    """Return λmax of AᵀA, from below, and its eigenvector; see ``LargestEigenvalue``.
+    """Return the largest eigenvalue λmax of AᵀA, as a lower bound, and its eigenvector.
+
+    :class:`LargestEigenvalue` explains when it has converged.
 
     Args:
-        operator: the operators A, of S blocks.
+        operator: S matrices A.
         start: (S, N) vectors that are not orthogonal to the eigenvector; ``random_start`` gives
             such vectors.
         tolerance: relative error of λmax.
-        max_steps: largest number of Gram products.
+        max_steps: largest number of steps, of one product with AᵀA each.
     """
     return LargestEigenvalue(operator, start)(tolerance, max_steps)
 
 
 def gradient_start(operator: FunctionJacobian, generator: Draws) -> Float[Tensor, "S N"]:
-    """Return Jg plus a tenth of noise; Jg has a large component along JJᵀ's top eigenvectors.
+    """Return start vectors (S, N) for the largest eigenvalue of JJᵀ, for a function's value g.
+
+    A start is J g / ‖J g‖ plus a tenth of noise of length 1. J g has a large component along the
+    top eigenvectors of JJᵀ. If it is zero, the start is the noise.
 
     Args:
-        operator: the operator Jᵀ, whose value is g.
-        generator: draws the noise, without which a start could miss an eigenvector completely.
+        operator: S matrices A = Jᵀ, which are Jacobians of functions by their inputs (N,) at points
+            where the functions' values are g.
+        generator: the generator of the noise, without which a start could miss an eigenvector
+            completely.
     """
     return _with_noise(operator.value_product, generator)
 
@@ -216,17 +256,19 @@ def gradient_start(operator: FunctionJacobian, generator: Draws) -> Float[Tensor
 def last_layer_start(
     operator: FunctionJacobian, last_layer: FunctionJacobian, generator: Draws
 ) -> Float[Tensor, "S N"]:
-    """Return the top eigenvector of the last layer's share of JJᵀ, plus a tenth of noise.
+    """Return start vectors (S, N) for the largest eigenvalue of JJᵀ, from the last layer alone.
 
-    JJᵀ is a sum over the layers' parameters. The last layer's term needs no other layer's weight
-    gradient, and a product with it costs a third (LeNet) to a tenth (ResNet-18) of a whole one.
-    If the largest eigenvalues lie close together, as on untrained ReLU networks, most steps then
-    use the cheap product. If few steps are enough anyway, this start saves none.
+    A start is the top eigenvector of the last layer's term of JJᵀ, plus a tenth of noise. Jᵀ is the
+    Jacobian of a gradient ∇_θ L by the N input values, so that JJᵀ is a sum over the layers'
+    parameters. The last layer's term needs no other layer's weight gradient, and a product with it
+    costs a third (LeNet) to a tenth (ResNet-18) of a whole one. If the largest eigenvalues lie
+    close together, as on untrained ReLU networks, most steps then use the cheap product. If few
+    steps are enough anyway, this start saves none.
 
     Args:
-        operator: the operator Jᵀ of the whole gradient.
-        last_layer: the operator Jᵀ of the last layer's gradient.
-        generator: draws the noise.
+        operator: S matrices Jᵀ for the whole gradient.
+        last_layer: S matrices Jᵀ for the last layer's gradient.
+        generator: the generator of the noise.
     """
     start = gradient_start(operator, generator)
     # A start need not be exact, as a tenth of noise is added to it.

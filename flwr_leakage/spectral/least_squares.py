@@ -1,4 +1,4 @@
-"""Least squares without damping, from the dense matrix in float64."""
+"""Solve least squares without damping, by the dense matrix in float64."""
 
 from dataclasses import dataclass
 
@@ -11,13 +11,14 @@ from flwr_leakage.operators.base import LinearOperator
 
 @dataclass(frozen=True)
 class DenseSolution:
-    """The shortest least-squares solution x = A⁺b of each of S blocks.
+    """The shortest least-squares solutions x = A⁺b of S problems, one for each matrix A (P, N).
 
     Attributes:
         solutions: (S, N) solutions x.
-        errors: (S,) half the width of an error bar of ‖x‖, from the operator's rounding.
-        rank: (S,) number of singular values that count.
-        inverse_diagonal: (S, N) diagonal of (AᵀA)⁺, the variances of x for unit noise on b.
+        errors: (S,) the largest error of ‖x‖ that rounding in the products with A may cause.
+        rank: (S,) number of singular values of A that count as not zero.
+        inverse_diagonal: (S, N) diagonal of (AᵀA)⁺, which holds the variances of x if b has noise
+            of variance 1.
     """
 
     solutions: Float[Tensor, "S N"]
@@ -29,10 +30,10 @@ class DenseSolution:
 def solve_dense(
     operator: LinearOperator, right_hand_side: Float[Tensor, "S P"], cutoff: float = 1e-12
 ) -> DenseSolution:
-    """Return A⁺b from A = QR and the SVD of R, in float64.
+    """Return the shortest least-squares solutions A⁺b, from A = QR and the SVD of R in float64.
 
     Args:
-        operator: the operators A, of S blocks.
+        operator: S matrices A of shape (P, N), which are formed by N products each.
         right_hand_side: (S, P) vectors b.
         cutoff: share of the largest singular value up to which singular values count as zero.
     """

@@ -1,4 +1,4 @@
-"""Preconditioners of conjugate gradients by a matrix's largest eigenvalues, from some columns."""
+"""Precondition conjugate gradients by a low-rank approximation of a matrix from some columns."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,15 +25,14 @@ class LowRank:
     def from_columns(cls, columns: Tensor, chosen: Tensor) -> "LowRank":
         """Return the Nyström approximation (Williams and Seeger 2000) of A from k of its columns.
 
-        ``A ≈ Cᵀ K⁻¹ C``, where the rows of C are the k columns of A, and K consists of the k
-        columns of C with the same indices.
-
-        A small multiple of the identity is added before and subtracted after, so that the matrix
-        stays positive definite under rounding (Tropp et al. 2017, Algorithm 3).
+        It is ``A ≈ Cᵀ K⁻¹ C``, where the rows of C are the k columns of A, and K (k, k) consists of
+        the columns of C with the same indices. A small multiple of the identity is added to A
+        before and subtracted after, so that K stays positive definite under rounding (Tropp et al.
+        2017, Algorithm 3).
 
         Args:
-            columns: (k, D) matrix C of columns of A, which are rows as well, as A is symmetric.
-            chosen: (k,) their indices in A, all different.
+            columns: (k, D) matrix C, whose rows are columns of A.
+            chosen: (k,) the indices of these columns in A, all different.
         """
         shift = float(torch.finfo(columns.dtype).eps * columns.norm().clamp_min(1e-30))
         core = columns[:, chosen]
@@ -47,16 +46,17 @@ class LowRank:
         return cls(vectors, values - shift)
 
     def preconditioner(self, shift: float) -> Callable[[Tensor], Tensor]:
-        """Return (A + shift I)⁻¹ up to a factor, with A's other eigenvalues set to the least known.
+        """Return the product with a preconditioner P of A + shift I, as a function.
 
-        It is ``I + Uᵀ ((λ_k + shift) / (Λ + shift) − 1) U`` (Frangella, Tropp and Udell 2023, eq.
-        1.3), with the least known eigenvalue λ_k.
+        P is ``I + Uᵀ ((λ_k + shift) / (Λ + shift) − 1) U``, with the least entry λ_k of Λ
+        (Frangella, Tropp and Udell 2023, eq. 1.3). Up to a factor, this is (A + shift I)⁻¹ if all
+        eigenvalues of A that are not in Λ equal λ_k.
 
         Args:
             shift: the shift, > 0.
 
         Returns:
-            The product with a flat vector (D,).
+            The map from a vector v (D,) to P v (D,).
         """
         factors = (self.values[-1] + shift) / (self.values + shift) - 1
         return lambda vector: vector + self.vectors.T @ (factors * (self.vectors @ vector))

@@ -1,4 +1,4 @@
-"""LSQR with full reorthogonalisation, for any number of dampings at once."""
+"""Solve damped least squares by LSQR with full reorthogonalisation, for any number of dampings."""
 
 import copy
 from dataclasses import dataclass
@@ -14,17 +14,19 @@ from flwr_leakage.spectral.estimate import remaining_growth
 
 @dataclass(frozen=True)
 class DampedSolution:
-    """The solutions x = (AᵀA + εI)⁻¹Aᵀb for E dampings ε of each of S blocks of an operator.
+    """The solutions x = (AᵀA + εI)⁻¹Aᵀb for E dampings ε, for each of S matrices A (P, N).
 
     Attributes:
         solutions: (S, E, N) x after the steps taken.
-        norms: (S, E) ‖x‖ extrapolated to infinitely many steps.
-        lower_bounds: (S, E) ‖x‖ of ``solutions``, which grows with the steps.
-        converged: (S, E) whether the norm is within the tolerance.
-        residual: (S, E) distance of the upper bound from the lower one, relative to the latter.
+        norms: (S, E) ‖x‖ extrapolated to infinitely many steps, but at most its upper bound.
+        lower_bounds: (S, E) ‖x‖ of ``solutions``, which never exceeds that of the exact solution.
+        converged: (S, E) whether ‖x‖ is within the tolerance.
+        residual: (S, E) relative error of ‖x‖: the distance of its upper bound from
+            ``lower_bounds``, divided by the latter. It is at least the growth that λmax may still
+            have, if λmax was not given.
         dampings: (S, E) dampings ε.
-        largest: (S,) lower bound of λmax of AᵀA from the Krylov space.
-        products: number of ``matvec`` and ``rmatvec`` for each operator.
+        largest: (S,) lower bound of the largest eigenvalue λmax of AᵀA, from the Krylov space.
+        products: number of products with A or its transpose, for each matrix.
     """
 
     solutions: Float[Tensor, "S E N"]
@@ -45,26 +47,30 @@ def solve_damped(
     max_steps: int = 300,
     largest: Float[Tensor, " S"] | None = None,
 ) -> DampedSolution:
-    """Return x = argmin ‖Ax − b‖² + ε‖x‖² with ε = relative damping · λmax, by LSQR.
+    """Return x = argmin ‖Ax − b‖² + ε‖x‖² for several dampings ε, by LSQR.
 
-    The Golub–Kahan bidiagonalisation A V = U B starts from b (Paige and Saunders 1982, section 3),
-    with V kept orthonormal. One SVD of B solves the projected problem min ‖By − ‖b‖e₁‖² + ε‖y‖² for
-    every ε. In exact arithmetic this equals conjugate gradients on (AᵀA + εI)x = Aᵀb, but it does
-    not square the condition number, and also gives λmax ≈ σmax(B)².
+    A damping is ``ε = relative damping · λmax``, with the largest eigenvalue λmax of AᵀA. The
+    Golub–Kahan bidiagonalisation A V = U B starts from b (Paige and Saunders 1982, section 3), with
+    V kept orthonormal. One SVD of B solves the projected problem min ‖By − ‖b‖e₁‖² + ε‖y‖² for
+    every ε, and x = V y. In exact arithmetic this equals conjugate gradients on (AᵀA + εI)x = Aᵀb,
+    but it does not square the condition number, and also gives λmax ≈ σmax(B)².
 
-    ‖x‖ never decreases, and Radau's quadrature with a node at 0 bounds it from above (Golub and
-    Meurant 1994, section 4). A damping stops once both bounds agree to the tolerance, and λmax, if
-    it is not given, has grown by less than the tolerance over the last quarter of the steps. A
-    block leaves at the step at which all of its dampings have stopped, so that neither its result
-    nor its products depend on the other blocks.
+    ‖x‖ never decreases from step to step, and Radau's quadrature with a node at 0 bounds its limit
+    from above (Golub and Meurant 1994, section 4). A damping has converged once both bounds agree
+    to the tolerance, and λmax, if it is not given, has grown by less than the tolerance over the
+    last quarter of the steps. A matrix takes no further step once all of its dampings have
+    converged, so that neither its result nor its products depend on the other matrices.
 
     Args:
-        operator: the operators A, of S blocks.
+        operator: S matrices A (P, N).
         right_hand_side: (S, P) vectors b.
         relative_dampings: ε/λmax of each damping, > 0.
         tolerance: relative error of ‖x‖; with 0 all steps are taken.
         max_steps: largest number of steps, of two products each.
         largest: (S,) λmax if it is known.
+
+    Raises:
+        ValueError: a relative damping is not positive, or there is none.
     """
     if not relative_dampings or min(relative_dampings) <= 0:
         raise ValueError(f"relative_dampings must be positive, got {relative_dampings}.")
@@ -98,15 +104,16 @@ def solve_damped(
 def least_squares_growth(
     operator: LinearOperator, right_hand_side: Float[Tensor, "S P"], num_steps: int
 ) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
-    """Return ‖x_k‖ of LSQR's k-th iterate from zero, which grows with k, and its λmax.
+    """Return ‖x_k‖ of LSQR's k-th iterate for min ‖Ax − b‖², and its estimate of λmax.
 
-    It takes one product less than k steps of ``solve_damped``, as it needs no bound from a further
-    step.
+    Both have the shape (S,). The iterates begin at x_0 = 0, and ‖x_k‖ grows with k. λmax is the
+    largest eigenvalue of AᵀA. One product less is taken than for k steps of ``solve_damped``, as no
+    bound from a further step is needed.
 
     Args:
-        operator: the operators A, of S blocks.
+        operator: S matrices A.
         right_hand_side: (S, P) vectors b.
-        num_steps: number k ≥ 1 of steps, of two products each, with the first and the last one.
+        num_steps: number k ≥ 1 of steps, which take two products each in total.
     """
     process = Bidiagonalization(operator, right_hand_side)
     steps = min(num_steps, operator.num_inputs)
@@ -122,10 +129,10 @@ def least_squares_growth(
 
 
 class _Space:
-    """The damped problem in the growing Krylov space, with λmax at the steps so far.
+    """The damped problems in a growing Krylov space, with the estimate of λmax at each step so far.
 
     Args:
-        relative: (E,) ε/λmax.
+        relative: (E,) the dampings ε/λmax.
         largest: (S,) λmax if it is known.
     """
 
@@ -135,14 +142,22 @@ class _Space:
         self.tops: list[Tensor] = []
 
     def take(self, rows: Int[Tensor, " R"]) -> "_Space":
-        """Return the state of some of the blocks."""
+        """Return the state for some of the S matrices.
+
+        Args:
+            rows: (R,) indices of these matrices.
+        """
         other = copy.copy(self)
         other.largest = None if self.largest is None else self.largest[rows]
         other.tops = [entry[rows] for entry in self.tops]
         return other
 
     def solve(self, process: Bidiagonalization) -> "_Projected":
-        """Return the damped problem in the present Krylov space, and record its λmax."""
+        """Return the damped problems solved in the present Krylov space, and record its λmax.
+
+        Args:
+            process: the bidiagonalisation, which spans the space.
+        """
         bidiagonal = process.matrix()
         factors = torch.linalg.svd(bidiagonal, full_matrices=False)
         top = factors[1][:, 0] ** 2
@@ -162,7 +177,17 @@ class _Space:
 
 @dataclass(frozen=True)
 class _Projected:
-    """The damped problem in one Krylov space; see ``DampedSolution``."""
+    """The solutions of S · E damped problems in a Krylov space of k dimensions.
+
+    Attributes:
+        process: the bidiagonalisation A V = U B, which spans the space.
+        bidiagonal: B.
+        coordinates: y, with which a solution is x = V y.
+        norms: ‖x‖, a lower bound of the exact solution's norm.
+        error: relative error of these norms.
+        dampings: the dampings ε.
+        top: the largest squared singular value of B, which estimates λmax.
+    """
 
     process: Bidiagonalization
     bidiagonal: Float[Tensor, "S k1 k"]
@@ -173,17 +198,18 @@ class _Projected:
     top: Float[Tensor, " S"]
 
     def converged(self, tolerance: float) -> Bool[Tensor, "S E"]:
-        """Return whether each norm is within the tolerance."""
+        """Return whether the relative error of each norm ‖x‖ is within the tolerance."""
         return (self.error <= tolerance) | (self.norms == 0)
 
     def result(self, tolerance: float) -> tuple[Tensor, ...]:
-        """Return the operator's blocks (S,) that this space is of, then their solutions.
+        """Return the results of the S matrices that this space belongs to, as eight tensors.
 
-        The solutions are the fields of :class:`DampedSolution` in their order, without
-        ``products``.
+        The first holds the indices (S,) of these matrices in the whole operator. The others are the
+        fields of :class:`DampedSolution` in their order: solutions, norms, lower bounds, converged,
+        residual, dampings and largest.
 
         Args:
-            tolerance: the relative error of a norm up to which ``converged`` is true.
+            tolerance: the relative error of a norm up to which it has converged.
         """
         process = self.process
         basis = process.basis
@@ -207,7 +233,17 @@ def _upper_bounds(
     scale: Float[Tensor, " S"],
     dampings: Float[Tensor, "S E"],
 ) -> Float[Tensor, "S E"]:
-    """Return upper bounds of ‖x‖ by Radau's rule of ‖x‖² = ∫(λ + ε)⁻²dμ, with a node at 0."""
+    """Return upper bounds of the norms ‖x‖ of damped least-squares solutions.
+
+    ‖x‖² is the integral of (λ + ε)⁻² over a measure that the bidiagonal matrix B describes. Radau's
+    quadrature rule with a node at 0 bounds it from above.
+
+    Args:
+        bidiagonal: B.
+        next_alpha: the diagonal entry that B's next column would have.
+        scale: the norm of the right-hand side b.
+        dampings: the dampings ε.
+    """
     mass = (scale * bidiagonal[:, 0, 0])[:, None] ** 2
     nodes, weights = column_rules(bidiagonal, next_alpha.cpu(), mass)[1]
     shifted = nodes[:, None] + dampings[:, :, None]
@@ -220,7 +256,17 @@ def _extrapolated(
     dampings: Float[Tensor, "S E"],
     norms: Float[Tensor, "S E"],
 ) -> Float[Tensor, "S E"]:
-    """Return the limit of the norms by two smaller Krylov spaces; the norms after few steps."""
+    """Return the norms ‖x‖, extrapolated to infinitely many steps.
+
+    The norms in two smaller Krylov spaces show how they grow. After fewer than three steps, the
+    present norms are returned.
+
+    Args:
+        bidiagonal: the bidiagonal matrix B after k steps.
+        scale: the norm of the right-hand side b.
+        dampings: the dampings ε.
+        norms: the present norms ‖x‖.
+    """
     steps = bidiagonal.shape[2]
     lag = max(1, steps // 6)
     earlier = []
@@ -237,7 +283,13 @@ def _project(
     scale: Float[Tensor, " S"],
     dampings: Float[Tensor, "S E"],
 ) -> Float[Tensor, "S E k"]:
-    """Return y = argmin ‖By − ‖b‖e₁‖² + ε‖y‖² from the SVD of B."""
+    """Return y = argmin ‖By − ‖b‖e₁‖² + ε‖y‖² for each damping ε, with the first unit vector e₁.
+
+    Args:
+        factors: the SVD (U, singular values, Vᵀ) of B, for each of S matrices B.
+        scale: ‖b‖.
+        dampings: the dampings ε.
+    """
     u, s, wt = factors
     filtered = s[:, None] / (s[:, None] ** 2 + dampings[:, :, None]).clamp_min(1e-300)
     weights = filtered * (scale[:, None] * u[:, 0])[:, None]
@@ -245,12 +297,12 @@ def _project(
 
 
 def _limit(last: Tensor, before: Tensor, first: Tensor) -> Tensor:
-    """Return Aitken's extrapolation of a growing sequence from three entries at equal distances.
+    """Return an estimate of the limit of growing sequences from three entries of each.
 
-    With r = (last − before)/(before − first), the rest of a geometric series is
-    (last − before) r/(1−r) (Aitken 1926). The norms of conjugate gradients' iterates grow in
-    nearly that way, or in stairs. The rest is at most the growth over the three entries, so that
-    the last stair is not extrapolated without end.
+    The entries ``first``, ``before`` and ``last`` lie equally many steps apart. With
+    r = (last − before)/(before − first), a geometric series still grows by (last − before) r/(1−r)
+    (Aitken 1926). The norms of conjugate gradients' iterates grow in nearly that way, or in stairs.
+    So at most last − first is added, so that a stair is not extrapolated without end.
     """
     growth, earlier = (last - before).clamp_min(0), (before - first).clamp_min(0)
     # The rest is negative or infinite if the growth does not slow down.

@@ -1,4 +1,4 @@
-"""A prior of images by their patches, which are flat, smooth, textured, or have an edge."""
+"""Define a prior of images by their patches, which are flat, smooth, textured, or have an edge."""
 
 import math
 from collections.abc import Sequence
@@ -42,23 +42,25 @@ PIXEL_ROUNDING = 1 / 255**2 / 12
 
 @dataclass(frozen=True)
 class PatchPrior:
-    """A mixture of normal distributions of each patch of an image (Zoran and Weiss 2011).
+    """A prior of images under which each patch has a mixture of K normal laws.
 
-    A patch u, in pixel values about grey, is of one of K kinds with equal probability:
-    ``u ~ N(0, Σ_k)``. Σ_k is the covariance of a patch's brightness, plus that of a contrast of
-    some size, colour and direction, plus that of rounding. It is a scale mixture (Portilla et al.
-    2003), as under a normal law of one size an edge is unlikely and noise in the sky is likely.
+    The idea is that of Zoran and Weiss (2011). A patch u, with pixels in [0, 1] minus grey, is of
+    one of K kinds with equal probability: ``u ~ N(0, Σ_k)``. Σ_k is the covariance of a patch's
+    brightness, plus that of a contrast of some size, colour and direction, plus that of rounding.
+    Kinds differ in the size of contrast, too (a scale mixture, Portilla et al. 2003), as under a
+    normal law of one size an edge would be unlikely and noise in the sky likely.
 
     The covariances are formulas; no image is read. Their constants were chosen by the likelihood
     of patches of CIFAR-10's training images.
 
     Attributes:
-        whitening: (K, D, D) W_k with W_kᵀ W_k = Σ_k⁻¹, in double precision, for patches of D
-            numbers, channel by channel and row by row.
+        whitening: (K, D, D) matrices W_k with W_kᵀ W_k = Σ_k⁻¹, in double precision, for patches of
+            D numbers, channel by channel and row by row.
         log_scales: (K,) log det W_k.
-        scale: (C, 1, 1) normalised inputs per pixel value.
-        grey: (1, C, H, W) normalised grey.
-        index: (N, D) positions of each patch's numbers in a flat image.
+        scale: (C, 1, 1) factor from pixels in [0, 1] to normalised inputs, for each channel.
+        grey: (1, C, H, W) a grey image, normalised.
+        index: (N, D) for each of N patches of an image, the indices of its numbers in the flattened
+            image.
     """
 
     whitening: Tensor
@@ -69,11 +71,12 @@ class PatchPrior:
 
     @classmethod
     def of(cls, prior: ImagePrior, stride: int = STRIDE) -> "PatchPrior":
-        """Return the prior of images with another prior's shape and normalisation.
+        """Return the prior of patches for images of the shape and normalisation of another prior.
 
         Args:
-            prior: the other prior, whose spectrum is not used.
-            stride: number of pixels between patches, ≥ 1. The last patches end at the border.
+            prior: the other prior; only its shape and normalisation are used.
+            stride: number of pixels from one patch to the next, ≥ 1. The last patches end at the
+                border.
         """
         if stride < 1:
             raise ValueError(f"stride must be at least 1, got {stride}.")
@@ -92,14 +95,15 @@ class PatchPrior:
         return cls(whitening, log_scales, scale, grey, torch.stack(patches))
 
     def at(self, inputs: Tensor) -> "PatchCost":
-        """Return the cost in which each patch has its likeliest kind at some images.
+        """Return a quadratic cost of images, for which each patch keeps its present likeliest kind.
 
         Args:
-            inputs: (B, C, H, W) normalised images.
+            inputs: (B, C, H, W) the present images, normalised.
 
         Returns:
-            The cost, in the inputs' precision. Up to a constant it is nowhere below −2 log of the
-            likeliest kinds' density, and equal to it at ``inputs``.
+            The cost, in the images' precision. Consider −2 log of the density in which each patch
+            has its likeliest kind, up to a constant. The cost equals it at ``inputs``, and is
+            nowhere smaller.
         """
         patches = _taken(((inputs.double() - self.grey) / self.scale).flatten(1), self.index)
         # All kinds at once would take 0.6 GB for an image of 224 × 224.
@@ -115,10 +119,11 @@ class PatchPrior:
 
 
 class PatchCost:
-    """The quadratic form ``λ Σ_n ‖W_k(n) u_n‖²`` of images about grey.
+    """The quadratic cost ``xᵀ Q x = λ Σ_n ‖W_k(n) u_n‖²`` of images x minus grey.
 
-    λ is the number of pixels relative to that of all patches' numbers, as each pixel lies in
-    several patches. A product costs ``N D²`` multiplications for each image.
+    u_n is patch n of N, with D numbers, k(n) its kind, and ``W_kᵀ W_k`` the inverse covariance of
+    kind k. As each pixel lies in several patches, λ is the number of an image's values divided by
+    that of all its patches, N D. A product costs ``N D²`` multiplications for each image.
     """
 
     def __init__(
@@ -130,19 +135,19 @@ class PatchCost:
         self.share = grey.numel() / index.numel()
 
     def product(self, direction: Tensor) -> Tensor:
-        """Return Q d, for a normalised direction d (B, C, H, W)."""
+        """Return Q d (B, C, H, W) for a direction d of normalised images (B, C, H, W)."""
         patches = _taken((direction / self.scale).flatten(1), self.index)
         # Products of rows are three times as fast, and the matrices are symmetric.
         products = (patches[..., None, :] @ self.precisions)[..., 0, :]
         return self._returned(self.share * products, direction)
 
     def __call__(self, inputs: Tensor) -> float:
-        """Return the cost of images (B, C, H, W)."""
+        """Return the cost of normalised images (B, C, H, W), summed over all of them."""
         about = inputs - self.grey
         return float((about.double() * self.product(about)).sum())
 
     def noise(self, generator: torch.Generator) -> Tensor:
-        """Return a draw of N(0, Q) (B, C, H, W), of which Q⁻¹ is a draw of the prior."""
+        """Return a draw n (B, C, H, W) of N(0, Q), for which Q⁻¹ n is a draw of N(0, Q⁻¹)."""
         shape = (len(self.kinds), *self.index.shape)
         white = torch.randn(shape, generator=generator, dtype=self.whitening.dtype)
         patches = (white[..., None, :] @ self.whitening[self.kinds])[..., 0, :]
@@ -150,14 +155,25 @@ class PatchCost:
         return self._returned(math.sqrt(self.share) * patches, images)
 
     def _returned(self, patches: Tensor, like: Tensor) -> Tensor:
-        """Return the images that are the sums of overlapping patches, the transpose of taking."""
+        """Return images (B, C, H, W) that are sums of overlapping patches (B, N, D).
+
+        This is the transpose of taking patches from normalised images.
+
+        Args:
+            patches: the patches.
+            like: a tensor of the shape of the images.
+        """
         flat = patches.new_zeros(len(patches), like[0].numel())
         flat.index_add_(1, self.index.flatten(), patches.flatten(1))
         return flat.reshape(like.shape) / self.scale
 
 
 def covariances(channels: int, side: int) -> Tensor:
-    """Return Σ_k of every kind (K, D, D), D = channels · side², in float64 and pixel values."""
+    """Return the covariances (K, D, D) of patches of all K kinds, in float64.
+
+    They are those of pixels in [0, 1]. Patches have D = channels · side² numbers, channel by
+    channel and row by row.
+    """
     rows, columns = torch.meshgrid(*[torch.arange(side).double()] * 2, indexing="ij")
     down = rows.flatten()[:, None] - rows.flatten()
     right = columns.flatten()[:, None] - columns.flatten()
@@ -183,7 +199,15 @@ def _correlation(down: Tensor, right: Tensor, angle: float, extents: Sequence[fl
 
 
 def _colours(channels: int, colourful: float) -> Tensor:
-    """Return the covariance of the channels; unless they are three, they are uncorrelated."""
+    """Return the covariance (C, C) of a pixel's C channels, relative to that of its grey.
+
+    Three channels are red, green and blue, whose differences have small variances. Other numbers of
+    channels are uncorrelated.
+
+    Args:
+        channels: C.
+        colourful: the variances of the differences, in units of ``NATURAL_CHROMA``.
+    """
     if channels != 3:
         return torch.eye(channels, dtype=torch.float64)
     axes = torch.nn.functional.normalize(torch.tensor(OPPONENTS, dtype=torch.float64))
@@ -192,11 +216,22 @@ def _colours(channels: int, colourful: float) -> Tensor:
 
 
 def _places(size: int, side: int, stride: int) -> list[int]:
-    """Return the positions at which patches begin."""
+    """Return the positions along one axis of an image at which patches begin.
+
+    Args:
+        size: length of the axis in pixels.
+        side: side of a patch.
+        stride: number of pixels from one patch to the next. The last patch ends at the border.
+    """
     last = size - side
     return sorted({*range(0, last, stride), last})
 
 
 def _taken(flat: Tensor, index: Tensor) -> Tensor:
-    """Return the patches (B, N, D) of flat images (B, C·H·W)."""
+    """Return the patches (B, N, D) of flattened images (B, C·H·W).
+
+    Args:
+        flat: the images.
+        index: (N, D) the indices of each patch's numbers in a flattened image.
+    """
     return flat.index_select(1, index.flatten()).reshape(len(flat), *index.shape)

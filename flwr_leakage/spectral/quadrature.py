@@ -1,4 +1,4 @@
-"""Stochastic quadrature, which gives traces of functions of AᵀA between proven bounds."""
+"""Estimate traces of functions of AᵀA by random probes, each bounded by two quadrature rules."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,16 +22,19 @@ CONFIDENCE = 0.99
 
 @dataclass(frozen=True)
 class Trace:
-    """An estimate of Σᵢf(λᵢ), the mean over random probes.
+    """An estimate of Σᵢ f(λᵢ) over the eigenvalues λᵢ of AᵀA, for each of S matrices A.
+
+    Random probe vectors z give zᵀf(AᵀA)z, whose mean is the sum. Two quadrature rules bound each of
+    these numbers from below and from above.
 
     Attributes:
-        estimate: its value, half-way between both rules if the quadrature of every probe has
-            converged, else the lower one. Its residual includes the quadrature's error and, with a
-            probability of 99 %, the sampling error.
-        lower: (S,) the mean of the lower rule.
-        upper: (S,) the mean of the upper rule.
-        standard_error: (S,) absolute standard error of the mean.
-        largest: (S,) the largest Ritz value over the probes.
+        estimate: the mean over probes of the middle between both rules, if the quadrature of every
+            probe has converged, else the mean of the lower rule. Its residual includes the
+            quadrature's error and, with a probability of 99 %, the sampling error.
+        lower: (S,) the mean of the lower rule over probes.
+        upper: (S,) the mean of the upper rule over probes.
+        standard_error: (S,) absolute standard error of the mean from sampling probes.
+        largest: (S,) the largest eigenvalue of AᵀA that a probe has found, a lower bound of λmax.
     """
 
     estimate: Estimate
@@ -50,23 +53,26 @@ def spectral_sum(
     tolerance: float = 0.02,
     order: int = 0,
 ) -> Trace:
-    """Return Σᵢλᵢᵖg(λᵢ) of AᵀA by stochastic quadrature (Ubaru, Chen and Saad 2017).
+    """Return Σᵢ λᵢᵖ g(λᵢ) over the eigenvalues λᵢ of AᵀA, by stochastic quadrature.
 
-    With f(λ) = λᵖg(λ), E[zᵀf(AᵀA)z] over random sign vectors z is the trace. k steps of Golub and
-    Kahan's process from z give two quadrature rules of zᵀf(AᵀA)z, that of Gauss and that of Radau
-    with a node at 0. If the derivatives of g alternate in sign, as those of 1/(λ + ε) and
-    1/(λ + ε)² do, the first lies below and the second above (Golub and Meurant 1994, section 4).
-    With p = 1, λ is part of the measure, so that λ/(λ + ε)² is bracketed, too. A probe stops once
-    both rules agree to the tolerance, and λmax has stopped growing.
+    The method is that of Ubaru, Chen and Saad (2017). With f(λ) = λᵖ g(λ), the expectation of
+    zᵀf(AᵀA)z over random sign vectors z is the sum. k steps of Golub and Kahan's process from z
+    give two quadrature rules of zᵀf(AᵀA)z, that of Gauss and that of Radau with a node at 0. If the
+    derivatives of g alternate in sign, as those of 1/(λ + ε) and 1/(λ + ε)² do, Gauss' rule is a
+    lower bound and Radau's an upper one (Golub and Meurant 1994, section 4). With p = 1, the factor
+    λ is part of the measure, so that λ/(λ + ε)² is bounded, too. The process of a probe z stops
+    once both rules agree to the tolerance, and the estimate of λmax has stopped growing.
 
-    The variance of zᵀf(AᵀA)z is at most 2Σf(λᵢ)² (Hutchinson 1990). The same nodes estimate that
-    from a single probe, and the bar of the mean is that of a χ² variable of the same variance.
+    The variance of zᵀf(AᵀA)z is at most 2 Σᵢ f(λᵢ)² (Hutchinson 1990). The nodes of a single probe
+    already estimate this bound. The error bar of the mean is that of a χ² variable of the same mean
+    and variance.
 
     Args:
-        operator: the operators A, of S blocks.
-        function: g of the eigenvalues, with λmax as a second argument, so that a damping may be
-            relative to it. If the derivatives of g do not alternate, both rules are estimates only.
-        generator: draws the probes.
+        operator: S matrices A.
+        function: the map g from eigenvalues (S, k) and λmax (S, 1) to values (S, k). A damping may
+            be relative to λmax. If the derivatives of g do not alternate in sign, both rules are
+            estimates only.
+        generator: the generator of the probes.
         num_probes: number of vectors z.
         max_steps: largest number of steps of each probe, of two products each.
         tolerance: relative error of the quadrature.
@@ -99,10 +105,16 @@ def spectral_sum(
 
 
 def sampling_error(mean: Tensor, variance: Tensor) -> Tensor:
-    """Return half the width of the 99 % bar of a mean of zᵀFz, F ⪰ 0, relative to the mean.
+    """Return the relative half-width of a 99 % confidence interval for the trace of F ⪰ 0.
 
-    The scaled χ² law with ν = 2·mean²/variance degrees of freedom has this mean and variance. The
-    bar holds all truths T for which mean/T lies in the central 99 % of χ²_ν/ν.
+    The trace T is estimated by a mean of zᵀFz over random z. This mean is taken for a scaled χ²
+    variable of the same mean and variance, with ν = 2·mean²/variance degrees of freedom. The
+    interval holds all T for which mean/T lies in the central 99 % of χ²_ν/ν. Its larger half is
+    returned, relative to the mean.
+
+    Args:
+        mean: (S,) the means.
+        variance: (S,) the variances of these means.
     """
     freedom = 2 * mean.double() ** 2 / variance.clamp_min(torch.finfo(torch.float64).tiny)
     freedom = freedom.clamp(1.0, 1e12).nan_to_num(1.0)
@@ -120,7 +132,20 @@ def _probe(
     tolerance: float,
     order: int,
 ) -> tuple[Tensor, ...]:
-    """Return zᵀf z by the lower and the upper rule, zᵀf²z, the error of their mean, and λmax."""
+    """Return bounds of zᵀf(AᵀA)z for one probe z, with further results of its process.
+
+    Args:
+        operator: S matrices A.
+        start: (S, N) the probe z.
+        function: the map g, see :func:`spectral_sum`; f(λ) = λᵖ g(λ).
+        max_steps: largest number of steps.
+        tolerance: relative error at which the process stops.
+        order: the power p.
+
+    Returns:
+        Five tensors (S,): zᵀf(AᵀA)z by the lower rule, and by the upper rule; an estimate of
+        zᵀf(AᵀA)²z; the relative error of the middle between both rules; and the estimate of λmax.
+    """
     process = Bidiagonal(operator, start)
     limit = min(max_steps, operator.num_inputs)
     blocks, next_check = torch.arange(operator.num_blocks), 1
@@ -158,7 +183,11 @@ def _probe(
 def _read(
     process: Bidiagonal, function: SpectralFunction, order: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return zᵀf z by the lower and the upper rule, zᵀf²z, and λmax."""
+    """Return four tensors (S,) from a process that started at a probe z.
+
+    They are zᵀf(AᵀA)z by the lower rule and by the upper rule, an estimate of zᵀf(AᵀA)²z, and an
+    estimate of λmax. Here f(λ) = λᵖ g(λ), with the map g ``function`` and the power p ``order``.
+    """
     rules = process.rules(order)
     top = rules[0][0][:, :1]
     ends = []

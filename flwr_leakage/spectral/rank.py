@@ -1,4 +1,7 @@
-"""The numerical rank of a map, which is the number of input directions it sees, by random rows."""
+"""Compute the numerical rank of linear maps, by random combinations of their rows.
+
+It is the number of independent directions of the input that change the output.
+"""
 
 import math
 from dataclasses import dataclass
@@ -17,13 +20,14 @@ caused by their randomness."""
 
 @dataclass(frozen=True)
 class NumericalRank:
-    """The rank of each of S maps A_s, or a lower bound of it.
+    """The numerical rank of each of S matrices, or a lower bound of it.
 
     Attributes:
-        rank: (S,) number of singular values above the tolerance, at most the rank.
-        resolved: (S,) whether it is the rank; otherwise all rows that were drawn are independent.
+        rank: (S,) number of singular values above the tolerance, or a lower bound of this number.
+        resolved: (S,) whether ``rank`` is that number. If not, it is a lower bound, as all
+            combinations of rows that were drawn are independent.
         least_seen: (S,) smallest singular value above the tolerance, relative to the largest.
-        most_unseen: (S,) largest singular value below the tolerance, relative to the largest; 0 if
+        most_unseen: (S,) largest singular value up to the tolerance, relative to the largest; 0 if
             there is none.
     """
 
@@ -34,7 +38,12 @@ class NumericalRank:
 
 
 def rows_needed(num_inputs: int, num_outputs: int) -> int:
-    """Return the largest number of products that ``numerical_rank`` takes."""
+    """Return the largest number of products that ``numerical_rank`` takes for one matrix (P, N).
+
+    Args:
+        num_inputs: N.
+        num_outputs: P.
+    """
     return min(num_outputs, math.ceil(SURPLUS * num_inputs) + 8)
 
 
@@ -43,17 +52,17 @@ def numerical_rank(
 ) -> NumericalRank:
     """Return the number of singular values of A ∈ R^{P×N} above ``tolerance`` times the largest.
 
-    It is computed from products uᵀA with Gaussian u. With probability 1, m of them have the rank
-    min(m, rank A) (Halko, Martinsson and Tropp 2011). ``SURPLUS`` times as many as the rank
-    separate small singular values from zero. Rows are added until they are dependent, which gives
-    the rank, or until there are ``max_rows``, which gives a lower bound. A map with fewer rows than
-    that is formed itself.
+    It is computed from random rows uᵀA with Gaussian u. With probability 1, m of them have the rank
+    min(m, rank A) (Halko, Martinsson and Tropp 2011). If there are 1.25 times as many rows as the
+    rank (``SURPLUS``), small singular values separate from zero. Rows are added until they are
+    dependent, which gives the rank, or until there are ``max_rows``, which gives a lower bound. If
+    A itself has no more rows than would be needed, its own rows are taken.
 
     Args:
-        operator: the maps in float64, as rounding in float32 hides small singular values.
-        draws: draws u, with one generator for each map.
+        operator: S matrices A in float64, as rounding in float32 hides small singular values.
+        draws: the generator of u for all matrices, or one generator for each.
         tolerance: share of the largest singular value, in (0, 1).
-        max_rows: largest number of products of each map, ≥ 1.
+        max_rows: largest number of products for each matrix, ≥ 1.
 
     Raises:
         ValueError: the operator works in float32, or a setting is out of range.
@@ -91,7 +100,12 @@ def numerical_rank(
 
 
 def _count(values: Float[Tensor, "S M"], tolerance: float) -> NumericalRank:
-    """Return the rank by singular values in descending order; a map of zeros has rank 0."""
+    """Return the numerical rank by singular values, as resolved; a matrix of zeros has rank 0.
+
+    Args:
+        values: (S, M) singular values of S matrices, descending.
+        tolerance: share of the largest singular value above which one counts.
+    """
     relative = values / values[:, :1].clamp_min(torch.finfo(values.dtype).tiny)
     seen = relative > tolerance
     least = torch.where(seen, relative, torch.inf).amin(1)

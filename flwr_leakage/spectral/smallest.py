@@ -1,4 +1,4 @@
-"""The smallest eigenvalue of AᵀA of each of S operators, if Lanczos resolves it."""
+"""Estimate the smallest eigenvalue of AᵀA for S matrices A at once, by the Lanczos process."""
 
 import torch
 from torch import Tensor
@@ -21,20 +21,24 @@ def smallest_eigenvalue(
     tolerance: float = 1e-2,
     max_steps: int = 300,
 ) -> EigenPairs:
-    """Return λmin of AᵀA if Lanczos resolves it, else an upper bound marked as not converged.
+    """Return the smallest eigenvalue λmin of AᵀA, or an upper bound marked as not converged.
 
-    The smallest Ritz value never lies below λmin. A small residual shows only that it is near *an*
-    eigenvalue. So it counts as resolved in two cases:
+    The smallest Ritz value, an eigenvalue of AᵀA in the Krylov space, never lies below λmin. A
+    small residual shows only that it is near *an* eigenvalue. So it is taken for λmin in two cases:
 
-    - The residual is small, λmax/λmin is below ``RESOLVABLE_CONDITION``, and the value has not
-      moved by more than the tolerance over the last third of at least ``SETTLING_STEPS`` steps.
+    - The residual is small, λmax/λmin is below 1e7 (``RESOLVABLE_CONDITION``), there were more than
+      30 steps (``SETTLING_STEPS``), and the value has not moved by more than the tolerance over the
+      last third of them.
     - The Krylov space of the random start is exhausted, and λmin is above rounding.
 
     Args:
-        operator: the operators A, of S blocks.
-        generator: draws the random start.
+        operator: S matrices A.
+        generator: the generator of the random start.
         tolerance: relative error of λmin.
-        max_steps: largest number of Gram products.
+        max_steps: largest number of steps, of one product with AᵀA each.
+
+    Returns:
+        The estimates, and their eigenvectors.
     """
     process = Lanczos(operator, random_start(operator, generator))
     first = operator.products
