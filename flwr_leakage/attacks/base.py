@@ -1,4 +1,4 @@
-"""Define the interface of every attack."""
+"""Define what every attack takes and returns, and how it reports its progress."""
 
 import math
 import time
@@ -60,7 +60,7 @@ class Attack(Protocol):
 
 @runtime_checkable
 class DeclaresShare(Protocol):
-    """An attack that limits itself to a share of its budget unless it is near a solution."""
+    """An attack that takes only a share of its CPU seconds unless it is near a solution."""
 
     def with_share(self, share: float) -> Attack:
         """Return a copy of the attack that takes at most this share of its budget of CPU seconds.

@@ -31,15 +31,18 @@ class Budget:
 
     @property
     def left(self) -> float:
-        """CPU seconds until the budget ends, ≥ 0."""
+        """CPU seconds that are left until the budget ends, ≥ 0; infinite without a limit."""
         return max(self.ends - time.process_time(), 0.0)
 
     def part(self, share: float) -> "Budget":
-        """Return a budget that begins now, and has a share in (0, 1] of the seconds left here."""
+        """Return a new budget of CPU seconds that begins now.
+
+        It has a share, in (0, 1], of the seconds that are left of this one.
+        """
         return Budget.of(share * self.left) if self.left < math.inf else self
 
     def affordable(self, count: int, seconds: float) -> int:
-        """Return how many of ``count`` tasks fit into the budget, if each takes ``seconds``."""
+        """Return how many of ``count`` tasks of ``seconds`` CPU seconds each fit into this budget."""
         return int(min(count, self.left / max(seconds, 1e-9)))
 
     def require(self, seconds: float, what: str) -> None:
@@ -59,7 +62,7 @@ class Budget:
 
     @property
     def is_spent(self) -> bool:
-        """Return whether the budget is spent."""
+        """Whether the budget's CPU seconds are used up."""
         return time.process_time() >= self.ends
 
 

@@ -199,9 +199,10 @@ def _marked(found: Reconstruction, spec: InputSpec, claim: Claim) -> Reconstruct
 
 
 def _judged(job: AttackJob, found: Reconstruction) -> tuple[float, float]:
-    """Return a result's energy, −2 log posterior up to a constant, and its gradients' distance.
+    """Return the energy of a result's samples, and the distance of their gradient.
 
-    The distance is ``‖g − g*‖² / ‖g*‖²`` between its gradient g and the observed g*.
+    The energy is −2 log posterior up to a constant. The distance is ``‖g − g*‖² / ‖g*‖²``, with the
+    samples' gradient g and the observed g*.
     """
     assert found.batch is not None
     problem = pose(job.gradient_map, job.spec, job.observations[0], job.threat)
@@ -210,7 +211,10 @@ def _judged(job: AttackJob, found: Reconstruction) -> tuple[float, float]:
 
 
 def _outside(found: Reconstruction, spec: InputSpec) -> float:
-    """Return the largest distance of a result's pixels from [0, 1] under a normalisation."""
+    """Return the largest distance of a result's pixels from [0, 1].
+
+    The pixels follow from its network inputs by the normalisation of ``spec``.
+    """
     assert found.batch is not None
     pixels = spec.denormalize(found.batch.inputs)
     return float((pixels - pixels.clamp(0, 1)).abs().max())

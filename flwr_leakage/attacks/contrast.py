@@ -120,12 +120,12 @@ class Contrast:
 
 
 def largest_factors(spec: InputSpec, inputs: Tensor) -> Tensor:
-    """Return the largest factor of each sample (B,) that keeps its pixels in [0, 1].
+    """Return for each of B samples the largest factor of its input that keeps its pixels in [0, 1].
 
-    A share of ``OUTSIDE`` of the pixels may leave this range.
+    A share of 5e-4 (``OUTSIDE``) of the pixels may leave this range.
 
     Args:
-        spec: the normalisation.
+        spec: the normalisation, which maps pixels to inputs of the network.
         inputs: (B, C, H, W) inputs of the network, none of which is 0 everywhere.
 
     Example:

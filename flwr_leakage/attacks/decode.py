@@ -142,7 +142,7 @@ def consistent_signs(pixels: Float[Tensor, "n D"], shape: tuple[int, ...]) -> Fl
 
 
 def _outside(images: Tensor, spec: InputSpec) -> float:
-    """Return the sum over all values of their distance from the box of valid pixels."""
+    """Return the sum of the distances of all normalised values from the range of valid pixels."""
     return float((images - spec.clamp(images)).abs().sum())
 
 

@@ -24,7 +24,7 @@ def relative_squared_distance(candidate: Params, observed: Params) -> Tensor:
 
 
 def squared_norm(gradient: Params) -> Tensor:
-    """Return the squared norm ``‖g‖²`` of a gradient over all entries, a scalar."""
+    """Return the squared norm ``‖g‖²`` of a gradient, a sum over the entries of all tensors."""
     terms = [value.square().sum() for value in gradient.values()]
     return sum(terms[1:], start=terms[0])
 

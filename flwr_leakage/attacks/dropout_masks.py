@@ -77,7 +77,11 @@ class _Marked(Masked):
         self.place = 0
 
     def run(self, forward: Callable[[], object]) -> None:
-        """Run ``forward``, record its layers, and replace the outputs of the marked call."""
+        """Run a forward pass and record its layers.
+
+        The outputs of one call of dropout, the marked one, are replaced by the numbers of its
+        units.
+        """
         with torch.no_grad(), self.trace, self:
             forward()
 

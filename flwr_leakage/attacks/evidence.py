@@ -237,7 +237,7 @@ class Evidence:
 
     @property
     def unknowns(self) -> int:
-        """Number of pixels of all samples, times channels, or of tokens of all texts."""
+        """Number of unknowns: pixels times channels of all images, or tokens of all texts."""
         return self.problem.num_samples * torch.Size(self.problem.spec.shape).numel()
 
     @property
@@ -251,9 +251,9 @@ class Evidence:
 
     @property
     def is_noised(self) -> bool:
-        """Whether the update is noised: noise has more than 1e-8 of its squared norm.
+        """Whether the update contains noise of more than 1e-8 of its squared norm.
 
-        Less counts as rounding.
+        Less than that counts as rounding.
         """
         likelihood = self.likelihood
         noise = float((likelihood.counts * likelihood.noise.square()).sum())
@@ -261,7 +261,7 @@ class Evidence:
 
 
 def _in(dtype: torch.dtype, values: Tensor) -> Tensor:
-    """Return continuous inputs or probabilities in the given precision, and ids unchanged."""
+    """Return floating-point values in the given precision, and integers, such as ids, unchanged."""
     return values.to(dtype) if values.is_floating_point() else values
 
 

@@ -198,7 +198,10 @@ def fitted(prior: ImagePrior, inputs: Tensor) -> tuple[ImagePrior, Tensor]:
 
     Args:
         prior: the prior of images in general.
-        inputs: network inputs (B, C, H, W); the coordinates have the same number of samples.
+        inputs: the images (B, C, H, W), as inputs of the network.
+
+    Returns:
+        The prior, and the coordinates (B, C, H, W) of the images under it.
     """
     each = [prior.fitted(image[None]) for image in inputs]
     point = [own.coordinates(image[None]) for own, image in zip(each, inputs, strict=True)]

@@ -1,4 +1,4 @@
-"""Define the job, a frozen object that is the one argument of every attack."""
+"""Define the job: the observed updates and the attacker's knowledge, as one argument of attacks."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -60,7 +60,7 @@ class AttackJob:
                 )
 
     def restart(self, index: int) -> int:
-        """Return the number, counted from 0, of the restart of observation ``index``."""
+        """Return which restart of its attack observation ``index`` belongs to, counted from 0."""
         return self.restarts[index] if self.restarts else 0
 
     def problem(self, index: int) -> Problem:

@@ -92,7 +92,7 @@ class OneByOne(ABC):
     def __call__(
         self, job: AttackJob, progress: ProgressCallback | None = None
     ) -> list[Reconstruction]:
-        """Return a reconstruction for each observation of a job."""
+        """Return one reconstruction of the private samples for each observed update of a job."""
         results = []
         for index in range(len(job.observations)):
             watch = Stopwatch()
@@ -148,7 +148,7 @@ class Applicability:
 
 
 class ExactAttack(OneByOne):
-    """An attack that solves equations, and can check beforehand whether a problem has these."""
+    """An attack that solves equations, and can check beforehand if an update provides them."""
 
     @abstractmethod
     def check(self, problem: Problem, generator: torch.Generator) -> Applicability:

@@ -164,7 +164,7 @@ class Parallel:
                 raise ValueError(f"{name} must be at least 1, got {value}.")
 
     def __call__(self, job: AttackJob, progress: ProgressCallback | None = None) -> Results:
-        """Return a reconstruction for each observation of a job.
+        """Return one reconstruction of the private samples for each observed update of a job.
 
         Raises:
             ValueError: there are several workers, and the model, loss or attack cannot be pickled;
@@ -199,9 +199,10 @@ class Parallel:
         return [several.tolist() for several in indices.split(self.chunk) if len(several)]
 
     def _files(self, chunks: "list[_Chunk]") -> list[Path | None]:
-        """Return the path of the file for each chunk's results, or ``None`` if none is kept.
+        """Return for each chunk the path of the file for its results, or ``None`` to keep none.
 
-        The name of a file is a digest of everything that the results depend on.
+        A chunk is an attack on some of a job's observations. The name of its file is a digest of
+        everything that the results depend on.
         """
         if self.folder is None:
             return [None] * len(chunks)
@@ -334,10 +335,10 @@ def _pool(workers: int) -> ProcessPoolExecutor:
 
 
 def _save(results: Results, file: Path | None) -> None:
-    """Write results as tensors and JSON to a file that only its owner can read.
+    """Write an attack's results to a file that only its owner can read.
 
-    It is written under another name first, so that the file is complete if it exists. Nothing is
-    written if ``file`` is ``None``.
+    Tensors and JSON are written under another name first, so that the file is complete if it
+    exists. Nothing is written if ``file`` is ``None``.
     """
     if file is None:
         return
@@ -387,7 +388,7 @@ def finished_name(attack: Attack, job: AttackJob) -> str:
 
 
 def read_finished(file: Path | None, count: int) -> Results | None:
-    """Return the results that a file holds, or ``None`` if there is no valid one.
+    """Return the reconstructions that a file holds, or ``None`` if there is no valid file.
 
     Args:
         file: the path of the file, or ``None``.

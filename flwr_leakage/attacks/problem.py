@@ -76,7 +76,7 @@ class Problem:
 
     @property
     def rounds(self) -> "tuple[Problem, ...]":
-        """The problem of the latest round, which is this one, then those of earlier rounds."""
+        """The problem of this round, followed by those of earlier rounds on the same samples."""
         return (self, *self.earlier)
 
     @property
@@ -141,13 +141,16 @@ class Problem:
         return next(iter(self.params.values()))
 
     def zeros(self, count: int) -> Tensor:
-        """Return inputs (count, …) of zeros; a model of text gets the same token everywhere."""
+        """Return ``count`` inputs of zeros; for a model of text, of one token at all positions."""
         if self.spec.is_text:
             return self.spec.blank(count, self.like)
         return self.like.new_zeros(count, *self.spec.shape)
 
     def replay(self, batch: Batch) -> Params:
-        """Return the pseudo-gradient that the client would send for a batch without scaling it."""
+        """Return the pseudo-gradient, by parameter name, that a client with this batch would send.
+
+        It is that of local training with the same schedule, without clipping.
+        """
         return simulate_gradient(
             self.gradient_map, self.params, self.buffers, self.schedule, batch, self.members
         )
@@ -338,7 +341,19 @@ def pose(
 def _granted_targets(
     spec: InputSpec, observation: Observation, threat: ThreatModel, num_samples: int
 ) -> Tensor | None:
-    """Return the true targets of the used samples, or None if the threat model grants none."""
+    """Return the true targets of the samples that training uses, if the threat model grants them.
+
+    Otherwise the result is ``None``.
+
+    Args:
+        spec: the shape of targets and the number of classes.
+        observation: the update, with the disclosed targets.
+        threat: the threat model.
+        num_samples: number of samples that the steps of training use.
+
+    Raises:
+        ValueError: targets are granted, but were not disclosed, or have a wrong shape or range.
+    """
     if threat.labels != "known":
         return None
     targets = observation.disclosed.targets

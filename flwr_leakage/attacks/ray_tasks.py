@@ -140,7 +140,11 @@ class RayTasks:
         return 0.0
 
     def _room(self, ray: Any) -> int:
-        """Return how many tasks fit on all nodes at a time, by their total CPUs and GPUs."""
+        """Return how many tasks the cluster can run at a time, by the CPUs and GPUs of its nodes.
+
+        Raises:
+            ValueError: no node has the resources that a task asks for.
+        """
         asked = {"CPU": self.num_cpus, "GPU": self.num_gpus}
         room = 0
         for node in ray.nodes():

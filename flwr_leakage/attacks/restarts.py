@@ -37,7 +37,7 @@ class Restarts:
     def __call__(
         self, job: AttackJob, progress: ProgressCallback | None = None
     ) -> list[Reconstruction]:
-        """Return a reconstruction for each observation of a job."""
+        """Return one reconstruction of the private samples for each observed update of a job."""
         every = range(len(job.observations))
         repeated = replace(
             job.take(i for i in every for _ in range(self.count)),

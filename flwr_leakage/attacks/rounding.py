@@ -1,4 +1,4 @@
-"""Set the limits up to which attacks attribute a difference to rounding or to noise."""
+"""Define the limits up to which attacks explain a difference of gradients by rounding or noise."""
 
 FLOAT32_ROUNDING = 2.0**-24
 """Relative error of one operation in single precision: half of the spacing of numbers above 1."""

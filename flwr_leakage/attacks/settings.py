@@ -1,4 +1,4 @@
-"""Check that the settings of an attack lie in their ranges."""
+"""Check that the settings of an attack, such as numbers of steps, lie in their ranges."""
 
 import math
 from collections.abc import Callable

@@ -110,7 +110,7 @@ class Strongest:
     def __call__(
         self, job: AttackJob, progress: ProgressCallback | None = None
     ) -> list[Reconstruction]:
-        """Return a reconstruction for each observation of a job."""
+        """Return one reconstruction of the private samples for each observed update of a job."""
         limits = [each for each in (self.max_seconds, job.max_seconds) if each is not None]
         limit = min(limits, default=math.inf)
         count = len(job.observations)
@@ -197,7 +197,10 @@ class Strongest:
         return visits
 
     def _is_followed(self, name: str, count: int) -> bool:
-        """Return whether attacks of ``behind_batches`` directly follow an attack.
+        """Return whether an attack's result is directly continued by other attacks.
+
+        These are the attacks that the setting ``behind_batches`` names. They follow those of
+        ``batches_first`` on several samples.
 
         Args:
             name: the name of the attack.
@@ -346,7 +349,12 @@ class _Target:
         return target
 
     def alone(self, job: AttackJob, index: int) -> AttackJob:
-        """Return a job of this observation alone, which has the given index in ``job``."""
+        """Return a job that holds this observation alone.
+
+        Args:
+            job: the job of all observations.
+            index: the index of this observation in it.
+        """
         assert self.problem is not None
         return replace(job.take([index]), posed=[self.problem])
 
@@ -497,7 +505,7 @@ class _Target:
         return is_best
 
     def _judge_by(self, evidence: Evidence) -> None:
-        """Compare all candidates so far again, by other evidence, which later results also use."""
+        """Compare all results so far again, by other evidence, which also serves for later ones."""
         self.evidence = evidence
         for origin, old in self.candidates.items():
             new = Candidate(old.name, old.batch, evidence.judge(old.batch))
@@ -509,9 +517,13 @@ class _Target:
             self.plain = self.energy
 
     def may_win(self, name: str, energy: float) -> bool:
-        """Return whether an attack's candidate is about as likely as one of the given energy.
+        """Return whether an attack's result is about as likely as one of the given energy.
 
-        It is if its weight in a mean with that one would be at least a tenth.
+        It is if its weight in a mean of both, relative to the other one's, is at least a tenth.
+
+        Args:
+            name: the name of the attack.
+            energy: −2 log posterior of the other result, up to a constant.
         """
         return self._has_weight(name, energy, 0.1)
 
@@ -531,15 +543,20 @@ class _Target:
         return candidate is not None and candidate.weight(energy, self.evidence) >= least
 
     def likely(self) -> list[tuple[str, Candidate]]:
-        """Return the candidates that are about as likely as the best, the most likely first.
+        """Return the batches found so far that are about as likely as the best one.
 
-        Each entry is the name of the attack that found the candidate first, and the candidate.
+        The most likely one comes first. Each entry is the name of the attack that found the batch
+        at first, and the batch with its energy.
         """
         found = sorted(self.candidates.items(), key=lambda each: each[1].energy)
         return [each for each in found if self.may_win(each[0], self.energy)]
 
     def fuse(self) -> None:
-        """Take the mean of several candidates as the result, unless the observation is solved."""
+        """Take a mean of the batches that attacks found as the result.
+
+        This changes nothing if the observation is solved, or if no mean is likelier than the best
+        batch.
+        """
         if self.is_solved or self.evidence is None or not math.isfinite(self.energy):
             return
         watch = Stopwatch()

@@ -40,11 +40,14 @@ class Bidiagonal:
 
     @property
     def num_steps(self) -> int:
-        """The number k of steps taken, which is the number of columns of B."""
+        """The number of steps taken, which is the number of columns of the bidiagonal matrix B."""
         return len(self._betas)
 
     def step(self) -> None:
-        """Take one step, which adds a column to B and computes the next diagonal entry α."""
+        """Take one step of two products, which adds a column to the bidiagonal matrix B.
+
+        It also computes the diagonal entry of the next column.
+        """
         operator, alpha = self.operator, self._alphas[-1].to(self._inputs.dtype)
         image = operator.rmatvec(self._outputs) - alpha[:, None] * self._inputs
         fresh, beta = normalize_rows(orthogonalize(image, self.basis))
@@ -80,7 +83,7 @@ class Bidiagonal:
         return self._betas[-1] == 0
 
     def matrix(self) -> Float[Tensor, "S k1 k"]:
-        """Return B (S, k + 1, k) after k steps, in float64."""
+        """Return the lower bidiagonal matrices B (S, k + 1, k) after k steps, in float64."""
         return lower_bidiagonal(self._alphas[:-1], self._betas)
 
     def rules(self, order: int) -> tuple[Rule, Rule]:
@@ -193,11 +196,11 @@ class Bidiagonalization:
 
     @property
     def num_steps(self) -> int:
-        """The number k of steps taken, which is the number of columns of B."""
+        """The number of steps taken, which is the number of columns of the bidiagonal matrix B."""
         return len(self.diagonal)
 
     def step(self, last: bool = False) -> None:
-        """Take one step, which adds a column to B.
+        """Take one step, which adds a column to the bidiagonal matrix B.
 
         If the operator's budget of products does not allow it, an error is raised.
 
@@ -235,5 +238,5 @@ class Bidiagonalization:
         return other
 
     def matrix(self) -> Float[Tensor, "S k1 k"]:
-        """Return B (S, k + 1, k) after k steps, in float64."""
+        """Return the lower bidiagonal matrices B (S, k + 1, k) after k steps, in float64."""
         return lower_bidiagonal(self.diagonal, self.below)

@@ -1,4 +1,4 @@
-"""Compute the smallest eigenvalue of AᵀA by the cheapest method that resolves it within a memory.
+"""Compute the smallest eigenvalue of AᵀA by the cheapest method that resolves it.
 
 The methods are Lanczos, the SVD of A, and the eigenvalues of AᵀA.
 """

@@ -1,4 +1,4 @@
-"""Conjugate gradients for one linear system whose positive definite matrix is only multiplied."""
+"""Solve a positive definite linear system by conjugate gradients, from products with its matrix."""
 
 from collections.abc import Callable
 

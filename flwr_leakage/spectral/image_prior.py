@@ -146,7 +146,11 @@ class ImagePrior:
         return replace(self, deviations=fitted.reshape(self.deviations.shape))
 
     def coordinates(self, inputs: Tensor) -> Tensor:
-        """Return the coordinates s (B, C, H, W) of normalised images x = μ + L s (B, C, H, W)."""
+        """Return the coordinates s (B, C, H, W) of images x = μ + L s, which are N(0, I) a priori.
+
+        Args:
+            inputs: the images x (B, C, H, W), normalised as the network takes them.
+        """
         found = []
         # each image is transformed by itself, so that its bits do not depend on B
         for each in (inputs - self.grey) / self.scale:
@@ -155,16 +159,24 @@ class ImagePrior:
         return torch.stack(found)
 
     def inputs(self, coordinates: Tensor) -> Tensor:
-        """Return the normalised images μ + L s (B, C, H, W) of coordinates s (B, C, H, W)."""
+        """Return the images x = μ + L s (B, C, H, W), normalised as the network takes them.
+
+        Args:
+            coordinates: their coordinates s (B, C, H, W), which are N(0, I) under the prior.
+        """
         return self.grey + self.push(coordinates)
 
     def push(self, coordinates: Tensor) -> Tensor:
-        """Return L s (…, C, H, W), the change of images by a change s of their coordinates."""
+        """Return L s (…, C, H, W), the change of images x = μ + L s if coordinates change by s."""
         images = self.rows.T @ (self.deviations * coordinates) @ self.columns
         return self.scale * torch.einsum("oc,...ohw->...chw", self.colours, images)
 
     def pull(self, inputs: Tensor) -> Tensor:
-        """Return Lᵀ g (…, C, H, W), the gradient by coordinates, for a gradient g by images."""
+        """Return Lᵀ g (…, C, H, W): a function's gradient by the coordinates s of x = μ + L s.
+
+        Args:
+            inputs: the function's gradient g (…, C, H, W) by the images x.
+        """
         images = torch.einsum("oc,...chw->...ohw", self.colours, self.scale * inputs)
         return self.deviations * (self.rows @ images @ self.columns.T)
 

@@ -52,19 +52,19 @@ class Lanczos:
 
     @property
     def num_steps(self) -> int:
-        """The number k of steps taken, which is the order of T."""
+        """The number of steps taken, which is the order of the tridiagonal matrix T."""
         return len(self._alphas)
 
     @property
     def last_beta(self) -> Float[Tensor, " S"]:
-        """(S,) β after the last step, the coupling of the Krylov space to the next basis vector.
+        """(S,) the next entry β beside the diagonal of T, which couples the next basis vector.
 
-        It is 0 if the space is exhausted.
+        It is 0 if the Krylov space is exhausted.
         """
         return self._betas[-1]
 
     def step(self) -> None:
-        """Take one step, which extends V and T.
+        """Take one step, which adds a basis vector, and a row and column of the tridiagonal T.
 
         If the operator's budget of products does not allow it, an error is raised, and nothing
         changes.
@@ -106,11 +106,14 @@ class Lanczos:
 
     @property
     def rayleigh_quotients(self) -> Float[Tensor, "S k"]:
-        """(S, k) the diagonal of T, which holds ‖Av‖² of each basis vector v."""
+        """(S, k) ‖Av‖² of each basis vector v, the diagonal of the tridiagonal matrix T."""
         return torch.stack(self._alphas, 1)
 
     def tridiagonal(self) -> Float[Tensor, "S k k"]:
-        """Return the tridiagonal matrices T (S, k, k) after k steps."""
+        """Return the tridiagonal matrices T (S, k, k) after k steps, which are VᵀAᵀA V.
+
+        The columns of V are the basis vectors.
+        """
         alphas = torch.stack(self._alphas, 1)
         result = torch.diag_embed(alphas)
         if self.num_steps > 1:
@@ -119,9 +122,10 @@ class Lanczos:
         return result
 
     def ritz(self) -> tuple[Float[Tensor, "S k"], Float[Tensor, "S k k"]]:
-        """Return the eigenvalues (S, k) of T, ascending, and its eigenvectors (S, k, k) as columns.
+        """Return the Ritz values (S, k) of AᵀA, ascending, and coefficients (S, k, k).
 
-        The eigenvalues are the Ritz values of AᵀA.
+        They are the eigenvalues of the tridiagonal matrix T, and its eigenvectors as columns. These
+        hold the coefficients of the approximate eigenvectors of AᵀA in the basis.
         """
         values, vectors = torch.linalg.eigh(self.tridiagonal().double())
         return values, vectors

@@ -153,7 +153,7 @@ class _Space:
         return other
 
     def solve(self, process: Bidiagonalization) -> "_Projected":
-        """Return the damped problems solved in the present Krylov space, and record its λmax.
+        """Solve the damped problems in the present Krylov space, and record its estimate of λmax.
 
         Args:
             process: the bidiagonalisation, which spans the space.

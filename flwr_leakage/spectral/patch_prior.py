@@ -135,7 +135,11 @@ class PatchCost:
         self.share = grey.numel() / index.numel()
 
     def product(self, direction: Tensor) -> Tensor:
-        """Return Q d (B, C, H, W) for a direction d of normalised images (B, C, H, W)."""
+        """Return Q d (B, C, H, W), with the matrix Q of this quadratic cost of images.
+
+        Args:
+            direction: a direction d (B, C, H, W) of normalised images.
+        """
         patches = _taken((direction / self.scale).flatten(1), self.index)
         # Products of rows are three times as fast, and the matrices are symmetric.
         products = (patches[..., None, :] @ self.precisions)[..., 0, :]
@@ -147,7 +151,10 @@ class PatchCost:
         return float((about.double() * self.product(about)).sum())
 
     def noise(self, generator: torch.Generator) -> Tensor:
-        """Return a draw n (B, C, H, W) of N(0, Q), for which Q⁻¹ n is a draw of N(0, Q⁻¹)."""
+        """Return a draw n (B, C, H, W) of N(0, Q), with the matrix Q of this quadratic cost.
+
+        Q⁻¹ n is then a draw of N(0, Q⁻¹), the prior whose −2 log density the cost is.
+        """
         shape = (len(self.kinds), *self.index.shape)
         white = torch.randn(shape, generator=generator, dtype=self.whitening.dtype)
         patches = (white[..., None, :] @ self.whitening[self.kinds])[..., 0, :]

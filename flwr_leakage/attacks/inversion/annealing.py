@@ -60,7 +60,7 @@ class Equations(Protocol):
 
     @property
     def prior(self) -> ImagePrior:
-        """The prior of each image, in single precision."""
+        """The prior of each image to be reconstructed, in single precision."""
 
     @property
     def passes(self) -> int:
@@ -72,7 +72,10 @@ class Equations(Protocol):
 
     @property
     def groups(self) -> Groups:
-        """The groups of equations that are wrong together if one ReLU's on/off mask is wrong."""
+        """The groups of equations whose errors are alike.
+
+        For example, all equations of a group are wrong if one ReLU unit is wrongly taken to be on.
+        """
 
     def gauged(self, coordinates: Tensor) -> Tensor:
         """Return coordinates of the images after their contrast is set to an assumed one.
@@ -89,27 +92,33 @@ class Equations(Protocol):
 
         Args:
             inputs: (B, C, H, W) images.
-            blur: β, in units of each blurred input's width; 0 for none.
+            blur: size β of the noise over which ReLUs and max pooling are averaged, in units of
+                each of their inputs' width; 0 for none.
             precise: whether to compute in float64 in place of float32.
         """
 
     def linearize(self, inputs: Tensor, blur: float) -> Linearized:
-        """Return the predicted numbers at images, and products with their Jacobian J, in float32.
+        """Return the equations linearised at images: values and products with the Jacobian J.
+
+        They are computed in float32.
 
         Args:
             inputs: (B, C, H, W) images.
-            blur: β, in units of each blurred input's width; 0 for none.
+            blur: size β of the noise over which ReLUs and max pooling are averaged, in units of
+                each of their inputs' width; 0 for none.
         """
 
     def kinks(self, inputs: Tensor) -> list[Tensor]:
         """Return the inputs of every ReLU and max pooling for images (B, C, H, W), in float32."""
 
     def blurred_by(self, widths: Sequence[Tensor]) -> "Equations":
-        """Return the same equations with other widths of the blur.
+        """Return the same equations with other widths of the blur of ReLUs and max pooling.
+
+        The blur averages these functions over noise in their inputs.
 
         Args:
-            widths: for each ReLU and max pooling, the standard deviation of the noise that a blur
-                of 1 adds to each of its inputs.
+            widths: for each of these functions, the standard deviation of the noise in each of its
+                inputs at a blur of 1.
         """
 
 
@@ -298,7 +307,10 @@ class Annealed:
         return posterior.posed(Solver(self.iterations, self.tolerance, budget=self.budget))
 
     def _begin(self, posterior: Posterior) -> None:
-        """Set the prior's first weight ρ, and how many iterations a step may take in the budget.
+        """Set the prior's weight ρ in the first step, and the number of iterations of each step.
+
+        ρ is a tenth of the largest eigenvalue of the equations' normal matrix. If the budget does
+        not allow all products of a run, steps get fewer iterations.
 
         Args:
             posterior: the linearised equations of the first step.

@@ -81,13 +81,16 @@ class Places:
         return cls(gathered, scattered)
 
     def taken(self, values: Tensor) -> Tensor:
-        """Return the values (m, B) at all places, out of n values (n, B); empty places have 0."""
+        """Return the values (m, B) that fill m places, out of n values (n, B) of each sample.
+
+        Empty places get 0.
+        """
         return _take(values, self.gathered)
 
     def summed(self, taken: Tensor) -> Tensor:
         """Return sums (n, B): for each of n values, the sum of ``taken`` (m, B) over its places.
 
-        This is the transpose of :meth:`taken`.
+        Its places are those that the value fills. This is the transpose of :meth:`taken`.
         """
         found = _take(taken, self.scattered.flatten())
         if len(self.scattered) == 1:
@@ -311,7 +314,13 @@ class MatrixLayer:
         return cls(weight, bias, len(found), Places.of(gathered, count))
 
     def columns(self, values: Tensor) -> Tensor:
-        """Return the patches (K, P · B) of inputs (n, B), with one patch in each column."""
+        """Return the patches of a layer's inputs as a matrix (K, P · B), with a patch per column.
+
+        There are P patches of K entries in each of B samples.
+
+        Args:
+            values: (n, B) the inputs, with one sample in each column.
+        """
         if self.places is not None:
             values = self.places.taken(values)
         return values.reshape(self.rows, -1)
@@ -506,7 +515,11 @@ class ChainLinearization(Linearized):
         self.value = self._joined(gradients[::-1], biases[::-1], found.told)
 
     def push(self, direction: Tensor) -> Tensor:
-        """Return J v (P,), for a direction v of the images' shape (B, C, H, W)."""
+        """Return J v (P,), with the Jacobian J of the gradients by the images.
+
+        Args:
+            direction: a direction v of the images, of the shape (B, C, H, W).
+        """
         self.products += 1
         # the change of each layer's patches, or of each stage's inputs
         moved: list[Tensor] = []
@@ -533,7 +546,11 @@ class ChainLinearization(Linearized):
         return self._joined(gradients[::-1], changes[::-1], told)
 
     def pull(self, dual: Tensor) -> Tensor:
-        """Return Jᵀ u, of the images' shape (B, C, H, W), for a vector u (P,)."""
+        """Return Jᵀ u (B, C, H, W), with the Jacobian J of the gradients by the images.
+
+        Args:
+            dual: a vector u (P,), of the shape of the gradients.
+        """
         self.products += 1
         duals, told = self._parted(dual)
         inner: list[Tensor] = []  # for each step, the direction that u implies for its inputs
@@ -617,7 +634,9 @@ class _Reached:
         return replace(self, errors=errors.reshape(len(self.weight), -1))
 
     def down(self, errors: Tensor) -> Tensor:
-        """Return the errors of the layer's inputs, Wᵀ δ summed over overlapping patches.
+        """Return the errors (n, B) of the layer's inputs.
+
+        They are Wᵀ δ with the layer's weight W, summed over overlapping patches.
 
         Args:
             errors: the errors δ of the layer's outputs, one sample in each column.

@@ -262,7 +262,9 @@ class _Equations:
         return torch.cat([excess, ((inputs - spec.clamp(inputs)) / self.prior.scale).flatten()])
 
     def weights(self, residual: Tensor) -> Tensor:
-        """Return the inverse variances (P + N,) of the gradient's residuals and of pixels.
+        """Return the inverse variances (P + N,) by which the squares of all residuals are weighted.
+
+        There are P residuals of the gradient, and N distances of pixels from their valid range.
 
         Args:
             residual: (P,) the gradient minus the observed one.

@@ -78,11 +78,12 @@ class Evaluator:
         self._reorders = not bool((self.orders == in_order).all())
 
     def __call__(self, points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return objectives (A,), and their gradients (A, D) by the variables.
+        """Return the objectives (A,) of candidate batches, and their gradients (A, D).
 
         Args:
-            points: (A, D) the variables of A candidates.
-            rows: (A,) indices of the rows whose labels, orders and problems belong to them.
+            points: (A, D) the optimised variables of A candidates.
+            rows: (A,) the index of each candidate among all R, which tells its labels, the order of
+                its samples, and the update that it is compared with.
         """
         if self.batching != "vmap" or len(rows) == 1:
             results = [
@@ -97,8 +98,9 @@ class Evaluator:
         """Return the objectives (M,) of one candidate's inputs under M orders and labels.
 
         Args:
-            point: (D,) the variables of the candidate.
-            row: the index of the row whose problem it belongs to.
+            point: (D,) the optimised variables of the candidate.
+            row: the index of the candidate among all R, which tells the update that it is compared
+                with.
             orders: (M, B) indices of the samples in the order in which the local steps use them.
             targets: (M, B) labels or (M, B, K) label probabilities.
         """

@@ -453,7 +453,7 @@ class _Model:
 
     @property
     def passes(self) -> int:
-        """The number of gradients that the replay of one update takes."""
+        """The number of gradients that a replay of local training takes, over all rounds."""
         return sum(posed.schedule.num_steps for posed in self.problem.rounds)
 
     @property
@@ -470,7 +470,10 @@ class _Model:
 
     @property
     def groups(self) -> Groups:
-        """The groups of gradient entries that are wrong together if one ReLU's mask is wrong."""
+        """The groups of gradient entries whose errors are alike.
+
+        For example, all entries of a group are wrong if one ReLU unit is wrongly taken to be on.
+        """
         return Groups(
             [value.shape for posed in self.problem.rounds for value in posed.gradient.values()]
         )
@@ -492,11 +495,13 @@ class _Model:
         return kink_inputs(lambda: posed.logits(inputs.float()))
 
     def blurred_by(self, widths: Sequence[Tensor]) -> "_Model":
-        """Return the same equations with other widths of the blur.
+        """Return the same equations with other widths of the blur of ReLUs and max pooling.
+
+        The blur averages these functions over noise in their inputs.
 
         Args:
-            widths: for each ReLU and max pooling, the width of the noise that a blur of 1 adds to
-                its inputs.
+            widths: for each of these functions, the standard deviation of the noise in its inputs
+                at a blur of 1.
         """
         return replace(self, deviations=widths)
 
@@ -511,7 +516,13 @@ class _Model:
         return torch.cat(self._parts(inputs, blur, precise))
 
     def _parts(self, inputs: Tensor, blur: float, precise: bool = False) -> list[Tensor]:
-        """Return the pseudo-gradient g(x; β) as one flat tensor for each round and parameter."""
+        """Return the pseudo-gradient g(x; β) as one flat tensor for each round and parameter.
+
+        Args:
+            inputs: the images x (B, C, H, W).
+            blur: β, the size of the blur of ReLUs and max pooling.
+            precise: whether to compute in float64 in place of float32.
+        """
         dtype = torch.float64 if precise else torch.float32
         targets = self.targets.to(dtype) if self.targets.is_floating_point() else self.targets
         batch = Batch(inputs.to(dtype), targets)

@@ -100,7 +100,7 @@ class GradientInversion:
     def __call__(
         self, job: AttackJob, progress: ProgressCallback | None = None
     ) -> list[Reconstruction]:
-        """Return a reconstruction for each observation of a job."""
+        """Return one reconstruction of the private samples for each observed update of a job."""
         results: list[Reconstruction | None] = [None] * len(job.observations)
         groups: dict[tuple[Any, ...], list[_Rows]] = {}
         for index in range(len(job.observations)):
@@ -185,18 +185,19 @@ class GradientInversion:
         return torch.cat([inputs.reshape(-1), logits])
 
     def _searches_order(self, assumed: AssumedTargets) -> bool:
-        """Return whether the order of the samples over local steps is searched.
+        """Return whether the attack searches for the order in which local steps use the samples.
 
-        It is not if labels are granted, as these come in the order of the steps.
+        It does not if the threat model grants the labels, as these come in the order of the steps.
         """
         return self.order is not None and assumed.origin != "granted"
 
     def _solve_safely(
         self, chunk: "list[_Rows]", report: Reporter, budget: Budget
     ) -> list[Reconstruction]:
-        """Return the result of each target; one whose solution raises an error has failed.
+        """Return the result of each observed update of a chunk.
 
-        If solving all together raises an error, halves are solved, so that no target harms another.
+        All are solved together. If this raises an error, each half is solved by itself, so that no
+        update harms another. An update that raises an error alone has a result with that error.
         """
         try:
             return self._solve(chunk, report, budget)
@@ -210,7 +211,10 @@ class GradientInversion:
     def _solve(
         self, chunk: "list[_Rows]", report: Reporter, budget: Budget
     ) -> list[Reconstruction]:
-        """Return the results of targets of equal shape and schedule, which are solved together."""
+        """Return the results of several observed updates, which are solved together.
+
+        They have equal shapes and schedules.
+        """
         watch = Stopwatch()
         rows = _Rows.joined(chunk)
         bounds = rows.project if self.box else None
@@ -233,7 +237,11 @@ class GradientInversion:
     def _search_order(
         self, rows: "_Rows", batching: Batching, report: Reporter, budget: Budget
     ) -> "_Rows":
-        """Return for each target the row among its starts whose order has the least objective."""
+        """Return one start for each observed update, with the best order of its samples.
+
+        Each update comes with several starts (rows). The one is chosen whose order of samples, in
+        which local steps use them, has the least objective.
+        """
         assert self.order is not None
         points, targets, orders = self.order.search(
             lambda targets, orders: self._evaluator(
@@ -313,24 +321,27 @@ class _Rows:
 
     @property
     def candidates(self) -> Candidates:
-        """The layout of a row's variables, as inputs and label logits."""
+        """The layout of a candidate's optimised variables, as inputs and label logits."""
         problem = self.problems[0]
         shape = (problem.num_samples, *problem.spec.shape)
         return Candidates(shape, problem.spec.num_classes, self.assumed.origin == "variables")
 
     @property
     def num_inputs(self) -> int:
-        """Number of a row's variables that are inputs; they come first."""
+        """Number of a candidate's optimised variables that are inputs; they come first."""
         return torch.Size(self.candidates.shape).numel()
 
     @property
     def owner(self) -> Tensor:
-        """Index of the problem of each row, (R,); all problems have the same number of rows."""
+        """(R,) the index of the observed update to which each of R candidates belongs.
+
+        All updates have the same number of candidates.
+        """
         every = torch.arange(len(self.problems), device=self.targets.device)
         return every.repeat_interleave(len(self.targets) // len(self.problems))
 
     def project(self, points: Tensor) -> Tensor:
-        """Return points (A, D) with their inputs clamped to valid pixels."""
+        """Return the variables (A, D) of A candidates with their inputs clamped to valid pixels."""
         spec, size = self.problems[0].spec, self.num_inputs
         inputs = spec.clamp(points[:, :size].reshape(-1, *spec.shape))
         return torch.cat([inputs.reshape(len(points), size), points[:, size:]], dim=1)

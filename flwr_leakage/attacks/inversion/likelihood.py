@@ -63,7 +63,14 @@ class Groups:
         return torch.arange(len(self.shapes)).repeat_interleave(torch.tensor(self._numbers))
 
     def sums(self, values: Tensor) -> Tensor:
-        """Return the sums (G,) over each group of values (P,) that entries have."""
+        """Return sums over groups of entries.
+
+        Args:
+            values: (P,) a value for each entry of an update.
+
+        Returns:
+            The sum (G,) over each of the G groups.
+        """
         pieces = values.split([shape.numel() for shape in self.shapes])
         found = []
         for piece, shape in zip(pieces, self.shapes, strict=True):
@@ -75,7 +82,14 @@ class Groups:
         return torch.cat(found)
 
     def spread(self, values: Tensor) -> Tensor:
-        """Return values (P,) that give each entry the value of its group, out of values (G,)."""
+        """Return for each entry of an update the value of its group.
+
+        Args:
+            values: (G,) a value for each group.
+
+        Returns:
+            The values (P,), one for each entry.
+        """
         found = []
         for piece, shape in zip(values.split(self._numbers), self.shapes, strict=True):
             if len(shape) > 2:
@@ -149,20 +163,38 @@ class Likelihood:
 
     @property
     def tensors(self) -> Tensor:
-        """(P,) index of the tensor to which each entry belongs."""
+        """(P,) index of the parameter tensor to which each entry of the update belongs."""
         return self.spread(torch.arange(len(self.counts), device=self.counts.device))
 
     def spread(self, values: Tensor) -> Tensor:
-        """Return values (P,) that give each entry the value of its tensor, out of values (T,)."""
+        """Return for each entry of an update the value of its parameter tensor.
+
+        Args:
+            values: (T,) a value for each tensor.
+
+        Returns:
+            The values (P,), one for each entry.
+        """
         return values.repeat_interleave(self.counts.long())
 
     def sums(self, values: Tensor) -> Tensor:
-        """Return the sums (T,) over each tensor of values (P,) that entries have."""
+        """Return sums over parameter tensors.
+
+        Args:
+            values: (P,) a value for each entry of an update.
+
+        Returns:
+            The sum (T,) over each of the T tensors.
+        """
         pieces = values.split(self.counts.long().tolist())
         return torch.stack([piece.sum() for piece in pieces])
 
     def residual(self, gradient: Tensor) -> Tensor:
-        """Return the residual ``g − g*`` (P,) of a candidate's gradient g (P,)."""
+        """Return the residual ``g − g*`` (P,), with the observed gradient g*.
+
+        Args:
+            gradient: (P,) a candidate's gradient g.
+        """
         return gradient.double() - self.observed
 
     def excess(self, residual: Tensor) -> Tensor:
@@ -174,7 +206,13 @@ class Likelihood:
         return residual.abs().sub_(self.bounds).clamp_min_(0)
 
     def mean_squares(self, residual: Tensor) -> Tensor:
-        """Return the mean square (T,) of the excess of :meth:`excess` over each tensor."""
+        """Return the mean squares (T,) of a residual over each parameter tensor.
+
+        An entry that may have been pruned counts by its excess over the pruning threshold.
+
+        Args:
+            residual: (P,) a candidate's gradient minus the observed one.
+        """
         return self.sums(self.excess(residual).square_()) / self.counts
 
     def variances(
@@ -203,9 +241,13 @@ class Likelihood:
         return torch.maximum(each, self.bounds.square() / 3)
 
     def misfit(self, residual: Tensor) -> float:
-        """Return the mean of ``(excess / σ)²`` over entries, with their noise σ.
+        """Return the mean square of a residual in units of the noise's variance.
 
-        It is about 1 for the residual (P,) of the private samples, if σ is right.
+        Entries that may have been pruned count by their excess over the pruning threshold. For the
+        private samples the result is about 1, if the noise is estimated rightly.
+
+        Args:
+            residual: (P,) a candidate's gradient minus the observed one.
         """
         mean = self.mean_squares(residual) / self.noise.square()
         return float((mean * self.counts).sum() / self.counts.sum())
@@ -256,11 +298,12 @@ class Likelihood:
         return self.counts.clamp_max(unknowns)
 
     def distance(self, residual: Tensor) -> float:
-        """Return the relative squared distance ``‖excess‖² / ‖g*‖²`` of two gradients.
+        """Return the relative squared distance ``‖r‖² / ‖g*‖²`` of a candidate's gradient.
+
+        Entries of r that may have been pruned count by their excess over the pruning threshold.
 
         Args:
-            residual: (P,) the candidate's gradient minus the observed g*, of which :meth:`excess`
-                is the part that the update does not allow.
+            residual: r (P,), the candidate's gradient minus the observed g*.
         """
         excess = self.excess(residual)
         return float(excess.dot(excess) / self.observed.dot(self.observed))

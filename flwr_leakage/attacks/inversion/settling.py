@@ -110,7 +110,13 @@ class Settling:
 
 
 class _Pace:
-    """The division of the allowed products and CPU seconds among the steps that are left."""
+    """The division of a run's allowed products and CPU seconds among its remaining steps.
+
+    Args:
+        settling: the settings, with the numbers of steps and products.
+        passes: number of gradients that one evaluation of the equations takes.
+        budget: the limit of CPU time.
+    """
 
     def __init__(self, settling: Settling, passes: int, budget: Budget) -> None:
         self.steps, self.budget, self.products, self.is_short = settling.steps, budget, 0, False

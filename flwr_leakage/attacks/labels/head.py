@@ -85,19 +85,22 @@ class HeadSamples:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all samples are found, as many as the rank of the gradient."""
+        """Whether all samples of the batch are found, as many as the gradient has ranks."""
         return len(self.labels) == self.factor.rank
 
     @property
     def columns(self) -> Tensor:
-        """The coordinates (k, b) of the samples' errors: for each row q, the error is ``U q``."""
+        """The coordinates (k, b) of k samples' errors in the span of the gradient's columns.
+
+        For each row q, the error of a sample is ``U q``, with the orthonormal basis U of this span.
+        """
         return self.errors @ self.factor.left
 
     def joined(self, dual: Tensor, label: int, error: Tensor) -> "HeadSamples":
         """Return these samples and one more.
 
         Args:
-            dual: (b,) its vector t.
+            dual: (b,) the coefficients t of its features ``t R`` in the rows of R.
             label: its class.
             error: (K,) the derivative of the batch's mean loss by its logits.
         """
@@ -284,9 +287,10 @@ class _Equations:
         return cls(base, slopes, origin, directions, outside, targets)
 
     def solutions(self, generator: torch.Generator) -> list[tuple[Tensor, int]]:
-        """Return pairs of a dual (b,) and a label whose equations it solves, the most exact first.
+        """Return candidates for samples of the batch, the most exact first.
 
-        For each label, the equations are solved from several random starts.
+        Each is a dual (b,), the coefficients of a sample's features, and the label whose equations
+        it solves. For each label, the equations are solved from several random starts.
         """
         labels = torch.arange(len(self.targets)).repeat_interleave(STARTS)
         _, sizes, axes = torch.linalg.svd(self.slopes, full_matrices=False)

@@ -180,7 +180,7 @@ class Rehearsals:
     schedule_steps: int
 
     def estimate(self, problem: Problem, num_examples: int | None = None) -> LabelEstimate:
-        """Return the class counts behind a client's update, by the method that was best rehearsed.
+        """Return the class counts behind an update, by the method that was best in rehearsals.
 
         Args:
             problem: the client's update.

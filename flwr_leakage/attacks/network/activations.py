@@ -65,9 +65,9 @@ class Activation:
     is_relu: bool = False
 
     def invertible(self, outputs: Tensor) -> Tensor:
-        """Return booleans, true where an output a determines its input z.
+        """Return booleans, true where an output of the activation determines its input.
 
-        Elsewhere a is the least or the largest output, which many inputs give.
+        Elsewhere the output is the least or the largest one, which many inputs give.
         """
         width = self.high - self.low
         # An output this near to an end counts as that end: solved features are exact to 1e-9.
@@ -107,18 +107,19 @@ class Activation:
         return torch.where(self._is_high(outputs), last, first).to(outputs.dtype)
 
     def _is_high(self, outputs: Tensor) -> Tensor:
-        """Return booleans, true for outputs nearer to the largest output than to the least one.
+        """Return booleans, true for outputs nearer to the largest value than to the least one.
 
-        All are false if no input gives the largest output.
+        All are false if no input gives the largest value.
         """
         if not math.isfinite(self.ends[1]):
             return torch.zeros_like(outputs, dtype=torch.bool)
         return outputs > (self.low + self.high) / 2
 
     def parts(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return φ(z), φ'(z) and φ''(z) at inputs z, each of z's shape.
+        """Return the activation φ(z) at inputs z and its derivatives φ'(z) and φ''(z).
 
-        At kinks the derivatives are those that torch takes; a ReLU has φ'(0) = 0.
+        Each has the shape of z. Where a derivative jumps, it is the value that torch takes; a ReLU
+        has φ'(0) = 0.
         """
         if self.is_relu:
             return inputs.clamp_min(0), (inputs > 0).to(inputs), torch.zeros_like(inputs)

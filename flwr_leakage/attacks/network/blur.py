@@ -166,17 +166,18 @@ def blurred_parts(
 
 
 def has_kinks(op: Op) -> TypeGuard[Elementwise | Pool]:
-    """Return whether a call computes an activation with kinks, such as ReLU, or max pooling."""
+    """Return whether a call computes a max pooling, or an activation whose slope jumps, as ReLU."""
     if isinstance(op, Elementwise):
         return bool(op.activation.kinks)
     return isinstance(op, Pool) and op.is_largest
 
 
 def blurring(deviations: Sequence[Tensor], amount: float) -> Trace:
-    """Return a context in which every activation with kinks and every max pooling is blurred.
+    """Return a context in which every max pooling, and every activation with kinks, is blurred.
 
-    Their calls are identified by their order in a forward pass. A replay of several local steps
-    repeats this order once for each pass.
+    A kink is a jump of the slope, as that of ReLU. Blurring averages the function over noise in its
+    inputs. The calls are identified by their order in a forward pass. A replay of several local
+    steps repeats this order once for each pass.
 
     Args:
         deviations: for each of these calls in one forward pass, the standard deviations of its
@@ -200,7 +201,7 @@ def blurring(deviations: Sequence[Tensor], amount: float) -> Trace:
 
 
 def measure(forward: Callable[[], object]) -> list[Tensor]:
-    """Return standard deviations of the inputs of every activation with kinks and max pooling.
+    """Return standard deviations of the inputs of activations whose slope jumps, and max pooling.
 
     Args:
         forward: a function that makes one forward pass.
@@ -226,9 +227,9 @@ def measure(forward: Callable[[], object]) -> list[Tensor]:
 
 
 def kink_inputs(forward: Callable[[], object]) -> list[Tensor]:
-    """Return the inputs of every activation with kinks and every max pooling of a forward pass.
+    """Return the inputs of every max pooling, and of every activation whose slope jumps.
 
-    They are copies, in the order of the calls.
+    They are copies, in the order of the calls in one forward pass.
 
     Args:
         forward: a function that makes the pass.

@@ -43,7 +43,10 @@ class Geometry(NamedTuple):
         padding: int | Iterable[int],
         stride: int | Iterable[int],
     ) -> "Geometry":
-        """Return a geometry from pairs, or from numbers that hold for both rows and columns."""
+        """Return the geometry of a convolution.
+
+        Each argument is a pair for rows and columns, or one number for both.
+        """
         return cls(pair(kernel_size), pair(dilation), pair(padding), pair(stride))
 
     def positions(self, size: Iterable[int]) -> Pair:
@@ -68,7 +71,7 @@ class Geometry(NamedTuple):
 
 
 def pair(value: int | Iterable[int]) -> Pair:
-    """Return a setting as (rows, columns); a single number holds for both."""
+    """Return a setting of a convolution as (rows, columns); a single number holds for both."""
     height, width = (value, value) if isinstance(value, int) else value
     return int(height), int(width)
 
@@ -143,7 +146,7 @@ class Affine:
 
     @property
     def is_convolution(self) -> bool:
-        """Whether the call is a convolution."""
+        """Whether the call is a convolution, and not a linear layer."""
         return self.settings is not None
 
     def is_layer(self, weight: str) -> bool:
@@ -152,17 +155,17 @@ class Affine:
 
     @property
     def layer(self) -> str:
-        """The name of the layer for messages."""
+        """The name of the layer, for messages: that of its weight without ``.weight``."""
         return self.name.removesuffix(".weight")
 
     @property
     def is_named(self) -> bool:
-        """Whether W and b are parameters themselves, and not computed from parameters."""
+        """Whether the layer's weight and bias are parameters, and not computed from parameters."""
         return bool(self.name) and (self.bias is None or self.bias_name is not None)
 
     @property
     def geometry(self) -> Geometry | None:
-        """The geometry of a convolution; ``None`` for a linear layer.
+        """The kernel's size, dilation, padding and stride; ``None`` for a linear layer.
 
         Raises:
             ValueError: it has several groups, or adds more zeros on one side than on the other.
@@ -211,12 +214,12 @@ class Pool:
 
     @property
     def is_largest(self) -> bool:
-        """Whether the pooled value is the largest value of the window."""
+        """Whether the pooling takes the largest value of each window."""
         return self.reduce is largest
 
     @property
     def is_plain(self) -> bool:
-        """Whether windows lie side by side, without overlap, gaps or padding."""
+        """Whether the pooling's windows lie side by side, without overlap, gaps or padding."""
         plain = self.padding == (0, 0) and self.dilation == (1, 1) and not self.ceil_mode
         return plain and self.stride == self.window
 

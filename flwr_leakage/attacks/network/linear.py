@@ -44,7 +44,10 @@ class LayerFactor:
 
     @property
     def rank(self) -> int:
-        """The rank b: the number of samples, as long as their errors are linearly independent."""
+        """The rank of the layer's gradient.
+
+        It is the number of samples, as long as their errors are linearly independent.
+        """
         return self.left.shape[1]
 
     def remainder(self, duals: Tensor, columns: Tensor) -> "tuple[LayerFactor, Tensor]":
@@ -242,7 +245,7 @@ class InputOrder:
     offset: Tensor
 
     def pixels(self, inputs: Tensor) -> Tensor:
-        """Return the flattened images x (…, n) whose inputs h of the layer are given (…, n)."""
+        """Return flattened images (…, n) from the layer's inputs (…, n) that they cause."""
         return self.moved((inputs - self.offset) / self.scale)
 
     def moved(self, values: Tensor) -> Tensor:

@@ -90,7 +90,7 @@ class Step:
 
     @property
     def inputs(self) -> Tensor:
-        """The inputs of the call."""
+        """The inputs of the recorded call, without its parameters."""
         return self.op.inputs
 
 
@@ -112,7 +112,7 @@ class LinearUse:
 
     @property
     def name(self) -> str:
-        """The name of the layer for messages."""
+        """The name of the layer, for messages: that of its weight without ``.weight``."""
         return self.weight.removesuffix(".weight")
 
 
@@ -188,7 +188,7 @@ class Trace(FunctionMode):
 
     @property
     def linear(self) -> list[LinearUse]:
-        """The calls of linear layers whose weights are parameters, in their order."""
+        """The recorded calls of linear layers whose weights are parameters, in their order."""
         return [
             LinearUse(op.name, op.bias_name, op.inputs, step.outputs)
             for step in self.steps
@@ -197,7 +197,7 @@ class Trace(FunctionMode):
 
     @property
     def turned(self) -> frozenset[str]:
-        """The names of the weights that the pass only uses in the shape (inputs, outputs)."""
+        """The names of weights that are only used in the shape (inputs, outputs), as in x @ W."""
         return frozenset(self._right - self._left)
 
     def on_call(

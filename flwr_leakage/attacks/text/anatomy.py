@@ -70,7 +70,7 @@ class Span:
         return self.basis.shape[0] > self.basis.shape[1] - 4
 
     def outside(self, vectors: Float[Tensor, "... n"]) -> Float[Tensor, "... n"]:
-        """Return the part of each vector that lies outside of the span."""
+        """Return the part of each vector that is orthogonal to the span."""
         return vectors - vectors @ self.basis.T @ self.basis
 
     def probes(self, most: int) -> Float[Tensor, "k n"]:
@@ -305,6 +305,10 @@ class Anatomy:
     def of(cls, problem: Problem, generator: torch.Generator) -> "Anatomy":
         """Return the tables, layers and attention of a problem's model.
 
+        Args:
+            problem: the network.
+            generator: the generator of the random tokens of a pass.
+
         Raises:
             ValueError: the ids look up no table of the model.
         """
@@ -379,7 +383,7 @@ class Anatomy:
 
     @property
     def mixed(self) -> Site | None:
-        """The first group of ``deep``, which takes the first attention's outputs; or ``None``."""
+        """The linear layers that take the first attention's outputs, or ``None``."""
         return next(iter(self.deep), None)
 
     @property

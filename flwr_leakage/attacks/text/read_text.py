@@ -1,4 +1,4 @@
-"""Read the texts behind a transformer's update from its gradient."""
+"""Attack a transformer's update: find the tokens and the texts of the batch from the gradient."""
 
 import math
 from dataclasses import dataclass, field

@@ -126,7 +126,7 @@ class Spans:
 
     @property
     def attention(self) -> Attention:
-        """The first attention of the model."""
+        """The first attention of the model, which was found."""
         assert self.anatomy.attention is not None
         return self.anatomy.attention
 
@@ -218,7 +218,7 @@ def grow(spans: Spans, budget: Budget, most: int) -> list[Int[Tensor, " t"]]:
 
 
 def _longest(texts: set[tuple[int, ...]]) -> set[tuple[int, ...]]:
-    """Return the texts that are not the beginning of another text."""
+    """Return the texts, as tuples of tokens, that are not the beginning of another given text."""
     return texts - {text[:n] for text in texts for n in range(len(text))} - {()}
 
 
