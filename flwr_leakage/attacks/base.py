@@ -44,10 +44,11 @@ class Attack(Protocol):
     def __call__(
         self, job: AttackJob, progress: ProgressCallback | None = None
     ) -> list[Reconstruction]:
-        """Return the reconstructions behind all observations of a job.
+        """Return the samples that an attack reconstructs from the observed updates of a job.
 
         Args:
-            job: the knowledge of the server; see :class:`flwr_leakage.attacks.job.AttackJob`.
+            job: the updates and the knowledge of the server; see
+                :class:`flwr_leakage.attacks.job.AttackJob`.
             progress: a callback that is called from time to time.
 
         Returns:
@@ -101,7 +102,9 @@ def failure(error: Exception | str) -> Reconstruction:
 
 @dataclass
 class Reporter:
-    """Pass an optimizer's progress to a callback, at most a few times a second.
+    """A function that passes an optimizer's progress to a callback, at most a few times a second.
+
+    A target is an observed update that is attacked.
 
     Attributes:
         progress: the callback, or ``None`` for none.

@@ -42,11 +42,14 @@ class Budget:
         return Budget.of(share * self.left) if self.left < math.inf else self
 
     def affordable(self, count: int, seconds: float) -> int:
-        """Return how many of ``count`` tasks of ``seconds`` CPU seconds each fit into this budget."""
+        """Return how many of ``count`` tasks fit into the budget, if each takes ``seconds``.
+
+        Both are CPU seconds.
+        """
         return int(min(count, self.left / max(seconds, 1e-9)))
 
     def require(self, seconds: float, what: str) -> None:
-        """Raise an error if the next task does not fit into the budget.
+        """Raise an error if a task does not fit into the CPU seconds that are left of the budget.
 
         Args:
             seconds: about how many CPU seconds the task takes.
@@ -82,7 +85,7 @@ class Stopwatch:
 
     @property
     def seconds(self) -> float:
-        """CPU seconds since the stopwatch was made."""
+        """CPU seconds of this process since the stopwatch was made."""
         return time.process_time() - self.began
 
 

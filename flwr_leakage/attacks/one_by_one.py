@@ -139,7 +139,8 @@ class Applicability:
     """A statement that an attack can be run on a problem. It may still fail to solve it.
 
     Attributes:
-        gives_images: whether the attack returns images; otherwise it returns their features.
+        gives_images: whether the attack returns images; otherwise it returns only features, the
+            inputs of a later layer.
         reason: the layer or the equations that the attack uses, in words for the user.
     """
 

@@ -371,10 +371,10 @@ class _Target:
 
     @property
     def least(self) -> float:
-        """About how many CPU seconds an attack takes up to its first step.
+        """About how many CPU seconds an attack takes up to the end of its first step.
 
-        An attack first repeats the work of posing the problem. A step takes about as long as
-        judging a candidate a few times.
+        An attack begins with the work of turning the observation into a problem. A step takes about
+        as long as comparing a result with the update a few times.
         """
         return self.posing + 3 * self.judging
 
@@ -552,10 +552,10 @@ class _Target:
         return [each for each in found if self.may_win(each[0], self.energy)]
 
     def fuse(self) -> None:
-        """Take a mean of the batches that attacks found as the result.
+        """Take a mean of the batches that attacks found as the result, if there is one.
 
-        This changes nothing if the observation is solved, or if no mean is likelier than the best
-        batch.
+        Nothing changes if the observation is solved, or if
+        :func:`flwr_leakage.attacks.evidence.fuse` finds no mean.
         """
         if self.is_solved or self.evidence is None or not math.isfinite(self.energy):
             return
@@ -711,7 +711,10 @@ def _proof(result: Reconstruction) -> str:
 
 
 def _is_known(result: Reconstruction) -> bool:
-    """Return whether the network's inputs of every sample are proven, even if pixels are not."""
+    """Return whether a result's network inputs are proven for every sample.
+
+    Its pixels may still be unproven, as they also depend on the normalisation.
+    """
     known = result.stats.get(PROVEN_INPUTS, 0) == len(result.stats.get("verdicts", ()))
     return known and PROVEN_INPUTS in result.stats
 

@@ -141,10 +141,10 @@ class _Group:
         return len(self._tops)
 
     def narrow(self, rows: Int[Tensor, " R"]) -> "_Group":
-        """Return some of the matrices, with their state.
+        """Return a group of only some of the matrices, with the steps that they have taken.
 
         Args:
-            rows: (R,) indices of these matrices within the group.
+            rows: (R,) indices of these matrices within the present group.
         """
         other = _Group(self.blocks[rows], self.process.narrow(rows))
         for name in ("_tops", "_residuals", "_growths", "_angles", "_coefficients"):

@@ -11,7 +11,7 @@ from flwr_leakage.spectral.cholesky import cholesky
 
 @dataclass(frozen=True)
 class LowRank:
-    """An approximation A ≈ Uᵀ Λ U of a positive semidefinite matrix A (D, D).
+    """A low-rank approximation A ≈ Uᵀ Λ U of a positive semidefinite matrix A (D, D).
 
     Attributes:
         vectors: (k, D) matrix U, whose orthonormal rows are approximate eigenvectors.

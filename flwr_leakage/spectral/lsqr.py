@@ -142,10 +142,10 @@ class _Space:
         self.tops: list[Tensor] = []
 
     def take(self, rows: Int[Tensor, " R"]) -> "_Space":
-        """Return the state for some of the S matrices.
+        """Return the problems of only some of the matrices, with the estimates so far.
 
         Args:
-            rows: (R,) indices of these matrices.
+            rows: (R,) indices of these matrices among the present ones.
         """
         other = copy.copy(self)
         other.largest = None if self.largest is None else self.largest[rows]

@@ -68,7 +68,7 @@ class Equations(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape (B, C, H, W) of the images' coordinates under the prior."""
+        """The shape (B, C, H, W) of the images, and of their coordinates under the prior."""
 
     @property
     def groups(self) -> Groups:
@@ -80,8 +80,8 @@ class Equations(Protocol):
     def gauged(self, coordinates: Tensor) -> Tensor:
         """Return coordinates of the images after their contrast is set to an assumed one.
 
-        The predicted numbers stay the same. The coordinates are returned as they are if the numbers
-        determine the images' contrast.
+        The numbers that the equations predict stay the same. If these numbers determine the images'
+        contrast, the coordinates are returned as they are.
 
         Args:
             coordinates: (B, C, H, W) coordinates of the images under the prior.
@@ -126,12 +126,14 @@ class Equations(Protocol):
 class RunEnd:
     """The images at which one run of Gauss–Newton ended, with measures of their fit.
 
+    The run fits equations, which predict observed numbers, such as a gradient's entries.
+
     Attributes:
         inputs: (B, C, H, W) images in double precision, not clamped.
         energy: −2 log posterior up to a constant: −2 log likelihood plus ``‖s‖²`` for the images'
             coordinates s under the prior.
         distance: relative squared distance of the predicted numbers from the observed ones.
-        misfit: mean squared residual in units of the noise's variance.
+        misfit: mean square of predicted minus observed numbers, in units of the noise's variance.
         prior_mean_square: mean square of the coordinates s; 1 for a draw of the prior.
         steps: number of steps taken.
         products: number of products with the Jacobian or its transpose.

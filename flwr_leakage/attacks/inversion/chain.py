@@ -132,7 +132,7 @@ class _Elementwise:
 
 @dataclass(frozen=True)
 class Elements:
-    """A stage of a chain that applies one activation to every value.
+    """An activation as one step of a chain, a network whose layers follow one another.
 
     Attributes:
         shape: shape of a sample's inputs.
@@ -196,7 +196,9 @@ class _Windows:
 
 @dataclass(frozen=True)
 class Pooling:
-    """A stage of a chain that pools: it gives one value for each window.
+    """A pooling as one step of a chain, a network whose layers follow one another.
+
+    It gives one value for each window of its inputs.
 
     Attributes:
         shape: shape of a sample's inputs.
@@ -354,7 +356,7 @@ class Chain:
 
     @property
     def layers(self) -> list[MatrixLayer]:
-        """The layers of the chain in their order, without activations and pooling."""
+        """The linear layers and convolutions of the chain in their order."""
         return [step for step in self.steps if isinstance(step, MatrixLayer)]
 
     @classmethod
@@ -630,7 +632,12 @@ class _Reached:
     errors: Tensor = field(default_factory=lambda: torch.empty(0))
 
     def by(self, errors: Tensor) -> "_Reached":
-        """Return the same layer with the errors (n, B) of its outputs."""
+        """Return the same layer with errors of its outputs.
+
+        Args:
+            errors: (n, B) the derivatives ∂F/∂z of a function F by the outputs z, one sample in
+                each column.
+        """
         return replace(self, errors=errors.reshape(len(self.weight), -1))
 
     def down(self, errors: Tensor) -> Tensor:

@@ -70,7 +70,7 @@ class Jacobian:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape (B, C, H, W) of the inputs."""
+        """The shape (B, C, H, W) of the inputs of all samples."""
         return (self.problem.num_samples, *self.problem.spec.shape)
 
     @property

@@ -1,6 +1,7 @@
-"""Minimise the absolute residual by Gauss–Newton, for networks whose ReLUs make equations wrong.
+"""Minimise the sum of absolute residuals by Gauss–Newton, for networks with ReLUs.
 
-The mask of a ReLU says which of its units are on. If it is wrong, so are equations of the unit.
+If a step takes a unit of a ReLU wrongly to be on or off, some of the linearised equations are
+wrong. Least absolute residuals leave these equations unmet, and meet the others.
 """
 
 from dataclasses import dataclass, field

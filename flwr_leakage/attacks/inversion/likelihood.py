@@ -112,6 +112,8 @@ class Groups:
 class Likelihood:
     """The observed value, the noise and the pruning bound of every entry of an update.
 
+    g* is the observed gradient, and g that of a candidate, whose likelihood is computed.
+
     Attributes:
         observed: (P,) the entries of g*, all rounds and tensors one after another.
         counts: (T,) number of entries of each of the T tensors.

@@ -43,7 +43,12 @@ class Cosine:
     """
 
     def __call__(self, candidate: Params, observed: Params) -> Tensor:
-        """Return the distance of the candidate's gradient from the observed one, a scalar."""
+        """Return ``1 − ⟨g, g*⟩ / (‖g‖ ‖g*‖)``, a scalar in [0, 2].
+
+        Args:
+            candidate: the candidate's gradient g, by parameter name.
+            observed: the observed gradient g*, by the same names.
+        """
         inner = inner_product(candidate, observed)
         norms = inner_product(candidate, candidate) * inner_product(observed, observed)
         tiny = 1e-30 if norms.element_size() < 8 else 1e-300
@@ -67,7 +72,12 @@ class Euclidean:
     relative: bool = True
 
     def __call__(self, candidate: Params, observed: Params) -> Tensor:
-        """Return the distance of the candidate's gradient from the observed one, a scalar."""
+        """Return ``scale · ‖g − g*‖² / ‖g*‖²``, or ``scale · ‖g − g*‖²`` if not ``relative``.
+
+        Args:
+            candidate: the candidate's gradient g, by parameter name.
+            observed: the observed gradient g*, by the same names.
+        """
         distance = relative_squared_distance if self.relative else squared_distance
         return self.scale * distance(candidate, observed)
 
@@ -87,7 +97,12 @@ class Masked:
     objective: Objective
 
     def __call__(self, candidate: Params, observed: Params) -> Tensor:
-        """Return the distance of the candidate's gradient from the observed one, a scalar."""
+        """Return the distance of two gradients, of which zero entries of g* are left out.
+
+        Args:
+            candidate: the candidate's gradient g, by parameter name.
+            observed: the observed gradient g*, by the same names.
+        """
         kept = {name: candidate[name] * (value != 0) for name, value in observed.items()}
         return self.objective(kept, observed)
 

@@ -38,7 +38,10 @@ def idlg_label(bias_gradient: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class SignOfGradient:
-    """The label attack iDLG (Zhao, Mopuri, Bilen 2020) for one sample."""
+    """The label attack iDLG for one sample (Zhao, Mopuri, Bilen 2020).
+
+    The true class is the one with a negative entry in the gradient by the last layer's bias.
+    """
 
     def __call__(self, problem: Problem, generator: torch.Generator) -> Int[Tensor, " B"]:
         """Return the label (1,) of the one sample, read from the last layer's gradient.
@@ -121,7 +124,7 @@ class NearestGradient:
 
 @runtime_checkable
 class LabelInference(Protocol):
-    """A label attack, which infers the labels of a batch from its update."""
+    """A label attack: a function that infers the labels of a batch from its update."""
 
     def __call__(self, problem: Problem, generator: torch.Generator) -> Tensor:
         """Return class indices (B,), in ascending order, for the B samples behind an update.

@@ -270,7 +270,9 @@ class _Equations:
     def of(
         cls, matrix: Tensor, offset: Tensor, factor: LayerFactor, targets: Tensor
     ) -> "_Equations":
-        """Return the equations of the samples behind a gradient.
+        """Return the equations for the samples behind a last layer's gradient.
+
+        Their unknowns are the coefficients of a sample's features, its dual.
 
         Args:
             matrix: the weight W (K, F) of the last layer.

@@ -1,1 +1,1 @@
-"""Read networks for attacks: activations, the calls of a pass, and recorded passes."""
+"""Find out how any network computes: its layers and activations, as recorded in a forward pass."""

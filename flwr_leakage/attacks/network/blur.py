@@ -1,8 +1,9 @@
 """Average activations and max pooling over noise, so that they have no kinks.
 
-A network's gradient jumps if a ReLU flips or if the maximum of a window moves to another position,
-and its Jacobian is zero for units that are off. The blur averages a function over Gaussian noise n
-of standard deviation σ (Duchi, Bartlett and Wainwright 2012, randomized smoothing). A ReLU becomes
+A kink is a point at which the slope jumps. A network's gradient jumps if a ReLU flips or if the
+maximum of a window moves to another position, and its Jacobian is zero for units that are off. The
+blur averages a function over Gaussian noise n of standard deviation σ (Duchi, Bartlett and
+Wainwright 2012, randomized smoothing). A ReLU becomes
 
     E max(0, z + σ n) = z Φ(z/σ) + σ φ(z/σ),
 
@@ -140,7 +141,9 @@ def blurred(activation: Activation, inputs: Tensor, width: Tensor) -> Tensor:
 def blurred_parts(
     activation: Activation, inputs: Tensor, width: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the outputs of :func:`blurred` and their first two derivatives, without autograd.
+    """Return the outputs of a blurred activation and their first two derivatives.
+
+    The activation's kinks are averaged over noise as by :func:`blurred`. Autograd is not used.
 
     Args:
         activation: the activation φ.

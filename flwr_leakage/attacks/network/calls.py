@@ -150,7 +150,11 @@ class Affine:
         return self.settings is not None
 
     def is_layer(self, weight: str) -> bool:
-        """Return whether the call is the linear layer whose weight has the given name."""
+        """Return whether the call is that of the linear layer with this weight.
+
+        Args:
+            weight: the name of the weight.
+        """
         return self.name == weight and not self.is_convolution
 
     @property
@@ -288,7 +292,7 @@ class Lookup:
     """A call that looks up rows of a table of embeddings.
 
     Attributes:
-        inputs: the numbers of the rows that are looked up.
+        inputs: the indices of the rows that are looked up, such as token ids.
         name: the name of the table, which is a parameter.
     """
 

@@ -210,7 +210,7 @@ def told_of_computed_weights(problem: Problem) -> str:
 def logits_behind(
     problem: Problem, weight: str, outputs: Tensor, inputs: Tensor | None = None
 ) -> Tensor:
-    """Return the logits (B, K) of a pass in which one linear layer has given outputs.
+    """Return the logits (B, K) of a forward pass in which one linear layer has given outputs.
 
     Args:
         problem: the network.

@@ -96,11 +96,11 @@ class Step:
 
 @dataclass(frozen=True)
 class LinearUse:
-    """One call of a linear layer ``z = W h + c`` in a pass.
+    """One call of a linear layer ``z = W h + c`` in a forward pass.
 
     Attributes:
-        weight: the name of W (m, n).
-        bias: the name of c (m,), or ``None``.
+        weight: the name of the parameter W (m, n).
+        bias: the name of the parameter c (m,), or ``None``.
         inputs: the inputs h (B, n) in the pass.
         outputs: the outputs z (B, m) in the pass.
     """
@@ -169,14 +169,14 @@ class Trace(FunctionMode):
         records: bool = True,
         notes_all: bool = False,
     ) -> T:
-        """Return the trace of a pass.
+        """Run a forward pass, and return the record of its calls.
 
         Args:
             run: a function that makes the pass; its result becomes ``outputs``.
             params: the parameters of the pass, by name.
-            answer: see the class.
-            records: see the class.
-            notes_all: see the class.
+            answer: a function that may replace the outputs of a recognised call, or end the pass.
+            records: whether recognised calls are recorded.
+            notes_all: whether other calls that change values are recorded, too.
         """
         trace = cls(params, answer, records, notes_all)
         try:

@@ -1,1 +1,1 @@
-"""Attack models of token ids: find the tokens, and place them in texts."""
+"""Attack transformers on texts: find the tokens of a batch, and the texts that they form."""
