@@ -94,8 +94,8 @@ class _Tries:
         first: the result whose values show the normalisation. If there is none, it is the result
             without bounds on the inputs, or else the first one that has a batch.
         shown: the normalisation that the values of ``first`` show, or ``None``.
-        energies: by possible normalisation, −2 log of its density up to a constant; the least one
-            is the most likely.
+        energies: for each possible normalisation, −2 log density of the result under it, up to a
+            constant. The least one belongs to the most likely normalisation.
         answers: the result under each normalisation that was tried; for others ``first`` holds.
         seconds: CPU seconds that all runs took.
     """

@@ -32,7 +32,7 @@ one; on 200 images of CIFAR-10 it leaves a median error of 55 dB in contrast, no
 
 @dataclass(frozen=True)
 class Contrast:
-    """A statement which contrasts of a batch's samples a gradient does not determine.
+    """The contrasts of a batch's samples that a gradient does not determine.
 
     The contrast of a sample is a factor s of its network input x, where x = 0 is the mean colour.
 

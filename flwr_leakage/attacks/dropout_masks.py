@@ -144,8 +144,9 @@ class _Marked(Masked):
 
         Args:
             routed: the errors ∂L/∂h of the call's inputs h under an active dropout, one for each
-                unit. Their sum over each channel must be the gradient of the layer's bias. If
-                ``None``, zeros are proof enough, and some such layer must only exist.
+                unit. Their sum over each channel must be the gradient of the layer's bias.
+                ``None`` if the zeros in the gradient are proof of dropout by themselves; then it is
+                enough that there is a layer before the call.
             gradient: the observed gradient ∇_θ L of one sample.
         """
         for step in reversed(self.trace.steps[: self.place]):

@@ -341,7 +341,7 @@ class Fusion:
 
 
 def fuse(candidates: Sequence[Candidate], evidence: Evidence) -> Fusion | None:
-    """Return a weighted mean of candidates that has less error than each of them, or ``None``.
+    """Return a weighted mean of candidates that is likely to have less error than each of them.
 
     Weights are inverse variances, which minimise the squared error if the candidates' errors are
     independent. Candidates are added to the mean one after another, the most likely first. A

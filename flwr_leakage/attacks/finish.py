@@ -71,7 +71,8 @@ def in_granted_order(candidate: Batch, granted: Tensor | None) -> Batch:
 
     Exact attacks sort their samples by label, and the next attack pairs samples with the labels
     that the threat model grants, in their order. The candidate is returned as it is if no labels
-    are granted, if labels are probabilities or several per sample, or if both have other labels.
+    are granted, if labels are probabilities or several per sample, or if the candidate's labels are
+    not the granted ones in some order.
 
     Args:
         candidate: the batch.

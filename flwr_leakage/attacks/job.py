@@ -21,12 +21,13 @@ class AttackJob:
     Attributes:
         gradient_map: the public model and loss, in the BatchNorm mode of the clients.
         spec: the public facts about the data.
-        observations: the server's observations, one for each target, or for each restart of one.
+        observations: the updates that the server observed. One that is attacked from several starts
+            stands here several times.
         threat: the facts beyond the update that the attacker knows, such as labels or BatchNorm
             statistics.
         seed: the seed of all random draws, ≥ 0.
-        restarts: the number 0, 1, … of each observation's restart, if an update is attacked from
-            several starts and therefore stands here several times; empty if all are 0.
+        restarts: the number 0, 1, … of the start from which each observation is attacked; empty if
+            all are 0.
         max_seconds: CPU seconds that an attack may take for each observation; ``None`` for no
             limit. At the limit the attack returns its best result, and sets ``stats["stopped"]``.
         posed: for each observation, the checked problem that

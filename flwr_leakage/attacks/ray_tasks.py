@@ -17,9 +17,8 @@ class RayTasks:
 
     The cluster is the one to which this process is connected, such as that of Flower's simulation.
     If it is connected to none, it connects to the one that ``RAY_ADDRESS`` names or that runs on
-    this machine. No cluster is started.
-    Each node must have the package, and the modules of a user's own model, loss or attack. A node
-    with another processor may round differently.
+    this machine. No cluster is started. Each node must have the package, and the modules of a
+    user's own model, loss or attack. A node with another processor may round differently.
 
     Flower's clients hold their CPUs as long as the simulation runs, even if they are idle while the
     server attacks. If the program holds the CPUs of its cluster in this way, tasks ask Ray for no

@@ -178,10 +178,11 @@ class Strongest:
         return [target.result() for target in targets]
 
     def _visits(self) -> list[tuple[str, Callable[[int], bool]]]:
-        """Return the attacks in the order in which they run; a name may occur several times.
+        """Return the attacks in the order in which they run.
 
-        Each entry is the name, and a function that tells for the number of samples of an update
-        whether the attack runs on it at that place.
+        Each entry is the name of an attack, and a function from the number of samples of an update
+        to whether the attack runs on the update at this place in the order. A name may occur
+        several times, as the place depends on the number of samples.
         """
         later = [name for name in self.attacks if name in self.batches_first]
         fresh = [name for name, each in self.attacks.items() if not isinstance(each, Finish)]
@@ -250,7 +251,7 @@ class Strongest:
     ) -> None:
         """Run an attack of type ``Finish`` from the likely candidates of other attacks.
 
-        It ends when the observation is solved, when the attack refuses it, or without time.
+        It ends when the observation is solved, when the attack refuses it, or when no time is left.
 
         Args:
             job: the job of this observation alone.

@@ -129,7 +129,9 @@ def least_squares_growth(
 
 
 class _Space:
-    """The damped problems in a growing Krylov space, with the estimate of λmax at each step so far.
+    """The problems min ‖Ax − b‖² + ε‖x‖² in a growing Krylov space, for E dampings ε.
+
+    The estimates of the largest eigenvalue λmax of AᵀA at all steps so far are kept.
 
     Args:
         relative: (E,) the dampings ε/λmax.
@@ -153,7 +155,9 @@ class _Space:
         return other
 
     def solve(self, process: Bidiagonalization) -> "_Projected":
-        """Solve the damped problems in the present Krylov space, and record its estimate of λmax.
+        """Solve min ‖Ax − b‖² + ε‖x‖² in the present Krylov space, for all dampings ε.
+
+        The estimate of λmax in this space is recorded.
 
         Args:
             process: the bidiagonalisation, which spans the space.
@@ -177,7 +181,9 @@ class _Space:
 
 @dataclass(frozen=True)
 class _Projected:
-    """The solutions of S · E damped problems in a Krylov space of k dimensions.
+    """The solutions of min ‖Ax − b‖² + ε‖x‖² in a Krylov space of k dimensions.
+
+    There are S matrices A and E dampings ε for each.
 
     Attributes:
         process: the bidiagonalisation A V = U B, which spans the space.
@@ -256,7 +262,7 @@ def _extrapolated(
     dampings: Float[Tensor, "S E"],
     norms: Float[Tensor, "S E"],
 ) -> Float[Tensor, "S E"]:
-    """Return the norms ‖x‖, extrapolated to infinitely many steps.
+    """Return the norms ‖x‖ of damped solutions, extrapolated to infinitely many steps.
 
     The norms in two smaller Krylov spaces show how they grow. After fewer than three steps, the
     present norms are returned.

@@ -101,9 +101,8 @@ class PatchPrior:
             inputs: (B, C, H, W) the present images, normalised.
 
         Returns:
-            The cost, in the images' precision. Consider −2 log of the density in which each patch
-            has its likeliest kind, up to a constant. The cost equals it at ``inputs``, and is
-            nowhere smaller.
+            The cost, in the images' precision. Up to a constant, it is an upper bound of −2 log of
+            the density in which each patch has its likeliest kind, and equal to it at ``inputs``.
         """
         patches = _taken(((inputs.double() - self.grey) / self.scale).flatten(1), self.index)
         # All kinds at once would take 0.6 GB for an image of 224 × 224.

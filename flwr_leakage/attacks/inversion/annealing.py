@@ -92,8 +92,8 @@ class Equations(Protocol):
 
         Args:
             inputs: (B, C, H, W) images.
-            blur: size β of the noise over which ReLUs and max pooling are averaged, in units of
-                each of their inputs' width; 0 for none.
+            blur: size β of the noise over which ReLUs and max pooling are averaged, as a factor of
+                the widths that :meth:`blurred_by` sets; 0 for none.
             precise: whether to compute in float64 in place of float32.
         """
 
@@ -104,8 +104,8 @@ class Equations(Protocol):
 
         Args:
             inputs: (B, C, H, W) images.
-            blur: size β of the noise over which ReLUs and max pooling are averaged, in units of
-                each of their inputs' width; 0 for none.
+            blur: size β of the noise over which ReLUs and max pooling are averaged, as a factor of
+                the widths that :meth:`blurred_by` sets; 0 for none.
         """
 
     def kinks(self, inputs: Tensor) -> list[Tensor]:
@@ -367,7 +367,7 @@ def residuals(
     Args:
         model: the equations.
         likelihood: the observed numbers.
-        blur: β, in units of each blurred input's width; 0 for none.
+        blur: size β of the noise over which ReLUs and max pooling are averaged; 0 for none.
         precise: whether to predict in float64 in place of float32.
         prior: the prior of the coordinates; ``None`` for that of the equations.
     """

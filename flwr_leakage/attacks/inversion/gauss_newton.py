@@ -463,8 +463,8 @@ class _Model:
     def gauged(self, coordinates: Tensor) -> Tensor:
         """Return coordinates (B, C, H, W) of the images after their contrast is set.
 
-        The gradient stays the same. The coordinates are returned as they are if the gradient
-        determines the contrast.
+        If the gradient does not depend on the contrast, the contrast is made the largest that keeps
+        pixels valid. Otherwise the coordinates are returned as they are.
         """
         return self.contrast.gauged(self.prior, coordinates)
 

@@ -127,10 +127,10 @@ class GradientInversion:
         return [result for result in results if result is not None]
 
     def _prepare(self, job: AttackJob, index: int) -> "_Rows":
-        """Return the rows with which the search for observation ``index`` of a job starts.
+        """Return the candidate batches with which the attack on observation ``index`` starts.
 
-        There are several rows if the order of the samples is searched, and one otherwise. Each has
-        its own inputs and order.
+        There are several if the order of the samples is searched, and one otherwise. Each has its
+        own inputs and order.
         """
         require_kind(self, job.spec)
         problem = unscaled(job.problem(index))

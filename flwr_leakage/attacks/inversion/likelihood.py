@@ -224,8 +224,8 @@ class Likelihood:
 
         The variance is ``v = σ² + κ max(0, mean r² − σ²)``, with the noise σ of the tensor and the
         mean of r² over the tensor. Blur and linearisation of the network cause errors besides the
-        noise, whose size the residuals show. An entry that may have been pruned has at least the
-        variance τ²/3 of a uniform law on [−τ, τ].
+        noise, whose size the residuals show. An entry that may have been pruned lies in [−τ, τ],
+        with the pruning threshold τ, and has at least the variance τ²/3 of a uniform law there.
 
         Args:
             residual: (P,) residuals r.

@@ -200,11 +200,11 @@ def statistics_distance(
 ) -> Float[Tensor, ""]:
     """Return ``Σ_l ‖μ_l(x) − μ_l‖₂ + ‖σ²_l(x) − σ²_l‖₂`` over the BatchNorm layers l, a scalar.
 
-    μ_l(x) and σ²_l(x) are the means and variances over channels of a layer's input for a candidate
-    x, and μ_l and σ²_l the known ones. This is eq. 10 of Yin et al. 2021, with norms and not their
-    squares, as in the published code of Yin et al. 2020. The norms grow with a layer's width and
-    with its weights. So the relative distance has the root mean squares of
-    ``(μ_l(x) − μ_l) / σ_l`` and ``(σ²_l(x) − σ²_l) / σ²_l`` over the channels instead.
+    μ_l(x) and σ²_l(x) hold the mean and the variance of each channel of layer l's input for a
+    candidate x, and μ_l and σ²_l the known ones. This is eq. 10 of Yin et al. 2021, with norms and
+    not their squares, as in the published code of Yin et al. 2020. The norms grow with a layer's
+    width and with its weights. So the relative distance has the root mean squares of ``(μ_l(x) −
+    μ_l) / σ_l`` and ``(σ²_l(x) − σ²_l) / σ²_l`` over the channels instead.
 
     Args:
         candidate: the mean and variance of every BatchNorm layer's input, under the names of the

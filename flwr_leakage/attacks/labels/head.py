@@ -115,8 +115,9 @@ class HeadSamples:
 def split_head(problem: Problem, generator: torch.Generator) -> HeadSamples:
     """Return the samples that the last layer's gradient separates, as many as are found.
 
-    Up to rounding and the noise of the gradient, the error of every returned sample lies in the
-    span U of all errors, and its coordinates q there have the product t·q = 1 with its dual t.
+    The gradient is ``U [R, β]``, where the columns of U span the errors of all samples, and the
+    rows of R their features. A returned sample has features t R and an error U q. Up to rounding
+    and noise, its error is that of its features and label, and t·q = 1.
 
     Args:
         problem: the network and the update of one plain step.
@@ -245,10 +246,11 @@ def error_targets(loss: Loss, num_classes: int) -> Float[Tensor, "K K"] | None:
 
 @dataclass(frozen=True)
 class _Equations:
-    """The equations that a sample's dual t (b,) solves, given its label.
+    """The equations for the features of a sample behind a last layer's gradient, given its label.
 
-    With the factors ``U [R, β]`` of the last layer's gradient, a dual is ``t = t₀ + p D``, with
-    free coordinates p (b − 1,). The error of its logits must lie in the span of U.
+    The gradient, of rank b, is ``U [R, β]``. The features are t R, with the sample's dual t (b,).
+    It is ``t = t₀ + p D``, with unknown coordinates p (b − 1,). The equations say that the error of
+    the sample's logits lies in the span of U.
 
     Attributes:
         base: logits (K,) of the shortest dual t₀ with ``t₀·β = 1``.

@@ -249,10 +249,10 @@ class InputOrder:
         return self.moved((inputs - self.offset) / self.scale)
 
     def moved(self, values: Tensor) -> Tensor:
-        """Return values (…, n) in the order of the image's pixels.
+        """Return values rearranged from the order of the layer's inputs to that of the pixels.
 
         Args:
-            values: (…, n) in the order of the layer's inputs.
+            values: (…, n) one value for each input of the layer.
         """
         found = torch.empty_like(values)
         found[..., self.positions] = values

@@ -276,10 +276,11 @@ def atoms(
 def pursue(
     rows: Float[Tensor, "m d"], words: Float[Tensor, "V d"], others: Float[Tensor, "n d"], most: int
 ) -> Int[Tensor, " U"]:
-    """Return the tokens (U,) whose atoms explain the rows of a gradient, in ascending order.
+    """Return the tokens (U,), in ascending order, that explain the rows of a layer's gradient.
 
-    Orthogonal matching pursuit adds one atom after another, each time the one that lowers the
-    squared residual most. The tokens end where this gain falls most clearly.
+    Each row is a combination of vectors, one for each token that occurs (its atom). Orthogonal
+    matching pursuit adds one atom after another, each time the one that lowers the squared residual
+    of the rows most. The search ends where this gain falls most clearly.
 
     Args:
         rows: (m, d) the rows of the gradient.
