@@ -19,18 +19,18 @@ from flwr_leakage.conventions import Claim, possible_specs, read_normalization
 from flwr_leakage.records import InputSpec, Reconstruction
 
 BEYOND_BOX = 0.01
-"""The largest distance of such a pixel from the box of valid pixels, for pixels in [0, 1]: the root
-mean square error of an image at 40 dB."""
+"""Largest distance from [0, 1] up to which a pixel still counts as valid under a normalisation: the
+root mean square error of an image at 40 dB."""
 
 LEAST_TIME = 0.05
-"""Share of the time that all tries left may take together, however long the others took. The value
-was chosen on development draws; no table."""
+"""Least share of the time that all remaining tries of normalisations may take together, however
+long the earlier tries took. The value was chosen on development draws; no table."""
 
 GUESSED = (
     "The normalisation is not known and not shown by the inputs. The pixels are those of the one "
     "that fits best, and are not proven."
 )
-"""The reason, for the user, why proven inputs prove no pixels."""
+"""The sentence that tells the user why proven network inputs prove no pixels."""
 
 
 def by_fit(

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 _CLOSE = 1e-4
-"""Magnitudes that differ by less, relatively, are the same. What travels are parameters, rounded to
-2⁻²⁴: 6e-5 of a change that is a thousandth of its parameter."""
+"""Relative difference up to which two magnitudes count as the same. A client sends parameters that
+are rounded to 2⁻²⁴. That is 6e-5 of a change by a thousandth of the parameter."""
 
 _PLACES = 3
-"""Outputs of layers that must have an entry of the largest magnitude. The entries of one output are
-an error times the inputs, of which several may be alike; two outputs of a binary classifier have
-opposite errors."""
+"""Number of outputs of layers that must have an entry of the largest magnitude before entries count
+as clipped. One output is not enough, as its entries are an error times the inputs, of which several
+may be alike. Nor are two, as the two outputs of a binary classifier have opposite errors."""
 
 
 def clipped_entries(gradient: Mapping[str, Tensor]) -> dict[str, Tensor]:

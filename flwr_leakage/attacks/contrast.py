@@ -21,13 +21,15 @@ from flwr_leakage.records import Batch, InputSpec
 from flwr_leakage.spectral.image_prior import ImagePrior
 
 INVARIANT = 0.1
-"""Relative change of each tensor's gradient, as contrast grows by a quarter, up to which it counts
-as the same. On development draws, ε left 1e-4 of all and a ReLU near its kink 0.008. Where contrast
-is seen, it changes the gradient of the first weights by about a quarter; no table."""
+"""Relative change of each tensor's gradient up to which it counts as the same when contrast grows
+by a quarter. On development draws, the normalisation's ε caused a change of 1e-4, and a ReLU near
+its kink one of 0.008. Where the gradient depends on contrast, that of the first weights changes by
+about a quarter; no table."""
 
 OUTSIDE = 5e-4
-"""Share of an image's pixels that may leave the box, for errors of a candidate. Among 3,072 that is
-one; on 200 images of CIFAR-10 it leaves a median error of 55 dB in contrast, no table."""
+"""Share of an image's pixel values that may leave [0, 1], as a candidate has errors. Among 3,072
+values that is one. On 200 images of CIFAR-10, the contrast then has a median error of 55 dB; no
+table."""
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from flwr_leakage.dropout import PER_CHANNEL, Masked
 from flwr_leakage.params import Params
 
 ROUTED = 1e-2
-"""Relative residual of the biases' gradients up to which a scale explains them. Rounding leaves
-1e-5, and a scale that is wrong by a dropout of p = 0.1 leaves 0.1."""
+"""Relative residual of a bias's gradient up to which it confirms that dropout scaled the errors.
+Rounding leaves 1e-5, and a scale that is wrong by a dropout of p = 0.1 leaves 0.1."""
 
 ROUNDED = 0.02
 """Share of zeros within the columns of a linear layer's gradient that may be entries which the

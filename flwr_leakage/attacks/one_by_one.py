@@ -181,10 +181,10 @@ def require_single_gradient(problem: Problem, who: str) -> None:
 
 
 PROVEN_INPUTS = "proven_inputs"
-"""Key in the stats of an answer: the number of samples whose network inputs are proven."""
+"""The key, in the stats of a result, of the number of samples whose network inputs are proven."""
 
 NORMALISATION = "normalisation"
-"""Key in the stats of an answer: what its inputs show of the normalisation, a
+"""The key, in the stats of a result, of how the normalisation is known: a
 :data:`flwr_leakage.conventions.Claim`."""
 
 

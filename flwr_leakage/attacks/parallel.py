@@ -127,7 +127,8 @@ _TENSOR = "_tensor_"
 """The key under which a file of results names a tensor in the place of its numbers."""
 
 RETRIED = "retried"
-"""The statistic that says why the task of an answer was tried again; only where it was."""
+"""The key, in the stats of a result, of the reasons why its task was tried again. It is absent if
+the task was not."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _OWN = "flwr_leakage"
-"""Ray's namespace of a connection that was made here, and not by the program itself."""
+"""Ray's namespace of a connection that this module made, and not the program that uses it."""
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,11 @@ FLOAT64_MISFIT = 1e-8
 root of 2⁻⁵³, as shares are roots of differences of squares."""
 
 NOISE_DEVIATIONS = 10.0
-"""A difference of at most this many standard deviations of the noise counts as noise. At most 1 %
-of any law exceed it (Chebyshev), and of a normal law nothing in practice."""
+"""Number of standard deviations of the noise up to which a difference counts as noise. Under any
+law, noise exceeds it with a probability of at most 1 % (Chebyshev), and under a normal law never in
+practice."""
 
 SPARE_EQUATIONS = 20
-"""Equations show that they are those of a sample only if there are at least this many more than
-unknowns. Each that is met within a tenth by chance once in ten times, all are once in 1e20."""
+"""Least number of equations beyond the number of unknowns at which a solution shows that there is
+such a sample. If chance meets one equation within a tenth once in ten times, it meets all of these
+once in 1e20 times."""

@@ -298,7 +298,7 @@ class _Target:
     best: Reconstruction
     problem: Problem | None = None
     energy: float = math.inf
-    plain: float = math.inf  # least energy of the attacks' own answers, without finishes
+    plain: float = math.inf  # least energy of the attacks' results before they were continued
     seconds: float = 0.0
     posing: float = 0.0
     judging: float = 0.0
@@ -588,7 +588,8 @@ class _Target:
 
 
 MOST = 3
-"""Candidates that an attack continues from after all others: those behind have seldom won."""
+"""Largest number of candidates that are continued after all attacks. Less likely ones have seldom
+won."""
 
 FINISHED = " + finish"
 """The end of an attack's name after ``finish`` continued from its candidate."""
@@ -600,7 +601,7 @@ FUSED = "fusion"
 """The name of the mean of several attacks' candidates."""
 
 UNFORESEEN = "an unforeseen "
-"""The beginning of the reason if an attack raised an error."""
+"""The beginning of the reason why an attack has no result, if it raised an unexpected error."""
 
 
 def _any(count: int) -> bool:

@@ -16,25 +16,27 @@ STRIDE = 2
 """Number of pixels between patches. With 1 the images were the same, for four times the work."""
 
 BRIGHTNESS = 0.25
-"""Standard deviation of the brightness that a patch's pixels share, in pixel values times √C."""
+"""Standard deviation of the brightness that all pixels of a patch share, for pixels in [0, 1],
+times √C for C channels."""
 
 CONTRASTS = (0.003, 0.007, 0.015, 0.03, 0.06, 0.12, 0.25, 0.5)
-"""Sizes of contrast: standard deviations of a pixel's grey about its patch's brightness, in pixel
-values times √C for C channels."""
+"""Sizes of contrast: standard deviations of a pixel's grey about its patch's brightness, for pixels
+in [0, 1], times √C for C channels."""
 
 COLOURFUL = (0.03, 0.3, 2.0)
-"""Variances of colour, in units of :data:`NATURAL_CHROMA`, one for each colour of contrast."""
+"""Variances of the colour of contrasts, in units of :data:`NATURAL_CHROMA`: from grey to colourful.
+"""
 
 EXTENTS = ((4.0, 4.0), (2.5, 20.0))
-"""Pixels over which correlation falls to 1/e: in both directions of a patch without an edge, and
-across and along an edge."""
+"""Distances in pixels over which correlation falls to 1/e: in both directions for a patch without
+an edge, and across and along an edge."""
 
 ANGLES = 4
 """Number of directions of edges."""
 
 SMOOTHNESS = 1.5
-"""The power p of the correlation exp(−d^p) at the distance d in these units; 1 is rough, 2 is
-smooth."""
+"""The power p of the correlation exp(−d^p), at the distance d in units of :data:`EXTENTS`; 1 makes
+patches rough, 2 smooth."""
 
 PIXEL_ROUNDING = 1 / 255**2 / 12
 """Variance of the rounding of each pixel in an image of 8 bits."""

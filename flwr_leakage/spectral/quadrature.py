@@ -14,10 +14,10 @@ from flwr_leakage.spectral.bidiagonal import Bidiagonal
 from flwr_leakage.spectral.estimate import Estimate, remaining_growth
 
 SpectralFunction = Callable[[Tensor, Tensor], Tensor]
-"""The map (eigenvalues (S, k), λmax (S, 1)) ↦ (S, k)."""
+"""A map from eigenvalues (S, k) and λmax (S, 1) to values (S, k)."""
 
 CONFIDENCE = 0.99
-"""Probability with which the sampling error of a trace lies within its bar."""
+"""Probability with which the sampling error of a trace lies within its error bar."""
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from flwr_leakage.operators.base import LinearOperator
 from flwr_leakage.randomness import Draws, normal_rows
 
 SURPLUS = 1.25
-"""Number of random rows for each direction. With so many, a small singular value of the rows is not
-caused by their randomness."""
+"""Number of random rows for each dimension of the rank. With so many, a small singular value of the
+rows is not caused by their randomness."""
 
 
 @dataclass(frozen=True)

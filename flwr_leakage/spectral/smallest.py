@@ -9,7 +9,7 @@ from flwr_leakage.spectral.estimate import Estimate
 from flwr_leakage.spectral.lanczos import EigenPairs, Lanczos, random_start
 
 RESOLVABLE_CONDITION = 1e7
-"""λmax/λmin above which Lanczos with a random start does not resolve λmin in practice."""
+"""Ratio λmax/λmin above which Lanczos with a random start does not resolve λmin in practice."""
 
 SETTLING_STEPS = 30
 """Number of steps up to which no Ritz value is accepted as λmin, unless the space is exhausted."""

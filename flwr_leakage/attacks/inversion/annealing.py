@@ -21,8 +21,8 @@ from flwr_leakage.attacks.solve.posterior import Posterior, Solver
 from flwr_leakage.spectral.image_prior import ImagePrior
 
 POWER_ITERATIONS = 6
-"""Number of products that estimate the largest eigenvalue. The first weight is a tenth of it, and
-an error of 20 % does no harm."""
+"""Number of products that estimate the largest eigenvalue. The prior's first weight is a tenth of
+it, so that an error of 20 % does no harm."""
 
 
 @dataclass(frozen=True)

@@ -272,7 +272,7 @@ def below(values: Tensor) -> Tensor:
 
 
 Bend = _Elementwise | _Windows
-"""The linearisation of a stage at a point."""
+"""The linearisation of an activation or a pooling at a point."""
 
 Nonlinear = Elements | Pooling
 """An activation or a pooling."""

@@ -39,7 +39,7 @@ FITTED_MISFIT = 1.5
 exceeds it once in 1e5 times."""
 
 STALL = "led nowhere"
-"""The end of a run that a new start may improve on."""
+"""The text for the end of a run that a new start may improve on."""
 
 
 @dataclass(frozen=True)

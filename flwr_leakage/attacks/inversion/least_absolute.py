@@ -28,7 +28,8 @@ from flwr_leakage.records import Reconstruction
 from flwr_leakage.spectral.cholesky import gram
 
 REWEIGHTINGS = 5
-"""Number of least-squares solutions in a step, each with half the limit of the one before."""
+"""Number of reweighted least-squares problems in a step. Each halves the limit below which
+residuals have equal weights."""
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,13 @@ from flwr_leakage.params import Params
 from flwr_leakage.records import Batch
 
 _ANY = 1e3
-"""Bound of an entry that was clipped, in units of the clip: larger ones do not come."""
+"""Bound on |g| of an entry that was clipped, in units of the largest observed magnitude. It is so
+large that it never binds."""
 
 BORROWED = 3.0
-"""Weight of a tensor's mean square in that of each of its groups, in entries. A few entries alone
-would estimate it badly. The value was chosen on development draws; no table."""
+"""Number of entries as which the mean square of a whole tensor counts in the mean square of each of
+its groups, whose few entries alone would estimate it badly. The value was chosen on development
+draws; no table."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.attacks.settings import require
 
 Values = Callable[[Tensor, Tensor], Tensor]
-"""(orders (M, N), targets (M, N)) ↦ the objectives (M,) of one candidate's samples."""
+"""A map from orders (M, N) and targets (M, N) to the objectives (M,) of one candidate's samples."""
 
 
 def local_steps_of(problem: Problem) -> Int[Tensor, " N"]:

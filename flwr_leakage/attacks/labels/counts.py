@@ -17,24 +17,26 @@ from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.records import InputSpec
 
 HIDDEN = 1 / 30
-"""Largest rounding, as a share of the weakest sample's singular value, up to which the span counts
-as that of the errors. Parameters in single precision left up to 1e-3 on batches of four of trained
-networks; no table."""
+"""Largest size of rounding, as a share of the weakest sample's singular value, at which the span of
+a gradient counts as that of the errors. Parameters in single precision left up to 1e-3 on batches
+of four of trained networks; no table."""
 
 NEGATIVE = 1e-3
-"""Distance below 0 up to which an entry counts as not negative, for an error of −1 at its class."""
+"""Size up to which a negative entry of an error counts as zero, if the error is −1 at its class."""
 
 CHANCE = 0.75
-"""Chance up to which a class that does not occur counts as seldom possible: B = 6 of 10 classes. At
-B = 8, with a chance of 98 %, fewer labels were right than without (four trained networks,
-development images; no table)."""
+"""Largest probability that a class without samples is taken for a possible one, at which possible
+classes are trusted. For 10 classes, this allows up to B = 6 samples. At B = 8, with a probability
+of 98 %, fewer labels were right with this rule than without it (four trained networks, development
+images; no table)."""
 
 EXPLAINED = 0.25
-"""Share of the bias gradient that whole counts may miss and still explain it. Where all samples
-have nearly one softmax they miss up to a tenth; a softmax that is wrong misses all. No table."""
+"""Relative residual of the bias gradient up to which whole counts explain it. If all samples have
+nearly one softmax, the residual is up to a tenth; with a wrong softmax, it is about 1. No table."""
 
 MOST_CLASSES = 200
-"""Classes up to which a linear program is solved for each: about 2 ms each at 100."""
+"""Largest number of classes for which a linear program is solved for each class. At 100 classes,
+each takes about 2 ms."""
 
 
 def class_counts(

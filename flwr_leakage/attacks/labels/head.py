@@ -30,8 +30,8 @@ from flwr_leakage.attacks.rounding import FLOAT32_RELATIVE_ERROR, FLOAT32_ROUNDI
 from flwr_leakage.losses import Loss
 
 STARTS, ROUNDS = 16, 8
-"""Number of random starts for each label in a round, and number of rounds without a new sample that
-end the search. More of either only take longer."""
+"""Number of random starts for each label in a round, and number of rounds without a new sample
+after which the search ends. More of either only takes longer."""
 
 STEPS = 40
 """Number of Levenberg–Marquardt steps from each start; more only take longer."""
@@ -49,8 +49,8 @@ SOFTMAX_ROUNDINGS = 4.0
 no table."""
 
 LARGEST_SCALE_ERROR = 0.1
-"""Largest ``|t·q − 1|`` of a sample, whatever the noise. What noise merges of two samples of one
-class missed by 0.3 (chosen on development draws; no table)."""
+"""Largest ``|t·q − 1|`` of a sample, whatever the noise. If noise merges two samples of one class
+into a false one, it is about 0.3 (chosen on development draws; no table)."""
 
 
 def tells_apart(num_samples: int, num_classes: int) -> bool:

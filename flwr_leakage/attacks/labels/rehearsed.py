@@ -21,35 +21,38 @@ from flwr_leakage.records import Batch
 from flwr_leakage.spectral.image_prior import ImagePrior
 
 OPTIMIZERS = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "RMSprop")
-"""Optimizers of ``torch.optim`` that a rehearsal repeats, beyond their learning rate, momentum and
-weight decay with their defaults."""
+"""Optimizers of ``torch.optim`` that a rehearsal can repeat. Except for learning rate, momentum and
+weight decay, they have torch's default settings."""
 
 KINDS = ((0.5, 0.0), (0.9, 0.0), (0.7, 0.3))
-"""The kinds of dummies: the probability of its own class up to which each is moved, and the share
-of labels that are wrong. A method is calibrated on two kinds and tested on the third: its error on
-dummies unlike those that it was calibrated on stands for that on private samples.
-The values were chosen on development draws; no table."""
+"""The kinds of dummies: for each, the probability of its own class up to which a dummy is moved,
+and the share of labels that are wrong. A method is calibrated on two kinds and tested on the third.
+Its error on dummies of another kind is taken for its error on private samples. The values were
+chosen on development draws; no table."""
 
 DUMMIES = 240
 """Number of dummies of a kind, all classes together, with at least two of each class. The value
 bounds the cost (``LabelRound.infer``)."""
 
 SAMPLES, LEAST_BATCH, LARGEST_BATCH = 4096, 4, 32
-"""Samples that the steps of a rehearsal take together, and its smallest and largest mini-batch. A
-long training is repeated with as many steps of smaller mini-batches. The values bound the cost."""
+"""Number of samples that all steps of a rehearsal take together, and its smallest and largest
+mini-batch. A long training is repeated with as many steps of smaller mini-batches. The values bound
+the cost."""
 
 MAX_STEPS = 256
-"""Most steps of a rehearsal, as their number is a client's own word."""
+"""Largest number of steps of a rehearsal. There must be a limit, as a client may claim any
+number."""
 
 REPLAYED_STEPS = 100
-"""Most steps that :class:`ClassCounts` replays, 50 times for each rehearsal."""
+"""Largest number of steps for which :class:`ClassCounts` is tried, as it replays all steps 50 times
+for each rehearsal."""
 
 CONCENTRATION = 0.5
 """The concentration of the symmetric Dirichlet law from which rehearsals draw their class
 frequencies: skewed clients, as in experiments on label skew. No table."""
 
 RATES = torch.logspace(-3, 4, 57).tolist()
-"""Values among which the one free number of a method is chosen."""
+"""The values among which the free rate r of a method is chosen."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,7 @@ BIASED = tuple(METHODS)[:3]
 """The methods that need a bias of the logits."""
 
 REPLAY = "replay of the last layer"
-"""The method of :class:`ClassCounts`, which has no free rate."""
+"""The name of the method of :class:`ClassCounts`, which has no free rate."""
 
 
 @dataclass(frozen=True)

@@ -308,7 +308,7 @@ class Other:
 
 
 Op = Affine | Elementwise | Pool | Normalise | Lookup | Other
-"""The operations that a pass is made of."""
+"""The operations that a call in a forward pass may compute."""
 
 _LAYER_READERS: dict[Callable[..., Any], Callable[..., Op | None]] = {}
 

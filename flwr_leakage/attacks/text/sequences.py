@@ -23,22 +23,23 @@ NEAR = 1e-3
 float32 gradient had 1e-6 at most, and the best wrong ones 0.2 (MiniLM, batches of 64 tokens)."""
 
 ROUGH = 0.5
-"""Largest error of a span by which texts are told apart. Private vectors lay within a hundredth of
-the span's error (width 192, one step at rates 0.1 and 0.01, float32 parameters on the wire)."""
+"""Largest error of a span that is used to recognise texts. Private vectors lay within a hundredth
+of the span's error (width 192, one step at rates 0.1 and 0.01, parameters sent in float32)."""
 
 FAINT = 1e-5
-"""Share of a token up to which it does not count in mixed values. A hundred tokens that are left
-out change a value by at most ``NEAR``."""
+"""Share up to which a token at a position is left out of the attention's outputs. A hundred tokens
+that are left out change an output by at most ``NEAR``."""
 
 PRIOR = 4.0
-"""Logit of a pair of weight 1 at the start of a search. Pairs of little weight then soon count no
-more: the search for eight texts took 1,370 steps in place of 1,970 (MiniLM, one development draw,
-with pairs left out below a share of 1e-4). No table."""
+"""Logit at the start of a search of a pair of token and position that the gradients of the tables
+give the weight 1. Pairs of little weight then soon count no more: the search for eight texts took
+1,370 steps in place of 1,970 (MiniLM, one development draw, with pairs left out below a share of
+1e-4). No table."""
 
 SITES = 4
-"""Number of sites of which the two sharpest tell texts apart. Further ones cost more layers. Where
-a model averages its states, the last layers have no sharp span, as all tokens of a text have almost
-the same error there."""
+"""Number of groups of layers of which the two with the most exact spans serve to recognise texts.
+Further ones would cost passes through more layers. If a model averages its states, the last layers
+have no exact span, as all tokens of a text have almost the same error there."""
 
 PROBES = 48
 """Number of directions outside of a span that reject most vectors. They reject none that lies

@@ -26,7 +26,7 @@ from flwr_leakage.attacks.text.anatomy import Anatomy, Site
 from flwr_leakage.attacks.text.sequences import token_inputs
 
 FALSE_ALARM = 1e-3
-"""Probability that noise alone names a token of a table, at most."""
+"""Largest probability that noise alone makes any row of a table count as that of a token."""
 
 
 def noise_of(table: Float[Tensor, "V d"]) -> float:
@@ -162,7 +162,8 @@ def placed_tokens(
 
 
 DAMPINGS = (1e-6, 1e-4, 1e-2, 1.0)
-"""Damping of the first guess, as shares of the positions' mean variance; the residual chooses."""
+"""Dampings of the least-squares guess, as shares of the mean square of the positions' rows. Each is
+tried, and the one with the least residual is taken."""
 
 
 def _settled(
@@ -225,12 +226,13 @@ EXACT = 1e-4
 error of a float32 gradient."""
 
 FALL = 3.0
-"""Least factor by which what a token explains falls behind the last that occurs. It fell by 6 to
-600 under noise of 3e-5 and half pruning, and by less than 2 before (development draws, width 192
-and 384, 47 tokens)."""
+"""Least factor by which the part that the next token explains must fall after the last one that
+occurs. It fell by 6 to 600 there under noise of 3e-5 and half pruning, and by less than 2 before
+(development draws, width 192 and 384, 47 tokens)."""
 
 BEYOND = 8
-"""Number of tokens tried beyond those that may occur, which show what explains nothing."""
+"""Number of further tokens that are tried, to show how much a token explains that does not
+occur."""
 
 
 def atoms(
