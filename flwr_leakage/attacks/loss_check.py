@@ -58,7 +58,7 @@ def check_loss(
 
 
 def _problem(loss: Loss, output_shape: Sequence[int], targets: Tensor, dtype: torch.dtype) -> str:
-    """Return a text on how a loss fails at logits of a precision, or "" if it does not fail.
+    """Return a text on how a loss fails for logits of a given precision, or "" if it works.
 
     Args:
         loss: maps (logits, targets) to a scalar.

@@ -87,10 +87,11 @@ class Bidiagonal:
         return lower_bidiagonal(self._alphas[:-1], self._betas)
 
     def rules(self, order: int) -> tuple[Rule, Rule]:
-        """Return the quadrature rules of Gauss and of Radau, with a node at 0, for λᵖμ.
+        """Return two quadrature rules for the measure λᵖμ, that of Gauss and that of Radau.
 
-        μ is the spectral measure of z, for which ∫f(λ) dμ = zᵀf(AᵀA)z. Its moments follow from BBᵀ,
-        and those of λμ from BᵀB. A rule consists of nodes and weights, each (S, number of nodes).
+        μ is the spectral measure of the start z, for which ∫f(λ) dμ = zᵀf(AᵀA)z. Its moments follow
+        from BBᵀ, and those of λμ from BᵀB. Radau's rule has a node at 0. A rule consists of nodes
+        and weights, each (S, number of nodes).
 
         Args:
             order: the power p, 0 or 1.
@@ -129,8 +130,8 @@ def column_rules(
     The integral of g by Gauss' rule is m e₁ᵀ g(BᵀB) e₁, with the mass m and the first unit vector
     e₁. Radau's rule has a node at 0. If the derivatives of g alternate in sign, Gauss' rule is a
     lower bound of the integral and Radau's an upper one (Golub and Meurant 1994, section 4).
-    Radau's rule comes from the factor R of B = QR with one more column, of a B whose last entry
-    below the diagonal is zero.
+    Radau's rule comes from the upper bidiagonal factor R of B = QR, with the further column that
+    B's next column would give it, and a zero on the diagonal of that column.
 
     Args:
         bidiagonal: the lower bidiagonal matrices B (S, k + 1, k).

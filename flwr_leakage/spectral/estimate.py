@@ -30,7 +30,7 @@ class Estimate:
 
 
 def normalize_rows(vectors: Float[Tensor, "S N"]) -> tuple[Tensor, Tensor]:
-    """Return the rows divided by their lengths (S, N), and the lengths (S,).
+    """Return the rows (S, N) scaled to length 1, and their lengths (S,) before.
 
     A row of zeros stays zero.
     """

@@ -144,7 +144,8 @@ def _probe(
 
     Returns:
         Five tensors (S,): zᵀf(AᵀA)z by the lower rule, and by the upper rule; an estimate of
-        zᵀf(AᵀA)²z; the relative error of the middle between both rules; and the estimate of λmax.
+        zᵀf(AᵀA)²z; the relative error of the middle between both rules, or the growth that λmax may
+        still have if that is larger; and the estimate of λmax.
     """
     process = Bidiagonal(operator, start)
     limit = min(max_steps, operator.num_inputs)

@@ -53,7 +53,7 @@ have 36,864."""
 class Places:
     """The indices by which m places are filled with n values; a value may fill several places.
 
-    An example are the entries of a convolution's patches, which are filled with pixels.
+    For example, the places are the entries of a convolution's patches, and the values are pixels.
 
     Attributes:
         gathered: (m,) index of the value at each place; the index n marks an empty place.
@@ -328,7 +328,7 @@ class MatrixLayer:
         return values.reshape(self.rows, -1)
 
     def summed(self, columns: Tensor, samples: int) -> Tensor:
-        """Return for each input the sum, in all (n, B), over the entries of patches that it fills.
+        """Return sums (n, B): for each input, the sum of the entries of patches that it fills.
 
         This is the transpose of :meth:`columns`.
 
@@ -443,7 +443,7 @@ class Top:
     the attacker observes one number for each output, a function of this output alone.
 
     Attributes:
-        told: these numbers.
+        told: the numbers that the attacker observes.
         slope: the derivative of each number by its output.
         errors: the errors ∂F/∂c.
         curvature: the second derivative of F by each output.

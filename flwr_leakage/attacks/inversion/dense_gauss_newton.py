@@ -412,8 +412,9 @@ class _Run:
     def _matrix(self, inputs: Tensor, weights: Tensor, rows: Tensor) -> Tensor | None:
         """Return the Cholesky factor (N, N) of the precision of the linearised posterior.
 
-        The matrix is LᵀJᵀWJL + I, with the Jacobian J, the weights W and the prior's L. The result
-        is ``None`` if the budget is too small for it.
+        The precision is LᵀJᵀWJL + I, with the Jacobian J of the residuals by the images, the
+        weights W, and the prior's map L from coordinates to images. The result is ``None`` if the
+        budget is too small for it.
 
         Args:
             inputs: (B, C, H, W) the images at which J is computed.

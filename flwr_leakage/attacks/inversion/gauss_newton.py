@@ -396,8 +396,9 @@ class Rewriting(Protocol):
     Attributes:
         purpose: the name of the equations, for messages.
         annealings: settings of the runs, each of which begins at grey images.
-        products: approximate largest number of products; see :class:`GaussNewton`.
-        settling: the additional steps that end the best runs; see :class:`GaussNewton`.
+        products: approximate largest number of products with the equations' Jacobian or its
+            transpose in a run.
+        settling: the additional steps that follow the best runs.
     """
 
     purpose: ClassVar[str]

@@ -85,7 +85,7 @@ class HeadSamples:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all samples of the batch are found, as many as the gradient has ranks."""
+        """Whether all samples of the batch are found, as many as the rank of the gradient."""
         return len(self.labels) == self.factor.rank
 
     @property

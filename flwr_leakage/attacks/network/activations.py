@@ -13,7 +13,7 @@ gradient would be lost with the call. The values of a call identify other ways: 
 and ``fmax`` with a tensor of zeros, ``where`` and ``masked_fill`` that put zeros where z is not
 positive, and ``z * mask`` with the mask ``1[z > 0]``. They may agree by chance: if all of z is
 positive, a boolean mask that keeps all counts as ``1[z > 0]``, while a mask of numbers must hold a
-zero. No single call of ``(z + z.abs()) / 2`` is a ReLU by itself.
+zero. A ReLU that is written as ``(z + z.abs()) / 2`` is not recognised, as no single call is one.
 """
 
 import math

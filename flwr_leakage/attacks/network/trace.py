@@ -347,8 +347,9 @@ def same_values(left: Tensor, right: Tensor) -> bool:
 def einsum_operands(args: Sequence[Any]) -> tuple[Tensor, Tensor, bool] | None:
     """Return the input and the weight of a linear layer that is written by ``torch.einsum``.
 
-    The third result tells whether the weight has the shape (outputs, inputs). The result is
-    ``None`` for any other equation than ``...i,oi->...o`` and ``...i,io->...o``, in any letters.
+    The third result tells whether the weight has the shape (inputs, outputs), and not (outputs,
+    inputs). The result is ``None`` for any other equation than ``...i,oi->...o`` and
+    ``...i,io->...o``, in any letters.
 
     Args:
         args: the arguments of ``torch.einsum``, which are an equation and its operands.

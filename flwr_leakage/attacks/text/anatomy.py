@@ -221,7 +221,7 @@ class _Pass(Trace):
     def on_call(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Return the result of a call of a torch function, and note its queries if it is the first.
+        """Return the result of a call of a torch function, and note the first attention's queries.
 
         Args:
             function: the torch function.
