@@ -1,4 +1,4 @@
-"""Find entries of an update that a filter clipped to one magnitude."""
+"""Find the entries of an update that a client clipped to one largest magnitude."""
 
 from collections.abc import Mapping
 

@@ -702,9 +702,9 @@ def _is_proven(result: Reconstruction) -> bool:
 
 
 def _proof(result: Reconstruction) -> str:
-    """Return a text for a result whose samples are all proven.
+    """Return a text that says that all samples of a result are proven, for the user.
 
-    It says how the normalisation is known, on which the proof of pixels depends.
+    It also says how the normalisation is known, on which the proof of pixels depends.
     """
     claim = result.stats.get(NORMALISATION)
     if claim == "read off":

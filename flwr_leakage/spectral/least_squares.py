@@ -1,4 +1,4 @@
-"""Solve least squares without damping, by the dense matrix in float64."""
+"""Solve least-squares problems without damping, by the SVD of the dense matrix in float64."""
 
 from dataclasses import dataclass
 

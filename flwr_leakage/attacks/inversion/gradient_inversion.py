@@ -308,7 +308,10 @@ class _Rows:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """The properties that must be equal for observations to be solved together."""
+        """The properties that must be equal for observations to be solved together.
+
+        Such are the schedules of local training, the number of samples and the shape of labels.
+        """
         problem = self.problems[0]
         return (
             tuple((p.schedule, p.members) for p in problem.rounds),

@@ -54,9 +54,9 @@ into a false one, it is about 0.3 (chosen on development draws; no table)."""
 
 
 def tells_apart(num_samples: int, num_classes: int) -> bool:
-    """Return whether the last layer's gradient determines the samples of a batch one by one.
+    """Return whether the last layer's gradient alone can determine each sample of a batch.
 
-    This holds for B ≥ 2 samples if 2 B is at most the number of classes.
+    It can for B ≥ 2 samples if 2 B is at most the number of classes.
 
     Example:
         >>> tells_apart(5, 10), tells_apart(6, 10)

@@ -312,7 +312,7 @@ class Trace(FunctionMode):
     def _lookup(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Lookup | None:
-        """Return the look-up of rows of a parameter that a call makes, or ``None``."""
+        """Return the look-up of embeddings, rows of a parameter, that a call makes, or ``None``."""
         if function not in _LOOKUPS:
             return None
         tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
