@@ -296,7 +296,7 @@ class Candidate:
     Attributes:
         name: the name of the attack.
         batch: the inputs and labels.
-        judged: how well the batch fits the update and the prior.
+        judged: the fit of the batch to the update and the prior.
     """
 
     name: str
@@ -327,7 +327,7 @@ class Fusion:
 
     Attributes:
         batch: the mean, with samples in the order of the most likely of these batches.
-        judged: how well the mean fits the update and the prior.
+        judged: the fit of the mean to the update and the prior.
         weights: the weight of each batch by the name of its attack; they sum to 1.
     """
 

@@ -22,7 +22,7 @@ def check_loss(
     """Raise ``ValueError`` for a loss that attacks cannot compute or differentiate in float64.
 
     Args:
-        loss: maps (logits, targets) to a scalar.
+        loss: a map from (logits, targets) to a scalar.
         count: number of samples of a batch; the check uses at most two.
         num_classes: number K of classes.
         granted: the targets that the attacker knows, if any. If they are probabilities, the loss
@@ -61,7 +61,7 @@ def _problem(loss: Loss, output_shape: Sequence[int], targets: Tensor, dtype: to
     """Return a text on how a loss fails for logits of a given precision, or "" if it works.
 
     Args:
-        loss: maps (logits, targets) to a scalar.
+        loss: a map from (logits, targets) to a scalar.
         output_shape: the shape of one sample's logits.
         targets: class indices or probabilities of the samples.
         dtype: the precision of the logits.
@@ -94,7 +94,7 @@ def is_plain_mean(loss: Loss, logits: Tensor) -> bool:
     A loss with class weights is not, as torch then divides by the sum of the weights.
 
     Args:
-        loss: maps (logits, targets) to a scalar.
+        loss: a map from (logits, targets) to a scalar.
         logits: (B, K) logits, with which the loss is tried on a batch of one sample per class.
     """
     if loss is F.cross_entropy:
@@ -113,7 +113,7 @@ def class_weights(loss: Loss, logits: Tensor) -> Tensor | None:
     class shows the weights w.
 
     Args:
-        loss: maps (logits, targets) to a scalar.
+        loss: a map from (logits, targets) to a scalar.
         logits: (K,) logits of one sample, at which the gradients are computed.
 
     Raises:

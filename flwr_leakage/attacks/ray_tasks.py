@@ -28,7 +28,7 @@ class RayTasks:
     Attributes:
         num_cpus: number of CPUs that a task takes, ≥ 0; with 0 one task runs for each CPU.
         num_gpus: number of GPUs that a task asks for, ≥ 0.
-        retries: how often a task is repeated if its worker or node died, ≥ 0.
+        retries: largest number of times that a task is repeated if its worker or node dies, ≥ 0.
     """
 
     num_cpus: float = 1.0

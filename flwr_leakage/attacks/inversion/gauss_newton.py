@@ -433,7 +433,7 @@ class _Model:
         prior: the prior of each image.
         deviations: for each ReLU and max pooling, the width of the noise that a blur of 1 adds to
             its inputs.
-        contrast: which contrasts of the images the gradient does not determine.
+        contrast: the contrasts of the images that the gradient does not determine.
     """
 
     problem: Problem

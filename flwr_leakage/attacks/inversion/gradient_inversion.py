@@ -59,9 +59,9 @@ class GradientInversion:
             server's buffers (BN_proxy).
         box: whether pixels are kept within [0, 1].
         dtype: precision of the computation.
-        batching: how the rows of candidates are evaluated: ``vmap`` in one pass, ``loop`` one by
-            one. ``auto`` takes ``vmap`` unless the gradients of all rows together would have more
-            than ``max_entries`` entries.
+        batching: ``vmap`` evaluates all candidates in one pass, ``loop`` one by one. ``auto`` takes
+            ``vmap`` unless there is one candidate only, or the gradients of all candidates together
+            would have more than ``max_entries`` entries.
         max_rows: largest number of candidates that are solved together, ≥ 1, which limits memory.
         max_entries: largest number of entries of gradients under ``auto``, ≥ 1. In float32, 1e8
             entries take 0.4 GB.

@@ -144,7 +144,7 @@ class OrderSearch:
             steps: (N,) the local step of each place; −1 for none.
             num_classes: number K of classes if labels may change, else ``None``.
             values: a map from M orders and labels to their objectives (M,).
-            generator: draws the moves to try if there are more than ``max_moves``.
+            generator: the generator that chooses moves if there are more than ``max_moves``.
             budget: the limit of CPU time.
         """
         value = float(values(order[None], targets[None])[0])

@@ -226,7 +226,7 @@ def error_targets(loss: Loss, num_classes: int) -> Float[Tensor, "K K"] | None:
     derivative, or for one that is no mean over samples.
 
     Args:
-        loss: maps (logits, targets) to a scalar.
+        loss: a map from (logits, targets) to a scalar.
         num_classes: number K of classes.
     """
     ids = torch.arange(num_classes)

@@ -136,8 +136,8 @@ class Trace(FunctionMode):
     Attributes:
         steps: the recorded calls in their order. Calls that work in place do not change the tensors
             of a step.
-        outputs: the result of the pass; ``None`` if an answer ended the pass.
-        reached: the values at which an answer ended the pass, or ``None``.
+        outputs: the result of the pass; ``None`` if ``answer`` ended the pass.
+        reached: the values at which ``answer`` ended the pass, or ``None``.
     """
 
     def __init__(
