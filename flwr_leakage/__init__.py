@@ -1,8 +1,9 @@
-"""Gradient-leakage audits for Flower: risk scores, defenses and attacks while one trains.
+"""Gradient-leakage audits for Flower: risk scores, defenses and attacks during training.
 
-Without Flower, three calls: ``score(model, inputs, targets)``, ``attack(model, update, spec=…)``
-and ``membership(model, update, records, spec=…, null=…)``.
-The place of the audit in a Flower app is in ``flwr_leakage.flower``.
+Three functions work without Flower: ``score(model, inputs, targets)`` measures the risk of samples,
+``attack(model, update, spec=…)`` reconstructs samples from an update, and ``membership(model,
+update, records, spec=…, null=…)`` tests whether given records were among its samples.
+``flwr_leakage.flower`` holds the client mod and the server strategy that audit a Flower app.
 """
 
 import importlib
@@ -62,7 +63,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name when it is first asked for: the command's ``--help`` needs no torch."""
+    """Import an exported name on its first use, so that the command's ``--help`` needs no torch."""
     if name == "__version__":
         from importlib.metadata import version
 

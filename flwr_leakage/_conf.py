@@ -1,4 +1,8 @@
-"""The folder of the Hydra configs, beside the package or in its wheel, and the default attack."""
+"""Find the package's Hydra configs, and build scores and defenses from their YAML files.
+
+The folder of the configs lies beside the package in a clone, and inside it in a wheel. The module
+also names the default attack.
+"""
 
 import importlib
 from pathlib import Path
@@ -9,7 +13,7 @@ DEFAULT_ATTACK = "strongest"
 
 
 def conf_dir() -> Path:
-    """Return the folder that holds ``config.yaml`` and one folder per config group.
+    """Return the folder of the Hydra configs: ``config.yaml`` and one folder per config group.
 
     Raises:
         FileNotFoundError: the package was installed without its configs.
@@ -22,17 +26,18 @@ def conf_dir() -> Path:
 
 
 def load_part(group: str, name: str) -> Any:
-    """Return what ``conf/<group>/<name>.yaml`` describes, built with the settings that it names.
+    """Return the score or defense that the YAML file ``conf/<group>/<name>.yaml`` describes.
 
     Args:
-        group: ``score`` or ``defense``, whose files need no Hydra.
-        name: of a file of the group.
+        group: ``score`` or ``defense``, the groups whose files can be read without Hydra.
+        name: the name of a file of the group, without ``.yaml``.
 
     Returns:
-        A part, or parts by their names.
+        The object that the file's ``_target_`` names, built with the file's settings; or a
+        dictionary of such objects, where the file lists several by name.
 
     Raises:
-        ValueError: there is no such file; it names those that there are.
+        ValueError: the group has no such file; the message lists the names that it has.
     """
     import yaml  # Flower brings it along
 
@@ -50,7 +55,11 @@ def load_part(group: str, name: str) -> Any:
 
 
 def _built(node: Any) -> Any:
-    """Build an object from each mapping with a ``_target_`` of this package, inner ones first."""
+    """Return a node of YAML in which each mapping with ``_target_`` has become an object.
+
+    The object is of the class that ``_target_`` names. The mapping's other entries are its
+    arguments, and are built first.
+    """
     if isinstance(node, list):
         return [_built(entry) for entry in node]
     if not isinstance(node, dict):

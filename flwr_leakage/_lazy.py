@@ -1,6 +1,6 @@
-"""Names of a package that are imported when they are first asked for.
+"""Names that a package exports, and that are imported on their first use only.
 
-What a client needs then does not import what a server needs, and may be installed without it.
+So a client does not import the dependencies of the server's code, and need not have them installed.
 """
 
 import importlib
@@ -28,15 +28,15 @@ EXTRAS = {
 def lazy(
     package: str, homes: Mapping[str, Sequence[str]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return the ``__getattr__`` and ``__dir__`` of a package.
+    """Return the functions ``__getattr__`` and ``__dir__`` for a package that imports names late.
 
     Args:
-        package: its ``__name__``.
-        homes: the names that it offers, by the module that defines them.
+        package: the package's ``__name__``.
+        homes: the exported names, listed under the module that defines them.
 
     Raises:
-        ImportError: (of the returned function) a name needs a package of an extra that is not
-            installed; the message names both.
+        ImportError: raised by the returned ``__getattr__``, if a name needs a third-party package
+            that is not installed. The message names that package, and the extra that installs it.
     """
     home_of = {name: home for home, names in homes.items() for name in names}
 
@@ -54,7 +54,14 @@ def lazy(
 
 
 def missing(what: str, error: ModuleNotFoundError) -> ImportError:
-    """Return the error of something that needs a missing package, with its extra.
+    """Return the error to raise when a feature needs a third-party package that is not installed.
+
+    Args:
+        what: the feature, which begins the message.
+        error: the failed import; it is returned itself if no extra of this package installs it.
+
+    Returns:
+        An error whose message names the package and the pip command for the extra that installs it.
 
     Example:
         >>> print(missing("observe", ModuleNotFoundError("No module named 'x'", name="jinja2")))

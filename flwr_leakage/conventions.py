@@ -1,8 +1,8 @@
 """List published normalisations of images, and recognise one by the values of inputs.
 
-A pixel of 8 bits is k/255 with k = 0 … 255. So the inputs of a network lie on the grid
-``(k/255 − mean) / std``, one for each channel. The grid of a wrong normalisation meets many values
-of another grid by chance only.
+A pixel of 8 bits is k/255 with k = 0 … 255. So the inputs of a network lie on a grid,
+``(k/255 − mean) / std``, one for each channel. Many values that lie on the grid of the true
+normalisation lie on that of a wrong one by chance only.
 """
 
 import math
@@ -41,21 +41,24 @@ WRITTEN = 2e-4
 decimals: 5e-5 · (1 + |x|) for |x| ≤ 2.7, the largest value under ``PUBLIC``."""
 
 LARGEST_DEVIATION = 0.15
-"""In levels. Values that lie anywhere have a root mean square distance of 0.29 from a level."""
+"""The largest root mean square distance of values from their levels, in levels. Values that lie
+anywhere have one of 0.29."""
 
 OUTSIDE_DEVIATIONS = 10
-"""So many standard deviations of their own error lie values outside of a box that is wrong."""
+"""The distance of values from the range of valid pixels, in standard deviations of their error,
+beyond which the range, and so the normalisation, is wrong."""
 
 FEW, MANY = 5, 20
-"""Levels of a channel. Fewer than ``FEW`` lie on many grids. ``MANY`` do not all fall on each
-second level by chance: the grid is too fine then, and the true one is coarser."""
+"""Numbers of levels that occur in a channel. Fewer than ``FEW`` fit many grids. If ``MANY`` all
+fall on each second level, it is no chance: the grid is too fine, and the true one is coarser."""
 
 
 def public_statistics(name: str, channels: int) -> Statistics:
     """Return the mean and the standard deviation of each channel under a public normalisation.
 
     Raises:
-        ValueError: ``PUBLIC`` has no such name, or not for so many channels.
+        ValueError: the table ``PUBLIC`` has no normalisation of this name, or it is one for another
+            number of channels.
     """
     mean, std = PUBLIC.get(name, ((), ()))
     if len(mean) not in (1, channels):
@@ -67,7 +70,10 @@ def public_statistics(name: str, channels: int) -> Statistics:
 
 
 def public_specs(spec: InputSpec) -> dict[str, InputSpec]:
-    """Return inputs of the same shape under each public normalisation that fits, by its name."""
+    """Return ``spec`` under each public normalisation that fits its number of channels.
+
+    The keys are the names of the normalisations, such as ``CIFAR-10``.
+    """
     channels = spec.shape[0]
     found = {}
     for name, (mean, _) in PUBLIC.items():
@@ -78,9 +84,10 @@ def public_specs(spec: InputSpec) -> dict[str, InputSpec]:
 
 
 def possible_specs(spec: InputSpec) -> list[InputSpec]:
-    """Return the specs that inputs may have: the given one, and if it is unknown all public ones.
+    """Return the specs that inputs may have: ``spec`` itself, then all public ones if it is unsure.
 
-    All of them are known ones. The given one is the first.
+    Public ones are added only if ``spec.known`` is false and the inputs are images of 8 bits.
+    ``known`` is true in all specs that are returned.
     """
     given = replace(spec, known=True)
     if spec.known or not spec.box:
@@ -92,14 +99,14 @@ def possible_specs(spec: InputSpec) -> list[InputSpec]:
 def public_normalization(inputs: Tensor) -> str:
     """Return the name of the public normalisation under which all values are levels of pixels.
 
-    The name is one of a short list. It tells of the samples which constant the app's pipeline
-    uses, and no value of a pixel.
+    The name comes from the short list ``PUBLIC``. It shows which constant the pipeline of the app
+    uses, and reveals the value of no pixel.
 
     Args:
         inputs: samples (B, C, H, W) in the model's input space.
 
     Returns:
-        A key of ``PUBLIC``; empty where none fits, as after interpolation.
+        A key of ``PUBLIC``; empty where none fits, as for images that were interpolated.
     """
     eps = torch.finfo(inputs.dtype).eps if inputs.dtype.is_floating_point else 0.0
     error = eps / math.sqrt(12) * float(inputs.detach().abs().max())
@@ -112,14 +119,14 @@ def public_normalization(inputs: Tensor) -> str:
 
 
 def normalizations_agree(one: InputSpec, other: InputSpec) -> bool:
-    """Return whether normalisations agree to half a level of 8 bits."""
+    """Return whether two specs' means and standard deviations agree to half a level of 8 bits."""
     pairs = zip((*one.mean, *one.std), (*other.mean, *other.std), strict=False)
     return len(one.mean) == len(other.mean) and all(abs(a - b) <= 0.5 / 255 for a, b in pairs)
 
 
 Claim = Literal["confirmed", "read off", "as told", "refuted", "by fit"]
-"""Basis of a claim about pixels; see :class:`Reading`. ``by fit`` is said of a normalisation
-that is unknown, and that inputs do not show."""
+"""The basis of a claim about pixels; see :class:`Reading`. ``by fit`` stands for a normalisation
+that is unknown, that inputs do not show, and that was chosen by the fit of the update."""
 
 CONFIRMED = "The values are levels of pixels under the normalisation that was told, and no other."
 
@@ -140,7 +147,8 @@ SEVERAL = (
     "The network's inputs are proven, but no pixels are: the inputs are levels of pixels under the "
     "normalisation that the attack was told, and under {others} too."
 )
-"""The same, where too few levels occur to tell normalisations apart."""
+"""The reason, for the user, why proven inputs prove no pixels if they fit several
+normalisations."""
 
 OUTSIDE = "they lie outside of the box of valid pixels by more than their own error"
 OFF_LEVELS = "they lie on a grid of levels, but not on that of the normalisation"
@@ -149,14 +157,16 @@ NO_IMAGES = "inputs in a single row or column that are no levels of pixels may b
 
 @dataclass(frozen=True)
 class Reading:
-    """The normalisation that exact inputs of a network show.
+    """The normalisation that exactly recovered inputs of a network show.
 
     Attributes:
-        claim: ``confirmed`` if the inputs themselves show the normalisation that was told, ``read
-            off`` if they show another one and no third, ``as told`` if they speak neither for nor
-            against it, and ``refuted`` if they speak against it or for several.
-        reason: the same in words, for the user.
-        spec: the normalisation under which the inputs are pixels; ``None`` if it is refuted.
+        claim: ``confirmed`` if the inputs lie on the grid of the normalisation that was told, and
+            of no other public one; ``read off`` if they show another normalisation, and only one;
+            ``as told`` if they speak neither for nor against the one that was told; ``refuted`` if
+            they speak against it and show no other, or fit several.
+        reason: the claim as a sentence for the user.
+        spec: the normalisation under which the inputs are pixels; ``None`` if the claim is
+            ``refuted``.
     """
 
     claim: Claim
@@ -165,18 +175,20 @@ class Reading:
 
 
 def read_normalization(inputs: Tensor, told: InputSpec, error: float) -> Reading:
-    """Return the normalisation that exact inputs of a network show.
+    """Return which normalisation exactly recovered inputs of a network show.
 
-    The normalisation that was told is confirmed if all values are levels of pixels under it, and
-    under no other public normalisation. If they are none, the one public normalisation that fits is
-    read off. Values outside of the box of valid pixels refute what was told; if both black and
-    white occur in each channel, the right normalisation follows from them. Values on no grid at
-    all neither confirm nor refute what was told, unless they are a single row or column.
+    A pixel of 8 bits has one of 256 levels. The normalisation that was told is confirmed if all
+    values are such levels under it, and under no other public one. If they are levels under exactly
+    one public normalisation, and not under the one that was told, that one is read off. Values
+    outside of the range of valid pixels refute the normalisation that was told; if both black and
+    white occur in each channel, the right normalisation follows from their values. Values that lie
+    on no grid of levels at all neither confirm nor refute it, except that inputs of a single row or
+    column are then taken for no images.
 
     Args:
-        inputs: (B, C, H, W) values that are exact but for their error.
+        inputs: (B, C, H, W) values that are exact up to their numerical error.
         told: the normalisation that the attack was told.
-        error: standard deviation of the values' errors.
+        error: the standard deviation of the numerical error of a value.
     """
     values = inputs.detach().cpu().double()
     specs = {n: s for n, s in public_specs(told).items() if not normalizations_agree(s, told)}
@@ -216,10 +228,16 @@ def _wrong(right: str) -> str:
 
 
 def _grid(values: Tensor, spec: InputSpec, error: float) -> list[tuple[int, int]] | None:
-    """Return how many levels occur in each channel, and the divisor of all their distances.
+    """Return how many levels of pixels occur in each channel, and how far apart they lie.
+
+    Args:
+        values: (B, C, H, W) inputs of a network.
+        spec: the normalisation under which the inputs are read as pixels.
+        error: the standard deviation of the numerical error of a value.
 
     Returns:
-        For each channel the number of levels and the divisor, or ``None`` if a value is no level.
+        For each channel, the number of different levels and the greatest common divisor of their
+        distances; ``None`` if a value is no level of a pixel under this normalisation.
     """
     for depth in DEPTHS:
         found = []
@@ -236,7 +254,18 @@ def _grid(values: Tensor, spec: InputSpec, error: float) -> list[tuple[int, int]
 def _levels(
     values: Tensor, mean: float, std: float, error: float, depth: int
 ) -> Sequence[int] | None:
-    """Return the levels that occur; ``None`` if a value is no level, or if errors are too large."""
+    """Return the different levels that the pixels of a channel have, in ascending order.
+
+    Args:
+        values: (N,) inputs of a network, of one channel.
+        mean: the mean of the normalisation, in pixel units.
+        std: the standard deviation of the normalisation, in pixel units.
+        error: the standard deviation of the numerical error of a value.
+        depth: the largest level, such as 255 for images of 8 bits.
+
+    Returns:
+        The levels; ``None`` if values lie off all levels, or if errors are too large to tell.
+    """
     slack = depth * (WRITTEN + std * error)
     if slack > LARGEST_DEVIATION:
         return None
@@ -253,19 +282,30 @@ def _levels(
 
 
 def _possible(grid: list[tuple[int, int]] | None) -> bool:
-    """Return whether all values are levels, and do not show that the true grid is coarser."""
+    """Return whether the levels that :func:`_grid` found allow that the normalisation is right.
+
+    They do not if some value is no level, or if many levels of a channel have a common divisor
+    above 1: then the true grid is coarser.
+    """
     return grid is not None and all(step == 1 or count < MANY for count, step in grid)
 
 
 def _confirmed(grid: list[tuple[int, int]] | None) -> bool:
-    """Return whether all values are levels, of which enough occur to show each single step."""
+    """Return whether the levels that :func:`_grid` found show that the normalisation is right.
+
+    They do if at least ``FEW`` occur in each channel, with no common divisor of their distances.
+    """
     return grid is not None and all(step == 1 and count >= FEW for count, step in grid)
 
 
 def _is_on_a_grid(values: Tensor, error: float) -> bool:
-    """Return whether values (N,) lie on a grid of at most 256 levels, by more than chance.
+    """Return whether values lie on a grid of at most 256 equidistant levels, by more than chance.
 
-    Images that are interpolated, or averages of several pixels, lie on none.
+    Values of interpolated images, or averages of several pixels, lie on no such grid.
+
+    Args:
+        values: (N,) inputs of a network, of one channel.
+        error: the standard deviation of the numerical error of a value.
     """
     ordered = values.sort().values
     width = float(ordered[-1] - ordered[0])
@@ -285,10 +325,16 @@ def _is_on_a_grid(values: Tensor, error: float) -> bool:
 
 
 def _between_black_and_white(values: Tensor, told: InputSpec, error: float) -> InputSpec | None:
-    """Return the normalisation under which the extremes of each channel are black and white.
+    """Return the normalisation under which each channel's extremes are black (0) and white (1).
 
-    It is the only one if many values are levels under it, and neighbours occur. If black or white
-    do not occur, no such grid fits.
+    It is returned only if all values are levels of pixels under it, at least ``MANY`` in each
+    channel, with distances that have no common divisor; else ``None``. Images without a black or a
+    white pixel in some channel fit no such grid.
+
+    Args:
+        values: (B, C, H, W) inputs of a network.
+        told: the spec of the inputs, of which mean and standard deviation are replaced.
+        error: the standard deviation of the numerical error of a value.
     """
     channels = values.transpose(0, 1).flatten(1)
     low, high = channels.amin(1), channels.amax(1)
@@ -303,5 +349,5 @@ def _between_black_and_white(values: Tensor, told: InputSpec, error: float) -> I
 
 
 def _rounded(value: float) -> float:
-    """Return a value with four decimals, which is how normalisations are written, or six."""
+    """Return a number rounded as normalisations are written: to 4 decimals, or 6 if below 0.05."""
     return round(value, 4 if abs(value) >= 0.05 else 6) + 0.0  # no −0

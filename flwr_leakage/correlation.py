@@ -1,4 +1,4 @@
-"""Correlation coefficients of two quantities, with their uncertainty."""
+"""Compute rank correlations of two quantities, with confidence intervals or p-values."""
 
 import itertools
 import math
@@ -13,13 +13,13 @@ from scipy.special import ndtri
 
 @dataclass(frozen=True)
 class Correlation:
-    """Spearman's ρ of n pairs.
+    """Spearman's rank correlation ρ of n pairs, with its confidence interval.
 
     Attributes:
-        coefficient: in [−1, 1]; ``None`` where it is not defined.
-        low: lower end of the confidence interval; ``None`` where it is not defined.
-        high: upper end, likewise.
-        n: pairs used.
+        coefficient: ρ in [−1, 1]; ``None`` where it is not defined, as for a constant quantity.
+        low: the lower end of the confidence interval; ``None`` where it is not defined.
+        high: the upper end of the confidence interval; ``None`` where it is not defined.
+        n: the number of pairs used.
         note: why a number is missing; mostly empty.
     """
 
@@ -36,11 +36,12 @@ def spearman(
     """Return Spearman's ρ, the linear correlation of ranks; equal values share their mean rank.
 
     The interval is ``tanh(artanh ρ ± z·√((1 + ρ²/2) / (n − 3)))``, with the variance of artanh ρ by
-    Bonett and Wright (2000, eq. 3) and z the normal quantile; it takes 5 pairs.
+    Bonett and Wright (2000, eq. 3) and z the normal quantile. It needs at least 5 pairs.
 
     Args:
-        x: one value a sample; pairs with a missing or non-finite value are left out.
-        y: likewise.
+        x: one value per sample; a sample is left out if its value here or in ``y`` is missing or
+            not finite.
+        y: the other quantity's values, for the same samples in the same order.
         confidence: level of the interval, in (0, 1).
 
     Raises:
@@ -81,15 +82,15 @@ MAX_RANKS = 10_000_000
 
 @dataclass(frozen=True)
 class RankAgreement:
-    """The agreement of two quantities in ranking the same units within rounds.
+    """The agreement of two quantities in ranking the same units, such as clients, within rounds.
 
     Attributes:
-        coefficient: rank correlation within rounds, in [−1, 1]; ``None`` where no two units can be
-            compared, or one of the quantities is equal throughout.
-        p_value: the probability of a coefficient at least as far from zero if the quantities have
-            nothing to do with each other; ``None`` likewise.
-        least: the smallest p-value that this many units allow: that of a perfect order.
-        n: units that were compared.
+        coefficient: the rank correlation within rounds, in [−1, 1]; ``None`` where no round has two
+            units to compare, or where one of the quantities ranks all units equal.
+        p_value: the probability of a coefficient at least as far from zero if the two quantities
+            are unrelated; ``None`` where the coefficient is.
+        least: the smallest p-value that so many units allow, which a perfect order would have.
+        n: the number of units that were compared.
     """
 
     coefficient: float | None
@@ -99,17 +100,18 @@ class RankAgreement:
 
 
 def rank_agreement(seen: Iterable[tuple[int, Hashable, float, float]]) -> RankAgreement:
-    """Test by permutation whether two quantities rank units alike within rounds.
+    """Test by permutation whether two quantities rank units, such as clients, alike within rounds.
 
-    A unit counts once, in that of its rounds in which most units were seen, and is compared with
-    those that count there, so that a drift over the rounds is no agreement. Let a and b be the
-    units' ranks in their round, less the mean of it. The coefficient is ``⟨a, b⟩ / (‖a‖‖b‖)``,
-    which is Spearman's ρ for a single round. The p-value is the share of all exchanges of units
-    within rounds that lead as far from zero (Fisher 1935); if they are more than ``ARRANGEMENTS``,
-    it is that of as many random ones, this one included (Phipson and Smyth 2010).
+    Each unit counts once: in the round, of those in which it was seen, that has the most units. It
+    is compared with the units that count in the same round, so that a drift over rounds is no
+    agreement. Let a and b be the units' ranks in x and in y within their round, less the round's
+    mean rank. The coefficient is ``⟨a, b⟩ / (‖a‖‖b‖)``, which is Spearman's ρ for a single round.
+    The p-value is the share of all permutations of units within rounds whose coefficient is at
+    least as far from zero (Fisher 1935). If there are more than ``ARRANGEMENTS`` permutations, the
+    share is that among as many random ones and the observed order (Phipson and Smyth 2010).
 
     Args:
-        seen: the round, the unit, and its values x and y there.
+        seen: tuples of a round, a unit, and the unit's values x and y in that round.
 
     Example:
         >>> found = rank_agreement([(1, "a", 1, 9), (1, "b", 2, 8), (1, "c", 3, 5), (2, "a", 9, 0)])
@@ -146,7 +148,12 @@ def rank_agreement(seen: Iterable[tuple[int, Hashable, float, float]]) -> RankAg
 
 
 def _arrangements(sizes: Sequence[int], drawn: bool) -> Iterable[NDArray]:
-    """Yield all orders of units within their blocks, or the present and random ones, as rows."""
+    """Yield permutations of units within their blocks, as rows of arrays of indices.
+
+    Args:
+        sizes: the number of units in each block; blocks follow each other in the indices.
+        drawn: whether random permutations are drawn, after the identity, in place of all of them.
+    """
     starts = np.cumsum([0, *sizes])
     if not drawn:
         blocks = [

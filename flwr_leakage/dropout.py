@@ -1,4 +1,4 @@
-"""Find and replace dropout that a model applies by functions instead of modules."""
+"""Find dropout that a model applies by functions instead of modules, and replace it by masks."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -12,10 +12,11 @@ from flwr_leakage.function_mode import FunctionMode
 
 ACTIVE = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
 IDLE = (F.alpha_dropout, F.feature_alpha_dropout)
-"""Functions (inputs, p = 0.5, training), which is true or false by default."""
+"""Functions of (inputs, p = 0.5, training). By default ``training`` is true in ``ACTIVE`` and false
+in ``IDLE``."""
 
 PLAIN = (torch.dropout, torch.alpha_dropout, torch.feature_dropout, torch.feature_alpha_dropout)
-"""Functions (inputs, p, train)."""
+"""Functions of (inputs, p, train)."""
 
 ATTENTION = (F.scaled_dot_product_attention, F.multi_head_attention_forward)
 
@@ -25,16 +26,17 @@ PER_CHANNEL = (F.dropout1d, F.dropout2d, F.dropout3d)
 
 
 class Masked(FunctionMode):
-    """Multiply by given masks where a pass calls dropout, whether it is active or not.
+    """A context in which calls of dropout functions multiply by given masks, in any mode.
 
-    Calls of :data:`ACTIVE` with p > 0 count. None of them drops anything by itself.
+    It counts the calls with p > 0 of ``F.dropout`` and of its variants for channels
+    (:data:`ACTIVE`). None of them drops anything by itself.
 
     Args:
-        masks: the factors of the calls' inputs, in the order of a pass. ``None`` stands for 1, and
-            so do masks that are missing at the end.
+        masks: the tensor by which each call's input is multiplied, in the order of the calls in a
+            forward pass. ``None`` leaves the input as it is, and so do masks missing at the end.
 
     Attributes:
-        calls: (function, p, shape of the inputs) of each call so far.
+        calls: (function, p, shape of the input) of each call so far.
     """
 
     def __init__(self, masks: Sequence[Tensor | None] = ()) -> None:
@@ -45,7 +47,7 @@ class Masked(FunctionMode):
     def on_call(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Return a call's outputs, multiplied by its mask in place of its own dropping."""
+        """Return the result of a torch function; a dropout call gives its input times its mask."""
         if function not in ACTIVE:
             return function(*args, **kwargs)
         given = dict(zip(_names(function), args, strict=False)) | kwargs
@@ -56,19 +58,24 @@ class Masked(FunctionMode):
         return self.outputs(len(self.calls) - 1, inputs)
 
     def outputs(self, number: int, inputs: Tensor) -> Tensor:
-        """Return the outputs of a call of dropout, by its number in the pass."""
+        """Return the output of a dropout call: its input times its mask.
+
+        Args:
+            number: the number of the call in the forward pass, from 0.
+            inputs: the input of the call.
+        """
         mask = self.masks[number] if number < len(self.masks) else None
         return inputs if mask is None else inputs * mask.to(inputs)
 
 
 class Dropouts(FunctionMode):
-    """Note the functions of a pass that drop something; leave them out if asked to.
+    """A context that notes each function that drops units in a forward pass, and can switch it off.
 
     Args:
-        skip: compute the pass as if nothing were dropped.
+        skip: whether the pass is computed as if nothing were dropped.
 
     Attributes:
-        found: the functions that dropped units, in words, each once.
+        found: the functions that dropped units, such as ``dropout (p=0.5)``, each once.
     """
 
     def __init__(self, skip: bool) -> None:
@@ -79,7 +86,10 @@ class Dropouts(FunctionMode):
     def on_call(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Note a dropout, and leave it out if asked to."""
+        """Return the result of a torch function, and note the function if it drops units.
+
+        With ``skip`` it then drops none.
+        """
         given = dict(zip(_names(function), args, strict=False)) | kwargs
         if function in ATTENTION:
             rate = given.get("dropout_p", 0.0) if given.get("training", True) else 0.0
@@ -102,7 +112,7 @@ class Dropouts(FunctionMode):
 
 
 def _names(function: Callable[..., Any]) -> tuple[str, ...]:
-    """Return the defaults of the arguments that a call may leave out."""
+    """Return the names of a dropout function's positional arguments, in order."""
     if function is F.scaled_dot_product_attention:
         return ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
     if function is F.multi_head_attention_forward:
@@ -111,12 +121,13 @@ def _names(function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def functional_dropout(model: nn.Module, inputs: Tensor) -> list[str]:
-    """Return in words the functions that drop something in a pass of a model in its present mode.
+    """Return the functions that drop units in a pass, such as ``dropout (p=0.5)``, each once.
 
-    Those of ``nn.Dropout`` modules in train mode among them. The global random state is kept.
+    The model is run in its present mode. Dropout by ``nn.Dropout`` modules in train mode is found,
+    too. The state of torch's global random generator is restored.
 
     Args:
-        model: a copy, as a pass in train mode may change it.
+        model: a copy of the model, as a pass in train mode may change it.
         inputs: the inputs of the pass.
     """
     walk = Dropouts(skip=False)

@@ -1,9 +1,10 @@
-"""Evidence of a run on one page to be filed: each sentence names the records that it rests on.
+"""Write the evidence of a run on one page to be filed, and verify such a page against its run.
 
-A record has an id, which is made of its own content: the first 12 hexadecimal digits of the
-SHA-256 of its canonical JSON. A sentence has the ids of its records and one digest of them all; the
-page has the digests of the run's files. So whoever holds the run can find each record, and see by
-``verify`` whether one of them was changed since.
+Each sentence of the page names the records of the run that it rests on. A record's id is made of
+its own content: the first 12 hexadecimal digits of the SHA-256 of its canonical JSON. A sentence
+lists the ids of its records and one digest of them all, and the page lists the digests of the run's
+files. So whoever holds the run can find each record, and :func:`verify` shows whether one of them
+was changed since.
 """
 
 import hashlib
@@ -94,15 +95,16 @@ RESTS_ON = {
 
 @dataclass(frozen=True)
 class Statement:
-    """One sentence, or a few that belong together, with what they rest on.
+    """One or a few sentences of a page of evidence, with the records that they rest on.
 
     Attributes:
         id: S1, S2, … in the order of the page.
-        part: the heading.
+        part: the heading of the page under which it stands.
         text: the text that stands on the page.
-        source: ``records``, ``run.json``, or ``method``.
+        source: ``records``; or ``run.json``, the file of the run's settings; or ``method``, for
+            text that rests on no record.
         records: the ids of the records, sorted.
-        digest: the digest of those ids; that of ``run.json`` where this file is the source.
+        digest: the SHA-256 of those ids; that of ``run.json`` where this file is the source.
     """
 
     id: str
@@ -115,12 +117,13 @@ class Statement:
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that a page of evidence holds.
+    """The content of a page of evidence.
 
     Attributes:
-        run: its name.
+        run: the name of the run.
         version: the version of this package, which wrote the sentences.
-        files: SHA-256 of ``records.jsonl``, of ``run.json``, and of all images together.
+        files: the SHA-256 of ``records.jsonl``, of ``run.json``, and of all images together, under
+            the keys ``records.jsonl``, ``run.json`` and ``images``.
         statements: the statements in the order of the page.
     """
 
@@ -131,7 +134,10 @@ class Evidence:
 
 
 def record_id(record: LeakageRecord) -> str:
-    """Return the id of a record: the same for the same content, wherever it stands."""
+    """Return the id of a record: the first 12 hexadecimal digits of the SHA-256 of its JSON.
+
+    Records of equal content have equal ids, wherever they stand.
+    """
     text = json.dumps(asdict(record), sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -144,7 +150,7 @@ def make_evidence(run: str | Path) -> Evidence:
     """Return the evidence of a run folder; the same run gives the same evidence.
 
     Raises:
-        FileNotFoundError: it is no run folder.
+        FileNotFoundError: ``run`` is no run folder.
     """
     from flwr_leakage import __version__
 
@@ -169,12 +175,21 @@ Chosen = Callable[[LeakageRecord], bool]
 
 
 def _of(*kinds: str, names: str = "") -> Chosen:
-    """Return a function that chooses the records of some kinds whose names match a pattern."""
+    """Return a predicate of records, which chooses them by kind and by name.
+
+    Args:
+        kinds: the kinds of record that are chosen.
+        names: a regular expression that must be found in the record's name.
+    """
     return lambda record: record.kind in kinds and bool(re.search(names, record.name))
 
 
 def _sentences(data: RunData) -> list[tuple[str, str, str, Chosen | None]]:
-    """Return part, text, source and the choice of records of each sentence of the page."""
+    """Return the statements of the page in their order.
+
+    Each is a tuple of its heading, its text, its source (``records`` or ``run.json``), and a
+    predicate that chooses the records on which it rests, or ``None``.
+    """
     index, metadata = Index(data.records), data.metadata
     found, fate, done = attempts(index), fates(index), rounds_of(index)
     asked = remedies(index, metadata)
@@ -268,18 +283,18 @@ def _sentences(data: RunData) -> list[tuple[str, str, str, Chosen | None]]:
 
 
 def _capital(text: str) -> str:
-    """Return a text whose first letter is a capital, but for a Greek one."""
+    """Return a text with its first letter as a capital, unless that is no Latin letter."""
     return text[:1].upper() + text[1:] if text[:1].isascii() else text
 
 
 def write_evidence(run: str | Path, output: str | Path | None = None) -> Path:
-    """Write a page of evidence, which a browser prints, and the same as JSON beside it.
+    """Write the page of evidence as HTML for a browser to print, and its content as JSON beside it.
 
-    Neither holds an image. Both are readable by their owner only.
+    Neither file holds an image. Both are readable by their owner only.
 
     Args:
         run: a run folder.
-        output: the page; ``evidence.html`` in the folder by default.
+        output: the path of the HTML page; ``evidence.html`` in the run folder by default.
 
     Returns:
         The path of the page.
@@ -337,10 +352,14 @@ _EMBEDDED = re.compile(r'<script type="application/json" id="evidence">(.*?)</sc
 
 
 def verify(page: str | Path, run: str | Path) -> tuple[str, ...]:
-    """Return what of a page of evidence, or its JSON, the run does not bear out; empty if nothing.
+    """Return sentences that name each difference between a page of evidence and its run.
 
-    Where another version of this package wrote the page, its sentences may differ in their words;
-    then only the records are compared.
+    The tuple is empty where all agrees. If another version of this package wrote the page, its
+    sentences may differ in their words; then only files and records are compared.
+
+    Args:
+        page: the HTML page of evidence, or the JSON file beside it.
+        run: the run folder.
 
     Raises:
         ValueError: the file is no page of evidence.
@@ -383,7 +402,7 @@ def _read(page: Path) -> dict[str, Any]:
 
 
 def _shown(page: Path) -> str | None:
-    """Return what a page shows, without its data; ``None`` for the JSON."""
+    """Return the HTML of a page without its embedded data; ``None`` if the file is the JSON."""
     text = _text(page)
     return _EMBEDDED.sub("", text) if _EMBEDDED.search(text) else None
 
@@ -395,7 +414,7 @@ def _text(page: Path) -> str:
 
 
 def records_by_id(run: str | Path, ids: Sequence[str]) -> list[LeakageRecord]:
-    """Return the records of a run with the given ids, in the order of writing.
+    """Return the records of a run that have the given ids, in the order of writing.
 
     Raises:
         ValueError: the run has no record with one of the ids.

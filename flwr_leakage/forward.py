@@ -1,4 +1,4 @@
-"""The trained parameters of a model, its outputs, and its second derivatives."""
+"""The names of a model's trained parameters, its logits, and its second derivatives."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,15 +20,15 @@ from flwr_leakage.params import Params
 def trained_names(model: nn.Module, trained: Iterable[nn.Parameter] | None) -> frozenset[str]:
     """Return the names of the parameters that the client trains.
 
-    A parameter is trained if it requires a gradient and is in ``trained``. One that two layers
-    share has the one name that ``named_parameters`` gives it.
+    A parameter is trained if it requires a gradient and is in ``trained``. A parameter that two
+    layers share has the one name that ``named_parameters`` gives it.
 
     Args:
         model: the client's model.
-        trained: parameters of this model; ``None`` for all.
+        trained: the parameters that the client's optimizer holds; ``None`` for all of the model.
 
     Raises:
-        ValueError: no parameter is trained, or ``trained`` holds one of another model.
+        ValueError: no parameter is trained, or ``trained`` holds a parameter of another model.
     """
     names = {id(value): name for name, value in model.named_parameters() if value.requires_grad}
     if trained is not None:
@@ -46,12 +46,13 @@ def trained_names(model: nn.Module, trained: Iterable[nn.Parameter] | None) -> f
 
 
 def logits_of(output: object) -> Tensor:
-    """Return the logits in what a model returns: a tensor, or an object or mapping with ``logits``.
+    """Return the logits within the output of a model.
 
-    A sequence or a mapping that holds one tensor and nothing else stands for that tensor.
+    The output may be the tensor itself; an object or a mapping with an entry ``logits``; or a
+    sequence or mapping that holds one tensor and nothing else.
 
     Raises:
-        ValueError: the value is none of these.
+        ValueError: the output is none of these.
     """
     if isinstance(output, Tensor):
         return output
@@ -76,20 +77,22 @@ def logits_of(output: object) -> Tensor:
 
 @dataclass(frozen=True)
 class PlainKernels:
-    """Compute a model by kernels whose second derivatives exist and are right.
+    """A context in which models are computed by kernels with right second derivatives.
 
-    Fused kernels of PyTorch that have none: those of ``scaled_dot_product_attention``, the fast
-    path of ``nn.MultiheadAttention`` in eval mode (which under ``torch.func`` even drops the
-    gradient of its own weights), and the recurrent layers of oneDNN and cuDNN. Layer and instance
-    normalisation have wrong ones where ``torch.func.vmap`` is inside of the second derivative: the
-    saved mean and deviation count as constants there. ``nn.Hardsigmoid`` has none. These are
-    written out.
+    Some fused kernels of PyTorch have no second derivative: those of
+    ``scaled_dot_product_attention``, the fast path of ``nn.MultiheadAttention`` in eval mode (which
+    under ``torch.func`` even drops the gradient of its own weights), the recurrent layers of oneDNN
+    and cuDNN, and ``nn.Hardsigmoid``. Layer and instance normalisation have a wrong one where
+    ``torch.func.vmap`` is inside of the second derivative, as their saved mean and deviation then
+    count as constants. The context switches the fused kernels off, and replaces the normalisations
+    and ``nn.Hardsigmoid`` by elementary operations.
 
     Attributes:
-        recurrent: whether the model has recurrent layers; others keep oneDNN and cuDNN, for speed.
-        writes_out: whether it has a layer that is written out.
-        skips_dropout: leave out dropout that is not switched off by eval mode.
-        masks: the masks by which calls of dropout multiply, in the order of a pass; see
+        recurrent: whether the model has recurrent layers; only then oneDNN and cuDNN are switched
+            off, as they are fast.
+        writes_out: whether the model has a layer that must be replaced by elementary operations.
+        skips_dropout: whether dropout that eval mode does not switch off is left out.
+        masks: the masks by which calls of dropout multiply, in the order of a forward pass; see
             :class:`flwr_leakage.dropout.Masked`.
     """
 
@@ -100,7 +103,7 @@ class PlainKernels:
 
     @staticmethod
     def of(model: nn.Module) -> "PlainKernels":
-        """Return the rules that a model needs."""
+        """Return the context of kernels in which ``model`` has right second derivatives."""
         layers = list(model.modules())
         return PlainKernels(
             any(isinstance(layer, nn.RNNBase) for layer in layers),
@@ -111,7 +114,7 @@ class PlainKernels:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Return the context in which these rules hold."""
+        """Return the context manager within which second derivatives are right."""
         mha, mkldnn, cudnn = torch.backends.mha, torch.backends.mkldnn, torch.backends.cudnn
         fast = mha.get_fastpath_enabled()
         mha.set_fastpath_enabled(False)
@@ -131,7 +134,10 @@ class PlainKernels:
 
 
 class _WrittenOut(FunctionMode):
-    """Kernels without a right second derivative, by operations that have one."""
+    """A context that replaces layers without a right second derivative by elementary operations.
+
+    The layers are layer normalisation, instance normalisation and ``F.hardsigmoid``.
+    """
 
     def on_call(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -147,9 +153,9 @@ class _WrittenOut(FunctionMode):
 
 @wrap_torch_function(lambda input, inplace=False: (input,))
 def hard_sigmoid(input: Tensor, inplace: bool = False) -> Tensor:
-    """Return ``F.hardsigmoid`` by operations that can be differentiated twice.
+    """Return ``F.hardsigmoid(input)``, by operations that can be differentiated twice.
 
-    A function mode outside of :class:`PlainKernels` meets it as one call, as it meets torch's.
+    A torch function mode outside of :class:`PlainKernels` sees one call, as it does of torch's own.
     """
     outputs = (input / 6 + 0.5).clamp(0, 1)
     return input.copy_(outputs) if inplace else outputs
@@ -196,12 +202,15 @@ def gradient_by_autograd(
     point: Mapping[str, Tensor],
     others: Sequence[Tensor],
 ) -> Params:
-    """Return a scalar's gradient by autograd, differentiable as far as its arguments are.
+    """Return the gradient of a scalar function by autograd, keyed as ``point``.
+
+    The gradient can itself be differentiated if an entry of ``point`` or of ``others`` requires a
+    gradient.
 
     Args:
-        function: the function of tensors by name.
-        point: the point and variables of the derivative.
-        others: the other arguments of the function.
+        function: a function of tensors by name, which returns a scalar.
+        point: the tensors by name at which the gradient is taken, and with respect to which.
+        others: the tensors besides ``point`` on which the function depends.
     """
     again = torch.is_grad_enabled() and any(t.requires_grad for t in [*point.values(), *others])
     with torch.enable_grad():

@@ -1,4 +1,4 @@
-"""A context that hands every call of a torch function to one method."""
+"""A context that passes every call of a torch function to a method of its own."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -7,9 +7,10 @@ from torch.overrides import TorchFunctionMode
 
 
 class FunctionMode(TorchFunctionMode):
-    """Let ``on_call`` decide the result of each call of a torch function within the context.
+    """A context whose method ``on_call`` decides the result of each call of a torch function.
 
-    Functions are caught however a model spells them: modules, functional calls, methods, operators.
+    It catches functions however a model spells them: as modules, functional calls, methods or
+    operators.
     """
 
     def __torch_function__(
@@ -24,11 +25,11 @@ class FunctionMode(TorchFunctionMode):
     def on_call(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Return the call's result; a subclass may change it.
+        """Return the result of a call of a torch function; a subclass may return another one.
 
         Args:
-            function: that is called.
-            args: its positional arguments.
-            kwargs: its named arguments, to be changed at will.
+            function: the torch function that was called.
+            args: the positional arguments of the call.
+            kwargs: the named arguments of the call, a copy that may be changed.
         """
         return function(*args, **kwargs)

@@ -24,16 +24,19 @@ from flwr_leakage.records import Batch, LocalSchedule
 
 
 class GradientMap:
-    """x ↦ ∇_θ L(x, y; θ) of a model and a loss, without side effects.
+    """The map x ↦ ∇_θ L(x, y; θ) of a model with parameters θ and a loss L, without side effects.
 
-    A parameter that is not trained has the gradient 0, and local training leaves it as it is.
-    Attention, recurrent and normalising layers are computed by plain kernels, see ``PlainKernels``.
+    Here x are inputs and y targets of a batch. A parameter that is not trained has the gradient 0,
+    and local training leaves it as it is. Attention, recurrent and normalising layers are computed
+    by kernels that can be differentiated twice, see ``PlainKernels``.
 
     Args:
         model: any module; it is copied, with BatchNorm made free of side effects.
         loss: (logits, targets) ↦ scalar; the mean cross-entropy by default, which takes class
-            indices (B,) and probabilities (B, K). A module's tensors follow the logits' dtype.
-        batch_norm: ``batch`` if the client trains in train mode, ``running`` in eval mode.
+            indices (B,) and probabilities (B, K). Tensors that the loss holds, such as class
+            weights, are cast to the logits' dtype.
+        batch_norm: ``batch`` if the client trains in train mode, so that BatchNorm normalises by
+            the batch's statistics; ``running`` if it trains in eval mode, by the running ones.
         trained: the model's parameters that the client's optimizer holds, such as
             ``model.head.parameters()``; by default all that require a gradient.
         device: the device of the copy, on which everything is computed. It is the CPU even if the
@@ -41,16 +44,19 @@ class GradientMap:
 
     Attributes:
         trained: names of the trained parameters.
-        kernels: the kernels by which the model is computed.
-        transposed: names of the parameters of shape (m, n) that the model itself keeps as (n, m).
-        one_by_one: why ``torch.func`` cannot take this model, so that plain autograd has to, one
-            sample at a time; empty where it can. See ``differentiated_by_autograd``.
-        held: the terms that the loss takes of each BatchNorm layer whose buffers hold a batch's own
-            statistics, by name; empty where none do. See ``with_statistics_held``.
+        kernels: the context within which the model is computed.
+        transposed: names of the matrices that this map takes and returns as (m, n), while the model
+            holds them as (n, m).
+        one_by_one: why ``torch.func`` cannot differentiate this model, so that plain autograd does,
+            one sample at a time; empty where ``torch.func`` can. See
+            ``differentiated_by_autograd``.
+        held: for each BatchNorm layer by name, the two vectors (C,) ``γ ∂L/∂β`` and ``γ ∂L/∂γ`` of
+            an observed gradient, with the layer's weight γ and bias β; empty for the plain map. See
+            ``with_statistics_held``.
 
     Raises:
-        ValueError: no parameter is trained, or one of ``trained`` is none of the model's; the model
-            is scripted, parallel or not initialised; the loss is no function.
+        ValueError: no parameter is trained, or ``trained`` holds a parameter of another model; the
+            model is scripted, parallel or not initialised; the loss cannot be called.
     """
 
     def __init__(
@@ -74,17 +80,17 @@ class GradientMap:
 
     @property
     def params(self) -> Params:
-        """Return the parameters of the model's copy, detached."""
+        """Return the parameters of the model's copy by name, detached from any graph."""
         own = {name: value.detach() for name, value in self.model.named_parameters()}
         return self.turned(own)
 
     def turned(self, params: Params) -> Params:
-        """Return parameters or gradients with the ``transposed`` ones transposed."""
+        """Return tensors by parameter name, with those named in ``transposed`` transposed."""
         return {k: v.T.contiguous() if k in self.transposed else v for k, v in params.items()}
 
     @property
     def buffers(self) -> Params:
-        """Return the buffers in the copied model's ``state_dict``, mostly those of BatchNorm."""
+        """Return the buffers of the copied model's ``state_dict``, mostly those of BatchNorm."""
         persistent = self.model.state_dict().keys()
         return {name: b for name, b in self.model.named_buffers() if name in persistent}
 
@@ -97,13 +103,13 @@ class GradientMap:
     def uses_batch_statistics(self) -> bool:
         """Return whether a sample's gradient depends on the batch that it is in.
 
-        True of a client that trains BatchNorm layers in train mode: they normalise with the mean
-        and variance of the batch.
+        It does for a client that trains BatchNorm layers in train mode, as they normalise with the
+        mean and variance of the batch.
         """
         return self.batch_norm == "batch" and self.has_batch_norm
 
     def with_batch_norm(self, mode: BatchNormMode) -> "GradientMap":
-        """Return the same map with another BatchNorm mode."""
+        """Return the same map with another mode of BatchNorm, ``batch`` or ``running``."""
         if mode == self.batch_norm:
             return self
         other = copy.copy(self)
@@ -114,14 +120,17 @@ class GradientMap:
     def with_statistics_held(
         self, params: Mapping[str, Tensor], gradient: Mapping[str, Tensor]
     ) -> "GradientMap":
-        """Return the map of an update of known batch statistics, which the buffers hold.
+        """Return the map with batch statistics as constants and the same gradient at the samples.
 
-        At the private samples, its gradient is that of this map; see
+        A client in train mode normalises by the mean and variance of its batch, which depend on the
+        samples. If these statistics are known, they are given as buffers, and the map returned here
+        normalises by them as constants. Its loss has a term in addition, so that at the private
+        samples its gradient is that of the original map; see
         :func:`flwr_leakage.normalization.held_loss`.
 
         Args:
-            params: θ.
-            gradient: ∇_θ L of the private samples, as it was observed.
+            params: θ, the parameters by name.
+            gradient: ∇_θ L of the private samples by parameter name, as it was observed.
 
         Raises:
             ValueError: a BatchNorm layer has no trained weight and bias.
@@ -145,21 +154,28 @@ class GradientMap:
     def held_loss(
         self, layer_inputs: Mapping[str, Tensor], buffers: Mapping[str, Tensor] | None = None
     ) -> Tensor | float:
-        """Return the loss's part that holds a batch's statistics as constants, 0 where none are."""
+        """Return the loss term that stands for the dependence of batch statistics on the samples.
+
+        It is 0 unless the map comes from :meth:`with_statistics_held`.
+
+        Args:
+            layer_inputs: the input of each BatchNorm layer in a forward pass, by the layer's name.
+            buffers: the known batch statistics, keyed as the model's buffers.
+        """
         return held_loss(self.model, layer_inputs, {**self.buffers, **(buffers or {})}, self.held)
 
     def differentiated_by_autograd(self, reason: str) -> "GradientMap":
         """Return the same map, differentiated by plain autograd in place of ``torch.func``.
 
         Args:
-            reason: why ``torch.func`` cannot, which ``one_by_one`` keeps.
+            reason: why ``torch.func`` cannot differentiate the model; kept as ``one_by_one``.
         """
         other = copy.copy(self)
         other.one_by_one = reason
         return other
 
     def without_dropout(self) -> "GradientMap":
-        """Return the same map with all dropout off, even what the model applies in eval mode."""
+        """Return the same map with all dropout off, even dropout that is active in eval mode."""
         if self.kernels.skips_dropout:
             return self
         other = copy.copy(self)
@@ -167,21 +183,26 @@ class GradientMap:
         return other
 
     def with_masks(self, masks: Sequence[Tensor | None]) -> "GradientMap":
-        """Return the map with given masks of dropout; see :class:`flwr_leakage.dropout.Masked`."""
+        """Return the same map with dropout calls that multiply by given masks.
+
+        Args:
+            masks: a mask for each dropout call in the order of a pass; see
+                :class:`flwr_leakage.dropout.Masked`.
+        """
         other = copy.copy(self)
         other.kernels = replace(self.kernels, masks=tuple(masks))
         return other
 
     def with_transposed(self, names: frozenset[str]) -> "GradientMap":
-        """Return the same map as a function of the transposes of some matrices."""
+        """Return the same map, which takes and returns the named matrices transposed."""
         other = copy.copy(self)
         other.transposed = names
         return other
 
     def with_trained(self, names: Collection[str]) -> "GradientMap":
-        """Return the same map of which only some of the trained parameters count as trained.
+        """Return the same map with fewer trained parameters: those whose names are in ``names``.
 
-        An attack then uses their updates alone, as where a client sends a part of its model.
+        An attack then uses their updates alone, as where a client sends only a part of its model.
         """
         other = copy.copy(self)
         other.trained = type(self.trained)(name for name in self.trained if name in names)
@@ -199,10 +220,12 @@ class GradientMap:
         inputs: Tensor,
         buffers: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
-        """Return logits (B, K) of inputs (B, C, H, W), or (B, T, V) of texts (B, T).
+        """Return the logits (B, K) of inputs (B, C, H, W), or of token ids (B, T).
+
+        A model of the next token gives logits (B, T, V), with V the size of its vocabulary.
 
         Raises:
-            ValueError: the model returns neither one tensor nor something with ``logits``.
+            ValueError: the model returns neither one tensor nor an output with ``logits``.
         """
         own = {
             name: value.T if name in self.transposed else value for name, value in params.items()
@@ -218,10 +241,10 @@ class GradientMap:
         batch: Batch,
         buffers: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
-        """Return L(x, y; θ), a scalar.
+        """Return the loss L(x, y; θ) of a batch, a scalar tensor.
 
         Raises:
-            ValueError: the loss returns one number a sample, or none that is a tensor.
+            ValueError: the loss returns no tensor, or one number per sample in place of a scalar.
         """
         if not self.held:
             return scalar(self.loss(self.logits(params, batch.inputs, buffers), batch.targets))
@@ -237,7 +260,7 @@ class GradientMap:
     ) -> Params:
         """Return ∇_θ L(x, y; θ), keyed as ``params``; differentiable in the inputs, targets and θ.
 
-        Zero for a parameter that is not trained.
+        The gradient of a parameter that is not trained is zero.
         """
         trained = {name: value for name, value in params.items() if name in self.trained}
         found = self.gradient_of(trained, params, batch, buffers)
@@ -253,7 +276,14 @@ class GradientMap:
         batch: Batch,
         buffers: Mapping[str, Tensor] | None = None,
     ) -> Params:
-        """Return ∂L/∂θ for the entries of θ in ``wanted`` only, whether trained or not."""
+        """Return ∂L/∂θ for the parameters named in ``wanted``, whether they are trained or not.
+
+        Args:
+            wanted: the values of these parameters, which replace those in ``params``.
+            params: θ, the parameters by name.
+            batch: the inputs and targets.
+            buffers: the model's buffers; by default its own.
+        """
 
         def value(part: Mapping[str, Tensor]) -> Tensor:
             return self.loss_value({**params, **part}, batch, buffers)
@@ -268,7 +298,10 @@ class GradientMap:
         inputs: Tensor,
         buffers: Mapping[str, Tensor] | None = None,
     ) -> Params:
-        """Return each BatchNorm input's mean and biased variance, keyed as the layer's buffers."""
+        """Return the mean and biased variance of each BatchNorm layer's input, by channel.
+
+        The keys are those of the layers' buffers, ``….running_mean`` and ``….running_var``.
+        """
         return statistics_of(self.batch_norm_inputs(params, inputs, buffers))
 
     def batch_norm_inputs(
@@ -283,10 +316,9 @@ class GradientMap:
         return dict(captured)
 
     def _buffers_like(self, inputs: Tensor, buffers: Mapping[str, Tensor] | None) -> Params:
-        """Return buffers in the dtype of the inputs, or of the parameters where inputs are token
-        ids.
+        """Return all buffers, in the dtype of the inputs, or of the parameters for token ids.
 
-        A float64 analysis needs float64 statistics.
+        Given buffers replace the model's own. An analysis in float64 needs statistics in float64.
         """
         own = dict(self.model.named_buffers())
         merged = {name: (buffers or {}).get(name, value) for name, value in own.items()}
@@ -311,17 +343,17 @@ def local_update(
     schedule: LocalSchedule,
     buffers: Mapping[str, Tensor] | None = None,
 ) -> Params:
-    """Return θ_local − θ_t after the schedule's SGD steps on ``batch``; it is differentiable.
+    """Return the parameters' change θ_local − θ_t by a schedule's SGD steps; it is differentiable.
 
-    Follows ``torch.optim.SGD``: with v₀ = 0,
-    ``g = ∇L(θ) + weight_decay·θ``, ``v ← momentum·v + g``, ``θ ← θ − learning_rate·v``.
+    Each step is that of ``torch.optim.SGD``: ``g = ∇L(θ) + weight_decay·θ``,
+    ``v ← momentum·v + g``, ``θ ← θ − learning_rate·v``, with v = 0 at first.
 
     Args:
         gradient_map: the gradient map of the client's model and loss.
-        params: θ_t.
-        batch: all N samples of the round; the schedule says which are used at which step.
+        params: θ_t, the parameters before training, by name.
+        batch: all N samples of the round; the schedule says which samples each step uses.
         schedule: learning rate, steps, batch size, momentum, weight decay.
-        buffers: BatchNorm statistics, where the map uses running ones.
+        buffers: BatchNorm statistics, for a map that uses running ones; by default the model's own.
 
     Returns:
         θ_local − θ_t, keyed as ``params``.

@@ -1,4 +1,4 @@
-"""Losses whose own tensors follow the precision of the logits, and what a loss must return."""
+"""Losses whose own tensors follow the precision of the logits, and checks of a loss's value."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,17 +16,18 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 class FollowingLoss:
     """A loss whose own tensors, such as class weights, are cast to the logits' dtype.
 
-    Torch's losses take weights of the logits' dtype only, and a client's single precision is
-    analysed in double.
+    Torch's losses take weights of the logits' dtype only, and a client that trains in single
+    precision is analysed in double.
 
     Attributes:
-        loss: a module with floating parameters or buffers, or a ``partial`` with such arguments.
+        loss: a module with parameters or buffers of floating point, or a ``functools.partial`` with
+            arguments of floating point.
     """
 
     loss: nn.Module | partial[Tensor]
 
     def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss as a scalar."""
+        """Return the loss as a scalar, with its own tensors in the logits' dtype."""
         if isinstance(self.loss, partial):
             args = [_like(value, logits) for value in self.loss.args]
             options = {name: _like(value, logits) for name, value in self.loss.keywords.items()}
@@ -39,20 +40,22 @@ class FollowingLoss:
 
 @dataclass(frozen=True)
 class NextToken:
-    """The mean cross-entropy of each token, given the tokens before it.
+    """A loss of texts: the mean cross-entropy of each token, given the tokens before it.
 
     Attributes:
-        padding: the id of tokens that are not predicted, or ``None``.
+        padding: the id of padding tokens, which are left out of the mean; ``None`` without padding.
     """
 
     padding: int | None = None
 
     def __call__(self, logits: Tensor, ids: Tensor) -> Tensor:
-        """Return the loss of texts.
+        """Return the loss of a batch of texts as a scalar.
 
         Args:
-            logits: (B, T, V) of the next token at each position.
-            ids: (B, T) the tokens themselves; position t is compared with the logits at t − 1.
+            logits: (B, T, V) logits of the next token at each position, with V the size of the
+                vocabulary.
+            ids: (B, T) the token ids of the texts; the token at t is compared with the logits at t
+                − 1.
         """
         ignored = -100 if self.padding is None else self.padding
         return F.cross_entropy(
@@ -61,10 +64,13 @@ class NextToken:
 
 
 def following(loss: Loss) -> Loss:
-    """Return the loss in any precision of the logits, if it is a module or ``partial``.
+    """Return a loss that works in any precision of the logits.
+
+    A module or ``functools.partial`` that holds floating-point tensors is wrapped as
+    :class:`FollowingLoss`. Any other loss is returned as it is.
 
     Raises:
-        ValueError: it cannot be called.
+        ValueError: the loss cannot be called.
     """
     if not callable(loss):
         raise ValueError(
@@ -82,10 +88,10 @@ def following(loss: Loss) -> Loss:
 
 
 def scalar(value: object) -> Tensor:
-    """Return the value of a loss.
+    """Return the value of a loss if it is a scalar tensor.
 
     Raises:
-        ValueError: it is one number a sample, or no tensor.
+        ValueError: the value is no tensor, or holds one number per sample.
     """
     if not isinstance(value, Tensor) or value.ndim > 0:
         shape = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)

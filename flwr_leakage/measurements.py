@@ -1,4 +1,7 @@
-"""Records of measurements: numbers, how they may be read, and events. All are frozen."""
+"""Records of measurements: numbers, their error bars and states, and events of a run.
+
+All of these dataclasses are frozen.
+"""
 
 import math
 from dataclasses import dataclass
@@ -33,29 +36,30 @@ NUMBERS: tuple[State, ...] = ("exact", "within tolerance")
 
 @dataclass(frozen=True)
 class Measurement:
-    """One quantity of every sample of a batch: a risk score, or a metric against the truth.
+    """The values of one quantity for a batch's samples: a risk score, or a metric against truth.
 
     A state says how a value may be read:
 
-    - ``exact``: right but for rounding, which the error bar covers.
+    - ``exact``: right up to rounding errors, which the error bar covers.
     - ``within tolerance``: an estimate that is within its error bar.
-    - ``lower bound``, ``upper bound``: the quantity that an enemy or a theorem speaks of is proven
-      to lie above or below. With a value, the measurement is such a bound by its definition, and
-      the error bar is that of the bound. Without one, an estimate did not converge: what it proves
-      stands in the note, so that nobody averages a bound with numbers.
+    - ``lower bound``, ``upper bound``: a quantity, such as an attacker's error, is proven to lie
+      above or below. If there is a value, the measurement is such a bound by its definition, and
+      the error bar is that of the bound. If there is none, an estimate did not converge, and the
+      note has the bound that it proves, so that nobody averages bounds with numbers.
     - ``unresolved``: no number and no bound; the note says why.
 
     Attributes:
         name: the field's name of the quantity, e.g. ``lambda_max`` or ``psnr``.
-        values: one entry a sample, finite, or ``None`` where there is no number.
+        values: one entry per sample, finite, or ``None`` where there is no number.
         unit: ``dB``, ``1``, ``model input``, ``pixel``, …
         direction: what a larger value means.
-        notes: one entry a sample: why there is no number, or how to read it; mostly empty.
-        products: Jacobian products (``matvec`` or ``rmatvec`` of one sample) that it took.
+        notes: one text per sample: why there is no number, or how to read it; mostly empty.
+        products: the number of Jacobian products (``matvec`` or ``rmatvec`` of one sample) that the
+            measurement took.
         errors: half the width of each value's error bar, in ``unit``, ``None`` where it is unknown
             or where there is no value; empty where nothing is said. Bars of random estimates hold
             with a probability of 99 %.
-        states: one entry a sample, or empty where nothing is said.
+        states: one state per sample, of those above; empty where nothing is said.
     """
 
     name: str
@@ -93,7 +97,7 @@ class Measurement:
                 raise ValueError(f"the state of {self.name} = {value} cannot be {state!r}.")
 
     def tensor(self) -> Tensor:
-        """Return the values (B,) in float64, NaN where there is none.
+        """Return the values (B,) as a float64 tensor, with NaN where there is no number.
 
         Example:
             >>> Measurement("psnr", (20.0, None), "dB", "larger leaks more").tensor()
@@ -112,7 +116,7 @@ class LeakageRecord:
         server_round: counted from 1; 0 for the whole run.
         client_id: the partition id; −1 for the server.
         sample: index in the client's batch; −1 for the whole client or round.
-        kind: the family of the number.
+        kind: the family of the number, such as ``score``, ``metric`` or ``attack``.
         name: the field's name of the quantity.
         value: finite, or ``None`` where it could not be computed (see ``note``).
         unit: ``dB``, ``1``, ``pixel``, …
@@ -144,7 +148,7 @@ class RunEvent:
         run: the run's name.
         server_round: counted from 1; 0 for the whole run.
         client_id: the partition id; −1 for the server.
-        level: severity.
+        level: the severity of the event.
         message: what happened, in words.
     """
 

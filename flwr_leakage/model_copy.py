@@ -1,4 +1,4 @@
-"""Copy a model so that it can be computed with other parameters, or say why it cannot be."""
+"""Copy a model so that it can be computed with other parameters, or say why it cannot be copied."""
 
 import copy
 from collections.abc import Iterator
@@ -12,9 +12,9 @@ PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
 class Uncompiled(nn.Module):
-    """Stand for a ``torch.compile``d module by the module itself, under its name there.
+    """A module that runs the original of a ``torch.compile``d one, under the same parameter names.
 
-    Compiled code is made anew for each of the transforms that differentiate it, which is slow.
+    Compiled code would be compiled again for each transform that differentiates it, which is slow.
     """
 
     def __init__(self, compiled: nn.Module) -> None:
@@ -23,20 +23,20 @@ class Uncompiled(nn.Module):
         self.training = compiled.training
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the output of the module itself."""
+        """Return the output of the original module."""
         module = self._orig_mod
         assert module is not None
         return module(*args, **kwargs)
 
 
 def copy_of(model: nn.Module) -> nn.Module:
-    """Return a deep copy, names unchanged, without compiled code.
+    """Return a deep copy of a model with the same names of parameters, and without compiled code.
 
     Tensors that a forward pass left on the modules, such as the weights of ``nn.utils.weight_norm``
-    or features kept for later, are copied without their history: hooks compute them anew.
+    or stored features, are copied without their autograd history: hooks compute them anew.
 
     Raises:
-        ValueError: the model is not one whose parameters can be replaced.
+        ValueError: the model is one whose parameters cannot be replaced, such as a scripted one.
     """
     require_plain(model)
     memo: dict[int, Any] = {}
@@ -53,7 +53,7 @@ def copy_of(model: nn.Module) -> nn.Module:
 
 
 def require_plain(model: object) -> None:
-    """Raise ``ValueError``, in words, for a model whose parameters cannot be replaced."""
+    """Raise ``ValueError`` if the parameters of a model cannot be replaced, and say why."""
     if not isinstance(model, nn.Module):
         raise ValueError(f"the model must be an nn.Module, got {type(model).__name__}.")
     for name, module in model.named_modules():
@@ -83,7 +83,7 @@ def _is_compiled(module: nn.Module) -> bool:
 
 
 def _tensors(values: list[Any]) -> Iterator[Tensor]:
-    """Return the tensors in plain containers that are no parameters or modules."""
+    """Yield the tensors among values, and within their lists, tuples and dictionaries."""
     for value in values:
         if isinstance(value, Tensor):
             yield value

@@ -1,8 +1,8 @@
 """BatchNorm by batch, running or given statistics, free of side effects.
 
-``torch.func`` refuses a BatchNorm layer that updates its running statistics in place, and an
-audit must not change the model that it looks at. Here every BatchNorm layer of a copy of the
-model is replaced by one of equal parameters and buffers that only reads.
+``torch.func`` refuses a BatchNorm layer that updates its running statistics in place, and an audit
+must not change the model that it looks at. Here every BatchNorm layer of a copy of the model is
+replaced by one that has the same parameters and buffers and never writes to them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,10 +20,10 @@ BatchNormMode = Literal["batch", "running"]
 
 
 class StatelessBatchNorm(nn.Module):
-    """BatchNorm that never writes to its buffers.
+    """A BatchNorm layer that never writes to its buffers.
 
-    In mode ``batch`` it normalises by the mean and biased variance of its input (a client in
-    train mode); in mode ``running`` by its buffers, which may hold given statistics.
+    In mode ``batch`` it normalises by the mean and biased variance of its input, as for a client in
+    train mode. In mode ``running`` it normalises by its buffers, which may hold given statistics.
     """
 
     def __init__(self, source: _BatchNorm, mode: BatchNormMode) -> None:
@@ -46,7 +46,7 @@ class StatelessBatchNorm(nn.Module):
             self.register_buffer(name, getattr(source, name))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Normalise (B, C, ...) over all but the channel dimension."""
+        """Return the input (B, C, …) normalised over all dimensions but the channels'."""
         if self.mode == "batch":
             return F.batch_norm(
                 inputs, None, None, self.weight, self.bias, training=True, eps=self.eps
@@ -57,15 +57,25 @@ class StatelessBatchNorm(nn.Module):
 
 
 def without_side_effects(model: nn.Module, mode: BatchNormMode) -> nn.Module:
-    """Copy ``model`` in eval mode, with every BatchNorm layer replaced by a stateless one.
+    """Return a copy of a model in eval mode whose BatchNorm layers never write to their buffers.
 
     Names of parameters and buffers stay as they are. Dropout is inactive in the copy.
+
+    Args:
+        model: the model to copy.
+        mode: ``batch`` for BatchNorm by the batch's statistics, ``running`` by the buffers.
     """
     return with_stateless_batch_norm(model, mode).eval()
 
 
 def with_stateless_batch_norm(model: nn.Module, mode: BatchNormMode) -> nn.Module:
-    """Copy ``model``, every other layer in the mode that it is in; see ``without_side_effects``.
+    """Return a copy of a model whose BatchNorm layers never write to their buffers.
+
+    Every other layer stays in its train or eval mode.
+
+    Args:
+        model: the model to copy.
+        mode: ``batch`` for BatchNorm by the batch's statistics, ``running`` by the buffers.
 
     Raises:
         ValueError: the mode is unknown, or the model cannot be copied; see ``copy_of``.
@@ -84,7 +94,7 @@ def with_stateless_batch_norm(model: nn.Module, mode: BatchNormMode) -> nn.Modul
 
 
 def mode_of(model: nn.Module) -> BatchNormMode:
-    """Return the mode of a model's BatchNorm layers: ``batch`` in train mode.
+    """Return the mode of a model's BatchNorm layers: ``batch`` in train mode, else ``running``.
 
     Raises:
         ValueError: some layers are in train mode and others in eval mode.
@@ -106,7 +116,10 @@ def mode_of(model: nn.Module) -> BatchNormMode:
 
 @contextmanager
 def capture_batch_norm_inputs(model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Yield a dictionary that a forward pass inside fills with each BatchNorm layer's input."""
+    """Yield a dictionary that each forward pass in the context fills with BatchNorm layers' inputs.
+
+    The keys are the names of the layers.
+    """
     captured: dict[str, Tensor] = {}
     handles = []
     for name, module in model.named_modules():
@@ -124,7 +137,13 @@ def capture_batch_norm_inputs(model: nn.Module) -> Iterator[dict[str, Tensor]]:
 
 
 def statistics_of(layer_inputs: dict[str, Tensor]) -> Params:
-    """Return mean and biased variance by channel of each layer's input, keyed as its buffers."""
+    """Return the mean and biased variance of each BatchNorm layer's input, by channel.
+
+    The keys are those of the layers' buffers, ``….running_mean`` and ``….running_var``.
+
+    Args:
+        layer_inputs: the input (B, C, …) of each layer, by its name.
+    """
     statistics: Params = {}
     for name, inputs in layer_inputs.items():
         dims = [0, *range(2, inputs.ndim)]
@@ -140,23 +159,24 @@ def held_loss(
     statistics: Mapping[str, Tensor],
     held: Mapping[str, tuple[Tensor, Tensor]],
 ) -> Tensor | float:
-    """Return the term that the loss lacks if a batch's own statistics are held as constants.
+    """Return the loss term that keeps the gradient if BatchNorm's statistics become constants.
 
     BatchNorm in train mode computes ``y = γ x̂ + β`` with ``x̂ = (z − μ) / σ``, where μ and σ² are
     the mean and variance of the N inputs z of a channel. With ``d = ∂L/∂y`` and means over N,
 
         ∂L/∂z = (γ d − mean(γ d) − x̂ mean(γ d x̂)) / σ.
 
-    The two means are ``γ ∂L/∂β / N`` and ``γ ∂L/∂γ / N``, which an update tells. So the gradient is
-    that of the same network with constant μ and σ and of the loss L plus
+    The two means are ``γ ∂L/∂β / N`` and ``γ ∂L/∂γ / N``, which follow from an update. So the
+    gradient is that of the same network with constant μ and σ, and with the loss L plus the term
 
         − Σ_layers Σ_channels ( γ ∂L/∂β mean(x̂) + ½ γ ∂L/∂γ mean(x̂²) ).
 
     Args:
         model: the model whose BatchNorm layers are read for their ε.
-        layer_inputs: z of the layers of a pass, by name; a layer that is missing adds nothing.
+        layer_inputs: the inputs z of the BatchNorm layers in a pass, by the layer's name; a layer
+            that is missing adds nothing.
         statistics: μ and σ² of every layer, keyed as its buffers.
-        held: ``γ ∂L/∂β`` and ``γ ∂L/∂γ`` (C,) of each layer, by name.
+        held: ``γ ∂L/∂β`` and ``γ ∂L/∂γ``, each (C,), of each layer by name; a constant.
     """
     total: Tensor | float = 0.0
     for name, inputs in layer_inputs.items():
@@ -180,20 +200,20 @@ def held_loss(
 def derive_statistics(
     model: nn.Module, before: Params, after: Params, num_steps: int, layer_inputs: dict[str, Tensor]
 ) -> Params:
-    """Recover batch statistics from the running buffers before and after local training.
+    """Return BatchNorm's batch statistics, from running buffers before and after local training.
 
-    A BatchNorm layer with momentum m updates r ← (1 − m)·r + m·s at each step, with s the
-    batch mean or the *unbiased* batch variance. After n steps
-    ``s̄ = (r_after − (1 − m)ⁿ r_before) / (1 − (1 − m)ⁿ)`` is the exponentially weighted mean
-    of the steps' statistics: the batch's own for n = 1.
+    A BatchNorm layer with momentum m updates r ← (1 − m)·r + m·s at each step, with s the batch
+    mean or the *unbiased* batch variance. After n steps
+    ``s̄ = (r_after − (1 − m)ⁿ r_before) / (1 − (1 − m)ⁿ)`` is the exponentially weighted mean of
+    the steps' statistics. For n = 1 these are the batch's own.
 
     Args:
         model: the model whose BatchNorm layers are read for their momentum.
         before: the buffers that the server sent.
         after: the buffers that the client returned.
-        num_steps: local steps n.
-        layer_inputs: an input of each layer of the client's batch shape; only the shapes
-            count, to undo the unbiased variance's factor N/(N − 1).
+        num_steps: the number n of local steps.
+        layer_inputs: for each layer by name, a tensor of the shape of its input for the client's
+            batch; only shapes count, to undo the unbiased variance's factor N/(N − 1).
 
     Raises:
         ValueError: a layer averages cumulatively (``momentum=None``) or not at all

@@ -1,4 +1,4 @@
-"""Model parameters as a dictionary of tensors, and as one flat vector."""
+"""Handle model parameters as a dictionary of tensors, and as one flat vector."""
 
 from collections.abc import Mapping
 
@@ -11,12 +11,12 @@ Params = dict[str, Tensor]
 
 
 def on_cpu(tensors: Mapping[str, Tensor]) -> Params:
-    """Return the tensors on the CPU, where a gradient map computes, wherever a client trained."""
+    """Return the tensors on the CPU, where gradient maps are computed by default."""
     return {name: value.detach().cpu() for name, value in tensors.items()}
 
 
 def ravel(params: Mapping[str, Tensor]) -> Float[Tensor, " P"]:
-    """Concatenate all entries, in the order of the mapping, into one vector of length P.
+    """Return all entries of the tensors as one vector of length P, in the order of the mapping.
 
     Example:
         >>> ravel({"w": torch.tensor([[1.0, 2.0]]), "b": torch.tensor([3.0])})
@@ -28,7 +28,7 @@ def ravel(params: Mapping[str, Tensor]) -> Float[Tensor, " P"]:
 
 
 def unravel(vector: Float[Tensor, " P"], like: Mapping[str, Tensor]) -> Params:
-    """Cut ``vector`` into tensors with the names, order and shapes of ``like``.
+    """Return a vector cut into tensors with the names, order and shapes of ``like``.
 
     Raises:
         ValueError: the vector's length is not the number of entries of ``like``.

@@ -1,10 +1,11 @@
 """Sources of random numbers: a seed in a simulation, else the operating system's entropy.
 
-A defense hides data behind its draws, so that whoever can repeat them undoes it. A generator
-made of (seed, round, client) can be repeated by everyone who knows or guesses the seed, and
-PyTorch's own (MT19937) is rebuilt from some of its outputs, which a server sees wherever it
-knows an entry's value before the noise (a class that nobody has, a unit that is dead). Defenses
-therefore draw from a ``Randomness``: ``Secure`` outside of simulations, ``Reproducible`` in one.
+A defense hides data behind random draws, so that whoever can repeat the draws can undo the defense.
+A generator made of (seed, round, client) can be repeated by everyone who knows or guesses the seed.
+PyTorch's own generator (MT19937) can be rebuilt from some of its outputs, and a server sees outputs
+wherever it knows an entry's value before the noise (the gradient of a class that nobody has, or of
+a dead unit). Defenses therefore draw from a ``Randomness``: ``Secure`` outside of simulations,
+``Reproducible`` in one.
 """
 
 import math
@@ -31,8 +32,8 @@ def derive_seed(seed: int, *, server_round: int = 0, client_id: int = 0, purpose
     """Return a seed of 63 bits that depends on the arguments only, and on each of them.
 
     Raises:
-        ValueError: an argument is negative. The text never holds the seed: it may be a secret,
-            and errors travel to the server.
+        ValueError: an argument is negative. The error's text never holds the seed, which may be a
+            secret, as errors travel to the server.
     """
     if seed < 0:
         raise ValueError("seed must be ≥ 0, got a negative one.")
@@ -46,18 +47,18 @@ def derive_seed(seed: int, *, server_round: int = 0, client_id: int = 0, purpose
 
 
 def entropy_seed() -> int:
-    """Return a seed of 63 bits that nobody knows, for draws that hide nothing."""
+    """Return a seed of 63 bits from the operating system's entropy, for draws that hide nothing."""
     return secrets.randbits(63)
 
 
 def make_generator(
     seed: int, *, server_round: int = 0, client_id: int = 0, purpose: str = ""
 ) -> torch.Generator:
-    """Return a CPU generator that depends on the arguments only.
+    """Return a random generator on the CPU whose draws depend on the arguments only.
 
-    Every reproducible draw of the project comes from such a generator, so that a result does not
-    depend on the process, the engine or the order in which clients are served. ``purpose``
-    separates the streams of one client and round (``"batch"``, ``"defense"``, ``"attack"``).
+    Every reproducible draw of this package comes from such a generator, so that a result does not
+    depend on the process, the engine or the order in which clients are served. ``purpose``, such as
+    ``"batch"``, ``"defense"`` or ``"attack"``, separates the draws of one client and round.
     """
     generator = torch.Generator()
     generator.manual_seed(
@@ -75,7 +76,7 @@ def normal_rows(shape: Sequence[int], draws: Draws) -> Float[Tensor, "S N"]:
 
 
 def sign_rows(shape: Sequence[int], draws: Draws) -> Float[Tensor, "S N"]:
-    """Return independent entries of −1 and 1 with equal chances, of a shape (S, N), in float64."""
+    """Return random signs, −1 or 1 with equal probability, of a shape (S, N), in float64."""
     if isinstance(draws, torch.Generator):
         bits = torch.randint(0, 2, tuple(shape), generator=draws)
     else:
@@ -92,15 +93,15 @@ def _check_count(shape: Sequence[int], draws: Sequence[torch.Generator]) -> None
 
 
 class Randomness(ABC):
-    """The draws that defenses make.
+    """The source of random numbers from which defenses draw.
 
-    Draws may be more precise than the ``dtype`` asked for: noise is added first, and the sum
-    rounded to its type afterwards.
+    Draws may be more precise than the ``dtype`` asked for: a defense adds the noise first, and
+    rounds the sum to the update's type afterwards.
     """
 
     @abstractmethod
     def normal(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Return independent draws from N(0, 1)."""
+        """Return independent standard normal draws."""
 
     @abstractmethod
     def laplace(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -108,7 +109,7 @@ class Randomness(ABC):
 
     @abstractmethod
     def uniform(self, shape: Sequence[int]) -> Tensor:
-        """Return independent draws from [0, 1], of the default type."""
+        """Return independent uniform draws from [0, 1], of the default dtype."""
 
     @abstractmethod
     def permutation(self, count: int) -> Tensor:
@@ -116,21 +117,21 @@ class Randomness(ABC):
 
     @abstractmethod
     def bytes(self, count: int) -> Tensor:
-        """Return ``count`` integers, each of 0 … 255 equally likely."""
+        """Return ``count`` random integers, each of 0 … 255 equally likely."""
 
     def exponential(self, shape: Sequence[int]) -> Tensor:
-        """Return independent draws of density ``exp(−z)``, of the default type."""
+        """Return independent exponential draws of density ``exp(−z)``, of the default dtype."""
         return -self.uniform(shape).clamp_min(torch.finfo(torch.float32).tiny).log()
 
 
 @dataclass(frozen=True)
 class Reproducible(Randomness):
-    """Draws that can be repeated: for simulations only.
+    """Random draws that can be repeated, for simulations only.
 
     Anyone who can make the same generator can subtract the noise from the released update.
 
     Attributes:
-        generator: the generator of all draws, which are made on its device.
+        generator: the torch generator of all draws, which are made on its device.
     """
 
     generator: torch.Generator
@@ -139,18 +140,18 @@ class Reproducible(Randomness):
     def from_seed(
         seed: int, *, server_round: int = 0, client_id: int = 0, purpose: str = ""
     ) -> "Reproducible":
-        """Return the draws of :func:`make_generator`, with the same arguments."""
+        """Return draws from the generator that :func:`make_generator` gives for the arguments."""
         return Reproducible(
             make_generator(seed, server_round=server_round, client_id=client_id, purpose=purpose)
         )
 
     def normal(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Return independent draws from N(0, 1)."""
+        """Return independent standard normal draws of the generator."""
         generator = self.generator
         return torch.randn(shape, dtype=dtype, generator=generator, device=generator.device)
 
     def laplace(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Return ``−sign(v) · log(1 − |v|)`` for v uniform on (−1, 1)."""
+        """Return Laplacian draws ``−sign(v) · log(1 − |v|)``, with v uniform on (−1, 1)."""
         generator = self.generator
         draws = torch.rand(shape, dtype=dtype, generator=generator, device=generator.device)
         signed = draws.mul_(2).sub_(1)
@@ -159,7 +160,7 @@ class Reproducible(Randomness):
         return magnitude.neg_().log1p_().neg_().mul_(signed.sign_())
 
     def uniform(self, shape: Sequence[int]) -> Tensor:
-        """Return independent draws from [0, 1)."""
+        """Return independent uniform draws from [0, 1)."""
         return torch.rand(shape, generator=self.generator, device=self.generator.device)
 
     def permutation(self, count: int) -> Tensor:
@@ -167,12 +168,12 @@ class Reproducible(Randomness):
         return torch.randperm(count, generator=self.generator, device=self.generator.device)
 
     def bytes(self, count: int) -> Tensor:
-        """Return ``count`` integers, each of 0 … 255 equally likely."""
+        """Return ``count`` random integers, each of 0 … 255 equally likely."""
         generator = self.generator
         return torch.randint(256, (count,), generator=generator, device=generator.device)
 
     def exponential(self, shape: Sequence[int]) -> Tensor:
-        """Return independent draws of density ``exp(−z)``."""
+        """Return independent exponential draws of density ``exp(−z)``."""
         draws = torch.empty(tuple(shape), device=self.generator.device)
         return draws.exponential_(generator=self.generator)
 
@@ -183,58 +184,70 @@ _CHUNK = 1 << 17
 
 @dataclass(frozen=True)
 class Secure(Randomness):
-    """Draws from the operating system's entropy: nothing repeats or predicts them.
+    """Random draws from the operating system's entropy, which nobody can repeat or predict.
 
-    ``os.urandom`` is a cryptographic generator: from any part of its output no other part can be
-    computed, unlike that of MT19937. It keeps no state in this process.
+    ``os.urandom`` is a cryptographic generator: unlike with MT19937, from any part of its output no
+    other part can be computed. It keeps no state in this process.
 
-    A normal number is the scaled sum of four, each the inverse distribution function of 52 random
-    bits; a Laplacian one is made of four as well. With a single one, the set of floating-point
-    numbers that can occur would tell the value below the noise (Mironov 2012). The sum is the
-    remedy of Holohan and Braghin (2021), which Opacus' secure mode takes, too. Sums are drawn in
-    float64.
+    A normal number is the scaled sum of four, each made of 52 random bits by the inverse of the
+    normal distribution function. A Laplacian number is also made of four normal ones. With a single
+    one, the set of floating-point numbers that can occur would reveal the value below the noise
+    (Mironov 2012). The sum is the remedy of Holohan and Braghin (2021), which Opacus' secure mode
+    takes, too. Sums are drawn in float64.
     """
 
     def normal(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Return independent draws from N(0, 1), in float64: (z₁ + z₂ + z₃ + z₄) / 2."""
+        """Return independent standard normal draws in float64, each half the sum of four others.
+
+        Each of the four is a standard normal draw itself.
+        """
         return _of_four_normals(shape, lambda z: z.sum(0).div_(2))
 
     def laplace(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Return independent Laplacian draws, in float64: z₁z₂ + z₃z₄.
+        """Return independent Laplacian draws z₁z₂ + z₃z₄ in float64, with z₁ … z₄ standard normal.
 
-        The characteristic function of a product of two normal numbers is (1 + t²)^(−1/2), so that
-        of the sum of two products is 1 / (1 + t²), the Laplacian one (Kotz et al. 2001, 2.2).
+        The characteristic function of a product of two standard normal numbers is (1 + t²)^(−1/2).
+        So that of the sum of two products is 1 / (1 + t²), which is the Laplacian one (Kotz et al.
+        2001, 2.2).
         """
         return _of_four_normals(shape, lambda z: z[0] * z[1] + z[2] * z[3])
 
     def uniform(self, shape: Sequence[int]) -> Tensor:
-        """Return independent draws from (0, 1]."""
+        """Return independent uniform draws from (0, 1]."""
         return _uniforms(math.prod(shape)).to(torch.get_default_dtype()).reshape(tuple(shape))
 
     def permutation(self, count: int) -> Tensor:
-        """Return the order of ``count`` 64-bit integers drawn; ties have the chance count² 2⁻⁶⁵."""
+        """Return 0 … ``count`` − 1 in random order: that which sorts ``count`` random integers.
+
+        The integers have 64 bits. Two of them are equal, which favours an order, with a probability
+        of at most count² 2⁻⁶⁵.
+        """
         return torch.argsort(_entropy(count, torch.int64))
 
     def bytes(self, count: int) -> Tensor:
-        """Return ``count`` integers, each of 0 … 255 equally likely."""
+        """Return ``count`` random integers, each of 0 … 255 equally likely."""
         return _entropy(count, torch.uint8).long()
 
 
 def _entropy(count: int, dtype: torch.dtype) -> Tensor:
-    """Return ``count`` integers of a type, every bit of them random."""
+    """Return ``count`` integers of an integer type from the system's entropy, all bits random."""
     if not count:
         return torch.empty(0, dtype=dtype)
     return torch.frombuffer(bytearray(os.urandom(count * dtype.itemsize)), dtype=dtype)
 
 
 def _uniforms(count: int) -> Tensor:
-    """Return multiples of 2⁻⁵³ in (0, 1], in float64."""
+    """Return ``count`` draws from the multiples of 2⁻⁵³ in (0, 1], equally likely, in float64."""
     # The shift leaves a negative sign in place: −2⁵² … 2⁵² − 1.
     return (_entropy(count, torch.int64) >> 11).double().mul_(2.0**-53).add_(0.5 + 2.0**-53)
 
 
 def _normals(count: int) -> Tensor:
-    """Return Φ⁻¹ of the middles of 2⁵² equal cells of (0, 1), in float64: all of them are exact."""
+    """Return ``count`` standard normal draws in float64: Φ⁻¹ at the centres of random cells.
+
+    Φ is the normal distribution function. The cells are 2⁵² of equal width, whose centres are exact
+    floating-point numbers.
+    """
     cells = (_entropy(count, torch.int64) >> 12).double()
     return torch.special.ndtri(cells.add_(0.5).mul_(2.0**-52).add_(0.5))
 

@@ -1,8 +1,8 @@
-"""The records that travel between the parts of an audit. All of them are frozen.
+"""The records that travel between the parts of an audit; all of them are frozen dataclasses.
 
-``Exposure`` exists on the client only; ``Observation``, ``InputSpec`` and ``ThreatModel`` are
-all that an attack is given. No field of those three holds the truth, except what the threat
-model grants by name, in ``Disclosure``.
+An attack is given ``Observation``, ``InputSpec`` and ``ThreatModel`` alone. No field of these three
+holds the truth, except what the threat model grants by name, in ``Disclosure``. ``Exposure``, which
+holds the private samples, exists on the client only.
 """
 
 import math
@@ -35,7 +35,7 @@ BatchNormKnowledge = Literal["none", "final", "running", "derived", "exact"]
 
 
 class _Shapes:
-    """A record that shows shapes in place of tensors, whose entries would fill the screen."""
+    """A base class of records whose ``repr`` shows the shapes of tensors, not their entries."""
 
     def __repr__(self) -> str:
         told = (f"{each.name}={_shape(getattr(self, each.name))}" for each in fields(self))  # type: ignore[arg-type]
@@ -44,13 +44,13 @@ class _Shapes:
 
 @dataclass(frozen=True, repr=False)
 class Batch(_Shapes):
-    """Inputs and targets of B samples.
+    """The inputs and targets of B samples.
 
     Attributes:
         inputs: (B, C, H, W) in the model's input space, that is, after normalisation; or (B, T)
-            int64 token ids, filled up with the padding's id.
-        targets: (B,) int64 class indices, or (B, K) class probabilities (soft labels); (B, T) the
-            token ids themselves where the model predicts the next token.
+            int64 token ids, where short texts end with the padding's id.
+        targets: (B,) int64 class indices, or (B, K) class probabilities (soft labels); for a model
+            of the next token (B, T), the token ids themselves.
     """
 
     inputs: Tensor
@@ -70,12 +70,12 @@ class Batch(_Shapes):
         return Batch(self.inputs[index], self.targets[index])
 
     def to(self, device: torch.device) -> "Batch":
-        """Return the samples on another device."""
+        """Return the batch on another device."""
         return Batch(self.inputs.to(device), self.targets.to(device))
 
     @staticmethod
     def concatenate(batches: Sequence["Batch"]) -> "Batch":
-        """Join batches of equally shaped inputs and targets, in their order."""
+        """Return one batch of several batches' samples in order; their shapes must be equal."""
         return Batch(
             torch.cat([batch.inputs for batch in batches]),
             torch.cat([batch.targets for batch in batches]),
@@ -93,12 +93,15 @@ class InputSpec:
     Attributes:
         shape: (C, H, W) of one input, or (T,) of a text of at most T tokens.
         num_classes: the number of classes K.
-        mean: per channel, in pixel units; a single entry is that of every channel.
-        std: per channel, in pixel units; positive; a single entry is that of every channel.
+        mean: the mean of each channel, in pixel units; a single entry holds for every channel.
+        std: the standard deviation of each channel, in pixel units, > 0; a single entry holds for
+            every channel.
         box: whether the inputs are images of 8 bits, whose pixels are multiples of 1/255 in [0, 1].
-            Otherwise no answer is clamped, and what is proven are the network's inputs.
+            Otherwise no reconstruction is clamped, and a proof is about the network's inputs, not
+            pixels.
         known: whether the normalisation is known. If not, an audit and ``flwr_leakage.attack`` try
-            the given one first, then all public ones, and the fit decides.
+            the given one first, then all public ones, and keep the one whose reconstruction fits
+            the update best.
         vocabulary: the number V of token ids; 0 for inputs that are no text.
         padding: the id that fills up short texts, or ``None``. A model takes no notice of it: its
             attention mask is ``ids != padding``.
@@ -124,11 +127,11 @@ class InputSpec:
     def table(cls, num_features: int, num_classes: int) -> "InputSpec":
         """Return the spec of standardised rows or embeddings: no box, mean 0 and deviation 1.
 
-        An attack's prior has its mean at pixels of 0.5, and a standard deviation of about 0.25.
+        An attack's prior of such inputs has the mean 0.5 and a standard deviation of about 0.25.
 
         Args:
-            num_features: n; an input has the shape (1, 1, n).
-            num_classes: K.
+            num_features: the number n of features; an input has the shape (1, 1, n).
+            num_classes: the number K of classes.
         """
         return cls((1, 1, num_features), num_classes, (0.5,), (0.25,), box=False)
 
@@ -143,10 +146,11 @@ class InputSpec:
         """Return the spec of texts: token ids (T,) in [0, V).
 
         Args:
-            vocabulary: V.
+            vocabulary: the number V of token ids.
             length: T, the largest number of tokens of a text.
-            num_classes: K of a classifier; ``None`` for a model of the next token.
-            padding: the id that fills up short texts, if there is one.
+            num_classes: the number of classes of a classifier; ``None`` for a model of the next
+                token.
+            padding: the id that fills up short texts; ``None`` if there is none.
 
         Example:
             >>> InputSpec.text(1000, 16, padding=0).blank(1, torch.zeros(()))[0, :4]
@@ -161,7 +165,7 @@ class InputSpec:
 
     @property
     def sample(self) -> str:
-        """Return the name of an input: ``image``, ``text``, or ``row`` of a table or embedding."""
+        """Return the noun for an input: ``image``, ``text``, or ``row`` of a table."""
         if self.is_text:
             return "text"
         return "row" if not self.box and self.shape[:2] == (1, 1) else "image"
@@ -178,11 +182,12 @@ class InputSpec:
         return (*self.shape, *classes) if self.next_token else classes
 
     def blank(self, count: int, like: Tensor) -> Tensor:
-        """Return (count, …) inputs that tell nothing: mid-grey, or one token at all positions.
+        """Return inputs (count, …) without content: grey images, or texts of one token repeated.
 
         Args:
             count: the number of inputs.
-            like: a tensor of the device and of the precision of continuous inputs.
+            like: a tensor whose device the result has, and whose dtype it has unless it is token
+                ids.
         """
         if not self.is_text:
             return self.normalize(like.new_full((count, *self.shape), 0.5))
@@ -219,7 +224,7 @@ class InputSpec:
                 raise ValueError(f"{name} must be true or false, got {brief(value)}.")
 
     def _check_text(self) -> None:
-        """Raise ``ValueError`` unless the spec is one of token ids."""
+        """Raise ``ValueError`` unless the fields are valid for inputs that are token ids."""
         size = self.shape
         if not isinstance(size, Sequence) or len(size) != 1 or not all(map(is_count, size)):
             raise ValueError(f"shape must be (T,) of texts of up to T tokens, got {brief(size)}.")
@@ -248,22 +253,25 @@ class InputSpec:
         return torch.tensor(values, dtype=like.dtype, device=like.device).reshape(-1, 1, 1)
 
     def normalize(self, pixels: Tensor) -> Tensor:
-        """Map pixels in [0, 1], (..., C, H, W), to model inputs."""
+        """Return the model inputs of pixels in [0, 1] of shape (..., C, H, W)."""
         return (pixels - self._per_channel(self.mean, pixels)) / self._per_channel(self.std, pixels)
 
     def denormalize(self, inputs: Tensor) -> Tensor:
-        """Map model inputs, (..., C, H, W), back to pixels; values are not clamped."""
+        """Return the pixels of model inputs of shape (..., C, H, W); they are not clamped."""
         return inputs * self._per_channel(self.std, inputs) + self._per_channel(self.mean, inputs)
 
     def bounds(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the least and the largest model inputs, each (C, H, W); infinite without a box."""
+        """Return the least and the largest valid model inputs, each (C, H, W).
+
+        They are −∞ and ∞ for inputs that are no images.
+        """
         zero = torch.zeros((), dtype=like.dtype, device=like.device).expand(self.shape)
         if not self.box:
             return zero - math.inf, zero + math.inf
         return self.normalize(zero), self.normalize(zero + 1)
 
     def clamp(self, inputs: Tensor) -> Tensor:
-        """Project model inputs onto the box that pixels in [0, 1] span, if there is one."""
+        """Return model inputs clamped to the range that pixels in [0, 1] span, if any."""
         lower, upper = self.bounds(inputs)
         return torch.minimum(torch.maximum(inputs, lower), upper)
 
@@ -276,9 +284,9 @@ class LocalSchedule:
     mini-batch of an epoch may be smaller, as in a ``DataLoader`` without shuffling.
 
     Attributes:
-        learning_rate: of SGD, > 0.
-        num_steps: number of SGD steps in the round, ≥ 1.
-        batch_size: samples in a step, ≥ 1.
+        learning_rate: the learning rate of SGD, > 0.
+        num_steps: the number of SGD steps in the round, ≥ 1.
+        batch_size: the number of samples in a step, ≥ 1.
         momentum: heavy-ball momentum of ``torch.optim.SGD`` in [0, 1).
         weight_decay: L2 penalty of ``torch.optim.SGD``, ≥ 0.
     """
@@ -301,11 +309,15 @@ class LocalSchedule:
             raise ValueError(f"weight_decay must be ≥ 0, got {brief(self.weight_decay)}.")
 
     def for_client(self, num_examples: int) -> "LocalSchedule":
-        """Return the schedule of a client: this one, however many samples it has."""
+        """Return this schedule, which holds for a client with any number of samples."""
         return self
 
     def describe(self, num_examples: int, sample: str = "image") -> str:
-        """Return what a client does in a round, in words; see ``InputSpec.sample``.
+        """Return in words what a client does in a round: its samples, steps and learning rate.
+
+        Args:
+            num_examples: the number of the client's samples in the round.
+            sample: the noun for one sample; see ``InputSpec.sample``.
 
         Example:
             >>> LocalSchedule(0.1, num_steps=2, batch_size=8).describe(10)
@@ -321,7 +333,10 @@ class LocalSchedule:
         return f"{samples}, {steps} of {size}, learning rate {self.learning_rate:g}{extra}"
 
     def slices(self, num_examples: int) -> list[slice]:
-        """Return the samples of each step, for a client with ``num_examples`` samples.
+        """Return which samples each step uses, as one slice per step.
+
+        Args:
+            num_examples: the number of the client's samples in the round.
 
         Example:
             >>> LocalSchedule(0.1, num_steps=3, batch_size=2).slices(3)
@@ -335,15 +350,16 @@ class LocalSchedule:
         return [slice(start, min(start + self.batch_size, num_examples)) for start in starts]
 
     def num_samples_used(self, num_examples: int) -> int:
-        """Return how many of ``num_examples`` samples the steps touch; others leave no trace."""
+        """Return how many of ``num_examples`` samples the steps use; the others leave no trace."""
         return min(num_examples, self.num_steps * self.batch_size)
 
     def sample_weights(self, num_examples: int) -> Tensor:
-        """Return wᵢ (n,): the factor of sample i's gradient in the pseudo-gradient.
+        """Return the factor wᵢ of each sample's gradient in the pseudo-gradient, (n,) in float64.
 
-        To first order in the learning rate, and exact for one plain step: step t of T contributes
-        (1 − μᵀ⁻ᵗ)/(1 − μ) times the mean gradient of its mini-batch, with μ the momentum and t
-        counted from 0.
+        The pseudo-gradient is the update divided by minus the learning rate. The factors hold to
+        first order in the learning rate, and exactly for one plain step. Step t of T, counted from
+        0, contributes (1 − μᵀ⁻ᵗ)/(1 − μ) times the mean gradient of its mini-batch, with μ the
+        momentum.
 
         Example:
             >>> LocalSchedule(0.1, num_steps=3, batch_size=2).sample_weights(3)
@@ -358,12 +374,12 @@ class LocalSchedule:
 
 @dataclass(frozen=True, repr=False)
 class Update(_Shapes):
-    """The change of a model by a client's round.
+    """The change of a model by a client's local training in one round.
 
     Attributes:
-        delta: θ_local − θ_t, keyed as the model's parameters.
+        delta: the change θ_local − θ_t of the parameters, keyed as the model's parameters.
         buffers: the local buffers after training (BatchNorm statistics), or empty.
-        schedule: the local training that made it.
+        schedule: the local training that made the update.
         num_examples: the number of samples that the client says it used.
         mixed: whether the client says that it trained on mixtures of its samples, as MixUp does.
     """
@@ -375,24 +391,25 @@ class Update(_Shapes):
     mixed: bool = False
 
     def pseudo_gradient(self) -> Params:
-        """Return ``−delta / learning_rate``: the gradient itself for one plain SGD step."""
+        """Return ``−delta / learning_rate``: after one plain SGD step, the gradient itself."""
         return {name: -value / self.schedule.learning_rate for name, value in self.delta.items()}
 
 
 @dataclass(frozen=True, repr=False)
 class Exposure(_Shapes):
-    """Everything about one client's round, known to that client only.
+    """Everything about one client's training in one round, known to that client only.
 
     Attributes:
         params: θ_t, the parameters received from the server.
         buffers: the buffers received from the server.
         private: the private samples that the client trained on.
-        defended: the samples as encoded by the defense (``private`` itself without one).
-        raw: the update before the defense.
-        released: the update that is sent; δ = released − raw.
-        part_of: the exposure of the whole round, where this one shows some of its samples; see
+        defended: the samples as the defense encoded them, such as mixtures; ``private`` itself if
+            no defense changes samples.
+        raw: the update as training gave it, before the defense.
+        released: the update that is sent. The defense's perturbation is δ = released − raw.
+        part_of: the exposure of the whole round, if this one holds only some of its samples; see
             ``select``. ``None`` for the whole round itself.
-        indices: the place of each sample in the round.
+        indices: the index of each sample among those of the whole round.
     """
 
     params: Params
@@ -415,17 +432,20 @@ class Exposure(_Shapes):
 
     @property
     def whole(self) -> "Exposure":
-        """Return the whole round's exposure, with its batch statistics and its local training."""
+        """Return the exposure of the whole round, of which this one may hold only some samples."""
         return self if self.part_of is None else self.part_of
 
     def select(self, indices: Sequence[int]) -> "Exposure":
-        """Return the same round with only the samples at ``indices`` of this exposure.
+        """Return the exposure of the same round with only some of the samples.
 
-        Both updates stay as they are, for they are of all samples; so do ``whole`` and the
-        weights of the samples that are left.
+        Both updates stay as they are, as they depend on all samples. So do ``whole``, and the
+        weights of the samples that are kept.
+
+        Args:
+            indices: indices of samples of this exposure.
 
         Raises:
-            ValueError: an index is none of a sample here.
+            ValueError: an index is not that of a sample of this exposure.
         """
         chosen = list(indices)
         if not all(0 <= index < len(self.indices) for index in chosen):
@@ -444,7 +464,10 @@ class Exposure(_Shapes):
         )
 
     def sample_weights(self) -> Tensor:
-        """Return wᵢ (S,): the factor of each sample's gradient in the round's pseudo-gradient."""
+        """Return the factor wᵢ of each sample's gradient in the round's pseudo-gradient, as (S,).
+
+        The pseudo-gradient is the update before the defense, divided by minus the learning rate.
+        """
         weights = self.raw.schedule.sample_weights(self.raw.num_examples)
         return weights[list(self.indices)]
 
@@ -456,19 +479,21 @@ class ThreatModel:
     Attributes:
         labels: ``known`` (given), or ``inferred`` from the update by the attack.
         batch_norm: the attacker's knowledge of the statistics that a client in train mode
-            normalised with. ``exact``: those of the private batch, given, as a prior. ``derived``:
-            those that follow from the running buffers that the client sent, as a prior.
-            ``running``: the attacker normalises with the buffers that the server sent. ``final``:
-            with those of the finished model, all that is released where statistics stay on the
-            clients while they train (BN_proxy of Huang et al. 2021, section 3.3). ``none``: nothing
-            besides the update. If that holds the client's buffers after one step, second-order
-            attacks take the statistics from them; otherwise they are those of the attacker's own
-            answer.
+            normalised with. ``exact``: the attacker is given those of the private batch, and uses
+            them as a prior. ``derived``: those that follow from the running buffers that the client
+            sent, used as a prior. ``running``: the attacker normalises with the buffers that the
+            server sent. ``final``: the attacker normalises with the buffers of the finished model,
+            the only ones that are released where statistics stay on the clients during training
+            (BN_proxy of Huang et al. 2021, section 3.3). ``none``: the attacker has only the
+            update. If the update holds the client's buffers after one step, second-order attacks
+            compute the statistics from them; otherwise statistics are those of the samples that the
+            attacker tries.
         view: ``single`` client's updates, or only the ``aggregate`` of several.
-        rounds: the latest rounds of a client that are attacked jointly, ≥ 1; for clients that
-            hold the same private samples in each of them.
-        mixing: ``known``: which samples a defense mixed, with which coefficients, given, so that
-            the recovered encodings of the rounds so far are decoded; takes known labels.
+        rounds: the number of a client's latest rounds that are attacked jointly, ≥ 1; for clients
+            that hold the same private samples in each of them.
+        mixing: ``known`` if the attacker is given which samples a defense mixed and with which
+            coefficients, so that it can decode the mixtures recovered in all rounds so far; it
+            needs known labels.
     """
 
     labels: Literal["known", "inferred"] = "inferred"
@@ -496,7 +521,7 @@ class ThreatModel:
             )
 
     def describe(self) -> str:
-        """Return one line for tables and records."""
+        """Return the threat model in one line, for tables and records."""
         rounds = f", {self.rounds} rounds jointly" if self.rounds > 1 else ""
         rounds += ", mixing known" if self.mixing == "known" else ""
         return (
@@ -507,14 +532,14 @@ class ThreatModel:
 
 @dataclass(frozen=True, repr=False)
 class Disclosure(_Shapes):
-    """Facts that the threat model grants the attacker by fiat; empty in a real deployment.
+    """Facts that the threat model grants the attacker in addition; empty in a real deployment.
 
     Attributes:
         targets: the true targets, where ``ThreatModel.labels`` is ``known``.
-        statistics: mean and (biased) variance of every BatchNorm layer's input on the private
-            batch, keyed as the buffers (``….running_mean``, ``….running_var``), where
-            ``ThreatModel.batch_norm`` is ``exact``; the buffers of the finished model where it is
-            ``final``.
+        statistics: BatchNorm statistics, keyed as the buffers (``….running_mean``,
+            ``….running_var``). Where ``ThreatModel.batch_norm`` is ``exact``, they are the mean and
+            biased variance of each layer's input on the private batch; where it is ``final``, the
+            buffers of the finished model.
     """
 
     targets: Tensor | None = None
@@ -534,7 +559,8 @@ class Observation(_Shapes):
         disclosed: the facts that the threat model grants in addition.
         members: the number of examples of each client where ``update`` is the mean of several
             clients' updates, weighted by these numbers; empty for one client's update.
-        earlier: observations of the same samples in other rounds, to be explained jointly.
+        earlier: observations of the same samples in other rounds, all of which an attack explains
+            by one reconstruction.
     """
 
     server_round: int
@@ -555,16 +581,19 @@ class Part:
     """The outcome of one of several attacks that were tried on an observation.
 
     Attributes:
-        name: of the attack.
-        outcome: ``solved``: an answer whose gradient meets the observed one, to a tolerance or
-            to the noise, or one that is proven, or the mean of what is likely given all that
-            pruning has kept, which it meets. ``found``: another answer. ``stopped``: the
-            best answer when the time was up. ``refused``: it does not apply. ``failed``: an
-            error that is not foreseen. ``not run``: the time was up, or the target was solved.
-        objective: relative squared distance of the answer's gradient; NaN without an answer.
-        energy: −2 log posterior up to a constant, by which answers are judged; NaN likewise.
-        seconds: CPU seconds.
-        reason: why there is no answer, or how far the attack came; may be empty.
+        name: the name of the attack.
+        outcome: ``solved``: the reconstruction's gradient meets the observed one, to a tolerance or
+            to the noise; or the reconstruction is proven; or it is the mean of the likely samples
+            given every entry that pruning kept, and meets these entries. ``found``: another
+            reconstruction. ``stopped``: the best reconstruction when the time was up. ``refused``:
+            the attack does not apply. ``failed``: an unforeseen error. ``not run``: the time was up
+            before, or another attack had solved the target.
+        objective: the relative squared distance of the reconstruction's gradient from the observed
+            one; NaN without a reconstruction.
+        energy: −2 log posterior of the reconstruction up to a constant, by which attacks are
+            compared; NaN without one.
+        seconds: CPU seconds of the attack.
+        reason: why there is no reconstruction, or how far the attack came; may be empty.
     """
 
     name: str
@@ -575,7 +604,7 @@ class Part:
     reason: str = ""
 
     def __str__(self) -> str:
-        """Return a few words.
+        """Return the attack's name and outcome in a few words, with objective, seconds and reason.
 
         Example:
             >>> str(Part("analytic", "refused", reason="the first layer is no linear one."))
@@ -597,14 +626,15 @@ class Reconstruction:
     """An attack's answer for one observation.
 
     Attributes:
-        batch: the reconstructed samples, in model space, in the attacker's own order; ``None``
-            where the attack failed.
-        objective: the attacker's own final objective; NaN where it failed.
-        stats: iterations, gradient evaluations, CPU seconds, the objective's history, …
-        error: why there is no batch, or empty.
+        batch: the reconstructed samples, in the model's input space, in the attacker's own order;
+            ``None`` where the attack failed.
+        objective: the final value of the attack's own objective; NaN where it failed.
+        stats: numbers about the attack, such as iterations, gradient evaluations, CPU seconds, and
+            the objective's history.
+        error: why ``batch`` is missing; empty if it is not.
         parts: the outcome of each attack, where several were tried.
-        spec: the normalisation under which the inputs are pixels, if it was read off the answer and
-            is another one than the attack was told; else ``None``.
+        spec: the normalisation under which the reconstructed inputs are pixels, if it follows from
+            them and differs from the one that the attack was told; else ``None``.
     """
 
     batch: Batch | None
@@ -616,9 +646,10 @@ class Reconstruction:
 
     @property
     def summary(self) -> str:
-        """Return each part's outcome and the dropout that was read; empty without parts.
+        """Return the outcome of each attack that was tried, in words; empty if ``parts`` is.
 
-        Neighbours that were left out or refused at once for one reason are said together.
+        The dropout that the attack inferred is added. Neighbouring attacks of the same outcome are
+        named together.
         """
         groups: list[tuple[Part, list[str]]] = []
         for part in self.parts:
@@ -633,7 +664,7 @@ class Reconstruction:
         return f"{chosen} chosen: {said}" if chosen and said else said
 
     def __repr__(self) -> str:
-        """Return shapes in place of tensors, whose entries would fill the screen."""
+        """Return the fields as text, with the shapes of tensors in place of their entries."""
         stats = ", ".join(f"{name!r}: {_shape(value)}" for name, value in self.stats.items())
         parts = f", parts: {self.summary}" if self.parts else ""
         parts += f", spec={self.spec!r}" if self.spec else ""
@@ -644,7 +675,7 @@ class Reconstruction:
 
 
 def _shape(value: object) -> str:
-    """Return a tensor's shape, the size of parameters, and anything else as it is."""
+    """Return a tensor's shape, the size of parameters, or the ``repr`` of anything else."""
     if isinstance(value, Mapping) and value and all(isinstance(v, Tensor) for v in value.values()):
         return f"{{{len(value)} tensors of {sum(v.numel() for v in value.values()):,} numbers}}"
     return str(tuple(value.shape)) if isinstance(value, Tensor) else repr(value)

@@ -1,4 +1,4 @@
-"""Local training that differs by client, as it is counted in epochs."""
+"""Local training that is counted in epochs, so that its steps differ between clients."""
 
 import math
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ MAX_STEPS = 1_000_000
 class EpochSchedule:
     """The local training of clients that each go through their own samples for some epochs.
 
-    A client with n samples takes ``num_epochs · ⌈n / batch_size⌉`` steps. The server knows n, as
-    clients tell it to be weighted, so it knows each client's schedule.
+    A client with n samples takes ``num_epochs · ⌈n / batch_size⌉`` steps. Clients report n to the
+    server, which weights their updates by it. So the server knows each client's schedule.
 
     Attributes:
         learning_rate: the learning rate of SGD, > 0.
-        num_epochs: passes over a client's samples of the round, ≥ 1.
-        batch_size: samples in a step, ≥ 1; the last step of an epoch may have fewer.
+        num_epochs: the number of passes over a client's samples of the round, ≥ 1.
+        batch_size: the number of samples in a step, ≥ 1; the last step of an epoch may have fewer.
         momentum: heavy-ball momentum of ``torch.optim.SGD`` in [0, 1).
         weight_decay: L2 penalty of ``torch.optim.SGD``, ≥ 0.
 
@@ -45,7 +45,7 @@ class EpochSchedule:
         """Return the schedule of a client with ``num_examples`` samples in the round.
 
         Raises:
-            ValueError: no samples, or so many that the round has over a million steps.
+            ValueError: ``num_examples`` is 0, or so large that the round has over a million steps.
         """
         if num_examples < 1:
             raise ValueError(f"num_examples must be at least 1, got {num_examples}.")

@@ -1,12 +1,12 @@
-"""A run as a check in a pipeline: it passes, it leaks, or it cannot say.
+"""Check an audited run for leaks in a test or pipeline: it passes, it leaks, or it cannot say.
 
     from flwr_leakage.testing import assert_no_leak
 
     def test_no_image_can_be_recognised():
         assert_no_leak("outputs/RUN", above="partly")
 
-``flwr-leakage check RUN --fail-above partly`` does the same for a pipeline, and writes what it
-found as JUnit XML, as SARIF 2.1.0 and in Markdown. None of these files holds an image.
+``flwr-leakage check RUN --fail-above partly`` does the same for a pipeline, and can write its
+result as JUnit XML, as SARIF 2.1.0 and in Markdown. None of these files holds an image.
 """
 
 import html
@@ -51,12 +51,13 @@ EXIT_CODES: Mapping[Outcome, int] = {"passed": 0, "leaked": 3, "unsure": 4, "unt
 
 @dataclass(frozen=True)
 class UpdateCheck:
-    """The outcome of the check for one update.
+    """The outcome of the check for one client's update in one round.
 
     Attributes:
-        place: round and client.
-        outcome: ``leaked`` above the allowed grade; ``unsure`` if the attack was cut off, or its
-            result says nothing; ``untested`` if it was not attacked.
+        place: the round and the client.
+        outcome: ``leaked`` if an image has a worse grade than is allowed; ``unsure`` if the attack
+            was cut off, or its result says nothing; ``untested`` if the update was not attacked;
+            else ``passed``.
         message: the outcome in a sentence.
     """
 
@@ -66,7 +67,7 @@ class UpdateCheck:
 
     @property
     def name(self) -> str:
-        """Return the update's client and round in words."""
+        """Return words for the update's client and round."""
         server_round, client = self.place
         return f"{who(client) if client >= 0 else 'aggregate'}, round {server_round}"
 
@@ -76,16 +77,16 @@ class Check:
     """The outcome of the check for a run.
 
     Attributes:
-        run: its name.
-        above: the worst grade that is allowed.
-        outcome: ``leaked`` if some image has a worse grade, or originals are identified where
-            nothing is allowed; ``untested`` if no update was attacked; ``unsure`` if no attack can
-            say anything, as where the time limit ended all of them, or the run is unfinished; else
-            ``passed``.
+        run: the name of the run.
+        above: the worst grade of a reconstructed image that is allowed.
+        outcome: ``leaked`` if some image has a worse grade, or if ``above`` is ``nothing`` and
+            originals were identified among candidates; ``untested`` if no update was attacked;
+            ``unsure`` if no attack can say anything, as where the time limit ended all of them, or
+            if the run is unfinished; else ``passed``.
         message: the outcome in a sentence or two.
-        updates: each update of each client.
-        tiles: the numbers of the first screen of its report.
-        lines: the advice on the next steps.
+        updates: the outcome for each update of each client.
+        tiles: the key figures that the run's report shows first.
+        lines: the report's advice on the next steps.
     """
 
     run: str
@@ -98,20 +99,22 @@ class Check:
 
     @property
     def exit_code(self) -> int:
-        """Return 0 if the test passed, 3 if it leaked, 4 if it cannot say."""
+        """Return the exit code: 0 for passed, 3 for leaked, 4 for untested or unsure."""
         return EXIT_CODES[self.outcome]
 
 
 def check(run: str | Path | RunData, above: Grade = "nothing") -> Check:
-    """Check that no image of a run has a worse grade than the allowed one.
+    """Return the result of a check that no image of a run has a worse grade than the allowed one.
+
+    A grade says how much of an original its reconstruction shows.
 
     Args:
-        run: a run folder, or what ``read_run`` gave of one.
+        run: a run folder, or the data that ``read_run`` returned for one.
         above: the worst grade that is allowed: ``recognisable``, ``partly`` or ``nothing``.
 
     Raises:
-        ValueError: another grade.
-        FileNotFoundError: it is no run folder.
+        ValueError: ``above`` is another grade.
+        FileNotFoundError: ``run`` is no run folder.
     """
     if above not in GRADES[1:]:
         raise ValueError(f"above must be one of {list(GRADES[1:])}, got {above!r}.")
@@ -164,14 +167,15 @@ def assert_no_leak(run: str | Path | RunData, above: Grade = "nothing") -> None:
     """Assert that no image of a run has a worse grade than ``above``, and that this was tested.
 
     Args:
-        run: a run folder, or what ``read_run`` gave of one.
+        run: a run folder, or the data that ``read_run`` returned for one.
         above: the worst grade that is allowed: ``recognisable``, ``partly`` or ``nothing``.
 
     Raises:
-        AssertionError: an image has a worse grade; or nothing was attacked, or no attack can say
-            anything, as where the time limit ended all of them. Its text says which.
-        ValueError: another grade.
-        FileNotFoundError: it is no run folder.
+        AssertionError: an image has a worse grade; or nothing was attacked; or no attack can say
+            anything, as where the time limit ended all of them; or the run is unfinished. The
+            error's text says which.
+        ValueError: ``above`` is another grade.
+        FileNotFoundError: ``run`` is no run folder.
     """
     found = check(run, above)
     if found.outcome != "passed":
@@ -184,9 +188,10 @@ MAX_NAMED = 20
 
 
 def junit(found: Check) -> bytes:
-    """Return a check as JUnit XML: a case for the run, and one for each update.
+    """Return the result of a check as JUnit XML: a test case for the run, and one for each update.
 
-    A leak is a failure, a run that cannot say an error, an update that cannot be judged skipped.
+    A leak counts as a failure. A run that was not tested, or cannot say, counts as an error. An
+    update that was not tested, or cannot be judged, counts as skipped.
     """
     cases = [("the run as a whole", found.outcome, found.message)]
     cases += [(each.name, each.outcome, each.message) for each in found.updates]
@@ -206,7 +211,7 @@ def junit(found: Check) -> bytes:
 
 
 def _xml(text: str) -> str:
-    """Return a text without the characters that XML 1.0 forbids."""
+    """Return a text with the characters that XML 1.0 forbids replaced by ``�``."""
     return re.sub(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "�", text)
 
 
@@ -218,7 +223,10 @@ RULES = {
 
 
 def sarif(found: Check) -> bytes:
-    """Return a check as SARIF 2.1.0: a result for the run unless it passed, and for each update."""
+    """Return the result of a check as SARIF 2.1.0.
+
+    It has one result for the run and one for each update, without those that passed.
+    """
     from flwr_leakage import __version__
 
     told = [(found.outcome, found.message, "the run as a whole")] * (found.outcome != "passed")
@@ -255,7 +263,7 @@ def sarif(found: Check) -> bytes:
 
 
 def markdown(found: Check) -> str:
-    """Return a check as Markdown, as GitHub shows it in the summary of a step."""
+    """Return the result of a check as Markdown, for the summary of a GitHub Actions job."""
     marks = {"passed": "✅", "leaked": "❌", "unsure": "⚠️", "untested": "⚠️"}
     lines = [
         f"## {marks[found.outcome]} {_md(found.message)}", "",
@@ -277,7 +285,7 @@ def markdown(found: Check) -> str:
 
 
 def _md(text: str) -> str:
-    """Return a text in which Markdown and HTML find nothing to obey."""
+    """Return a text escaped so that it is shown literally in Markdown and HTML."""
     plain = html.escape(" ".join(text.split()), quote=False)
     return re.sub(r"([\\`*_{}\[\]()#+!|~-])", r"\\\1", plain)
 
@@ -288,7 +296,14 @@ def write_check(
     sarif_file: str | Path | None = None,
     summary_file: str | Path | None = None,
 ) -> None:
-    """Write a check into files; to the summary it is added, as GitHub wants it."""
+    """Write the result of a check into those files whose paths are given.
+
+    Args:
+        found: the result of the check.
+        junit_file: the path of the JUnit XML file.
+        sarif_file: the path of the SARIF file.
+        summary_file: the path of a Markdown file, to which the result is appended.
+    """
     for path, content in ((junit_file, junit), (sarif_file, sarif)):
         if path is not None:
             write_private(Path(path), content(found))

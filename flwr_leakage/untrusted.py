@@ -1,7 +1,8 @@
 """Read files that others wrote, within bounds.
 
-A folder that somebody sent is data. What is read of it lies inside of it, is a regular file, and is
-no larger than a bound that is checked before memory is taken. The bounds stand here, each once.
+Whatever is read from a folder that somebody sent must lie inside of the folder, be a regular file,
+and be no larger than a bound, which is checked before memory is taken. All bounds are constants of
+this module.
 """
 
 import json
@@ -49,7 +50,7 @@ MAX_IMAGE_PIXELS = 1 << 22
 """Most pixels of an image of a run, 2,048 × 2,048: attacks reconstruct images of 224 × 224."""
 
 MAX_IMAGE_BYTES = 16 << 20
-"""Most bytes of its file: those of so many pixels in colour, and a PNG file's own."""
+"""Most bytes of the file of such an image: those of its pixels in colour, and a PNG file's own."""
 
 MAX_PAGE_BYTES = 256 << 20
 """Most bytes of all images in a page: browsers take pages of this size, and not of far more."""
@@ -74,10 +75,10 @@ MAX_BATCH_NUMBERS = 1 << 28
 
 
 def inside(folder: Path, name: str) -> Path:
-    """Return the path of an entry of a folder, which need not exist.
+    """Return the path of an entry of a folder; the entry need not exist.
 
     Args:
-        folder: whoever names it may reach it through symbolic links.
+        folder: the folder, whose own path may lead through symbolic links.
         name: the name of the entry, with ``/`` between its parts.
 
     Raises:
@@ -95,16 +96,16 @@ def inside(folder: Path, name: str) -> Path:
 
 
 def open_file(path: Path, most: int, follow: bool = False) -> BinaryIO:
-    """Open a regular file of a bounded size; it is not waited for, whatever else it may be.
+    """Open a regular file of a bounded size for reading; any other kind is refused without waiting.
 
     Args:
         path: the path of the file.
-        most: bytes that it may have.
-        follow: whether it may be a symbolic link, as where its reader named it.
+        most: the largest size in bytes that is accepted.
+        follow: whether the path may be a symbolic link, as where the user of this package gave it.
 
     Raises:
-        FileNotFoundError: there is none.
-        ValueError: it is no regular file, or a larger one.
+        FileNotFoundError: there is no such file.
+        ValueError: the path is no regular file, or the file is larger.
     """
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
     flags |= getattr(os, "O_BINARY", 0)
@@ -124,7 +125,17 @@ def open_file(path: Path, most: int, follow: bool = False) -> BinaryIO:
 
 
 def read_file(path: Path, most: int, follow: bool = False) -> bytes:
-    """Read a regular file of a bounded size; see ``open_file``."""
+    """Return the content of a regular file of a bounded size.
+
+    Args:
+        path: the path of the file.
+        most: the largest size in bytes that is accepted.
+        follow: whether the path may be a symbolic link.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the path is no regular file, or the file is larger.
+    """
     with open_file(path, most, follow) as file:
         content = file.read(most + 1)
     if len(content) > most:
@@ -133,10 +144,10 @@ def read_file(path: Path, most: int, follow: bool = False) -> bytes:
 
 
 def parse_json(content: bytes | str) -> Any:
-    """Read JSON whose numbers are finite and below ``MAX_INTEGER``, and whose nesting is bounded.
+    """Return the value of JSON with finite numbers below ``MAX_INTEGER`` and bounded nesting.
 
     Raises:
-        ValueError: it is no such JSON.
+        ValueError: the text is no such JSON.
     """
     text = content if isinstance(content, str) else content.decode("utf-8", "surrogatepass")
     try:
@@ -149,16 +160,17 @@ def parse_json(content: bytes | str) -> Any:
 
 @contextmanager
 def memory_limit(most: int | None) -> Iterator[None]:
-    """Have larger allocations of this process fail within, where the system can.
+    """Limit this process's memory within the context, so that larger allocations fail.
 
     It is for work whose size follows from what others wrote, such as the width of a network or the
-    restarts of an attack. Processes that are started within have the same limit each.
+    restarts of an attack. Each process that is started within has the same limit. On Windows there
+    is no limit.
 
     Args:
-        most: bytes; ``None`` for half of the machine's memory.
+        most: the limit in bytes; ``None`` for half of the machine's memory.
 
     Raises:
-        ValueError: the work needed more.
+        ValueError: the work within needed more memory.
     """
     try:
         import resource
@@ -214,12 +226,14 @@ def _check_depth(node: Any) -> None:
 
 
 def check_png(content: bytes) -> None:
-    """Check that a PNG file is as trackers write them: 8 bits, grey or colour, no further chunks.
+    """Check that a PNG file is of the kind that this package writes.
 
-    Nothing is unpacked here. A browser unpacks as much as the header says, which is bounded.
+    That is 8 bits a channel, grey or colour, at most ``MAX_IMAGE_PIXELS`` pixels, and no chunks
+    besides header, pixels and end. Nothing is unpacked here. A browser unpacks as much as the
+    header says, which is bounded.
 
     Raises:
-        ValueError: it is another file.
+        ValueError: the file is of another kind.
     """
     if not content.startswith(b"\x89PNG\r\n\x1a\n"):
         raise ValueError("an image must be a PNG file.")
@@ -244,24 +258,25 @@ def check_png(content: bytes) -> None:
 
 
 class NotTensorsError(ValueError):
-    """A file that is no safetensors file, or one beyond the bounds."""
+    """The error for a file that is no safetensors file, or that exceeds the allowed size."""
 
 
 @contextmanager
 def open_tensors(path: Path, follow: bool = False) -> Iterator[Any]:
-    """Open a safetensors file, which holds numbers and text and runs no code, for reading.
+    """Yield an open safetensors file, a format that holds numbers and text and runs no code.
 
-    Within, ``keys``, ``get_slice(name).get_shape()``, ``get_tensor`` and ``metadata`` are those of
-    ``safetensors.safe_open``, which checks that the tensors fill the file, and takes memory for
-    none before it is asked for.
+    The yielded object has ``keys``, ``get_slice(name).get_shape()``, ``get_tensor`` and
+    ``metadata``, as that of ``safetensors.safe_open`` has. This checks that the tensors fill the
+    file, and takes memory for a tensor only when it is asked for.
 
     Args:
         path: the path of the file.
-        follow: whether it may be a symbolic link, as where its reader named it.
+        follow: whether the path may be a symbolic link, as where the user of this package gave it.
 
     Raises:
-        FileNotFoundError: there is none.
-        NotTensorsError: it is no regular file, too large, or no safetensors file.
+        FileNotFoundError: there is no such file.
+        NotTensorsError: the path is no regular file, or the file is too large or no safetensors
+            file.
     """
     # this package belongs to the extra ``server``
     from safetensors import SafetensorError, safe_open
@@ -288,8 +303,8 @@ def check_archive(path: Path) -> None:
     ``torch.load(…, weights_only=True)`` then takes no more memory than the file has bytes.
 
     Raises:
-        FileNotFoundError: there is none.
-        ValueError: it is no regular file, too large, or packed.
+        FileNotFoundError: there is no such file.
+        ValueError: the path is no regular file, or the file is too large or compressed.
     """
     with open_file(path, MAX_TENSORS_BYTES, follow=True) as file:
         if not zipfile.is_zipfile(file):
@@ -304,15 +319,15 @@ def check_archive(path: Path) -> None:
 
 
 def read_npz(path: Path, names: Sequence[str]) -> list[NDArray]:
-    """Read arrays of an ``npz`` file without pickle; the unpacked size is checked first.
+    """Return arrays of an ``npz`` file, read without pickle, after a check of their unpacked size.
 
     Args:
-        path: the path of the file, named by its reader.
-        names: the names of the arrays.
+        path: the path of the file, as the user of this package gave it; it may be a symbolic link.
+        names: the names of the arrays, in the order in which they are returned.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is no such file, lacks an array, or holds too large ones.
+        ValueError: the file is no ``npz`` file, lacks an array, or holds too large ones.
     """
     try:
         with open_file(path, MAX_ARRAYS_BYTES, follow=True) as file, zipfile.ZipFile(file) as held:
@@ -330,7 +345,11 @@ def read_npz(path: Path, names: Sequence[str]) -> list[NDArray]:
 
 
 def _claimed(held: zipfile.ZipFile, name: str) -> int:
-    """Return the bytes that an array will take, on which its archive and its header must agree."""
+    """Return the number of bytes that an array of an ``npz`` archive will take in memory.
+
+    Raises:
+        ValueError: the archive and the array's own header name different sizes.
+    """
     with held.open(name) as member:
         version = np.lib.format.read_magic(member)
         read = {(1, 0): np.lib.format.read_array_header_1_0}

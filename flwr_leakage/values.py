@@ -1,16 +1,16 @@
-"""Checks that untrusted values are numbers, and the way in which numbers are shown."""
+"""Check that untrusted values are numbers, and shorten values for error messages."""
 
 import math
 from numbers import Integral, Real
 
 
 def is_count(value: object) -> bool:
-    """Return whether a value is an integer of at least 1; booleans are none."""
+    """Return whether a value is an integer of at least 1; a boolean is not."""
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) > 0
 
 
 def is_finite(value: object) -> bool:
-    """Return whether a value is a finite real number that a float can hold; booleans are none.
+    """Return whether a value is a finite real number that a float can hold; a boolean is not.
 
     Example:
         >>> is_finite(0.5), is_finite(10**400), is_finite("0.5"), is_finite(True)
@@ -25,7 +25,7 @@ def is_finite(value: object) -> bool:
 
 
 def brief(value: object) -> str:
-    """Return the first 100 characters of a value's ``repr``, whoever wrote the value."""
+    """Return the first 100 characters of a value's ``repr``, for an error message."""
     try:
         return f"{value!r}"[:100]
     except ValueError:  # Python refuses to print an integer of over 4,300 digits

@@ -1,7 +1,7 @@
-"""Bounds on what any attacker of a class can reach: pure formulas, each with its conditions.
+"""Bounds on what any attacker of a given class can achieve: formulas, each with its conditions.
 
-A score says where an attack is likely to end; a bound says where none of its class can. All of
-them assume noise on the update. Without noise they say nothing.
+A score says how far an attack is likely to get; a bound says how far no attacker of its class can
+get. All bounds here assume noise on the update. Without noise they say nothing.
 """
 
 from flwr_leakage.bounds.fisher import (

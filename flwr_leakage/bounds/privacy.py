@@ -1,4 +1,4 @@
-"""Bounds that need no Jacobian: they follow from clipping norm and noise alone."""
+"""Bounds that follow from clipping norm and noise alone, without a Jacobian."""
 
 import math
 
@@ -6,14 +6,16 @@ from scipy.special import gammainc, ndtr, ndtri
 
 
 def guess_bound(mu: float, prior: float) -> float:
-    """Return the largest chance that an attacker with chance ``prior`` before names a record.
+    """Return the largest probability with which any attacker identifies a record after a release.
 
-    Reconstruction robustness Φ(Φ⁻¹(κ) + μ) (Balle et al. 2022; Hayes et al. 2023; for Gaussian
+    It is the reconstruction robustness Φ(Φ⁻¹(κ) + μ), where κ is the probability before the release
+    and Φ the normal distribution function (Balle et al. 2022; Hayes et al. 2023; for Gaussian
     privacy Kaissis et al. 2023). It holds for every attacker, whatever else it knows.
 
     Args:
-        mu: the μ of Gaussian differential privacy, ≥ 0: √T Δ/σ for T releases with sensitivity Δ.
-        prior: κ in (0, 1): 1/n for one of n equally likely records.
+        mu: the parameter μ ≥ 0 of Gaussian differential privacy: √T Δ/σ for T releases with
+            sensitivity Δ and noise of standard deviation σ.
+        prior: κ in (0, 1); 1/n for one of n equally likely records.
     """
     if not 0 < prior < 1:
         raise ValueError(f"prior must lie in (0, 1), got {prior}.")
@@ -21,16 +23,17 @@ def guess_bound(mu: float, prior: float) -> float:
 
 
 def image_psnr(noise_to_clip: float, num_pixels: int, mean_square: float = 0.25) -> float:
-    """Return the PSNR in dB of an image that makes up the whole update, read without a prior.
+    """Return the PSNR in dB of an image that makes up a whole noisy update, without any prior.
 
-    The client's worst case: the update is the image x in [0, 1]^N times C/‖x‖, as a wide linear
-    first layer gives away for a batch of one. Scaled back, the noise has standard deviation
-    (σ/C) ‖x‖ a pixel (Riess et al. 2024): PSNR = −20 log₁₀(σ/C) − 10 log₁₀(N · mean square). An
-    attacker who knows how images look does better where this is low.
+    This is the client's worst case: the update is the image x in [0, 1]^N scaled to the clipping
+    norm C, as a wide linear first layer reveals it for a batch of one, plus noise of standard
+    deviation σ. Scaled back, the noise is (σ/C) ‖x‖ on each pixel, so that PSNR = −20 log₁₀(σ/C) −
+    10 log₁₀(N · mean square) (Riess et al. 2024). If this is low, an attacker who knows how images
+    look reaches more.
 
     Args:
-        noise_to_clip: σ/C, after averaging over the releases of the same image.
-        num_pixels: N.
+        noise_to_clip: σ/C, with σ that of the average over all releases of the same image.
+        num_pixels: the number N of pixels.
         mean_square: the mean square of the image's pixels; 0.25 is that of a bright photograph.
     """
     if noise_to_clip == 0:
@@ -41,16 +44,19 @@ def image_psnr(noise_to_clip: float, num_pixels: int, mean_square: float = 0.25)
 def psnr_chance(
     noise_to_clip: float, num_pixels: int, psnr: float, mean_square: float = 0.25
 ) -> float:
-    """Return the chance that the attacker of :func:`image_psnr` reaches a PSNR.
+    """Return the probability that an attacker who sees a noisy update of one image reaches a PSNR.
 
-    Its N errors are independent N(0, (σ/C)²‖x‖²), so that N · MSE over that variance is χ² of N
-    degrees of freedom, and P(PSNR ≥ t) is the regularised gamma function
-    γ(N/2, 10^(−t/10)/(2 (σ/C)² mean square)) (Riess et al. 2024).
+    The update is the image x scaled to the clipping norm C, plus noise of standard deviation σ, as
+    in :func:`image_psnr`.
+
+    The errors of the N pixels are independent N(0, (σ/C)²‖x‖²), so that N · MSE over that variance
+    is χ² distributed with N degrees of freedom. P(PSNR ≥ t) is then the regularised lower gamma
+    function γ(N/2, 10^(−t/10)/(2 (σ/C)² mean square)) (Riess et al. 2024).
 
     Args:
-        noise_to_clip: σ/C > 0.
-        num_pixels: N.
-        psnr: t, in dB.
+        noise_to_clip: the ratio σ/C > 0.
+        num_pixels: the number N of pixels.
+        psnr: the PSNR t in dB.
         mean_square: the mean square of the image's pixels.
     """
     if noise_to_clip <= 0:

@@ -1,4 +1,7 @@
-"""The commands; each imports its packages when it is called, so that ``--help`` is quick."""
+"""The commands of ``flwr-leakage``.
+
+Each command imports the modules that it needs when it is called, so that ``--help`` is quick.
+"""
 
 import logging
 import sys
@@ -23,10 +26,13 @@ if TYPE_CHECKING:
 
 
 class _Commands(TyperGroup):
-    """The group of commands; it restores the arguments' help, which click 8.5 hides from typer."""
+    """The group of all commands, in which arguments keep the help texts of their annotations.
+
+    Version 8.5 of click hides these texts from typer.
+    """
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command whose arguments have the help that their annotation gives them."""
+        """Return a command by its name, with the help texts of its arguments' annotations."""
         command = super().get_command(ctx, cmd_name)
         if command is not None and command.callback is not None:
             told = get_params_from_function(command.callback)
@@ -192,7 +198,7 @@ def attack(
 ) -> None:
     """Attack the update of one client in one round, without scores.
 
-    Where the attack does not apply, the verdict says what may, and the exit status is 1. Examples:
+    If the attack does not apply, the verdict says which may, and the exit status is 1. Examples:
         flwr-leakage attack strongest
 
         flwr-leakage attack exact_batch model=mlp client.num_examples=8
@@ -276,7 +282,7 @@ def report(
         int, typer.Option(min=0, help="How many samples the gallery shows at most.")
     ] = 1000,
 ) -> None:
-    """Write the report of a run anew, also of one that still goes on or was killed.
+    """Write the report of a run again, also of a run that still goes on or was killed.
 
     Of several runs, such as a sweep, `flwr-leakage compare` makes one page.
     """
@@ -303,10 +309,10 @@ def watch(
     ] = 8765,
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
 ) -> None:
-    """Show a run while it trains, in the terminal and a browser, anew when a round ends.
+    """Show a run while it trains, in the terminal and a browser, updated after each round.
 
-    The page is served on this machine only, and nothing leaves it. Over SSH, the line is printed
-    that brings the page to the machine in front of you. Examples:
+    The page is served on this machine only, and nothing leaves it. In an SSH session, the command
+    prints the line that forwards the page to your own machine. Examples:
         flwr-leakage watch outputs/RUN
 
         flwr-leakage watch leakage --port 9000 --no-browser
@@ -327,7 +333,7 @@ def check(
     sarif: SarifFile = None,
     summary: SummaryFile = None,
 ) -> None:
-    """Check a run in a pipeline: 0 if it passed, 3 if it leaks, 4 if it cannot say.
+    """Check a run in a pipeline: exit status 0 if it passed, 3 if it leaks, 4 if it cannot say.
 
     Without --fail-above every grade above "nothing" fails. Examples:
         flwr-leakage check outputs/RUN --fail-above partly
@@ -344,7 +350,7 @@ def evidence(
         Path | None, typer.Option("-o", "--output", help="The page; its JSON stands beside it.")
     ] = None,
 ) -> None:
-    """Write a page to be filed: what a run shows, each sentence with its records. No image.
+    """Write a page to be filed that names the records behind each sentence, without images.
 
     Example:
         flwr-leakage evidence outputs/RUN -o evidence.html
@@ -365,7 +371,7 @@ def verify(
         list[str] | None, typer.Option(help="Print the record with this id; may be repeated.")
     ] = None,
 ) -> None:
-    """Check that a run still bears out a page of evidence; 1 where it does not.
+    """Check that a page of evidence still agrees with its run; exit status 1 if not.
 
     Example:
         flwr-leakage verify evidence.html outputs/RUN
@@ -391,7 +397,7 @@ def client(
         Path, typer.Argument(help="What ClientAudit(folder=…) or client.folder=… named.")
     ],
 ) -> None:
-    """Show a client's owner what it scored, how it attacked itself, and what its gate decided.
+    """Show a client's own scores, its attacks on its own updates, and which it withheld.
 
     Example:
         flwr-leakage client /var/lib/my-node/leakage
@@ -432,10 +438,10 @@ def attack_kept(
         typer.Option(help="Where the share's results go; kept/shards/i-of-n by default."),
     ] = None,
 ) -> None:
-    """Attack the updates that a run kept, and add the results to its record and report.
+    """Attack the updates that a run kept for later, and add the results to its record and report.
 
-    The folder may come from anybody: it names no code, and no file outside of it that is not
-    allowed. It can be ended at any moment and called again. Examples:
+    The folder may come from anybody: no code that it names is run, and no file outside of it is
+    read unless you allow it. The command can be ended at any moment and called again. Examples:
 
         flwr-leakage run server.attack_later=true
 
@@ -476,10 +482,10 @@ def merge(
     allow: Allow = None,
     max_memory: MaxMemory = None,
 ) -> None:
-    """Record what all shards of attack-kept found, as one run with its report.
+    """Add the results of all shards of attack-kept to the record of the run, and write its report.
 
-    Nothing is attacked. Shards of another run, code or setting are refused, and so are missing
-    ones. It can be called again. Example:
+    No attack is run. Shards of another run, code or setting are refused; so is a set of shards that
+    is not complete. The command can be called again. Example:
 
         flwr-leakage merge outputs/RUN
     """
@@ -493,7 +499,13 @@ def merge(
 
 @contextmanager
 def _attacking(max_memory: float | None) -> Iterator[None]:
-    """Attack what may come from anybody: in bounded memory, and with errors in words."""
+    """Return a context that limits the memory, and ends the process with a message on an error.
+
+    It is for attacks on data that may come from anybody.
+
+    Args:
+        max_memory: the limit in GB; ``None`` for half of the machine's memory.
+    """
     from flwr_leakage.untrusted import memory_limit
 
     try:
@@ -505,7 +517,13 @@ def _attacking(max_memory: float | None) -> Iterator[None]:
 
 
 def _say_what_came(folder: Path, done: int, what: str) -> None:
-    """Write the report, and tell how many rounds came in, with the verdict."""
+    """Write the report of a run, and print how many rounds were added, with the verdict.
+
+    Args:
+        folder: the run folder.
+        done: the number of rounds that were added.
+        what: the verb for what was done with them.
+    """
     from flwr_leakage.report import write_report
     from flwr_leakage.report.index import Index
     from flwr_leakage.report.page import as_shown
@@ -530,7 +548,7 @@ def compare(
         typer.Option("--reports", help="Write each run's report anew, and link an .html to them."),
     ] = False,
 ) -> None:
-    """Put runs beside each other: means over seeds with their spread.
+    """Compare runs in one table of means over seeds with their spread.
 
     Examples:
         flwr-leakage compare multirun/2026-01-01_12-00-00
@@ -566,7 +584,7 @@ def export(
         bool, typer.Option("--records", help="A row a number, in place of a row a run.")
     ] = False,
 ) -> None:
-    """Write the numbers of runs for other programs.
+    """Write the numbers of runs as a table for other programs.
 
     Examples:
         flwr-leakage export outputs/RUN -o numbers.csv --records
@@ -605,7 +623,7 @@ def list_(
 
 @app.command()
 def doctor() -> None:
-    """Say what is installed here and what would be missing; 1 where something needed is."""
+    """Say what is installed here and what is missing; exit status 1 if something needed is."""
     from flwr_leakage.cli.doctor import examine
 
     table = _plain_table()
@@ -629,7 +647,7 @@ def version() -> None:
 
 
 def main() -> None:
-    """Run the command that the process was called with."""
+    """Run the ``flwr-leakage`` command with the arguments of the process."""
     from flwr_leakage.tracking.text import accept_any_text
 
     accept_any_text()
@@ -645,9 +663,11 @@ def main() -> None:
 
 
 def _simulate(arguments: Iterable[str]) -> None:
-    """Run a simulation; Hydra reads the process's arguments, and ``run.json`` keeps them.
+    """Run a simulation with the given command line arguments.
 
-    An option that cannot be met ends the process with 2, also under ``--dry-run``.
+    Hydra reads them from the process's own arguments, which are replaced, and ``run.json`` keeps
+    them. An option that cannot be met ends the process with exit status 2, also under
+    ``--dry-run``.
     """
     from flwr_leakage.simulation.command import main as simulate
 
@@ -665,7 +685,11 @@ def _simulate(arguments: Iterable[str]) -> None:
 
 
 def _grade(fail_above: str | None) -> str:
-    """Return the grade that is allowed; another one ends the process."""
+    """Return the worst grade that is allowed; any text that is no grade ends the process.
+
+    Args:
+        fail_above: the value of the option ``--fail-above``; ``None`` allows ``nothing`` only.
+    """
     from flwr_leakage.report.grades import GRADES
 
     grade = "nothing" if fail_above is None else fail_above
@@ -681,7 +705,15 @@ def _check(
     sarif: Path | None,
     summary: Path | None,
 ) -> None:
-    """Check a run, write the files, print the outcome, and end with its exit code."""
+    """Check a run for leaks, write the result to files, print it, and end with its exit status.
+
+    Args:
+        folder: the run folder.
+        fail_above: the worst grade that is allowed.
+        junit: the path of a JUnit XML file; ``None`` to write none.
+        sarif: the path of a SARIF file; ``None`` to write none.
+        summary: the path of a Markdown file to which the result is appended; ``None`` for none.
+    """
     from flwr_leakage import testing
 
     grade = _grade(fail_above)
@@ -724,7 +756,12 @@ def _floats(text: str | None, option: str) -> tuple[float, ...]:
 
 
 def _one_round(fixed: list[str], given: list[str]) -> list[str]:
-    """Return the overrides for a run of one client and one round; given ones take precedence."""
+    """Return the Hydra overrides of a run with one client and one round.
+
+    Args:
+        fixed: overrides that the command needs.
+        given: overrides that the user gave, which take precedence over those for one round.
+    """
     keys = {override.partition("=")[0] for override in given}
     return [*fixed, *(o for o in ONE_ROUND if o.partition("=")[0] not in keys), *given]
 
@@ -738,7 +775,13 @@ def _run_folder(overrides: Iterable[str]) -> Path:
 
 
 def _write(found: "Comparison", output: Path, link_reports: bool) -> Path:
-    """Return a comparison in the format that the file's suffix names."""
+    """Write a comparison in the format that the file's suffix names, and return the file's path.
+
+    Args:
+        found: the comparison.
+        output: the path of the file.
+        link_reports: whether an HTML page links to the runs' reports.
+    """
     from flwr_leakage import comparison
 
     if output.suffix == ".html":
@@ -763,7 +806,12 @@ def _plain_table(title: str | None = None) -> Table:
 
 
 def _say(text: object, file: TextIO | None = None) -> None:
-    """Print untrusted text with its control characters removed, which could move a terminal."""
+    """Print a text without control characters, by which untrusted text could control a terminal.
+
+    Args:
+        text: the text.
+        file: the stream to print to; standard output by default.
+    """
     from flwr_leakage.tracking.text import plain_text
 
     print(plain_text(str(text)), file=file)

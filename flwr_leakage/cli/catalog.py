@@ -1,4 +1,4 @@
-"""List what a config can name, one line each, from the configs themselves."""
+"""List the options of each config group, with one line on each from its YAML file."""
 
 import itertools
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ class Entry:
     """An option of a config group.
 
     Attributes:
-        name: the name, as in ``attack=NAME``.
-        line: its description, from the comment at the beginning of its file.
+        name: the name of the option, as in ``attack=NAME``.
+        line: the description of the option, from the comment at the beginning of its file.
     """
 
     name: str
@@ -26,7 +26,7 @@ def groups() -> list[str]:
 
 
 def entries(group: str) -> list[Entry]:
-    """Return the options of a group, by name.
+    """Return the options of a config group, sorted by name.
 
     Raises:
         ValueError: there is no such group.
@@ -37,7 +37,7 @@ def entries(group: str) -> list[Entry]:
 
 
 def _line(path: Path) -> str:
-    """Return the comment at the top of a config as one line, or else the first one within it."""
+    """Return the comment at the top of a YAML file as one line, or the first comment within it."""
     lines = path.read_text().splitlines()
     if lines and lines[0].startswith("# @package"):
         del lines[0]

@@ -14,12 +14,12 @@ State = Literal["ok", "missing", "broken"]
 
 @dataclass(frozen=True)
 class Finding:
-    """The finding on one package, file or program.
+    """Whether one package, file or program is installed.
 
     Attributes:
         name: the package, file or program.
-        state: ``ok``; ``missing`` where an optional thing is not there; ``broken`` where a needed
-            one is not.
+        state: ``ok`` if it is installed; ``missing`` if it is not and is optional; ``broken`` if it
+            is not and is needed.
         text: the version or place; if it is missing, the features that are lost, and how to get it.
     """
 
@@ -42,7 +42,7 @@ OPTIONAL = {
 
 
 def examine() -> list[Finding]:
-    """Look for everything that the commands use; nothing is downloaded."""
+    """Return a finding for everything that the commands use; nothing is downloaded."""
     checks: list[Callable[[], Finding]] = [
         _python, *(_package(name) for name in ("flwr", "torch", "torchvision", "hydra-core")),
         _gpu, _configs, _lpips,

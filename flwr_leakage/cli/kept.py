@@ -1,4 +1,4 @@
-"""Attack the kept updates of a run, be it a simulation or a user's own app."""
+"""Attack the updates that a run kept for later, be it a simulation or a user's own app."""
 
 import importlib
 import sys
@@ -24,18 +24,19 @@ def kept_run_of_folder(
     max_seconds: float | None,
     allowed: Sequence[Path] = (),
 ) -> KeptRun:
-    """Return the kept updates of a run folder, and how they are attacked.
+    """Return the updates that a run kept for later, with the settings of the attack on them.
 
     Args:
         folder: the folder of the run.
-        model: ``module:name`` of what makes the model without arguments; for a run whose folder
-            does not tell a config.
-        attack: the name of a preset, for such a run.
-        max_seconds: CPU seconds for a target.
+        model: ``module:name`` of a class or function that makes the model without arguments; needed
+            if the run folder has no config.
+        attack: the name of an attack's preset, for a run without a config.
+        max_seconds: the limit of CPU seconds for each update; ``None`` for the attack's own.
         allowed: folders and files outside of the run that its config may read.
 
     Raises:
-        ValueError: the model is needed and not given, or cannot be made.
+        ValueError: the model is needed and not given, or cannot be made; or the command is called
+            from within the run folder, from which Python would then import code.
     """
     if has_config(folder):
         return kept_run(folder, max_seconds, allowed)
@@ -59,10 +60,14 @@ def kept_run_of_folder(
 
 
 def workers_of(told: str, run: KeptRun) -> int | RayTasks:
-    """Return where attacks run: a number of processes, or ``ray``.
+    """Return where attacks run: a number of processes, or the tasks of a Ray cluster.
+
+    Args:
+        told: the number as text, or ``ray``.
+        run: the kept updates, which hold the settings for Ray.
 
     Raises:
-        ValueError: the text is neither a number nor ``ray``.
+        ValueError: the text is neither a positive number nor ``ray``.
     """
     if told == "ray":
         return run.ray
@@ -72,11 +77,14 @@ def workers_of(told: str, run: KeptRun) -> int | RayTasks:
 
 
 def make_model(model: str) -> nn.Module:
-    """Return the model that ``module:name`` makes without arguments; by default the name is Net.
+    """Return the model that a class or function makes without arguments.
+
+    Args:
+        model: ``module:name`` of the class or function; the name is ``Net`` if it is left out.
 
     Raises:
         ImportError: there is no such module.
-        ValueError: it has no such name, or that makes no module of torch.
+        ValueError: the module has no such name, or the name makes no PyTorch module.
     """
     module, _, name = model.partition(":")
     # the folder comes last, so that a file in it does not hide a package

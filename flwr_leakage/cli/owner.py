@@ -1,4 +1,4 @@
-"""Print the record that a client kept for its owner as a table, by round."""
+"""Print the record that a client keeps for its own use, as a table by round."""
 
 from collections.abc import Iterable
 from fnmatch import fnmatch
@@ -18,11 +18,11 @@ OWN_FOLDER = "run-*-client-*"
 
 
 def own_folders(folder: Path) -> list[Path]:
-    """Return the run folders of clients in a folder, or the folder itself if it is one.
+    """Return the folders of clients' own records in a folder, or the folder itself if it is one.
 
     Raises:
-        FileNotFoundError: there is none.
-        ValueError: it is the record of a server.
+        FileNotFoundError: there is no such record.
+        ValueError: the folder holds the record of a server.
     """
     if (folder / RECORDS_FILE).exists():
         if not fnmatch(folder.resolve().name, OWN_FOLDER):
@@ -42,9 +42,13 @@ def own_folders(folder: Path) -> list[Path]:
 
 
 def print_own(folder: Path, console: Console) -> None:
-    """Print one client's scores, self-attacks and decisions: a row for each round and quantity.
+    """Print a client's scores, attacks on its own updates, and decisions to send or withhold them.
 
-    Of several samples the riskiest is shown.
+    There is a row for each round and quantity. Of several samples the riskiest is shown.
+
+    Args:
+        folder: the folder of the client's own record.
+        console: the console to print to.
     """
     run = read_run(folder)
     console.print(plain_text(folder.name), markup=False, style="bold")
@@ -68,7 +72,7 @@ def print_own(folder: Path, console: Console) -> None:
 
 
 def _by_quantity(records: Iterable[LeakageRecord]) -> dict[tuple[int, str], list[LeakageRecord]]:
-    """Return scores and graded metrics of self-attacks, by round and name."""
+    """Return lists of a client's score records and self-attack records, by (round, name)."""
     found: dict[tuple[int, str], list[LeakageRecord]] = {}
     for record in records:
         if record.kind == "score":

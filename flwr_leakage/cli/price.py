@@ -1,4 +1,4 @@
-"""Print a dry run: a table of the work, its time, and the grounds of these figures."""
+"""Print a dry run: a table of a run's work, its estimated time, and the grounds of the estimate."""
 
 from collections.abc import Iterable, Sequence
 from functools import reduce
@@ -17,10 +17,15 @@ Row = tuple[str, str, str]
 
 
 def dry_run(overrides: list[str], multirun: bool, console: Console) -> None:
-    """Price a run, or each run of a sweep, and print it.
+    """Print an estimate of the work and time of a run, or of a sweep, without starting it.
+
+    Args:
+        overrides: the Hydra overrides of the command.
+        multirun: whether the command is a sweep.
+        console: the console to print to.
 
     Raises:
-        ConfigError: the overrides, or the config that they make, cannot be run or priced.
+        ConfigError: the overrides, or the config that they make, cannot be run or estimated.
     """
     overrides = spell_experiment(overrides)
     problem = check_overrides(overrides)
@@ -30,7 +35,12 @@ def dry_run(overrides: list[str], multirun: bool, console: Console) -> None:
 
 
 def print_price(found: Sequence[tuple[Work, Price]], console: Console) -> None:
-    """Print the sum over all runs, with the grounds of every figure."""
+    """Print the estimated work and time of all runs together, with the grounds of each figure.
+
+    Args:
+        found: the work and the estimated time of each run.
+        console: the console to print to.
+    """
     works, total = [work for work, _ in found], reduce(add, (price for _, price in found))
     table = Table(box=None)
     for heading in ("what", "how much", "CPU time"):
@@ -43,7 +53,12 @@ def print_price(found: Sequence[tuple[Work, Price]], console: Console) -> None:
 
 
 def rows(works: Sequence[Work], total: Price) -> list[Row]:
-    """Yield each kind of work, how often it is done, and its time in all runs."""
+    """Return the table's rows: a kind of work, how often it is done, and its time in all runs.
+
+    Args:
+        works: the work of each run.
+        total: the estimated time of each kind of work, summed over the runs.
+    """
 
     def of(name: str) -> int:
         return sum(getattr(work, name) for work in works)
@@ -83,7 +98,12 @@ def rows(works: Sequence[Work], total: Price) -> list[Row]:
 
 
 def grounds(works: Sequence[Work], total: Price) -> list[str]:
-    """Return sentences on the grounds of the figures."""
+    """Return sentences on how the estimated times were derived.
+
+    Args:
+        works: the work of each run.
+        total: the estimated time of each kind of work, summed over the runs.
+    """
     limits = sorted({work.target_seconds for work in works if work.target_seconds is not None})
     told = [f"{limit:g} s" for limit in limits]
     attacks = (
@@ -100,7 +120,7 @@ def grounds(works: Sequence[Work], total: Price) -> list[str]:
 
 
 def duration(seconds: float) -> str:
-    """Return seconds in words.
+    """Return a duration in seconds as text in suitable units.
 
     Example:
         >>> duration(0.04), duration(61), duration(7300)
@@ -117,7 +137,7 @@ def duration(seconds: float) -> str:
 
 
 def size(count: float) -> str:
-    """Return a number of bytes as text.
+    """Return a number of bytes as text, in units of powers of 1000.
 
     Example:
         >>> size(900), size(3_300_000)

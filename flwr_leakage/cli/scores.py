@@ -1,4 +1,4 @@
-"""The scores of a run as a table in the terminal."""
+"""Print the scores of a run as a table in the terminal."""
 
 from pathlib import Path
 
@@ -10,7 +10,12 @@ from flwr_leakage.tracking import read_run
 
 
 def print_scores(folder: Path, console: Console) -> None:
-    """Print every score of a run by sample and quantity, with the meaning of a larger value."""
+    """Print every score of a run by sample, with the meaning of a larger value.
+
+    Args:
+        folder: the run folder.
+        console: the console to print to.
+    """
     table = Table(box=None)
     for heading in ("round", "client", "sample"):
         table.add_column(heading, justify="right")

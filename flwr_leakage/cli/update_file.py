@@ -1,4 +1,4 @@
-"""Attack one update that lies in a file, whatever framework wrote it; Flower is not needed."""
+"""Attack one update that is stored in a file, whatever framework wrote it, without Flower."""
 
 import pickle
 import warnings
@@ -45,18 +45,22 @@ _KINDS: dict[str, Holds] = {"WEIGHT_DIFF": "difference", "WEIGHTS": "parameters"
 
 @dataclass(frozen=True)
 class UpdateFile:
-    """The facts on an update in a file that the user gives.
+    """An update in a file, with the facts about it that the user gives.
 
     Attributes:
         path: the path of the file.
         model: ``module:name`` of a function or class that makes the model without arguments.
-        shape: (C, H, W) of an input.
-        before: the file of θ_t; ``None`` takes the parameters that the model is made with.
-        holds: see ``Holds``; ``None`` for parameters where ``before`` is given, else a difference.
-        num_examples: number of samples behind the update.
+        shape: the shape (C, H, W) of one input.
+        before: the path of a file with the parameters before training, θ_t; with ``None``, θ_t are
+            the parameters with which the model is made.
+        holds: the content of the file: ``difference`` for θ_local − θ_t, ``gradient``, or
+            ``parameters`` for θ_local; ``None`` means ``parameters`` if ``before`` is given, else
+            ``difference``.
+        num_examples: the number of samples that the client trained on.
         schedule: the schedule of local training; ``None`` for a gradient alone.
-        mean: the mean of the normalisation, a value a channel; empty where it is unknown.
-        std: the standard deviation per channel, likewise.
+        mean: the mean of the inputs' normalisation, one value per channel; empty if it is unknown.
+        std: the standard deviation of the normalisation, one value per channel; empty if it is
+            unknown.
     """
 
     path: Path
@@ -79,20 +83,20 @@ class UpdateFile:
 def attack_file(
     given: UpdateFile, folder: Path, attack: str, max_seconds: float | None = None
 ) -> str:
-    """Attack the update, and write its record, images and report into a new folder.
+    """Attack an update in a file, and write its record, images and report into a new folder.
 
     Args:
-        given: the file, and what is known of it.
-        folder: the folder of the record.
-        attack: the name of a preset.
-        max_seconds: CPU seconds of the attack.
+        given: the file, with the facts about it.
+        folder: the path of the new folder.
+        attack: the name of the attack's preset.
+        max_seconds: the limit of the attack's CPU seconds; ``None`` for the preset's own.
 
     Returns:
-        The verdict and the assumptions in words.
+        The verdict on the attack, and the assumptions that were made about the file, in words.
 
     Raises:
-        ValueError: a file or a setting is none that was expected, in words.
-        FileExistsError: the folder holds a run.
+        ValueError: a file or a setting is not as expected; the message says what was expected.
+        FileExistsError: the folder already holds a run.
     """
     model = make_model(given.model)
     gradient_map = GradientMap(model, batch_norm=mode_of(model))
@@ -123,18 +127,19 @@ def attack_file(
 def observe_file(
     given: UpdateFile, gradient_map: GradientMap
 ) -> tuple[GradientMap, Observation, list[str]]:
-    """Read the update as a server would have observed it.
+    """Return the update in a file as a server would have observed it.
 
     Args:
-        given: the file, and what is known of it.
+        given: the file, with the facts about it.
         gradient_map: the gradient map of the model.
 
     Returns:
-        The gradient map, the observation, and the assumptions in words.
+        The gradient map, in which only parameters that the file holds count as trained; the
+        observation; and sentences on the assumptions that were made.
 
     Raises:
-        ValueError: the arrays are none of the model's, the file is none of those that are read, or
-            a setting is missing.
+        ValueError: the file's arrays do not belong to the model, its format is not supported, or a
+            setting is missing.
     """
     tensors, kind = read_tensors(given.path)
     holds = kind or given.holds or ("difference" if given.before is None else "parameters")
@@ -185,14 +190,15 @@ def observe_file(
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], Holds | None]:
-    """Read the arrays of a file that may come from anybody; nothing in it is executed.
+    """Return the arrays of a file that may come from anybody, without executing anything in it.
 
     Returns:
-        The arrays by name, those of a list by their place; and what the file itself says it holds.
+        The arrays by name, or by their place if the file holds a list; and the kind of content that
+        the file itself names, or ``None`` if it names none.
 
     Raises:
-        FileNotFoundError: there is none.
-        ValueError: it is none of the files that are read, or holds something else, in words.
+        FileNotFoundError: there is no such file.
+        ValueError: the format of the file is not supported, or it holds something else than arrays.
     """
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
@@ -252,7 +258,16 @@ def _saved(path: Path) -> Any:
 
 
 def _unwrapped(path: Path, held: Any) -> tuple[Any, Holds | None]:
-    """Take the arrays out of the containers of frameworks."""
+    """Return the arrays of an update without the containers that frameworks put around them.
+
+    Args:
+        path: the path of the file, for error messages.
+        held: the content of the file.
+
+    Returns:
+        The arrays as a mapping or a list; and the kind of content that the file itself names, or
+        ``None`` if it names none.
+    """
     kind: Holds | None = None
     for _ in range(3):
         if not isinstance(held, Mapping):
@@ -272,10 +287,18 @@ def _unwrapped(path: Path, held: Any) -> tuple[Any, Holds | None]:
 def _as_named(
     path: Path, tensors: Mapping[str, Tensor], gradient_map: GradientMap
 ) -> tuple[Params, list[str]]:
-    """Return the arrays under the model's names, in its types; the names of all others.
+    """Return the arrays under the names of the model's parameters and buffers, in their dtypes.
+
+    Args:
+        path: the path of the file, for error messages.
+        tensors: the arrays under their names in the file.
+        gradient_map: the gradient map of the model.
+
+    Returns:
+        The arrays by the model's names, and the names of arrays that are not the model's.
 
     Raises:
-        ValueError: none of them is a parameter of the model.
+        ValueError: none of them is a parameter of the model, or one has another shape.
     """
     own = gradient_map.params
     state = {name: value.detach() for name, value in gradient_map.model.state_dict().items()}
@@ -297,10 +320,10 @@ def _as_named(
 
 
 def _spec(given: UpdateFile, gradient_map: GradientMap) -> InputSpec:
-    """Return the inputs' description; the model's logits tell the number of classes.
+    """Return the description of the inputs, with as many classes as the model has logits.
 
     Raises:
-        ValueError: the model takes no such inputs, or returns no logits.
+        ValueError: the model takes no inputs of this shape, or returns no logits (B, K).
     """
     like = next(iter(gradient_map.params.values()))
     try:

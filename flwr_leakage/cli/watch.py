@@ -1,4 +1,4 @@
-"""Show a run while it trains, as a page on this machine and a table in the terminal."""
+"""Show a run while it trains, on a page that this machine serves, and in the terminal."""
 
 import getpass
 import os
@@ -27,16 +27,16 @@ SECONDS = 1.0
 
 
 def watch_run(folder: Path, port: int, browser: bool, console: Console) -> None:
-    """Serve and show a run until the user ends it by Ctrl-C.
+    """Serve the page of a run and show it in the terminal, until the user presses Ctrl-C.
 
     Args:
         folder: the run folder.
-        port: the port of the page; 0 for any that is free.
-        browser: whether a browser is opened, unless this is an SSH session.
+        port: the port of the page; 0 for any free one.
+        browser: whether a browser is opened; in an SSH session none is.
         console: the console that shows the table.
 
     Raises:
-        FileNotFoundError: it is no run folder.
+        FileNotFoundError: the folder is no run folder.
         OSError: the port is taken.
     """
     try:
@@ -61,7 +61,7 @@ def watch_run(folder: Path, port: int, browser: bool, console: Console) -> None:
 
 
 def _each(page: LivePage, run: RunData) -> Iterator[RunData]:
-    """Yield a run, and it again whenever a round has ended."""
+    """Yield the data of a run, and then its new data whenever a round has ended."""
     yield run
     while True:
         time.sleep(SECONDS)
@@ -76,7 +76,12 @@ def _show_table(runs: Iterator[RunData], console: Console) -> None:
 
 
 def print_lines(runs: Iterator[RunData], console: Console) -> None:
-    """Print what is new of a run, for a file or a pipe, where nothing is drawn over."""
+    """Print the lines on a run that are new, for output to a file or a pipe.
+
+    Args:
+        runs: the data of the run, again after each round.
+        console: the console to print to.
+    """
     told: dict[str, str] = {}
     for run in runs:
         now = lines(run)
@@ -86,7 +91,10 @@ def print_lines(runs: Iterator[RunData], console: Console) -> None:
 
 
 def lines(run: RunData) -> dict[str, str]:
-    """Return a line for each round that ended, the verdict so far, and whether the run is over."""
+    """Return the lines to print on a run: its ended rounds, the verdict, and whether it is over.
+
+    The keys are names of the lines, by which a changed line is noticed.
+    """
     records_of = grouped((record.server_round, record) for record in run.records)
     ended = sorted(r.server_round for r in run.records if r.name == "round_wall_seconds")
     told = {f"round {n}": f"Round {n}: {round_told(records_of[n])}" for n in ended}

@@ -1,4 +1,4 @@
-"""Compare several runs in one table, a frontier, and a page that links to all reports."""
+"""Compare several runs: in a table, in a plot of accuracy over leakage, and on a page of links."""
 
 from flwr_leakage.comparison.compare import Comparison, Group, compare
 from flwr_leakage.comparison.export import FORMATS, export

@@ -1,4 +1,4 @@
-"""A comparison of runs that differ in some settings, with seeds of the same settings grouped."""
+"""Compare runs that differ in some settings; runs that differ in the seed alone form a group."""
 
 import html
 import os
@@ -22,17 +22,19 @@ NOT_COMPARED = (
     "server.attack_cpus", "server.attack_gpus", "server.attack_retries",
     "server.attack_folder", "server.num_threads", "server.wait_seconds", "client.num_threads",
 )  # fmt: skip
-"""Settings that leave the numbers as they are, but for the seed, which groups repeat over."""
+"""Settings that do not define a group: the seed, over which a group repeats, and settings that
+leave the numbers as they are."""
 
 
 FEW = 5
-"""Below so many runs their range is told and no standard deviation, which so few hardly determine:
-the 95 % interval of that of normal numbers reaches to 2.9 times its value for five runs, and to 6.3
-times for three (the χ² law of the variance)."""
+"""For fewer runs their range is shown in place of the standard deviation, which so few hardly
+determine: for normal numbers the 95 % interval of the standard deviation reaches to 2.9 times its
+value for five runs, and to 6.3 times for three (the χ² law of the variance)."""
 
 
 RUN = "run"
-"""The key of runs that hold no config, such as those of an app of one's own: their folder."""
+"""The name of the setting, the run's folder, by which runs without a config differ, such as those
+of a user's own app."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,8 @@ class Group:
     """Runs with the same settings, one for each seed.
 
     Attributes:
-        settings: those that differ between the groups, as text; ``–`` where a group has none.
+        settings: the values of the settings that differ between groups, as text; ``–`` where a
+            group does not have a setting.
         runs: the runs of the group, in the order in which they were given.
     """
 
@@ -49,28 +52,29 @@ class Group:
 
     @property
     def name(self) -> str:
-        """Return the group's settings, such as ``defense=pruning, client.batch_size=4``."""
+        """Return the group's settings as text, such as ``defense=pruning, client.batch_size=4``."""
         return ", ".join(f"{key}={value}" for key, value in self.settings.items()) or "all runs"
 
     def known(self, measure: str) -> list[float]:
-        """Return the numbers of the runs that have this measure."""
+        """Return the values of a measure, from those runs that have one."""
         values = (run.values[measure] for run in self.runs)
         return [value for value in values if value is not None]
 
     def mean(self, measure: str) -> float | None:
-        """Return the mean over the runs that have this number."""
+        """Return the mean of a measure over those runs that have it; ``None`` if there are none."""
         known = self.known(measure)
         return statistics.fmean(known) if known else None
 
     def deviation(self, measure: str) -> float | None:
-        """Return the standard deviation (n − 1 in the denominator); ``None`` below ``FEW`` runs."""
+        """Return a measure's standard deviation (n − 1) over runs; ``None`` below ``FEW`` runs."""
         known = self.known(measure)
         return statistics.stdev(known) if len(known) >= FEW else None
 
     def told(self, measure: Measure) -> str:
-        """Return the mean with its spread over the runs, as text; see ``format_spread``.
+        """Return a measure's mean and spread over the runs, as text; see ``format_spread``.
 
-        Counts of members are added up over the runs, and stand with the interval of their share.
+        For a share of members that a membership test found, counts are summed over the runs, and
+        the spread is the confidence interval of the share.
         """
         shares = [run.shares[measure.name] for run in self.runs if measure.name in run.shares]
         if shares:
@@ -80,12 +84,13 @@ class Group:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs beside each other.
+    """Several runs, grouped by equal settings, to be shown in one table.
 
     Attributes:
-        settings: the keys in which the runs differ.
-        groups: runs of equal settings, in the order in which the first of each was given.
-        problems: folders that could not be read, and runs that are not whole, in words.
+        settings: the names of the settings in which the runs differ.
+        groups: the groups of runs with equal settings, in the order in which the first run of each
+            was given.
+        problems: in words, folders that could not be read, and runs that are unfinished or broken.
     """
 
     settings: tuple[str, ...]
@@ -94,21 +99,22 @@ class Comparison:
 
     @property
     def runs(self) -> tuple[Outcome, ...]:
-        """Return all runs, group by group."""
+        """Return the runs of all groups, in the order of the groups."""
         return tuple(run for group in self.groups for run in group.runs)
 
     @property
     def measures(self) -> tuple[str, ...]:
-        """Return the names of ``MEASURES`` that some run has a number of."""
+        """Return those names of ``MEASURES`` for which some run has a value."""
         return tuple(
             m.name for m in MEASURES if any(run.values[m.name] is not None for run in self.runs)
         )
 
     def to_pandas(self) -> "pd.DataFrame":
-        """Return a row a group: its settings, ``runs``, and mean and spread of every measure.
+        """Return a data frame with one row per group: settings, number of ``runs``, measures.
 
-        ``_n`` is the number of runs that have it, ``_low`` and ``_high`` are their lowest and
-        highest, and ``_sd`` is the standard deviation, which is missing below ``FEW`` runs.
+        Each measure has a column of its name with the mean. Its columns with the suffixes ``_n``,
+        ``_low``, ``_high`` and ``_sd`` hold the number of runs that have it, the lowest and the
+        highest value, and the standard deviation, which is missing below ``FEW`` runs.
         """
         import pandas as pd
 
@@ -126,7 +132,10 @@ class Comparison:
         return pd.DataFrame(rows)
 
     def runs_to_pandas(self) -> "pd.DataFrame":
-        """Return a row a run: its settings, ``seed``, ``status``, ``folder`` and every measure."""
+        """Return a data frame with one row per run.
+
+        Its columns are the settings, ``seed``, ``status``, ``folder`` and every measure.
+        """
         import pandas as pd
 
         return pd.DataFrame(
@@ -144,7 +153,7 @@ class Comparison:
         )
 
     def cells(self) -> tuple[list[str], list[list[str]]]:
-        """Return headings and rows of the table as text: the mean and its spread over seeds."""
+        """Return the table's headings and rows as text, with means and spreads over seeds."""
         shown = [m for m in MEASURES if m.name in self.measures]
         headings = [*self.settings, "runs", *(m.heading for m in shown)]
         rows = []
@@ -169,11 +178,11 @@ class Comparison:
 
 
 def compare(folders: str | Path | RunData | Iterable[str | Path | RunData]) -> Comparison:
-    """Put runs beside each other.
+    """Return a comparison of runs, with the seeds of equal settings grouped.
 
     Args:
-        folders: run folders, folders of run folders such as Hydra's ``multirun/…``, or runs that
-            were read already; or one of them by itself.
+        folders: one or several of: a run folder, a folder of run folders such as Hydra's
+            ``multirun/…``, or a run that was read already.
 
     Raises:
         ValueError: there is no run among them.
@@ -213,7 +222,10 @@ def compare(folders: str | Path | RunData | Iterable[str | Path | RunData]) -> C
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """Return a run folder itself, or those below it, sorted as a person would (2 before 10)."""
+    """Return the folder itself if it is a run folder, and all run folders below it.
+
+    They are sorted with numbers in names by their value: 2 before 10.
+    """
     if not folder.is_dir():
         return []
     found = [
@@ -225,10 +237,10 @@ def run_folders(folder: Path) -> list[Path]:
 
 
 def differing(runs: Sequence[Outcome]) -> list[str]:
-    """Return the settings in which runs differ: the groups' options first, then single keys.
+    """Return the names of settings in which runs differ: first config groups, then single keys.
 
-    A key of a group counts only if it differs between runs of the same option, as the keys of two
-    options differ anyway.
+    The keys of two options of a group, such as two attacks, differ in any case. So a key of a group
+    counts only if it differs between runs with the same option.
     """
     groups = [g for g in _names(run.choices for run in runs) if not g.startswith(NOT_COMPARED)]
     keys = [g for g in groups if len({run.choices.get(g) for run in runs}) > 1]
@@ -269,7 +281,13 @@ def _natural(part: str) -> tuple[int, str]:
 
 
 def format_spread(numbers: Sequence[float], style: str) -> str:
-    """Return a mean with its spread: the standard deviation, or for few numbers the range and n.
+    """Return the mean of numbers and their spread, as text.
+
+    The spread is the standard deviation; for few numbers it is their range, with their count n.
+
+    Args:
+        numbers: the numbers.
+        style: the format specification of a number, such as ``.1f``.
 
     Example:
         >>> format_spread([20, 21, 22, 23, 24], ".1f"), format_spread([1, 0, 1], ".0%")
@@ -289,7 +307,7 @@ def format_spread(numbers: Sequence[float], style: str) -> str:
 
 
 def _cell(text: str) -> str:
-    """Return a text as a Markdown cell without HTML, links, images or mathematics."""
+    """Return a text escaped for a Markdown cell, without HTML, links, images or formulas."""
     text = re.sub(r"[\\|`$\[\]]", r"\\\g<0>", " ".join(text.split()))
     text = html.escape(text, quote=False).replace("://", ":&#47;/")
     return re.sub(r"(?i)\bwww\.", "www&#46;", text)

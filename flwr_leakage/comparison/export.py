@@ -1,4 +1,4 @@
-"""Tables in files that other programs read."""
+"""Write comparisons and records as tables in files that other programs read."""
 
 import importlib.util
 import re
@@ -19,19 +19,21 @@ FORMATS = {"csv": ".csv", "latex": ".tex", "markdown": ".md", "parquet": ".parqu
 
 
 def export(comparison: Comparison, path: str | Path, per_run: bool = False) -> Path:
-    """Write a comparison; the file's suffix says how: .csv, .tex, .md or .parquet.
+    """Write a comparison to a file, in the format of its suffix: .csv, .tex, .md or .parquet.
 
-    CSV and Parquet hold plain numbers, mean and spread apart; LaTeX and Markdown the table as it
-    is printed. The file is readable by its owner only.
+    CSV and Parquet hold plain numbers, with mean and spread in separate columns. LaTeX and Markdown
+    hold the table as ``flwr-leakage compare`` prints it. The file is readable by its owner only.
 
     Args:
-        comparison: the table.
-        path: the file.
-        per_run: a row a run in place of a row a group of seeds; for CSV and Parquet.
+        comparison: the comparison to write.
+        path: the path of the file, which is also returned.
+        per_run: whether there is one row per run in place of one per group of seeds; for CSV and
+            Parquet only.
 
     Raises:
-        ValueError: another suffix, or ``per_run`` for a printed table.
-        ImportError: Parquet without pyarrow (``pip install 'flwr-leakage[parquet]'``).
+        ValueError: the suffix is another one, or ``per_run`` is set for LaTeX or Markdown.
+        ImportError: the file is Parquet and pyarrow is not installed
+            (``pip install 'flwr-leakage[parquet]'``).
     """
     path = Path(path)
     if path.suffix not in FORMATS.values():
@@ -51,7 +53,7 @@ def export(comparison: Comparison, path: str | Path, per_run: bool = False) -> P
 
 
 def _latex(comparison: Comparison) -> str:
-    """Return the comparison as a ``booktabs`` table, with all of LaTeX's own characters escaped."""
+    """Return the comparison as a LaTeX ``booktabs`` table with special characters escaped."""
     import pandas as pd
 
     headings, rows = comparison.cells()
@@ -77,15 +79,17 @@ _LATEX = (
 
 
 def export_records(folders: Iterable[str | Path], path: str | Path) -> Path:
-    """Write every number of some runs: the columns of ``RunData.to_pandas`` and ``folder``.
+    """Write every number of some runs, one row each, and return the path of the file.
+
+    The columns are those of ``RunData.to_pandas``, and ``folder``.
 
     Args:
-        folders: run folders, or folders of them.
-        path: the file; .csv or .parquet.
+        folders: run folders, or folders of run folders.
+        path: the path of the file; its suffix is .csv or .parquet.
 
     Raises:
-        ValueError: another suffix, or no run.
-        ImportError: Parquet without pyarrow.
+        ValueError: the suffix is another one, or there is no run.
+        ImportError: the file is Parquet and pyarrow is not installed.
     """
     import pandas as pd
 
@@ -107,7 +111,7 @@ _FORMULA = re.compile(r"(?:^|[;\t\r\n])\s*[=+\-@＝＋－＠]")
 
 
 def _no_formula(cell: Any) -> Any:
-    """Return a value with an apostrophe before it if it is a text that a spreadsheet would run."""
+    """Return a cell's value, with an apostrophe before text that a spreadsheet would run."""
     if not isinstance(cell, str) or not _FORMULA.search(cell) or _is_number(cell):
         return cell
     return "'" + re.sub(r"[;\t\r\n]", " ", cell)

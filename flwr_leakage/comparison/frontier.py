@@ -1,4 +1,4 @@
-"""Plot accuracy against leakage, with the settings that no other setting beats in both."""
+"""Plot accuracy over leakage, and mark the groups that no other group beats in both."""
 
 from statistics import fmean
 from typing import Any
@@ -19,15 +19,15 @@ def frontier(
     narrow: bool = False,
     numbered: bool = False,
 ) -> Figure:
-    """Return a figure of test accuracy over leakage, with a point and a range for each group.
+    """Return a Matplotlib figure of test accuracy over leakage, a point and a range per group.
 
-    Groups that no other group beats in both are joined: the frontier.
+    A line, the frontier, joins the groups that no other group beats in both.
 
     Args:
-        comparison: the comparison of at least one group with both numbers.
-        leakage: a measure of ``MEASURES`` of which more leaks more.
+        comparison: the comparison, in which at least one group has both numbers.
+        leakage: the name of a measure of ``MEASURES`` whose larger values leak more.
         narrow: whether the figure is for a phone: half as wide, with the legend below.
-        numbered: whether the legend has the groups' numbers, from 1, in place of their names.
+        numbered: whether the legend shows the groups' numbers, from 1, in place of their names.
 
     Raises:
         ValueError: ``leakage`` is no such measure, or no group has both numbers.
@@ -75,7 +75,13 @@ def frontier(
 
 
 def _undominated(points: list[tuple[float, float, Group]]) -> list[tuple[float, float, Group]]:
-    """Return the points that no other point beats in one quantity without losing in the other."""
+    """Return the points for which no other has at most its leakage and at least its accuracy.
+
+    A point counts as other if it differs in one of the two.
+
+    Args:
+        points: tuples of leakage, accuracy and group.
+    """
     return [
         p
         for p in points
@@ -84,7 +90,10 @@ def _undominated(points: list[tuple[float, float, Group]]) -> list[tuple[float, 
 
 
 def _range(numbers: list[float]) -> list[list[float]] | None:
-    """Return how far the lowest and the highest number lie from the mean; ``None`` for one run."""
+    """Return how far the lowest and the highest number lie from the mean, as error bars.
+
+    It is ``None`` if there are fewer than two numbers.
+    """
     if len(numbers) < 2:
         return None
     mean = fmean(numbers)

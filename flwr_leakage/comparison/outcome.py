@@ -1,4 +1,4 @@
-"""Sum up a run in a few numbers."""
+"""Summarise a run by its settings and a few measures."""
 
 import statistics
 from collections.abc import Mapping
@@ -20,15 +20,15 @@ Status = Literal["finished", "not finished", "no attack was measured"]
 
 @dataclass(frozen=True)
 class Measure:
-    """A number of a run.
+    """A number by which runs are compared.
 
     Attributes:
-        name: its key in tables.
+        name: the name of the measure, as a key in tables.
         heading: the heading for people, with the unit.
-        leaks: ``more`` where a larger value means that more leaks, ``less`` where less does, empty
-            where neither holds.
-        style: a format specification.
-        meaning: one sentence.
+        leaks: ``more`` if a larger value means that more leaks, ``less`` if it means that less
+            leaks, empty if neither holds.
+        style: the format specification of the number.
+        meaning: the meaning of the measure in one sentence.
     """
 
     name: str
@@ -93,18 +93,19 @@ MEASURES = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """A run, with its settings and its measures.
+    """A run's settings and measures.
 
     Attributes:
         folder: the run folder.
-        config: the config of ``run.json``, flat: ``{"client.batch_size": 4}``; empty where there is
-            none.
-        choices: the option of each config group.
+        config: the run's config as a flat mapping such as ``{"client.batch_size": 4}``; empty if
+            the run has none.
+        choices: the chosen option of each config group, such as ``{"attack": "strongest"}``.
         seed: the seed of the run, or ``None``.
-        status: in words, whether the numbers are those of a whole run.
-        values: the values by the names of ``MEASURES``; ``None`` where there is no number.
-        shares: the shares of the records used in training that the membership test found, by rates
-            of false alarms (the names of ``FOUND``), where the run has such numbers.
+        status: whether the numbers are those of a whole run, in words.
+        values: the values of the measures, by their names in ``MEASURES``; ``None`` where there is
+            no number.
+        shares: the share of the records used in training that the membership test found, for each
+            rate of false alarms (by its name in ``FOUND``), where the run has such numbers.
     """
 
     folder: Path
@@ -117,12 +118,12 @@ class Outcome:
 
     @property
     def place(self) -> str:
-        """Return the folder as text that a terminal shows and does not obey."""
+        """Return the folder as text without characters that control a terminal."""
         return plain_text(str(self.folder))
 
 
 def outcome(run: RunData) -> Outcome:
-    """Summarise a run; if a number was recorded twice, the last one counts."""
+    """Return a run's settings and measures; if a number was recorded twice, the last one counts."""
     metadata = run.metadata
     config = metadata.get("config")
     config = config if isinstance(config, Mapping) else {}
@@ -190,7 +191,12 @@ def _values(run: RunData, index: Index) -> dict[str, float | None]:
 
 
 def _flat(config: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Return nested mappings as one: ``{"a": {"b": 1}}`` as ``{"a.b": 1}``."""
+    """Return nested mappings as a flat one, such as ``{"a.b": 1}`` for ``{"a": {"b": 1}}``.
+
+    Args:
+        config: the nested mapping.
+        before: the text with which every key begins.
+    """
     flat: dict[str, Any] = {}
     for key, value in config.items():
         name = f"{before}{key}"

@@ -1,4 +1,4 @@
-"""One page over several runs: their table, the frontier, and a link to every report."""
+"""Write one page that compares several runs: a table, the frontier, and links to reports."""
 
 import os
 import re
@@ -20,15 +20,16 @@ from flwr_leakage.tracking.text import plain_text
 
 
 def write_comparison(comparison: Comparison, path: str | Path, link_reports: bool = False) -> Path:
-    """Write the page: one HTML file that loads nothing; readable by its owner only.
+    """Write a comparison as one HTML page, which loads no other file.
 
-    It holds no image.
+    The page holds no private image, and is readable by its owner only.
 
     Args:
         comparison: the runs to show.
         path: the file to write.
-        link_reports: whether the page links to the runs' reports, relative to its folder. A report
-            that came with a folder may be any page, so this is for reports that were written here.
+        link_reports: whether the page links to the runs' reports by relative paths. As a report in
+            a folder from somebody else may be any page, this is meant for reports that were written
+            here.
 
     Returns:
         The path of the file.
@@ -82,10 +83,12 @@ WIDE = 11.0, 4.4
 
 
 def _short(text: str, runs: str) -> str:
-    """Return a cell without the number of runs where that is the row's own, its range in one line.
+    """Return a cell's text without the number of runs, if it is ``runs``, which the row shows.
+
+    Spaces within brackets are replaced by non-breaking ones, so that a range stays in one line.
 
     Example:
-        >>> _short("67% (0% to 100%, n = 3)", "3").replace("\u00a0", "~")
+        >>> _short("67% (0% to 100%, n = 3)", "3").replace(" ", "~")
         '67% (0%~to~100%)'
         >>> _short("2.0 (n = 2)", "2")
         '2.0'
@@ -95,7 +98,14 @@ def _short(text: str, runs: str) -> str:
 
 
 def _drawn(comparison: Comparison, narrow: bool) -> Markup:
-    """Return the frontier in the page's colours; its legend numbers the settings of the table."""
+    """Return the plot of the frontier as SVG in the page's colours, with numbers in its legend.
+
+    The numbers are those of the table's rows.
+
+    Args:
+        comparison: the runs to show.
+        narrow: whether the plot is for the width of a phone.
+    """
     with matplotlib.rc_context({**STYLE, "legend.frameon": False}):
         figure = frontier(comparison, narrow=narrow, numbered=True)
         figure.patch.set_alpha(0)
@@ -108,6 +118,11 @@ def _drawn(comparison: Comparison, narrow: bool) -> Markup:
 
 
 def _link(folder: Path, page: Path) -> str:
-    """Return a run's report as a relative link, or empty where there is none."""
+    """Return the path of a run's report relative to the page; empty if there is no report.
+
+    Args:
+        folder: the run folder.
+        page: the path of the page.
+    """
     report = folder / "report.html"
     return os.path.relpath(report, page.parent) if report.is_file() else ""

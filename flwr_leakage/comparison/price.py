@@ -1,4 +1,4 @@
-"""Describe in sentences the effect and the cost of each defense."""
+"""Describe in sentences the effect of each defense on leakage, and its cost in accuracy."""
 
 from flwr_leakage.comparison.compare import Comparison, Group
 from flwr_leakage.comparison.outcome import FOUND, MEASURES
@@ -8,7 +8,7 @@ KEY = "defense"
 
 
 def prices(comparison: Comparison) -> list[str]:
-    """Return a sentence for each defense that stands beside the same training without one."""
+    """Return a sentence for each group with a defense whose twin without one is compared, too."""
     without = {
         _others(group): group for group in comparison.groups if group.settings.get(KEY) == "none"
     }
@@ -21,12 +21,19 @@ def prices(comparison: Comparison) -> list[str]:
 
 
 def _others(group: Group) -> tuple[tuple[str, str], ...]:
-    """Return the settings that do not belong to the defense."""
+    """Return those settings of a group that do not belong to the defense."""
     return tuple((k, v) for k, v in group.settings.items() if k.partition(".")[0] != KEY)
 
 
 def _price(group: Group, bare: Group) -> list[str]:
-    """Compare recognised images and accuracy with and without; empty where a number is missing."""
+    """Return sentences that compare leakage and accuracy with and without a defense.
+
+    The list is empty if one of the numbers is missing.
+
+    Args:
+        group: the runs with the defense.
+        bare: the runs with the same settings without a defense.
+    """
     accuracy, accuracy_without = group.mean("test_accuracy"), bare.mean("test_accuracy")
     if group.mean("leaked") is None or bare.mean("leaked") is None:
         return []
@@ -49,7 +56,14 @@ def _price(group: Group, bare: Group) -> list[str]:
 
 
 def _members(group: Group, bare: Group) -> str:
-    """Return how many members are found with and without the defense, where both are known."""
+    """Return a sentence on the used records that the membership test found, with and without.
+
+    The two shares are those with a defense and without it. The sentence is empty if one is unknown.
+
+    Args:
+        group: the runs with the defense.
+        bare: the runs with the same settings without a defense.
+    """
     measure = next(each for each in MEASURES if each.name in FOUND)
     if None in (group.mean(measure.name), bare.mean(measure.name)):
         return ""
@@ -60,7 +74,7 @@ def _members(group: Group, bare: Group) -> str:
 
 
 def _cut_off(group: Group) -> str:
-    """Return how many attacks the time limit ended, so that less was recognised than may be."""
+    """Return a sentence on the share of attacks on a group that the time limit ended, if any."""
     share = group.mean("cut_off")
     if not share:
         return ""

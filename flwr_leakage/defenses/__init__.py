@@ -1,4 +1,4 @@
-"""Change the training samples or the update to defend them, by one defense or several in a row."""
+"""Defenses, alone or in a chain, which change a client's training samples or its update."""
 
 from flwr_leakage.defenses.accounting import canary, canary_epsilon, dp_epsilon, gaussian_epsilon
 from flwr_leakage.defenses.base import Defense, LocalRound

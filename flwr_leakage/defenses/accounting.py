@@ -1,17 +1,21 @@
-"""Compute the guarantee (ε, δ) of Gaussian noise on an update, and estimate it from canaries.
+"""Compute the privacy guarantee (ε, δ) of Gaussian noise on an update, or estimate ε.
 
-Everything follows from one number. Adding N(0, σ²) to a sum that one client can move by at most
-Δ in norm, T times, is as private as telling N(0, 1) from N(μ, 1) with
+An estimate uses canaries, which are random updates that some clients send.
+
+Everything follows from one number μ. Consider a sum that one record can change by at most Δ in
+norm, released T times with noise N(0, σ²). To tell from the releases whether the record was changed
+is as hard as to tell N(0, 1) from N(μ, 1), with
 
     μ = √T Δ / σ                                                                     (1)
 
 (Gaussian differential privacy, Dong, Roth and Su 2022, corollary 3.3: exact, no approximation).
-``flwr_leakage.bounds`` tells which guesses and images that leaves to an attacker.
+``flwr_leakage.bounds`` computes the best guesses and reconstructions of an attacker under such
+noise.
 
-An ε means nothing without its adjacency, which says which two sets of records are to look alike.
-``replace-one``: one record is another; both sets have the same size, so that the size may be
-public. ``add-or-remove``: one record is there or not. Where each record is clipped to norm C, the
-sum moves by at most 2C in the first case, and by C in the second.
+An ε means nothing without its adjacency, which says how the two sets of records differ that must
+look alike. ``replace-one``: one record is replaced by another; both sets have the same size, so
+that the size may be public. ``add-or-remove``: one record is in the set or not. Where each record
+is clipped to norm C, the sum moves by at most 2C in the first case, and by C in the second.
 """
 
 import math
@@ -43,7 +47,7 @@ _LONGEST_GRID = 1 << 19
 
 
 def check_adjacency(adjacency: str) -> None:
-    """Raise ``ValueError`` unless the text names an adjacency."""
+    """Raise ``ValueError`` unless ``adjacency`` is ``replace-one`` or ``add-or-remove``."""
     if adjacency not in ADJACENCIES:
         raise ValueError(f"adjacency must be one of {', '.join(ADJACENCIES)}, got {adjacency!r}.")
 
@@ -55,19 +59,21 @@ def dp_epsilon(
     delta: float,
     adjacency: Adjacency = "replace-one",
 ) -> float:
-    """Return ε of (ε, δ)-privacy of steps that add Gaussian noise to a sum of clipped rows.
+    """Return ε of the (ε, δ)-privacy of steps that add Gaussian noise to clipped gradients' sum.
 
-    Without sampling it is exact, by (1) with Δ = 2C for ``replace-one`` and Δ = C for
-    ``add-or-remove``. With Poisson sampling it is the bound of Opacus' Rényi accountant (Mironov et
-    al. 2019), whose divergence of a step is that of :func:`replace_one_rdp` for ``replace-one``,
-    which Opacus does not have. The sampling rate, the number of steps and the divisor of the sum
-    are public, and the same for both sets of records.
+    Each record's gradient is clipped to norm C. Without sampling, ε is exact: the steps are as
+    private as telling N(0, 1) from N(μ, 1) with ``μ = √num_steps Δ / σ`` (Dong, Roth and Su 2022,
+    corollary 3.3), where σ is the noise's standard deviation, and Δ = 2C for ``replace-one`` and C
+    for ``add-or-remove``. With Poisson sampling it is the upper bound of Opacus' Rényi accountant
+    (Mironov et al. 2019). For ``replace-one``, which Opacus does not have, the accountant uses the
+    divergence of a step by :func:`replace_one_rdp`. The sampling rate, the number of steps and the
+    divisor of the sum are public, and the same for both sets of records.
 
     Args:
-        noise_multiplier: standard deviation of the noise over the clipping norm C, ≥ 0.
-        sample_rate: the chance with which a record enters a step, on its own and anew in each step,
-            in (0, 1]; 1 where the record is in all of the steps that are counted.
-        num_steps: steps in total, ≥ 0.
+        noise_multiplier: the standard deviation of the noise over the clipping norm C, ≥ 0.
+        sample_rate: the probability with which a record enters a step, independently in each step,
+            in (0, 1]; 1 if the record is in every step that is counted.
+        num_steps: the number of steps in total, ≥ 0.
         delta: δ in (0, 1).
         adjacency: ``replace-one`` or ``add-or-remove``.
 
@@ -117,23 +123,25 @@ def dp_epsilon(
 def replace_one_rdp(
     sample_rate: float, noise_multiplier: float, orders: Sequence[float]
 ) -> Float[np.ndarray, " k"]:
-    """Return the Rényi divergences of one Poisson-sampled Gaussian step under replaced records.
+    """Return the Rényi divergences of one Poisson-sampled Gaussian step if a record is replaced.
 
-    D_α(A ‖ B) of A = (1 − q) N(0, σ²) + q N(1, σ²) and B = (1 − q) N(0, σ²) + q N(−1, σ²). No pair
-    of records of norm ≤ 1 is told apart better, in any direction. By joint convexity the other
-    records may be held fixed. Take all sets to which N(0, σ²) gives the same chance. Under the one
-    record the half-space in its direction is the likeliest of them, and under the other record the
-    half-space against its direction is the least likely. For opposite records of norm 1 it is the
-    same half-space, so that every likelihood-ratio test does best on them.
+    They are D_α(A ‖ B) of A = (1 − q) N(0, σ²) + q N(1, σ²) and B = (1 − q) N(0, σ²) + q N(−1, σ²),
+    in units of the clipping norm. No pair of records of norm ≤ 1 can be told apart better than this
+    one. By joint convexity the other records may be held fixed. Of all sets to which N(0, σ²) gives
+    the same probability, one record makes the half-space in its own direction the likeliest, and
+    the other record makes the half-space against its direction the least likely. For opposite
+    records of norm 1 both are the same half-space, so that every likelihood-ratio test does best on
+    them.
 
-    The integral is a sum over a grid. In units of σ, with s = 1/σ, the slope of the integrand's
-    logarithm is −z plus a number in [0, (2α − 1)s]: outside of [−12, (2α − 1)s + 12] lies less than
-    e⁻⁷² of it. An order whose grid would be too long gets ∞, which is a bound, too.
+    The integral is computed as a sum over a grid. In units of σ, with s = 1/σ, the slope of the
+    integrand's logarithm at z is −z plus a number in [0, (2α − 1)s]. So less than e⁻⁷² of the
+    integral lies outside of [−12, (2α − 1)s + 12]. An order α whose grid would be too long gets ∞,
+    which is still an upper bound.
 
     Args:
-        sample_rate: q in (0, 1].
-        noise_multiplier: σ > 0.
-        orders: α > 1, k of them.
+        sample_rate: the sampling probability q in (0, 1].
+        noise_multiplier: the noise's standard deviation σ over the clipping norm, > 0.
+        orders: k orders α > 1.
     """
     scale = 1 / noise_multiplier
     spacing = 0.1 / max(1.0, scale)
@@ -157,7 +165,12 @@ def replace_one_rdp(
 def gaussian_delta(mu: float, epsilon: float) -> float:
     """Return δ at which a μ-Gaussian mechanism is (ε, δ)-differentially private.
 
-    δ(ε) = Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ) (Balle and Wang 2018, theorem 8).
+    Such a mechanism is as private as telling N(0, 1) from N(μ, 1). With Φ the normal distribution
+    function, δ(ε) = Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ) (Balle and Wang 2018, theorem 8).
+
+    Args:
+        mu: μ ≥ 0.
+        epsilon: ε ≥ 0.
     """
     if mu == 0:
         return 0.0
@@ -169,9 +182,12 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
 def gaussian_epsilon(mu: float, delta: float) -> float:
     """Return the smallest ε at which a μ-Gaussian mechanism is (ε, δ)-differentially private.
 
+    Such a mechanism is as private as telling N(0, 1) from N(μ, 1).
+
     Args:
-        mu: (1), ≥ 0; √T over the noise multiplier for T releases.
-        delta: in (0, 1).
+        mu: μ ≥ 0. For T releases with noise of standard deviation σ and sensitivity Δ, it is √T Δ /
+            σ.
+        delta: δ in (0, 1).
 
     Example:
         >>> round(gaussian_epsilon(mu=1.0, delta=1e-5), 3)
@@ -195,14 +211,14 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 @dataclass(frozen=True)
 class CanaryEstimate:
-    """The estimate of a mechanism's ε from canaries.
+    """An estimate of a training's ε from canaries: random updates that some clients send.
 
     Attributes:
-        epsilon: the empirical ε; an estimate, and no bound.
-        lower: the same at the mean's lower limit of 95 % (one-sided).
-        mean: the mean of the canaries' cosines.
-        std: the standard deviation of the canaries' cosines.
-        delta: δ of both.
+        epsilon: the empirical ε, which is an estimate and no bound.
+        lower: the empirical ε for the one-sided lower 95 % confidence limit of the mean cosine.
+        mean: the mean of the canaries' cosines with the release.
+        std: the standard deviation of these cosines.
+        delta: δ of both values of ε.
     """
 
     epsilon: float
@@ -213,10 +229,16 @@ class CanaryEstimate:
 
 
 def canary(like: Params, max_norm: float, index: int, seed: int) -> Params:
-    """Return the update of canary ``index``: a uniformly random direction of norm ``max_norm``.
+    """Return the update of a canary: a uniformly random direction of norm ``max_norm``.
 
-    Andrew et al. (2023, section 4). A client that plays it sends it in place of an update of its
-    own; nothing of it is private, so that a seed may make it.
+    A client that plays the canary sends it in place of its own update (Andrew et al. 2023, section
+    4). Nothing of it is private, so that a seed may make it.
+
+    Args:
+        like: parameters whose names and shapes the update has.
+        max_norm: the Euclidean norm of the update.
+        index: the number of the canary, from 0.
+        seed: the seed of all canaries.
     """
     generator = torch.Generator().manual_seed((seed << 20) + index)
     draws = {k: torch.randn(v.shape, generator=generator) for k, v in like.items()}
@@ -227,22 +249,24 @@ def canary(like: Params, max_norm: float, index: int, seed: int) -> Params:
 def canary_epsilon(
     cosines: Float[Tensor, " k"], dimension: int, delta: float = 1e-5
 ) -> CanaryEstimate:
-    """Return the empirical ε of one training run, from canaries that took part in it.
+    """Return the empirical ε of one training run, from canary updates that took part in it.
 
-    The adjacency is add-or-remove: a canary takes part or not.
+    The adjacency is add-or-remove: a canary takes part or not. The method is algorithm 2 of Andrew
+    et al. (2023).
 
-    Andrew et al. (2023, algorithm 2): the cosine of a random direction with an independent
-    vector is N(0, 1/d), and that of a canary with what was released is larger by its influence.
-    ε is what tells N(0, 1/d) from the normal distribution of the canaries' own cosines. One run
-    is enough, as independent directions are nearly orthogonal. Where the cosines' spread differs
-    from √(1/d) by less than three standard errors, it is taken as √(1/d), the Gaussian
-    mechanism's: a spread that is estimated from few canaries decides the tails, and with them ε.
+    The cosine of a random direction with an independent vector is distributed as N(0, 1/d). The
+    cosine of a canary with the release is larger, by the canary's influence. ε is the smallest
+    value for which N(0, 1/d) and the normal distribution fitted to the canaries' cosines are (ε,
+    δ)-close. One run is enough, as independent directions are nearly orthogonal. If the standard
+    deviation of the cosines differs from √(1/d) by less than three standard errors, it is taken as
+    √(1/d), that of the Gaussian mechanism: an estimate from few canaries would decide the tails of
+    the distribution, and with them ε.
 
     Args:
         cosines: the cosines of k ≥ 2 canaries with the release: the model's change over the
             training, or one round's aggregate.
-        dimension: d, the number of parameters.
-        delta: in (0, 1).
+        dimension: the number d of parameters.
+        delta: δ in (0, 1).
     """
     if len(cosines) < 2:
         raise ValueError(f"at least 2 canaries are needed, got {len(cosines)}.")
@@ -262,7 +286,10 @@ def canary_epsilon(
 
 
 def _epsilon_between(shift: float, spread: float, delta: float) -> float:
-    """Return the smallest ε for which N(shift, spread²) and N(0, 1) are (ε, δ)-close both ways."""
+    """Return the smallest ε for which two normal distributions are (ε, δ)-indistinguishable.
+
+    They are N(shift, spread²) and N(0, 1), and the condition holds in both directions.
+    """
     if spread == 1:
         return gaussian_epsilon(shift, delta)
     low, high = 0.0, 1.0
@@ -282,9 +309,10 @@ def _epsilon_between(shift: float, spread: float, delta: float) -> float:
 
 
 def _hockey_stick(m0: float, s0: float, m1: float, s1: float, epsilon: float) -> float:
-    """Return ∫ (p − e^ε q)₊ for p = N(m0, s0²), q = N(m1, s1²).
+    """Return ∫ (p − e^ε q)₊, with densities p of N(m0, s0²) and q of N(m1, s1²).
 
-    p > e^ε q where a x² + b x + c > 0, the difference of the two log-densities less ε.
+    p exceeds e^ε q where a x² + b x + c > 0, a polynomial that is the difference of the two
+    log-densities less ε.
     """
     a = (1 / s1**2 - 1 / s0**2) / 2
     b = m0 / s0**2 - m1 / s1**2
@@ -308,7 +336,7 @@ def _hockey_stick(m0: float, s0: float, m1: float, s1: float, epsilon: float) ->
 
 
 def _log_mass(low: float, high: float, mean: float, std: float) -> float:
-    """Log P(low < x < high) of N(mean, std²), exact in both tails."""
+    """Return log P(low < x < high) for x ~ N(mean, std²), computed accurately in both tails."""
     near, far = (low - mean) / std, (high - mean) / std
     if near > 0:
         near, far = -far, -near

@@ -22,10 +22,10 @@ class LocalRound:
         gradient_map: the gradient map of the client's model and loss.
         params: θ_t, the parameters that the server sent.
         buffers: the buffers that the server sent.
-        private: the client's samples of the round before ``on_batch``; a client of many samples
-            may keep the first ones only.
-        defended: the same samples after ``on_batch``.
-        num_examples: how many samples the client has in the round; by default as many as
+        private: the client's samples of the round before the defense's ``on_batch`` changed them; a
+            client with many samples may keep the first ones only.
+        defended: the same samples as ``on_batch`` changed them.
+        num_examples: the number of the client's samples in the round; by default as many as
             ``private`` holds.
     """
 
@@ -41,17 +41,17 @@ class LocalRound:
             object.__setattr__(self, "num_examples", len(self.private))
 
     def samples(self, schedule: LocalSchedule) -> Samples:
-        """Return the samples as the client trained on them, each on its own.
+        """Return the samples that the client trained on, each with its own gradient and weight.
 
         Args:
-            schedule: the local training, which gives each sample its weight in the update.
+            schedule: the local training, which determines each sample's weight in the update.
         """
         weights = schedule.sample_weights(self.num_examples)[: len(self.defended)]
         return separate(self.gradient_map, self.params, self.buffers, self.defended, weights)
 
 
 def check_update(update: Update) -> None:
-    """Raise ``ValueError`` for an update without entries or with one that is not floating point."""
+    """Raise ``ValueError`` for an update without entries, or with a tensor that holds no floats."""
     _check_floating("update.delta", update.delta)
 
 
@@ -64,7 +64,12 @@ def _check_floating(what: str, values: Params) -> None:
 
 
 def require_local_round(defense: "Defense", local_round: LocalRound | None) -> LocalRound:
-    """Return ``local_round``, or raise ``ValueError`` where it is missing."""
+    """Return ``local_round``, or raise ``ValueError`` if it is ``None``.
+
+    Args:
+        defense: the defense that needs it, which the error names.
+        local_round: the private data of the client's round.
+    """
     if local_round is None:
         raise ValueError(
             f"{type(defense).__name__} needs local_round, the client's private view of its round, "
@@ -80,37 +85,41 @@ class Defense:
     frozen: all of its draws come from the randomness that it is given.
 
     Attributes:
-        takes_texts: whether it works for inputs that are token ids, which can be neither mixed nor
-            differentiated.
+        takes_texts: whether the defense works for inputs that are token ids, which can be neither
+            mixed nor differentiated.
     """
 
     takes_texts: ClassVar[bool] = True
 
     @property
     def replaces_update(self) -> bool:
-        """Return whether ``on_update`` recomputes the update from the data.
+        """Return whether ``on_update`` computes a new update from the data.
 
-        It then discards the changes that earlier defenses of a chain made to the update.
+        A defense that does discards the changes that earlier defenses of a chain made to the
+        update.
         """
         return False
 
     @property
     def carries(self) -> bool:
-        """Return whether a client adds to each update what earlier ones left out."""
+        """Return whether the client adds the part that the defense left out to later updates."""
         return False
 
     @property
     def encodes_batches(self) -> bool:
-        """Return whether the training loop must pass its samples through ``on_batch``."""
+        """Return whether the defense changes the training samples, by its method ``on_batch``.
+
+        The training loop must then pass its samples through that method.
+        """
         return type(self).on_batch is not Defense.on_batch
 
     @property
     def flips_signs(self) -> bool:
-        """Return whether ``on_batch`` draws the sign of each entry anew after mixing."""
+        """Return whether ``on_batch`` draws a random sign for each entry of the mixed samples."""
         return False
 
     def in_words(self) -> str:
-        """Return a clause that describes the effect of the defense on an update or a batch.
+        """Return a clause on the effect of the defense on an update or a batch.
 
         The report puts it into its own sentences: "Pruning, by which only the largest 1 % of the
         update’s numbers are sent, hides it from this attack". A defense that does not override it
@@ -124,10 +133,10 @@ class Defense:
         Args:
             gradient_map: the gradient map of the client's model and loss.
             spec: the public facts about the inputs.
-            num_examples: the least number of samples that ``on_batch`` will get at once.
+            num_examples: the smallest number of samples that ``on_batch`` will be given at once.
 
         Raises:
-            ValueError: the defense cannot work there; the message says why.
+            ValueError: the defense cannot work with them; the message says why.
         """
         _check_floating("the model's parameters", gradient_map.params)
         if spec.is_text and not self.takes_texts:
@@ -143,40 +152,52 @@ class Defense:
         num_rounds: int,
         adjacency: Adjacency = "replace-one",
     ) -> float | None:
-        """Return ε of the differential privacy of a single sample; ``None`` if none is guaranteed.
+        """Return ε of the differential privacy of one sample; ``None`` if none is guaranteed.
 
-        It is infinite where it is known that no finite ε holds.
+        It is infinite if it is known that no finite ε holds.
 
         Args:
             schedule: the local training.
-            num_examples: the client's samples in a round.
-            num_rounds: rounds in which the sample takes part.
-            adjacency: what is compared: ``replace-one``, the sample with another in its place, or
-                ``add-or-remove``, the sample with none.
+            num_examples: the number of the client's samples in a round.
+            num_rounds: the number of rounds in which the sample takes part.
+            adjacency: which data sets must look alike: with ``replace-one``, those with this sample
+                and with another in its place; with ``add-or-remove``, those with and without the
+                sample.
         """
         return None
 
     def on_batch(self, batch: Batch, num_classes: int, randomness: Randomness) -> Batch:
-        """Change the samples that the client trains on: a mini-batch, or a whole epoch at once."""
+        """Return the samples that the client trains on in place of its private ones.
+
+        Args:
+            batch: the private samples, of a mini-batch or of a whole epoch.
+            num_classes: the number of classes.
+            randomness: the source of random draws.
+        """
         return batch
 
     def mixing_matrix(
         self, num_samples: int, randomness: Randomness
     ) -> Float[Tensor, "B n"] | None:
-        """Return W (B, n) of encodings W · samples as ``on_batch`` draws it, ``None`` without
-        mixing.
+        """Return the matrix W (B, n) by which ``on_batch`` mixes n samples into B encodings.
 
-        A threat model may grant it to an attacker who decodes: fresh draws of the same seed give
-        the mixing that ``on_batch`` used.
+        The encodings are W · samples. ``None`` stands for no mixing. A threat model may grant W to
+        an attacker who decodes: with the same seed the draws are those that ``on_batch`` used.
 
         Args:
             num_samples: the number n of samples that are encoded at once.
-            randomness: the source of draws as ``on_batch`` got it, before any draw.
+            randomness: the source of random draws, in the state in which ``on_batch`` gets it.
         """
         return None
 
     def on_update(
         self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
     ) -> Update:
-        """Change the update before the client sends it."""
+        """Return the update that the client sends in place of the given one.
+
+        Args:
+            update: the update as local training gave it.
+            randomness: the source of random draws.
+            local_round: the private data of the round, for defenses that need them.
+        """
         return update

@@ -1,4 +1,4 @@
-"""Send noise orthogonal to the gradient in its place (CENSOR)."""
+"""Send random noise orthogonal to the gradient in place of the gradient (CENSOR)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,10 +13,10 @@ from flwr_leakage.records import Update
 
 
 def orthogonal_noise(delta: Mapping[str, Tensor], randomness: Randomness) -> Params:
-    """Return noise that is orthogonal to each tensor and as long as it.
+    """Return random noise that is orthogonal to each tensor v and has its norm.
 
-    ``r = z − ⟨z, v⟩ / ⟨v, v⟩ · v`` with z ~ N(0, I), scaled to ``‖r‖ = ‖v‖`` (Zhang et al. 2025,
-    equation 12). It is zero where a tensor is, or has a single entry.
+    It is ``r = z − ⟨z, v⟩ / ⟨v, v⟩ · v`` with z ~ N(0, I), scaled to ``‖r‖ = ‖v‖`` (Zhang et al.
+    2025, equation 12). It is zero for a tensor that is zero, or that has a single entry.
     """
     found = {}
     for name, value in delta.items():
@@ -31,19 +31,23 @@ def orthogonal_noise(delta: Mapping[str, Tensor], randomness: Randomness) -> Par
 
 @dataclass(frozen=True)
 class Censor(Defense):
-    """Send the best of some random directions orthogonal to the update, or the update itself.
+    """A defense that sends the best of several random directions orthogonal to the update.
 
-    It sends that one of ``trials`` draws of :func:`orthogonal_noise` after whose step the client's
-    loss is lowest (Zhang et al., CENSOR, NDSS 2025, algorithm 1, with the settings of the authors'
-    code, github.com/KaiyuanZh/censor). **If no draw lowers the loss, the update is sent as it is**:
-    the algorithm begins with it as the best. To first order a step orthogonal to the gradient does
-    not change the loss, so that curvature and rounding decide. It gives no guarantee.
+    If none is better than the update itself, the update is sent.
 
-    The paper applies it in the first ten epochs of training only, which is left to the caller.
+    It makes ``trials`` draws of :func:`orthogonal_noise`, and sends the one after whose step the
+    client's loss is lowest (Zhang et al., CENSOR, NDSS 2025, algorithm 1, with the settings of the
+    authors' code, github.com/KaiyuanZh/censor). **If no draw lowers the loss, the update is sent
+    undefended**, as the algorithm begins with it as the best. To first order, a step orthogonal to
+    the gradient does not change the loss, so that curvature and rounding decide. It gives no
+    guarantee.
+
+    The paper applies the defense in the first ten epochs of training only, which is left to the
+    caller.
 
     Attributes:
-        trials: number of draws, ≥ 1.
-        step: length of the trial steps, in units of the gradient, > 0.
+        trials: the number of draws, ≥ 1.
+        step: the length of the trial steps, in units of the gradient, > 0.
     """
 
     trials: int = 20
@@ -56,7 +60,7 @@ class Censor(Defense):
             raise ValueError(f"step must be positive, got {self.step}.")
 
     def in_words(self) -> str:
-        """Return a clause that describes the effect of the defense."""
+        """Return a clause on the effect of the defense, for the sentences of the report."""
         return (
             "random numbers orthogonal to each layer’s update are sent in its place, or the update "
             f"itself if none of {self.trials} draws lowers the loss"

@@ -21,11 +21,11 @@ def _transforms_update(defense: Defense) -> bool:
 
 @dataclass(frozen=True)
 class Chain(Defense):
-    """Apply ``defenses`` in order, to batches and to the update.
+    """A defense that applies several defenses in order, to batches and to the update.
 
     Attributes:
-        defenses: at least one; one that recomputes the update from the data
-            (``replaces_update``) must come before those that change it.
+        defenses: the defenses, at least one. A defense that recomputes the update from the data
+            (``replaces_update``) must come before those that change the update.
     """
 
     defenses: Sequence[Defense]
@@ -47,21 +47,21 @@ class Chain(Defense):
 
     @property
     def replaces_update(self) -> bool:
-        """Return whether a defense of the chain recomputes the update."""
+        """Return whether a defense of the chain computes a new update from the data."""
         return any(defense.replaces_update for defense in self.defenses)
 
     @property
     def encodes_batches(self) -> bool:
-        """Return whether a defense of the chain encodes batches."""
+        """Return whether a defense of the chain changes the samples that the client trains on."""
         return any(defense.encodes_batches for defense in self.defenses)
 
     @property
     def flips_signs(self) -> bool:
-        """Return whether a defense of the chain draws signs anew."""
+        """Return whether a defense of the chain draws random signs for mixed samples' entries."""
         return any(defense.flips_signs for defense in self.defenses)
 
     def in_words(self) -> str:
-        """Return a clause that describes each defense, in order."""
+        """Return a clause on the effect of each defense, for the sentences of the report."""
         return "; then ".join(defense.in_words() for defense in self.defenses)
 
     def validate(self, gradient_map: GradientMap, spec: InputSpec, num_examples: int) -> None:
@@ -76,10 +76,10 @@ class Chain(Defense):
         num_rounds: int,
         adjacency: Adjacency = "replace-one",
     ) -> float | None:
-        """Return ε of the first defense of the chain that has a guarantee.
+        """Return ε of the first defense of the chain that has a guarantee of differential privacy.
 
-        ``None`` if a defense encodes batches: a sample may be mixed into several others there,
-        and the guarantee is for one sample that enters one gradient.
+        It is ``None`` if a defense encodes batches: a sample may then be mixed into several others,
+        while the guarantee is for a sample that enters one gradient.
         """
         if self.encodes_batches:
             return None
@@ -87,7 +87,7 @@ class Chain(Defense):
         return next((epsilon for epsilon in known if epsilon is not None), None)
 
     def on_batch(self, batch: Batch, num_classes: int, randomness: Randomness) -> Batch:
-        """Encode by each defense in order."""
+        """Return the samples as encoded by each defense in order."""
         for defense in self.defenses:
             batch = defense.on_batch(batch, num_classes, randomness)
         return batch
@@ -95,10 +95,12 @@ class Chain(Defense):
     def mixing_matrix(
         self, num_samples: int, randomness: Randomness
     ) -> Float[Tensor, "B n"] | None:
-        """Return W of the chain's only mixing defense, where it is the first that encodes.
+        """Return the matrix W (B, n) by which the chain's only encoding defense mixes n samples.
+
+        ``None`` stands for no mixing.
 
         Raises:
-            ValueError: it is not, so that its draws do not come first.
+            ValueError: several defenses of the chain encode batches.
         """
         encoding = [defense for defense in self.defenses if defense.encodes_batches]
         found = [defense.mixing_matrix(num_samples, randomness) for defense in encoding[:1]]
@@ -111,7 +113,7 @@ class Chain(Defense):
     def on_update(
         self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
     ) -> Update:
-        """Defend by each defense in order."""
+        """Return the update as changed by each defense in order."""
         for defense in self.defenses:
             update = defense.on_update(update, randomness, local_round)
         return update

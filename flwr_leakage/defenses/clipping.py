@@ -1,4 +1,4 @@
-"""Clip the update's norm."""
+"""Clip the norm of the update."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,7 +13,9 @@ from flwr_leakage.records import Update
 
 
 def clip_update(delta: Mapping[str, Tensor], max_norm: float) -> Params:
-    """Return ``Δ · min(1, max_norm / ‖Δ‖₂)`` (McMahan et al. 2018, algorithm 1).
+    """Return the update Δ clipped to a norm: ``Δ · min(1, max_norm / ‖Δ‖₂)``.
+
+    The norm is that of all tensors together (McMahan et al. 2018, algorithm 1).
 
     Example:
         >>> clip_update({"w": torch.tensor([3.0, 4.0])}, 1.0)
@@ -25,12 +27,12 @@ def clip_update(delta: Mapping[str, Tensor], max_norm: float) -> Params:
 
 @dataclass(frozen=True)
 class Clipping(Defense):
-    """Clip the L2 norm of the whole update; see :func:`clip_update`.
+    """A defense that clips the Euclidean norm of the whole update Δ; see :func:`clip_update`.
 
     Attributes:
         max_norm: the largest norm, > 0; ``inf`` clips nothing.
-        relative_to: ``gradient`` (``max_norm`` is that of the pseudo-gradient
-            ``−Δ / learning_rate``) or ``update`` (that of Δ).
+        relative_to: ``gradient`` if ``max_norm`` is a norm of the pseudo-gradient
+            ``−Δ / learning_rate``, ``update`` if it is a norm of Δ.
     """
 
     max_norm: float = 1.0
@@ -42,7 +44,7 @@ class Clipping(Defense):
         check_unit(self.relative_to, ClipUnit)
 
     def in_words(self) -> str:
-        """Return a clause that describes the effect of the defense."""
+        """Return a clause on the effect of the defense, for the sentences of the report."""
         return "an update above a set length is shortened to it"
 
     def on_update(

@@ -1,6 +1,6 @@
-"""Compress the update: by a random subset, few levels, signs, or few singular values.
+"""Compress the update: to a random subset, to few levels, to signs, or to few singular values.
 
-They are made to send less, and give no guarantee of privacy.
+These methods are made to send less, and give no guarantee of privacy.
 """
 
 from abc import ABC, abstractmethod
@@ -18,7 +18,7 @@ from flwr_leakage.records import Update
 
 
 class Compression(Defense, ABC):
-    """A defense whose answer depends on the update's entries and on fresh draws alone."""
+    """A base class of defenses whose result depends on the update and random draws alone."""
 
     @abstractmethod
     def compress(self, delta: Mapping[str, Tensor], randomness: Randomness) -> Params:
@@ -34,14 +34,15 @@ class Compression(Defense, ABC):
 
 @dataclass(frozen=True)
 class RandomSubset(Compression):
-    """Send each entry with the chance ``share``, and zero otherwise, drawn anew every round.
+    """A defense that sends each entry with probability ``share``, and zero in place of the others.
 
-    Shokri and Shmatikov (2015, section 5) share a random tenth of the entries; Konečný et al.
-    (2016, section 3) divide the sent entries by the chance, so that their mean is the update.
+    The entries are drawn anew in each round. Shokri and Shmatikov (2015, section 5) share a random
+    tenth of the entries; Konečný et al. (2016, section 3) divide the sent entries by ``share``, so
+    that their mean is the update.
 
     Attributes:
-        share: chance of each entry, in (0, 1].
-        is_unbiased: whether entries are divided by ``share``.
+        share: the probability of each entry to be sent, in (0, 1].
+        is_unbiased: whether the sent entries are divided by ``share``.
     """
 
     share: float = 0.1
@@ -51,11 +52,11 @@ class RandomSubset(Compression):
         _check_share("share", self.share)
 
     def in_words(self) -> str:
-        """Return a clause that describes the effect of the defense."""
+        """Return a clause on the effect of the defense, for the sentences of the report."""
         return f"a random {100 * self.share:g} % of the update’s numbers are sent"
 
     def compress(self, delta: Mapping[str, Tensor], randomness: Randomness) -> Params:
-        """Set all other entries to zero."""
+        """Return the update with random entries kept, and all others set to zero."""
         factor = 1 / self.share if self.is_unbiased else 1.0
         return {
             name: torch.where(
@@ -67,16 +68,16 @@ class RandomSubset(Compression):
 
 @dataclass(frozen=True)
 class QSGD(Compression):
-    """Round each entry at random to one of few levels of its bucket's norm.
+    """A defense that rounds each entry at random to one of few multiples of its bucket's norm.
 
-    ``Q(v)_i = ‖v‖₂ sign(v_i) ξ_i / s``, with ξ_i one of the two integers around ``s |v_i| / ‖v‖₂``
-    so that ``E Q(v) = v`` (Alistarh et al. 2017, section 3.1). A bucket v is a run of
-    ``bucket_size`` entries of the whole update; the last one is padded with zeros. The defaults are
-    those of the authors' later code (github.com/IST-DASLab/smart-quantizer).
+    A bucket v consists of ``bucket_size`` consecutive entries of the whole update; the last one is
+    padded with zeros. It is sent as ``Q(v)_i = ‖v‖₂ sign(v_i) ξ_i / s``, with ξ_i drawn from the
+    two integers around ``s |v_i| / ‖v‖₂`` so that ``E Q(v) = v`` (Alistarh et al. 2017, section
+    3.1). The defaults are those of the authors' later code (github.com/IST-DASLab/smart-quantizer).
 
     Attributes:
-        levels: s, the number of levels above zero, ≥ 1.
-        bucket_size: entries that share a norm, ≥ 1.
+        levels: the number s of levels above zero, ≥ 1.
+        bucket_size: the number of entries in a bucket, ≥ 1.
     """
 
     levels: int = 16
@@ -88,7 +89,7 @@ class QSGD(Compression):
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
 
     def in_words(self) -> str:
-        """Return a clause that describes the effect of the defense."""
+        """Return a clause on the effect of the defense, for the sentences of the report."""
         return f"each of the update’s numbers is rounded at random to one of {self.levels} sizes"
 
     def compress(self, delta: Mapping[str, Tensor], randomness: Randomness) -> Params:
@@ -104,13 +105,15 @@ class QSGD(Compression):
 
 @dataclass(frozen=True)
 class SignSGD(Compression):
-    """Send each entry's sign, times one size for each tensor.
+    """A defense that sends the sign of each entry, times one size per tensor.
 
-    The size is the tensor's mean magnitude, ``‖v‖₁ / d · sign(v)`` (Karimireddy et al. 2019,
-    section 4), or the step that all clients share (Bernstein et al. 2018, algorithm 1).
+    The size is the mean magnitude of the tensor v of d entries, so that ``‖v‖₁ / d · sign(v)`` is
+    sent (Karimireddy et al. 2019, section 4), or a step that all clients share (Bernstein et al.
+    2018, algorithm 1).
 
     Attributes:
-        step: the size of every entry, > 0, or ``None`` for each tensor's mean magnitude.
+        step: the size of every entry that is sent, > 0, or ``None`` for each tensor's mean
+            magnitude.
     """
 
     step: float | None = None
@@ -120,12 +123,12 @@ class SignSGD(Compression):
             raise ValueError(f"step must be positive or None, got {self.step}.")
 
     def in_words(self) -> str:
-        """Return a clause that describes the effect of the defense."""
+        """Return a clause on the effect of the defense, for the sentences of the report."""
         sizes = "one size for each layer" if self.step is None else "one size for all"
         return f"only the signs of the update’s numbers are sent, with {sizes}"
 
     def compress(self, delta: Mapping[str, Tensor], randomness: Randomness) -> Params:
-        """Keep the signs; an entry of zero stays zero."""
+        """Return the entries' signs times one size per tensor; an entry of zero stays zero."""
         return {
             name: value.sign() * (value.abs().mean() if self.step is None else self.step)
             for name, value in delta.items()
@@ -134,15 +137,16 @@ class SignSGD(Compression):
 
 @dataclass(frozen=True)
 class TruncatedSVD(Compression):
-    """Send the singular parts of each weight's update that hold a share of its energy.
+    """A defense that sends the largest singular components of each weight's update ΔW.
 
-    The r largest parts of ``ΔW = Σ_i σ_i u_i v_iᵀ`` are sent, with a convolution's kernels as rows,
-    and with r the least number for which ``Σ_{i ≤ r} σ_i² ≥ energy · Σ_i σ_i²``. Vectors are sent
-    as they are. It is the core of SVDefense (Luo et al. 2026), which chooses the energy by a
-    client's class balance, and weights channels and layers; these parts are not built here.
+    The r largest components of ``ΔW = Σ_i σ_i u_i v_iᵀ`` are sent, where r is the least number for
+    which ``Σ_{i ≤ r} σ_i² ≥ energy · Σ_i σ_i²``. A convolution's weight is a matrix with its
+    kernels as rows. Vectors are sent unchanged. This is the core of SVDefense (Luo et al. 2026),
+    which also chooses the energy by a client's class balance and weights channels and layers; these
+    parts are not implemented here.
 
     Attributes:
-        energy: the share that is kept, in (0, 1].
+        energy: the share of the squared norm that is kept, in (0, 1].
     """
 
     energy: float = 0.99
@@ -151,14 +155,14 @@ class TruncatedSVD(Compression):
         _check_share("energy", self.energy)
 
     def in_words(self) -> str:
-        """Return a clause that describes the effect of the defense."""
+        """Return a clause on the effect of the defense, for the sentences of the report."""
         return (
             f"each layer’s update is replaced by one of low rank with {100 * self.energy:g} % of "
             "its energy"
         )
 
     def compress(self, delta: Mapping[str, Tensor], randomness: Randomness) -> Params:
-        """Drop the smaller singular values of all matrices and kernels."""
+        """Return the update without the smaller singular values of its matrices and kernels."""
         return {n: v.clone() if v.ndim < 2 else self._truncated(v) for n, v in delta.items()}
 
     def _truncated(self, value: Tensor) -> Tensor:

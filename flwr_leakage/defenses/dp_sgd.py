@@ -30,19 +30,20 @@ def clipped_mean_gradient(
     chunk_size: int = 32,
     divisor: float | None = None,
 ) -> Params:
-    """Return (1/B) Σᵢ gᵢ · min(1, max_norm / ‖gᵢ‖) of the samples' own gradients gᵢ.
+    """Return the mean of the samples' clipped gradients, (1/B) Σᵢ gᵢ · min(1, max_norm / ‖gᵢ‖).
 
-    Abadi et al. (2016, algorithm 1), before the noise. It is zero where there are no samples.
-    A gradient whose norm is not finite counts as zero, unless ``max_norm`` is infinite.
+    Here gᵢ is the gradient of sample i alone. This is the mean of Abadi et al. (2016, algorithm 1)
+    before the noise. It is zero without samples. A gradient whose norm is not finite counts as
+    zero, unless ``max_norm`` is infinite.
 
     Args:
         gradient_map: the gradient map of the client's model and loss.
-        params: θ.
+        params: the parameters θ, by name.
         batch: the samples.
-        max_norm: C > 0, the largest norm of a sample's gradient.
+        max_norm: the largest norm of a sample's gradient, > 0.
         buffers: BatchNorm statistics.
-        chunk_size: samples whose gradients are held at a time.
-        divisor: B; by default the number of samples.
+        chunk_size: the number of samples whose gradients are held in memory at a time.
+        divisor: the divisor B; by default the number of samples.
     """
     total = torch.zeros_like(ravel(params))
     for start in range(0, len(batch), chunk_size):
@@ -74,23 +75,27 @@ def _check_all_samples(known: int, num_examples: int, what: str) -> None:
 
 @dataclass(frozen=True)
 class DPSGD(Defense):
-    """Replay the local training with clipped and noised steps; see :func:`clipped_mean_gradient`.
+    """A defense that repeats the local training with clipped and noised gradients (DP-SGD).
 
-    Every step uses ``ḡ + (noise_multiplier · max_norm / B) · z`` with z ~ N(0, I) (Abadi et al.
-    2016, algorithm 1). The update is computed anew from the encoded samples, so that in a chain
-    it must come before defenses that change the update. MixUp or InstaHide before it would let a
-    sample enter several gradients: the guarantee then no longer holds for single samples.
+    Every step uses ``ḡ + (noise_multiplier · max_norm / B) · z`` in place of the gradient, with z ~
+    N(0, I) and ḡ the mean of the samples' clipped gradients, see :func:`clipped_mean_gradient`
+    (Abadi et al. 2016, algorithm 1). The update is computed anew from the samples, so that in a
+    chain this defense must come before those that change the update. MixUp or InstaHide before it
+    would let a sample enter several gradients: the guarantee then no longer holds for single
+    samples.
 
-    ``in_order`` cuts the samples into batches as the schedule does, and B is the batch's size.
-    ``poisson`` takes each sample into a step with the chance q = min(1, batch_size / n), on its own
-    and anew in each step; B = q n, whatever was drawn, and a step without samples is noise.
+    With the sampling ``in_order``, the n samples are cut into batches as the schedule does, and B
+    is the batch's size. With ``poisson``, each sample enters each step independently with the
+    probability q = min(1, batch_size / n); B = q n, whatever was drawn, and a step without samples
+    consists of noise alone.
 
     Attributes:
-        max_norm: C > 0, the largest norm of a sample's gradient; ``inf`` clips nothing and
-            needs ``noise_multiplier`` 0.
-        noise_multiplier: ≥ 0, standard deviation of the summed gradient's noise over C.
-        delta: δ in (0, 1) of the guarantee that is reported, below one over the client's
-            samples; ``None`` reports none.
+        max_norm: the largest norm C > 0 of a sample's gradient; ``inf`` clips nothing and needs
+            ``noise_multiplier`` 0.
+        noise_multiplier: the standard deviation of the noise on the sum of gradients, divided by C,
+            ≥ 0.
+        delta: δ in (0, 1) of the guarantee that is reported, which should be below one over the
+            client's number of samples; with ``None`` no guarantee is reported.
         sampling: ``in_order`` or ``poisson``, whose ε needs Opacus.
     """
 
@@ -119,12 +124,12 @@ class DPSGD(Defense):
             )
 
     def in_words(self) -> str:
-        """Return a clause that describes the effect of the defense."""
+        """Return a clause on the effect of the defense, for the sentences of the report."""
         return "in each training step the share of each image is limited, and random noise is added"
 
     @property
     def replaces_update(self) -> bool:
-        """Return True, as gradients of single samples cannot be clipped in an update."""
+        """Return true: the update is computed anew, with single gradients clipped."""
         return True
 
     def epsilon(
@@ -134,25 +139,30 @@ class DPSGD(Defense):
         num_rounds: int,
         adjacency: Adjacency = "replace-one",
     ) -> float | None:
-        """Return ε at ``delta`` of the update, for a sample that takes part in ``num_rounds``
-        rounds.
+        """Return ε at δ = ``delta`` of the updates, for a sample that takes part in ``num_rounds``.
 
-        The number of samples is public: it travels beside the update, and says how many steps there
-        are and what divides a sum. Hence the default, ``replace-one``, which compares samples
-        of equal number: one of them is another.
+        The number n of samples is public: it travels beside the update, and determines the number
+        of steps and the divisor B of a sum. Hence the default ``replace-one``, which compares data
+        sets of equal size that differ in one sample.
 
-        ``in_order`` counts the steps whose batch holds the sample, without amplification. It has no
-        finite ε for ``add-or-remove``: without its first sample, a client has other samples in
-        every batch, and the last batch has another size, and so another noise.
+        With the sampling ``in_order``, ε counts the steps whose batch holds the sample, without
+        amplification. For ``add-or-remove`` it is then infinite: without its first sample, a client
+        has other samples in every batch, and the last batch has another size, and so another noise.
 
-        ``poisson`` counts all steps, each with the chance q. Its ``add-or-remove`` compares a
-        sample that is there with one whose gradient is left out, at the same q and B, as Opacus
-        does. A message that tells n itself, such as Flower's ``num-examples``, lies outside of this
-        guarantee.
+        With ``poisson``, ε counts all steps, each with the sampling probability q. Its
+        ``add-or-remove`` compares a sample that is there with one whose gradient is left out, at
+        the same q and B, as Opacus does. A message that reveals n itself, such as Flower's
+        ``num-examples``, lies outside of this guarantee.
+
+        Args:
+            schedule: the local training.
+            num_examples: the number n of the client's samples in a round.
+            num_rounds: the number of rounds in which the sample takes part.
+            adjacency: ``replace-one`` or ``add-or-remove``.
 
         Raises:
-            ImportError: for ``poisson``, if Opacus is not installed.
-            ValueError: for ``poisson``, if the schedule does not reach all samples.
+            ImportError: the sampling is ``poisson``, and Opacus is not installed.
+            ValueError: the sampling is ``poisson``, and the schedule does not reach all samples.
         """
         check_adjacency(adjacency)
         if self.sampling == "poisson":
@@ -170,14 +180,14 @@ class DPSGD(Defense):
         return dp_epsilon(self.noise_multiplier, 1.0, touches * num_rounds, self.delta, adjacency)
 
     def validate(self, gradient_map: GradientMap, spec: InputSpec, num_examples: int) -> None:
-        """Raise unless every sample has a gradient of its own."""
+        """Raise ``ValueError`` unless the model gives every sample a gradient of its own."""
         super().validate(gradient_map, spec, num_examples)
         _check_separable(gradient_map)
 
     def on_update(
         self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
     ) -> Update:
-        """Replace ``update.delta`` by that of DP-SGD on the same samples."""
+        """Return the update with its ``delta`` replaced by that of DP-SGD on the same samples."""
         check_update(update)
         around = require_local_round(self, local_round)
         gradient_map, batch, schedule = around.gradient_map, around.defended, update.schedule
@@ -211,7 +221,7 @@ class DPSGD(Defense):
     def _steps(
         self, batch: Batch, schedule: LocalSchedule, randomness: Randomness
     ) -> Iterator[tuple[Batch, float]]:
-        """Return the samples of each step, and the B that divides their sum."""
+        """Yield the samples of each step, and the divisor B of the sum of their gradients."""
         if self.sampling == "in_order":
             for window in schedule.slices(len(batch)):
                 yield batch[window], window.stop - window.start

@@ -1,4 +1,4 @@
-"""Add the part of an update that a defense left out to the client's next update."""
+"""Add to a client's next update the part that a defense left out of the last one."""
 
 from dataclasses import dataclass, replace
 
@@ -12,14 +12,15 @@ from flwr_leakage.records import LocalSchedule, Update
 
 @dataclass(frozen=True)
 class ErrorFeedback(Chain):
-    """Apply ``defenses`` in order to the update plus the remainder of earlier rounds.
+    """A defense that applies others to the update plus the remainder of earlier rounds.
 
-    It has no state, see ``with_error_feedback``: by itself it defends a client's first round. Where
-    the client's gate keeps an update back, nothing of it is carried on.
+    The remainder is the part of earlier updates that the others left out. This object has no state:
+    the client keeps the remainder, see ``with_error_feedback``, and by itself the object defends a
+    client's first round. If the client withholds an update, no part of that update is added later.
 
     Attributes:
-        defenses: at least one, such as ``GradientPruning``; none may recompute the update from the
-            data, as it would drop what is carried.
+        defenses: the other defenses in order, at least one, such as ``GradientPruning``. None may
+            recompute the update from the data, as it would drop the remainder.
     """
 
     def __post_init__(self) -> None:
@@ -32,11 +33,11 @@ class ErrorFeedback(Chain):
 
     @property
     def carries(self) -> bool:
-        """Return true: the client carries on what is left out."""
+        """Return true: the client adds the left-out part of an update to later updates."""
         return True
 
     def in_words(self) -> str:
-        """Return a clause that describes the defenses, and says that the rest is sent later."""
+        """Return a clause on the effect of the defenses, which adds that the rest is sent later."""
         return f"{super().in_words()}; what is left out is added to the client’s next update"
 
     def epsilon(
@@ -46,7 +47,10 @@ class ErrorFeedback(Chain):
         num_rounds: int,
         adjacency: Adjacency = "replace-one",
     ) -> None:
-        """Return ``None``: noise in the remainder comes back with the opposite sign."""
+        """Return ``None``: no guarantee of differential privacy holds over several rounds.
+
+        The remainder contains the negative of the noise, which later rounds add again.
+        """
         return
 
 
@@ -57,24 +61,25 @@ def with_error_feedback(
     randomness: Randomness,
     local_round: LocalRound | None = None,
 ) -> tuple[Update, Params]:
-    """Defend an update plus the remainder of earlier rounds, and return the new remainder.
+    """Return the defended sum of an update and earlier rounds' remainder, and the new remainder.
 
-    With C the defense, round t releases ``C(Δ_t + e_t)`` and carries ``e_{t+1} = Δ_t + e_t −
-    C(Δ_t + e_t)`` on (Stich et al. 2018, algorithm 1; Aji and Heafield 2017 keep the largest 1 %).
+    With the defense C, the update Δ_t and the remainder e_t, round t releases ``C(Δ_t + e_t)`` and
+    keeps ``e_{t+1} = Δ_t + e_t − C(Δ_t + e_t)`` for the next round (Stich et al. 2018, algorithm 1;
+    Aji and Heafield 2017 send the largest 1 %).
 
-    The residual e is private data of the client and never part of what is released. The caller
-    keeps it from round to round, as a defense has no state. ``ClientAudit`` and ``audit`` do so in
-    the client's own state, for a defense that ``carries``.
+    The remainder is private data of the client, and must never be released. The caller keeps it
+    from round to round, as a defense has no state. ``ClientAudit`` and ``audit`` do so in the
+    client's own state, for a defense whose property ``carries`` is true.
 
     Args:
-        defense: the compressor, such as ``GradientPruning``.
+        defense: the defense C, such as ``GradientPruning``.
         update: the update of this round.
-        carried: e_t, or ``None`` in a client's first round.
+        carried: the remainder e_t, or ``None`` in a client's first round.
         randomness: the source of draws, as for ``defense.on_update``.
         local_round: the local round, as for ``defense.on_update``.
 
     Returns:
-        The released update, and e_{t+1}.
+        The released update, and the new remainder e_{t+1}.
 
     Raises:
         ValueError: ``carried`` has other entries than the update.

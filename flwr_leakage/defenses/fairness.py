@@ -1,4 +1,4 @@
-"""Measure how evenly samples and classes are protected, and list the least protected ones."""
+"""Measure how evenly a defense protects samples and classes, and list the least protected ones."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class GroupProtection:
-    """Protection of the samples of one class.
+    """The protection of the samples of one class.
 
     Attributes:
         label: the class.
-        count: samples of the class whose protection is known.
-        worst: the smallest protection among them.
-        mean: their mean protection.
+        count: the number of samples of the class whose protection is known.
+        worst: the smallest protection of these samples.
+        mean: the mean protection of these samples.
     """
 
     label: int
@@ -28,12 +28,12 @@ class ProtectionReport:
     """The protection of samples and classes, by a quantity that is larger where a sample is safer.
 
     Attributes:
-        worst_sample: index of the sample protected least.
+        worst_sample: the index of the sample that is protected least.
         worst: the protection of that sample.
-        worst_decile: mean of the tenth of the samples (at least one) protected least.
-        mean: over all samples.
+        worst_decile: the mean protection of the least protected tenth of the samples, at least one.
+        mean: the mean protection of all samples.
         evenness: worst / mean, in [0, 1]; 1 where all are protected alike.
-        by_class: one entry for each class that occurs, the worst-protected first.
+        by_class: the protection of each class that occurs, the least protected class first.
     """
 
     worst_sample: int
@@ -45,11 +45,13 @@ class ProtectionReport:
 
 
 def protection_report(values: Sequence[float | None], targets: Tensor) -> ProtectionReport:
-    """Summarise predicted (I²F) or measured (RMSE) recovery errors by sample and class.
+    """Return a summary of samples' recovery errors, predicted (I²F) or measured (RMSE), by class.
 
     Args:
-        values: one for each sample, ≥ 0, larger is safer, or ``None`` where there is no number.
-        targets: (B,) class indices, or (B, K) probabilities: then the likeliest class counts.
+        values: the recovery error of each of the B samples, ≥ 0, where larger is safer; ``None``
+            where there is no number.
+        targets: (B,) class indices, or (B, K) class probabilities, of which the likeliest class
+            counts.
 
     Raises:
         ValueError: the lengths differ, or no sample has a number.

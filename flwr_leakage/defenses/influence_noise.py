@@ -1,4 +1,4 @@
-"""Noise of a given energy in the directions that hide a client's samples most."""
+"""Add noise of a given energy in the directions that hide a client's samples most."""
 
 import math
 from dataclasses import dataclass, replace
@@ -21,16 +21,21 @@ Allotment = Literal["equal", "max_min"]
 def allot_energy(
     spectra: SampleSpectra, energy: float, allotment: Allotment
 ) -> Float[Tensor, " S"]:
-    """Return the cutoffs of the samples that share ``energy``.
+    """Return the cutoff of each sample that gives it its share of the noise energy.
 
-    ``equal`` gives every sample the same energy. ``max_min`` gives all of them the same
-    predicted error, the largest that the energy pays for: since a sample's error grows with its
-    own energy, no other allotment lifts the worst-protected sample higher.
+    A sample gets noise along those singular directions of its Jacobian whose singular value lies
+    below its cutoff; see :meth:`SampleSpectra.energies`. ``equal`` gives every sample the same
+    energy. ``max_min`` gives every sample the same predicted recovery error, the largest that the
+    total energy allows: as a sample's error grows with its own energy, no other division gives the
+    worst-protected sample a larger error.
 
     Args:
         spectra: the spectra of S samples.
-        energy: ‖δ‖² in total, in squared units of the pseudo-gradient.
+        energy: the total energy ‖δ‖² of the noise δ, in squared units of the pseudo-gradient.
         allotment: ``equal`` or ``max_min``.
+
+    Returns:
+        (S,) cutoffs, in the units of the singular values.
     """
     count = len(spectra.exposures)
     if allotment == "equal" or energy == 0:
@@ -41,12 +46,21 @@ def allot_energy(
 def influence_noise(
     spectra: SampleSpectra, cutoffs: Float[Tensor, " S"], energy: float
 ) -> Float[Tensor, " P"]:
-    """Draw Σ_i δ_i along the samples' singular directions, scaled to ‖δ‖² = ``energy``.
+    """Return noise along the samples' singular directions, with the squared norm ``energy``.
 
-    Zhang et al. (2023, section 5.1): noise along the right singular vector of J = Aᵀ with the
-    singular value σ moves the reconstruction by 1/σ times its length, so that directions of
-    small σ hide most, up to the prior's own uncertainty, beyond which more is wasted. The
-    allotment over σ is that of :meth:`SampleSpectra.energies`.
+    Let A_i be the derivative of the pseudo-gradient by sample i. Noise along a left singular vector
+    of A_i with the singular value σ moves the reconstruction by 1/σ times the noise's length (Zhang
+    et al. 2023, section 5.1). So directions of small σ hide most, up to the prior's own
+    uncertainty, beyond which more noise is wasted. The division over σ is that of
+    :meth:`SampleSpectra.energies`.
+
+    Args:
+        spectra: the spectra of S samples.
+        cutoffs: (S,) the cutoff of each sample, see :func:`allot_energy`.
+        energy: the squared norm of the noise, in squared units of the pseudo-gradient.
+
+    Returns:
+        (P,) the noise in units of the pseudo-gradient.
     """
     noise = spectra.draw_noise(cutoffs).sum(0)
     return noise * (math.sqrt(energy) / noise.norm().clamp_min(1e-30))
@@ -54,18 +68,22 @@ def influence_noise(
 
 @dataclass(frozen=True)
 class InfluenceNoise(Defense):
-    """Add noise as long as Gaussian noise of ``noise_std``, in the directions that hide most.
+    """A defense that adds noise to the update in the directions that hide the samples most.
+
+    The noise has the norm that Gaussian noise of standard deviation ``noise_std`` is expected to
+    have.
 
     Attributes:
-        noise_std: the standard deviation of the isotropic noise of equal energy, ≥ 0; see
-            ``relative_to``.
-        relative_to: ``gradient``, ``update`` or ``norm``, as for ``GaussianNoise``.
-        allotment: the division of the energy over samples: ``equal``, or ``max_min``, which lifts
-            the worst-protected sample.
-        prior_std: τ > 0, what an attacker does not know of a pixel beforehand, in model input
-            units; 1 for standardised inputs.
-        max_samples: samples that are protected, from the first on, ≥ 1.
-        num_steps: Lanczos steps, of two products each, ≥ 1.
+        noise_std: the standard deviation of isotropic noise of the same energy, ≥ 0, in the unit
+            that ``relative_to`` names.
+        relative_to: ``gradient`` for units of the pseudo-gradient, ``update`` for those of the
+            update Δ, or ``norm`` for ``‖Δ‖ / √P``, with P the number of its entries.
+        allotment: how the energy is divided over samples: ``equal``, or ``max_min``, which
+            maximises the recovery error of the worst-protected sample.
+        prior_std: the standard deviation τ > 0 of an attacker's prior for each pixel, in model
+            input units; 1 for standardised inputs.
+        max_samples: the number of samples that are protected, the first ones of the round, ≥ 1.
+        num_steps: the number of Lanczos steps, of two Jacobian products per sample each, ≥ 1.
     """
 
     takes_texts: ClassVar[bool] = False
@@ -88,13 +106,13 @@ class InfluenceNoise(Defense):
         check_spectrum_settings(self.prior_std, self.max_samples, self.num_steps)
 
     def in_words(self) -> str:
-        """Return a clause that describes the effect of the defense."""
+        """Return a clause on the effect of the defense, for the sentences of the report."""
         return "random noise is added to the update where it hides the images most"
 
     def on_update(
         self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
     ) -> Update:
-        """Add noise to the entries of ``update.delta``."""
+        """Return the update with noise in the directions that hide the samples most."""
         check_update(update)
         around = require_local_round(self, local_round)
         std = update_units(self.noise_std, update, self.relative_to)
@@ -116,7 +134,7 @@ class InfluenceNoise(Defense):
 
 
 def add_pseudo_gradient(update: Update, noise: Float[Tensor, " P"]) -> Params:
-    """Add noise in units of the pseudo-gradient to ``update.delta``."""
+    """Return ``update.delta`` plus noise (P,) that is given in units of the pseudo-gradient."""
     scaled = unravel(noise * update.schedule.learning_rate, update.delta)
     cast = {name: value.to(update.delta[name].dtype) for name, value in scaled.items()}
     return add(update.delta, cast)

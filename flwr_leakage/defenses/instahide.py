@@ -1,4 +1,4 @@
-"""Mix images as MixUp does, then draw a random sign for every pixel (InstaHide)."""
+"""Mix images as MixUp does, then give every pixel a random sign (InstaHide)."""
 
 import os
 from dataclasses import dataclass, field
@@ -35,7 +35,7 @@ _SIGNS_OF_BYTE = 1.0 - 2.0 * ((torch.arange(256)[:, None] >> torch.arange(8)) & 
 def flip_signs(
     inputs: Float[Tensor, "B C H W"], randomness: Randomness
 ) -> Float[Tensor, "B C H W"]:
-    """Negate every entry with probability 1/2, independently; |x| stays."""
+    """Return the inputs with each entry negated with probability 1/2, independently."""
     return _flip_in_place(inputs.clone(), randomness)
 
 
@@ -56,17 +56,18 @@ def instahide_batch(
     num_classes: int,
     public: Float[Tensor, "M C H W"] | None = None,
 ) -> Batch:
-    """Mix samples before their signs are flipped (Huang et al. 2020, algorithm 2).
+    """Return the mixtures of samples before their signs are flipped (Huang et al. 2020, alg. 2).
 
     Args:
         batch: n private samples.
-        mixing: indices below n are private samples, the others ``n + m`` public ones.
-        num_classes: K.
-        public: M images in the model's input space, or none.
+        mixing: the samples in each mixture, with their coefficients λ. Indices below n are those of
+            private samples, and n + m is that of public image m.
+        num_classes: the number K of classes.
+        public: M public images in the model's input space, or ``None``.
 
     Returns:
-        Inputs x̃ = Σⱼ λⱼ xⱼ, and targets ỹ mixed of the private samples only, with their
-        coefficients scaled to sum to one so that they stay probabilities.
+        A batch of inputs x̃ = Σⱼ λⱼ xⱼ, and of targets (B, K) mixed from the private samples only.
+        Their coefficients are scaled to sum to one, so that the targets are probabilities.
     """
     inputs = batch.inputs
     targets = soft_targets(batch.targets, num_classes, inputs.dtype)
@@ -82,15 +83,15 @@ def load_public_images(
     mean: tuple[float, ...] | list[float] = (0.0,),
     std: tuple[float, ...] | list[float] = (1.0,),
 ) -> Float[Tensor, "M C H W"]:
-    """Read a public set for InstaHide: ``images`` of an ``npz`` file, as model inputs.
+    """Return the public images for InstaHide in an ``npz`` file, as model inputs (M, C, H, W).
 
     Args:
-        path: the path of a file with ``images``, uint8, (M, H, W) or (M, H, W, C).
-        mean: the mean of the model's normalisation per channel, in pixel units.
-        std: the standard deviation per channel, likewise.
+        path: the path of a file with an array ``images`` of uint8, (M, H, W) or (M, H, W, C).
+        mean: the mean of the model's normalisation for each channel, in pixel units.
+        std: the standard deviation of the normalisation for each channel, in pixel units.
 
     Raises:
-        ValueError: there is no such file, or it holds no such images.
+        ValueError: there is no such file, or it has no such array.
     """
     if path is None or not Path(path).is_file():
         raise ValueError(f"InstaHide with public partners needs a public set, got path={path!r}.")
@@ -108,14 +109,16 @@ def load_public_images(
 
 @dataclass(frozen=True)
 class InstaHide(Defense):
-    """Encode every batch by :func:`instahide_batch` and :func:`flip_signs`, with fresh draws.
+    """A defense that mixes each training image with others and flips the signs of its pixels.
+
+    The draws are fresh for every batch; see :func:`instahide_batch` and :func:`flip_signs`.
 
     Attributes:
-        k: images in each encoding, ≥ 1; with public partners ≥ 3, two of them private.
-        partners: ``intra``: private images only; ``inter``: two private images and k − 2 of
-            the public set.
-        max_coefficient: bound of every coefficient, in (1 / k, 1].
-        random_signs: whether every entry's sign is drawn anew.
+        k: the number of images in each mixture, ≥ 1; with public partners ≥ 3, two of them private.
+        partners: ``intra`` to mix private images only; ``inter`` to mix two private images and k −
+            2 of the public set.
+        max_coefficient: the largest coefficient that an image may have in a mixture, in (1 / k, 1].
+        random_signs: whether the sign of every entry is random.
         public: (M, C, H, W) public images in the model's input space, for ``inter``.
     """
 
@@ -145,21 +148,21 @@ class InstaHide(Defense):
                 )
 
     def in_words(self) -> str:
-        """Return a clause that describes the effect of the defense."""
+        """Return a clause on the effect of the defense, for the sentences of the report."""
         return "the client trains on mixtures of several images with random signs of pixels"
 
     @property
     def num_private(self) -> int:
-        """Return the number of private images in each encoding."""
+        """Return the number of private images in each mixture."""
         return 2 if self.partners == "inter" else self.k
 
     @property
     def flips_signs(self) -> bool:
-        """Return whether ``random_signs`` is set."""
+        """Return whether signs are flipped, which is the setting ``random_signs``."""
         return self.random_signs
 
     def validate(self, gradient_map: GradientMap, spec: InputSpec, num_examples: int) -> None:
-        """Check that enough samples are encoded at once, and the shape of public images."""
+        """Check the number of samples encoded at once, and the shape of the public images."""
         super().validate(gradient_map, spec, num_examples)
         if num_examples < self.num_private:
             raise ValueError(
@@ -172,7 +175,10 @@ class InstaHide(Defense):
             )
 
     def draw_mixing(self, num_samples: int, randomness: Randomness) -> Mixing:
-        """Draw partners and coefficients; public images have the indices from B on."""
+        """Return random partners and coefficients for each of B = ``num_samples`` samples.
+
+        Indices from B on are those of public images.
+        """
         indices = draw_indices(num_samples, self.num_private, randomness)
         if self.partners == "inter":
             assert self.public is not None
@@ -185,9 +191,10 @@ class InstaHide(Defense):
     def mixing_matrix(
         self, num_samples: int, randomness: Randomness
     ) -> Float[Tensor, "B n"] | None:
-        """Return W before signs are flipped: (n, n), or (n, n + M) with M public images.
+        """Return the matrix W of the mixtures W · samples before signs are flipped.
 
-        ``None`` where k is 1.
+        Its shape is (n, n) for n samples, or (n, n + M) with M public images. It is ``None`` if a
+        mixture has a single image.
         """
         if self.k == 1:
             return None
@@ -195,7 +202,10 @@ class InstaHide(Defense):
         return self.draw_mixing(num_samples, randomness).matrix(columns)
 
     def on_batch(self, batch: Batch, num_classes: int, randomness: Randomness) -> Batch:
-        """Mix, then flip signs; targets become (B, K) probabilities unless k is 1."""
+        """Return mixtures with random signs; their targets are probabilities (B, K).
+
+        If a mixture has a single image, targets stay as they are.
+        """
         if self.k == 1:
             inputs, targets = batch.inputs.clone(), batch.targets
         else:

@@ -1,4 +1,4 @@
-"""Draw which samples MixUp and InstaHide mix, and how much of each."""
+"""Draw which samples MixUp and InstaHide mix, and with which coefficients."""
 
 from dataclasses import dataclass
 
@@ -14,18 +14,18 @@ _MAX_REDRAWS = 64
 
 @dataclass(frozen=True)
 class Mixing:
-    """Encoding i is Σⱼ ``coefficients[i, j]`` · sample ``indices[i, j]``.
+    """A mixing of samples: encoding i is Σⱼ ``coefficients[i, j]`` · sample ``indices[i, j]``.
 
     Attributes:
-        indices: (B, k), distinct in each row; the first one is the sample's own.
-        coefficients: (B, k), ≥ 0, each row summing to one.
+        indices: (B, k) indices of samples, distinct in each row; the first one is sample i itself.
+        coefficients: (B, k) coefficients ≥ 0, whose rows sum to one.
     """
 
     indices: Int[Tensor, "B k"]
     coefficients: Float[Tensor, "B k"]
 
     def matrix(self, num_samples: int) -> Float[Tensor, "B n"]:
-        """Return the mixing as a matrix W (B, n): encodings = W · samples."""
+        """Return the mixing as a matrix W (B, n), so that the encodings are W · samples."""
         weights = torch.zeros(len(self.indices), num_samples, dtype=self.coefficients.dtype).to(
             self.coefficients.device
         )
@@ -33,7 +33,7 @@ class Mixing:
 
 
 def check_mixing(k: int, max_coefficient: float) -> None:
-    """Raise ``ValueError`` unless k ≥ 1 coefficients of at most the bound can sum to one."""
+    """Raise ``ValueError`` unless k ≥ 1 coefficients ≤ ``max_coefficient`` can sum to one."""
     if k < 1:
         raise ValueError(f"k must be at least 1, got {k}.")
     if not max_coefficient <= 1 or (k > 1 and not max_coefficient > 1 / k):
@@ -43,11 +43,13 @@ def check_mixing(k: int, max_coefficient: float) -> None:
 
 
 def draw_indices(num_samples: int, k: int, randomness: Randomness) -> Int[Tensor, "B k"]:
-    """Mix every sample with k − 1 others, so that every sample is used exactly k times.
+    """Return random partners for each sample, so that every sample is used exactly k times.
 
-    The samples stand in a random circle, and each is mixed with those at k − 1 random distances
-    from it, as many permutations of the data do in InstaHide (Huang et al. 2020, algorithm 2),
-    but never with itself.
+    Row i of the result (B, k) holds the index of sample i and those of its k − 1 partners.
+
+    The samples are put on a circle in random order, and each is mixed with those at the same k − 1
+    random distances from it. InstaHide uses several permutations of the data for this (Huang et al.
+    2020, algorithm 2); here a sample is never mixed with itself.
 
     Raises:
         ValueError: there are fewer than k samples.
@@ -67,11 +69,12 @@ def draw_indices(num_samples: int, k: int, randomness: Randomness) -> Int[Tensor
 def draw_coefficients(
     num_samples: int, k: int, max_coefficient: float, randomness: Randomness
 ) -> Float[Tensor, "B k"]:
-    """Draw coefficients uniformly from the simplex, conditioned on none above the bound.
+    """Return coefficients (B, k) drawn uniformly from the simplex, none above ``max_coefficient``.
 
-    Huang et al. (2021, section 5.1) bound the largest coefficient by 0.65. Rows above the
-    bound are drawn again; with a bound so close to 1 / k that 64 draws fail, the missing rows are
-    pulled towards 1 / k until it holds. For k = 1 the only coefficient is one, whatever the bound.
+    Huang et al. (2021, section 5.1) bound the largest coefficient by 0.65. Rows that exceed the
+    bound are drawn again. If the bound is so close to 1 / k that 64 attempts fail, the remaining
+    rows are moved towards 1 / k until they obey it. For k = 1 the only coefficient is one, whatever
+    the bound.
     """
     if k == 1:
         return torch.ones(num_samples, 1)
@@ -96,7 +99,7 @@ def _simplex(num_samples: int, k: int, randomness: Randomness) -> Tensor:
 
 
 def draw_mixing(num_samples: int, k: int, max_coefficient: float, randomness: Randomness) -> Mixing:
-    """Draw a mixing of ``num_samples`` samples, k in each."""
+    """Return a random mixing of ``num_samples`` samples, with k samples in each encoding."""
     return Mixing(
         draw_indices(num_samples, k, randomness),
         draw_coefficients(num_samples, k, max_coefficient, randomness),
@@ -104,7 +107,7 @@ def draw_mixing(num_samples: int, k: int, max_coefficient: float, randomness: Ra
 
 
 def mix(values: Float[Tensor, "n ..."], mixing: Mixing) -> Float[Tensor, "B ..."]:
-    """Return Σⱼ coefficients[i, j] · values[indices[i, j]] for every encoding i."""
+    """Return the weighted sum Σⱼ coefficients[i, j] · values[indices[i, j]] for each encoding i."""
     mixed = F.embedding_bag(
         mixing.indices.to(values.device),
         values.flatten(1),
@@ -115,7 +118,7 @@ def mix(values: Float[Tensor, "n ..."], mixing: Mixing) -> Float[Tensor, "B ..."
 
 
 def soft_targets(targets: Tensor, num_classes: int, dtype: torch.dtype) -> Float[Tensor, "B K"]:
-    """Return class indices as one-hot probabilities; probabilities stay as they are."""
+    """Return targets as class probabilities (B, K): class indices become one-hot."""
     if targets.ndim == 2:
         return targets.to(dtype)
     return F.one_hot(targets, num_classes).to(dtype)

@@ -14,14 +14,14 @@ from flwr_leakage.records import Batch, InputSpec
 
 
 def mixup_batch(batch: Batch, mixing: Mixing, num_classes: int) -> Batch:
-    """Mix inputs and one-hot targets alike: x̃ = Σⱼ λⱼ xⱼ, ỹ = Σⱼ λⱼ yⱼ.
+    """Return mixed inputs x̃ = Σⱼ λⱼ xⱼ and mixed one-hot targets ỹ = Σⱼ λⱼ yⱼ.
 
-    Zhang et al. (2018) for two samples; Huang et al. (2021, section 5.1) for k.
+    Zhang et al. (2018) mix two samples, Huang et al. (2021, section 5.1) k samples.
 
     Args:
         batch: n samples.
-        mixing: which of them enter each encoding, and how much.
-        num_classes: K.
+        mixing: which samples enter each encoding, with their coefficients λ.
+        num_classes: the number of classes.
     """
     targets = soft_targets(batch.targets, num_classes, batch.inputs.dtype)
     return Batch(mix(batch.inputs, mixing), mix(targets, mixing))
@@ -29,14 +29,14 @@ def mixup_batch(batch: Batch, mixing: Mixing, num_classes: int) -> Batch:
 
 @dataclass(frozen=True)
 class MixUp(Defense):
-    """Encode every batch by :func:`mixup_batch` with fresh draws.
+    """A defense that trains on random weighted means of k samples and of their labels.
 
-    The partners come from the samples that are encoded in one call: encode a whole epoch at
-    once to mix over all of a client's data.
+    A sample is mixed with others of the same call of ``on_batch``: pass a whole epoch at once to
+    mix over all of a client's data.
 
     Attributes:
-        k: samples in each encoding, ≥ 1.
-        max_coefficient: bound of every coefficient, in (1 / k, 1].
+        k: the number of samples in each mean, ≥ 1.
+        max_coefficient: the largest coefficient that a sample may have, in (1 / k, 1].
     """
 
     takes_texts: ClassVar[bool] = False
@@ -48,11 +48,11 @@ class MixUp(Defense):
         check_mixing(self.k, self.max_coefficient)
 
     def in_words(self) -> str:
-        """Return a clause that describes the effect of the defense."""
+        """Return a clause on the effect of the defense, for the sentences of the report."""
         return "the client trains on mixtures of several images"
 
     def validate(self, gradient_map: GradientMap, spec: InputSpec, num_examples: int) -> None:
-        """Raise unless at least k samples are encoded at once."""
+        """Raise ``ValueError`` if fewer samples are encoded at once than one mean takes."""
         super().validate(gradient_map, spec, num_examples)
         if num_examples < self.k:
             raise ValueError(
@@ -61,19 +61,25 @@ class MixUp(Defense):
             )
 
     def draw_mixing(self, num_samples: int, randomness: Randomness) -> Mixing:
-        """Draw partners and coefficients."""
+        """Return random partners and coefficients for each of ``num_samples`` samples."""
         return draw_mixing(num_samples, self.k, self.max_coefficient, randomness)
 
     def mixing_matrix(
         self, num_samples: int, randomness: Randomness
     ) -> Float[Tensor, "B n"] | None:
-        """Return W (n, n) of the encodings; ``None`` where k is 1."""
+        """Return the matrix W (n, n) of the encodings W · samples.
+
+        It is ``None`` if a mean is of a single sample.
+        """
         if self.k == 1:
             return None
         return self.draw_mixing(num_samples, randomness).matrix(num_samples)
 
     def on_batch(self, batch: Batch, num_classes: int, randomness: Randomness) -> Batch:
-        """Mix the batch's samples; targets become (B, K) probabilities unless k is 1."""
+        """Return weighted means of samples; their targets are probabilities (B, K).
+
+        If a mean is of a single sample, targets stay as they are.
+        """
         if self.k == 1:
             return batch
         mixing = self.draw_mixing(len(batch), randomness)

@@ -7,8 +7,8 @@ from flwr_leakage.defenses.base import Defense
 
 @dataclass(frozen=True)
 class NoDefense(Defense):
-    """Release the update as it is."""
+    """The absence of a defense: the update is sent as it is."""
 
     def in_words(self) -> str:
-        """Return a clause that describes the effect of the defense."""
+        """Return a clause on the effect of the defense, for the sentences of the report."""
         return "the update is sent as it is"

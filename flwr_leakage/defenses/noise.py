@@ -16,7 +16,10 @@ from flwr_leakage.records import Update
 def add_gaussian_noise(
     delta: Mapping[str, Tensor], noise_std: float, randomness: Randomness
 ) -> Params:
-    """Add ``noise_std · z`` with z ~ N(0, 1) to each entry (Zhu, Liu, Han 2019, section 5)."""
+    """Return tensors with ``noise_std · z``, z ~ N(0, 1), added to each entry.
+
+    Zhu, Liu, Han (2019, section 5) propose it against gradient inversion.
+    """
     return {
         name: _add(value, noise_std, randomness.normal(value.shape, value.dtype))
         for name, value in delta.items()
@@ -26,10 +29,11 @@ def add_gaussian_noise(
 def add_laplacian_noise(
     delta: Mapping[str, Tensor], noise_std: float, randomness: Randomness
 ) -> Params:
-    """Add Laplacian noise to each entry (Zhu, Liu, Han 2019, section 5).
+    """Return tensors with independent Laplacian noise added to each entry.
 
-    Its density is ``exp(−|z| / b) / 2b`` with ``b = noise_std / √2``, so that ``noise_std`` is
-    the standard deviation: equal strengths of both laws have equal energy.
+    The density of the noise z is ``exp(−|z| / b) / 2b`` with ``b = noise_std / √2``, so that
+    ``noise_std`` is its standard deviation: Gaussian and Laplacian noise of equal strength have
+    equal energy. Zhu, Liu, Han (2019, section 5) propose it against gradient inversion.
     """
     scale = noise_std / math.sqrt(2)
     return {
@@ -39,13 +43,16 @@ def add_laplacian_noise(
 
 
 def _add(value: Tensor, scale: float, draws: Tensor) -> Tensor:
-    """Return ``value + scale · draws``, rounded to the value's type if the draws are finer."""
+    """Return ``value + scale · draws`` in the dtype of ``value``; the draws may be more precise."""
     return (value + scale * draws.to(value.device)).to(value.dtype)
 
 
 @dataclass(frozen=True)
 class _Noise(Defense):
-    """Add noise of a stated size, which a subclass draws, to every entry of an update."""
+    """A base class of defenses that add independent noise of a given size to every entry.
+
+    A subclass draws the noise.
+    """
 
     noise_std: float = 0.1
     relative_to: NoiseUnit = "gradient"
@@ -56,46 +63,48 @@ class _Noise(Defense):
         check_unit(self.relative_to, NoiseUnit)
 
     def in_words(self) -> str:
-        """Return a clause that describes the effect of the defense."""
+        """Return a clause on the effect of the defense, for the sentences of the report."""
         return "random noise is added to every number of the update"
 
     def on_update(
         self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
     ) -> Update:
-        """Add noise to ``update.delta``."""
+        """Return the update with noise added to its ``delta``."""
         check_update(update)
         std = update_units(self.noise_std, update, self.relative_to)
         return replace(update, delta=self.added(update.delta, std, randomness))
 
     def added(self, delta: Params, std: float, randomness: Randomness) -> Params:
-        """Return an update with noise of standard deviation ``std`` added."""
+        """Return tensors with noise of standard deviation ``std`` added to each entry."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class GaussianNoise(_Noise):
-    """Add independent Gaussian noise to every entry; see :func:`add_gaussian_noise`.
+    """A defense that adds independent Gaussian noise to every entry of the update Δ.
 
     Attributes:
-        noise_std: standard deviation ≥ 0, in the unit that ``relative_to`` names.
-        relative_to: ``gradient`` (that of the pseudo-gradient ``−Δ / learning_rate``, as the
-            papers state it), ``update`` (that of Δ) or ``norm`` (``‖Δ‖ / √P``).
+        noise_std: the standard deviation of the noise, ≥ 0, in the unit that ``relative_to`` names.
+        relative_to: ``gradient`` for units of the pseudo-gradient ``−Δ / learning_rate``, which
+            papers use; ``update`` for those of Δ; ``norm`` for ``‖Δ‖ / √P``, with P the number of
+            entries.
     """
 
     def added(self, delta: Params, std: float, randomness: Randomness) -> Params:
-        """Return an update with Gaussian noise added."""
+        """Return tensors with Gaussian noise of standard deviation ``std`` added to each entry."""
         return add_gaussian_noise(delta, std, randomness)
 
 
 @dataclass(frozen=True)
 class LaplacianNoise(_Noise):
-    """Add independent Laplacian noise to every entry; see :func:`add_laplacian_noise`.
+    """A defense that adds independent Laplacian noise to every entry of the update Δ.
 
     Attributes:
-        noise_std: standard deviation ≥ 0, in the unit that ``relative_to`` names.
-        relative_to: as for :class:`GaussianNoise`.
+        noise_std: the standard deviation of the noise, ≥ 0, in the unit that ``relative_to`` names.
+        relative_to: ``gradient`` for units of the pseudo-gradient ``−Δ / learning_rate``;
+            ``update`` for those of Δ; ``norm`` for ``‖Δ‖ / √P``, with P the number of entries.
     """
 
     def added(self, delta: Params, std: float, randomness: Randomness) -> Params:
-        """Return an update with Laplacian noise added."""
+        """Return tensors with Laplacian noise of standard deviation ``std`` added to each entry."""
         return add_laplacian_noise(delta, std, randomness)

@@ -1,7 +1,8 @@
 """Apply the privacy filters of NVIDIA FLARE, with the settings that it ships.
 
-Both act on the update of one local step, ``Δ / T`` for T steps, and are written from the behaviour
-of ``nvflare/app_common/filters`` in version 2.8.1. Scalars pass as they are.
+Both filters act on ``Δ / T``, the mean update of one of T local steps. They are written after the
+behaviour of ``nvflare/app_common/filters`` in version 2.8.1. Tensors of a single number are sent
+unchanged.
 """
 
 import math
@@ -19,7 +20,13 @@ from flwr_leakage.records import Update
 
 
 def _per_step(update: Update, change: Callable[[Tensor], Tensor]) -> Update:
-    """Return ``T · change(Δ / T)``, of all entries as one vector; scalars stay as they are."""
+    """Return an update with ``delta`` Δ replaced by ``T · change(Δ / T)``, with T local steps.
+
+    Args:
+        update: the update.
+        change: a function of all entries as one vector. Tensors without dimensions are not part of
+            the vector and stay as they are.
+    """
     check_update(update)
     steps = update.schedule.num_steps
     vector = ravel(update.delta)
@@ -30,14 +37,16 @@ def _per_step(update: Update, change: Callable[[Tensor], Tensor]) -> Update:
 
 @dataclass(frozen=True)
 class PercentilePrivacy(Defense):
-    """Set the smallest entries to zero and clip the others, entry by entry.
+    """A defense that sets the smallest entries of an update Δ to zero, and clips the others.
 
-    Let c be the percentile of ``|Δ| / T`` over all entries. Entries below c become zero, and all
-    others are clipped to [−γ, γ]. It is NVIDIA FLARE's reading of "largest percentile to share" of
-    Shokri and Shmatikov (2015). It has no noise, and no guarantee.
+    Let c be the percentile of ``|Δ| / T`` over all entries, with T local steps. Entries of
+    ``Δ / T`` of magnitude below c become zero, and all others are clipped to [−γ, γ]. This is how
+    NVIDIA FLARE reads "largest percentile to share" of Shokri and Shmatikov (2015). It adds no
+    noise, and gives no guarantee.
 
     Attributes:
-        percentile: in [0, 100]; 10 sets a tenth of the entries to zero, not all but a tenth.
+        percentile: the percentile in [0, 100]; 10 sets a tenth of the entries to zero, not all but
+            a tenth.
         gamma: γ > 0, the largest magnitude of an entry of one step's update.
     """
 
@@ -50,7 +59,7 @@ class PercentilePrivacy(Defense):
         _check_positive("gamma", self.gamma)
 
     def in_words(self) -> str:
-        """Return a clause that describes the effect of the defense."""
+        """Return a clause on the effect of the defense, for the sentences of the report."""
         return (
             f"the smallest {self.percentile:g} % of the update’s numbers are left out, and the "
             f"others are clipped to {self.gamma:g} a step"
@@ -71,23 +80,26 @@ class PercentilePrivacy(Defense):
 
 @dataclass(frozen=True)
 class SVTPrivacy(Defense):
-    """Send a random share of the entries, clipped and under Laplacian noise of 20 times the clip.
+    """A defense that sends a random share of the entries, clipped and with Laplacian noise.
 
-    ``c = ⌈fraction · P⌉`` of P entries are drawn, with replacement, from those whose ``min(|Δ_i| /
-    T, γ) + Lap(2γc / ε_q)`` reaches ``τ + Lap(γ / ε_t)``, with ``ε_t = ε / (1 + (2c)^⅔)`` and ``ε_q
-    = ε − ε_t``. They leave as ``clip(Δ_i / T, −γ, γ) + Lap(2γ / noise_var)``, and all others as
-    zero.
+    It follows the sparse vector technique. Let Δ be the update of P entries after T local steps.
+    ``c = ⌈fraction · P⌉`` entries are drawn, with replacement, from those whose
+    ``min(|Δ_i| / T, γ) + Lap(2γc / ε_q)`` reaches ``τ + Lap(γ / ε_t)``, with
+    ``ε_t = ε / (1 + (2c)^⅔)`` and ``ε_q = ε − ε_t``. They are sent as T times
+    ``clip(Δ_i / T, −γ, γ) + Lap(2γ / noise_var)``, and all others as zero. Lap(b) is a Laplacian
+    number of scale b.
 
-    The filter's own accountant counts ``ε + c · noise_var`` for each update, 620 for 62,006
-    entries: no guarantee in practice. The clip, which is far below the noise, is what hides
-        samples.
+    By the filter's own accounting an update spends ``ε + c · noise_var``, which is 620 for 62,006
+    entries: no guarantee in practice. The samples are hidden by the clip γ, which is far below the
+    noise: by default its scale is 20 γ.
 
     Attributes:
-        fraction: in (0, 1].
-        epsilon_of_selection: ε > 0, which the filter itself calls ``epsilon``.
-        noise_var: > 0, by which 2γ is divided for the scale of the noise; no variance.
-        gamma: γ > 0.
-        tau: τ, the threshold before its noise.
+        fraction: the share of entries that is sent, in (0, 1].
+        epsilon_of_selection: ε > 0 of the choice of entries, which the filter itself calls
+            ``epsilon``.
+        noise_var: the divisor of 2γ that gives the scale of the noise, > 0; it is no variance.
+        gamma: the largest magnitude γ > 0 of an entry of one step's update.
+        tau: the threshold τ of the choice, before noise is added to it.
     """
 
     fraction: float = 0.1
@@ -103,7 +115,7 @@ class SVTPrivacy(Defense):
             _check_positive(name, getattr(self, name))
 
     def in_words(self) -> str:
-        """Return a clause that describes the effect of the defense."""
+        """Return a clause on the effect of the defense, for the sentences of the report."""
         return (
             f"a random {100 * self.fraction:g} % of the update’s numbers are sent, clipped to "
             f"{self.gamma:g} a step and under noise of {2 / self.noise_var:g} times that"

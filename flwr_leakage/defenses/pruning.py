@@ -1,4 +1,4 @@
-"""Magnitude pruning of the update."""
+"""Send only the entries of an update with the largest magnitudes."""
 
 import math
 from collections.abc import Mapping
@@ -33,15 +33,17 @@ def _prune(vector: Tensor, prune_ratio: float) -> Tensor:
 def prune_update(
     delta: Mapping[str, Tensor], prune_ratio: float, per_layer: bool = False
 ) -> Params:
-    """Set the ``floor(prune_ratio · n)`` entries of smallest magnitude to zero.
+    """Return the update with its ``floor(prune_ratio · n)`` smallest entries set to zero.
 
-    Zhu, Liu, Han (2019, section 5) propose it against gradient inversion ("gradient
-    compression"); Huang et al. (2021, section 3.1) evaluate ratios from 0.5 to 0.999.
+    Here n is the number of entries, and the smallest ones are those of least magnitude. Zhu, Liu,
+    Han (2019, section 5) propose it against gradient inversion ("gradient compression"); Huang et
+    al. (2021, section 3.1) evaluate ratios from 0.5 to 0.999.
 
     Args:
         delta: the update, or a gradient: the result does not depend on the scale.
         prune_ratio: the share p of pruned entries, in [0, 1). At least one entry is kept.
-        per_layer: whether n counts each tensor's entries, or all of them together.
+        per_layer: whether each tensor is pruned by itself; otherwise all entries are pruned
+            together.
 
     Returns:
         New tensors with the names, shapes and dtypes of ``delta``.
@@ -70,11 +72,12 @@ def _check_ratio(prune_ratio: float) -> None:
 
 @dataclass(frozen=True)
 class GradientPruning(Defense):
-    """Release only the entries of largest magnitude; see :func:`prune_update`.
+    """A defense that sends only the entries of largest magnitude; see :func:`prune_update`.
 
     Attributes:
         prune_ratio: the share of pruned entries, in [0, 1).
-        per_layer: prune each tensor by itself, or all entries together.
+        per_layer: whether each tensor is pruned by itself; otherwise all entries are pruned
+            together.
     """
 
     prune_ratio: float = 0.99
@@ -84,7 +87,7 @@ class GradientPruning(Defense):
         _check_ratio(self.prune_ratio)
 
     def in_words(self) -> str:
-        """Return a clause that describes the effect of the defense."""
+        """Return a clause on the effect of the defense, for the sentences of the report."""
         of = "of each layer’s numbers" if self.per_layer else "of the update’s numbers"
         return f"only the largest {100 * (1 - self.prune_ratio):g} % {of} are sent"
 

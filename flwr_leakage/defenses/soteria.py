@@ -1,4 +1,4 @@
-"""Hide the representation that the last layer's gradient reveals (Soteria)."""
+"""Hide the representation, the last layer's input, that this layer's gradient reveals (Soteria)."""
 
 import math
 from collections.abc import Mapping
@@ -16,7 +16,11 @@ from flwr_leakage.records import InputSpec, Update
 
 
 def last_linear_layer(model: nn.Module) -> str:
-    """Name the last ``nn.Linear`` of a model: its input is the representation."""
+    """Return the name of a model's last ``nn.Linear``, whose input is the representation.
+
+    Raises:
+        ValueError: the model has no such layer.
+    """
     names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     if not names:
         raise ValueError("Soteria needs a model with a linear layer, got one without.")
@@ -31,19 +35,19 @@ def representation_sensitivity(
     buffers: Mapping[str, Tensor] | None = None,
     chunk_size: int = 64,
 ) -> Float[Tensor, " F"]:
-    """Return Σ over samples of ‖∂rₖ/∂x‖₂ / |rₖ| for each entry k of a linear layer's input r.
+    """Return ‖∂rₖ/∂x‖₂ / |rₖ| for each entry k of a linear layer's input r, summed over samples x.
 
-    Sun et al. (2021, section 4.2): perturbing rₖ moves an attacker's reconstruction by about
-    |rₖ| ‖∂rₖ/∂x‖⁻¹, so that the entries of smallest sensitivity hide most.
+    A perturbation of rₖ moves an attacker's reconstruction by about |rₖ| ‖∂rₖ/∂x‖⁻¹, so that the
+    entries of smallest sensitivity hide most (Sun et al. 2021, section 4.2).
 
     Args:
-        gradient_map: the gradient map of the client's model; it must use no statistics of a batch,
-            as the samples are looked at one by one.
-        params: θ.
-        inputs: B samples.
-        layer: the layer's name, as in ``model.named_modules()``.
+        gradient_map: the gradient map of the client's model. Its BatchNorm must not use the batch's
+            statistics, as samples are processed one by one.
+        params: the parameters θ, by name.
+        inputs: the inputs of B samples.
+        layer: the name of the linear layer, as in ``model.named_modules()``.
         buffers: BatchNorm statistics.
-        chunk_size: entries whose derivatives are held at a time.
+        chunk_size: the number of entries whose derivatives are held in memory at a time.
     """
     module = gradient_map.model.get_submodule(layer)
     captured: list[Tensor] = []
@@ -75,7 +79,12 @@ def representation_sensitivity(
 
 
 def representation_mask(sensitivity: Float[Tensor, " F"], prune_ratio: float) -> Bool[Tensor, " F"]:
-    """Keep all but the ``floor(prune_ratio · F)`` entries of smallest sensitivity."""
+    """Return a mask that is false at the ``floor(prune_ratio · F)`` least sensitive entries.
+
+    Args:
+        sensitivity: (F,) the sensitivity of each entry of the representation.
+        prune_ratio: the share of entries to prune, in [0, 1).
+    """
     dropped = math.floor(round(prune_ratio * len(sensitivity), 6))
     mask = torch.ones(len(sensitivity), dtype=torch.bool)
     mask[sensitivity.topk(dropped, largest=False).indices] = False
@@ -84,17 +93,19 @@ def representation_mask(sensitivity: Float[Tensor, " F"], prune_ratio: float) ->
 
 @dataclass(frozen=True)
 class Soteria(Defense):
-    """Prune the columns of a linear layer's weight update (Sun et al. 2021).
+    """A defense that prunes columns of a linear layer's weight update (Sun et al. 2021).
 
-    The layer's gradient is an outer product with its input, the representation: an attacker
-    reads it off exactly. Soteria sets to zero the columns of the entries whose perturbation
-    moves a reconstruction most, and leaves every other layer as it is. Balunović et al. (2022)
-    show that an attacker who leaves this layer out of the objective is not hindered.
+    The layer's gradient is an outer product with its input, the representation, so that an attacker
+    can compute the representation exactly. Soteria sets those columns to zero whose entries of the
+    representation move a reconstruction most if perturbed, and changes no other layer. Balunović et
+    al. (2022) show that it does not hinder an attacker who leaves this layer out of the objective.
 
     Attributes:
-        prune_ratio: share of the representation's entries, in [0, 1); 0.01 in the paper's code.
-        layer: name of the linear layer; the last one where it is ``None``.
-        max_samples: samples whose sensitivities are summed, from the first on, ≥ 1.
+        prune_ratio: the share of the representation's entries that is pruned, in [0, 1); 0.01 in
+            the paper's code.
+        layer: the name of the linear layer; ``None`` for the last one of the model.
+        max_samples: the number of samples whose sensitivities are summed, the first ones of the
+            round, ≥ 1.
     """
 
     takes_texts: ClassVar[bool] = False
@@ -110,16 +121,16 @@ class Soteria(Defense):
             raise ValueError(f"max_samples must be at least 1, got {self.max_samples}.")
 
     def in_words(self) -> str:
-        """Return a clause that describes the effect of the defense."""
+        """Return a clause on the effect of the defense, for the sentences of the report."""
         return "in one layer the numbers of the update that tell most of the images are not sent"
 
     def validate(self, gradient_map: GradientMap, spec: InputSpec, num_examples: int) -> None:
-        """Raise unless the model has the linear layer."""
+        """Raise ``ValueError`` unless the model has the linear layer."""
         super().validate(gradient_map, spec, num_examples)
         self._layer_and_weight(gradient_map.model)
 
     def _layer_and_weight(self, model: nn.Module) -> tuple[str, str]:
-        """Return names of the layer and of its weight."""
+        """Return the name of the linear layer and the name of its weight parameter."""
         layer = last_linear_layer(model) if self.layer is None else self.layer
         if not isinstance(dict(model.named_modules()).get(layer), nn.Linear):
             raise ValueError(f"layer must name a linear layer of the model, got {layer!r}.")
@@ -128,7 +139,7 @@ class Soteria(Defense):
     def on_update(
         self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
     ) -> Update:
-        """Set columns of the layer's weight update to zero."""
+        """Return the update with columns of the linear layer's weight set to zero."""
         check_update(update)
         around = require_local_round(self, local_round)
         if self.prune_ratio == 0:

@@ -1,17 +1,17 @@
-"""Estimate the spectra of a client's samples, by which risk-driven defenses choose their noise.
+"""Estimate the spectra of samples' Jacobians, by which risk-driven defenses choose their noise.
 
-For sample i let A_i = ∂g/∂x_i ∈ R^{P×N}, the derivative of the pseudo-gradient
-g = −Δ/learning_rate, with singular values σ. An attacker with a Gaussian prior of standard
-deviation τ for every pixel, who sees g + δ with independent noise of variance e(σ) along each
-left singular vector, and who knows everything else, is left with the squared error
+For sample i with N input entries, let A_i = ∂g/∂x_i ∈ R^{P×N} be the derivative of the
+pseudo-gradient g = −Δ/learning_rate with P entries, and σ its singular values. Consider an attacker
+with a Gaussian prior of standard deviation τ for every pixel, who sees g plus independent noise of
+variance e(σ) along each left singular vector, and who knows all but sample i. The expected squared
+error of the attacker's best reconstruction is
 
     Σ_σ τ² e(σ) / (e(σ) + τ² σ²)                                                     (1)
 
-This is the expected I²F (Zhang et al. 2023, equation 6 with section 4's ε: variance
-σ_noise² Σ λ/(λ + ε)²) at the damping ε = e/τ² that is best for the attacker, with the error that
-the damping itself causes.
-It never exceeds N τ²: no noise hides more than there is. It is the linearised Bayesian bound,
-with the conditions of ``flwr_leakage.bounds.bayesian_mse``.
+This is the expected I²F (Zhang et al. 2023, equation 6 with section 4's ε: variance σ_noise² Σ λ/(λ
++ ε)²) at the damping ε = e/τ² that is best for the attacker, with the error that the damping itself
+causes. It never exceeds N τ², the error of a guess by the prior alone. It is the linearised
+Bayesian bound, under the conditions of ``flwr_leakage.bounds.bayesian_mse``.
 """
 
 import math
@@ -34,9 +34,15 @@ _TINY = 1e-150
 def sample_jacobian(
     local_round: LocalRound, schedule: LocalSchedule, max_samples: int
 ) -> tuple[SampleJacobian, Float[Tensor, " S"]]:
-    """Return ∂∇L/∂x of the first samples, each on its own, and their weights in the update.
+    """Return the Jacobian ∂∇L/∂x of each of the first samples alone, and the samples' weights.
 
-    Where the client normalises with batch statistics, they are held at the batch's own.
+    A sample's weight (S,) is the factor of its gradient in the update's pseudo-gradient. If the
+    client normalises with batch statistics, they are held constant at the batch's own.
+
+    Args:
+        local_round: the private data of the client's round.
+        schedule: the local training, which determines the weights.
+        max_samples: the largest number S of samples.
     """
     samples = local_round.samples(schedule)[:max_samples]
     # Samples that no step touches, of weight zero, do not show in the update at all.
@@ -45,14 +51,19 @@ def sample_jacobian(
 
 @dataclass(frozen=True)
 class SampleSpectra:
-    """The spectral measures of A_iᵀA_i for S samples, from one Lanczos run from Gaussian z_i.
+    """Estimated singular values of the Jacobians of S samples, from one Lanczos run.
+
+    A_i = ∂g/∂x_i is the derivative of the update's pseudo-gradient g by sample i of N entries. The
+    run is on A_iᵀA_i, and starts from a Gaussian vector z_i.
 
     Attributes:
-        operator: the operator of the samples' own gradients.
-        exposures: (S,), weights that turn the operator's maps into A_i.
-        singular_values: (S, k), σ: Gauss nodes.
-        node_weights: (S, k), summing to one: N Σⱼ wⱼ f(σⱼ) estimates Σ_σ f(σ).
-        prior_std: τ, in model input units.
+        operator: the operator of the Jacobians ∂g_i/∂x_i of the samples' own gradients g_i.
+        exposures: (S,) the weights of the samples in the update: A_i is weight times ∂g_i/∂x_i.
+        singular_values: (S, k) the nodes σⱼ of a Gauss quadrature over the singular values of A_i.
+        node_weights: (S, k) the weights wⱼ of the nodes, whose rows sum to one. N Σⱼ wⱼ f(σⱼ)
+            estimates the sum of f(σ) over all singular values.
+        prior_std: the standard deviation τ of an attacker's prior for each pixel, in model input
+            units.
     """
 
     operator: SampleJacobian
@@ -71,7 +82,16 @@ class SampleSpectra:
         max_samples: int = 64,
         num_steps: int = 24,
     ) -> "SampleSpectra":
-        """Run ``num_steps`` steps of Lanczos, of two products each, for all samples at once."""
+        """Return the spectra of a client's samples, by Lanczos steps for all samples at once.
+
+        Args:
+            local_round: the private data of the client's round.
+            schedule: the local training, which determines the samples' weights in the update.
+            randomness: the source of the start vectors.
+            prior_std: the standard deviation τ of an attacker's prior, in model input units.
+            max_samples: the number of samples, the first ones of the round.
+            num_steps: the number of Lanczos steps, of two Jacobian products per sample each.
+        """
         operator, exposures = sample_jacobian(local_round, schedule, max_samples)
         start = randomness.normal((operator.num_blocks, operator.num_inputs), torch.float64)
         lanczos = Lanczos(operator, start.to(operator.device, operator.dtype))
@@ -83,39 +103,68 @@ class SampleSpectra:
         return SampleSpectra(operator, exposures, sigma, weights, prior_std, lanczos)
 
     def trace(self, values: Float[Tensor, "S k"]) -> Float[Tensor, " S"]:
-        """Estimate Σ_σ f(σ) from f at the nodes."""
+        """Return an estimate (S,) of the sum of f(σ) over each sample's singular values σ.
+
+        Args:
+            values: (S, k) the values of f at the nodes in ``singular_values``.
+        """
         return self.operator.num_inputs * (self.node_weights * values).sum(1)
 
     def rmse(self, squared_errors: Float[Tensor, " S"]) -> Float[Tensor, " S"]:
-        """Return √(squared error / N), in model input units."""
+        """Return √(squared error / N) of each sample with N entries, in model input units."""
         return (squared_errors / self.operator.num_inputs).sqrt()
 
     def error_under_isotropic_noise(self, noise_std: float) -> Float[Tensor, " S"]:
-        """Return the predicted RMSE (1) for e(σ) = noise_std², in units of the pseudo-gradient."""
+        """Return the predicted recovery RMSE (S,) of the samples under isotropic noise.
+
+        It is the error of an attacker with a Gaussian prior, equation (1) of this module with noise
+        of variance e(σ) = noise_std² along every singular vector.
+
+        Args:
+            noise_std: the standard deviation of the noise, in units of the pseudo-gradient.
+        """
         tau, energy = self.prior_std, noise_std**2
         if energy == 0:
             return torch.zeros(len(self.exposures), dtype=torch.float64)
         return self.rmse(self.trace(posterior_variance(self.singular_values**2, energy, tau**2)))
 
     def energies(self, cutoffs: Float[Tensor, " S"]) -> Float[Tensor, "S k"]:
-        """Return e(σ) = τ² σ (c − σ)₊, for which (1) is largest among allotments of its energy.
+        """Return the noise variance e(σ) = τ² σ (c − σ)₊ at each node σ, for a cutoff c per sample.
 
-        (1) is concave in every e, and its derivative (τσ)² τ² / (e + τ²σ²)² is the same for
-        all σ < c under this e and smaller beyond: the condition of Karush, Kuhn and Tucker.
+        The nodes are estimated singular values of each sample's Jacobian, and τ is the standard
+        deviation of the attacker's prior.
+
+        Of all divisions of the same energy Σ_σ e(σ), it gives the largest predicted error, equation
+        (1) of this module. That error is concave in every e(σ), and its derivative (τσ)² τ² / (e +
+        τ²σ²)² is equal for all σ < c and smaller beyond: the condition of Karush, Kuhn and Tucker.
+
+        Args:
+            cutoffs: (S,) the cutoff c of each sample, in units of the singular values.
         """
         sigma = self.singular_values
         return self.prior_std**2 * sigma * (cutoffs[:, None] - sigma).clamp_min(0)
 
     def error_at(self, cutoffs: Float[Tensor, " S"]) -> Float[Tensor, " S"]:
-        """Return the predicted RMSE (1) under :meth:`energies`, τ² Σ (1 − σ/c)₊."""
+        """Return the predicted recovery RMSE (S,) of the samples for noise with given cutoffs c.
+
+        The squared error under the noise of :meth:`energies` is τ² Σ_σ (1 − σ/c)₊, with the
+        attacker's prior standard deviation τ and the singular values σ.
+
+        Args:
+            cutoffs: (S,) the cutoff c of each sample, in units of the singular values.
+        """
         share = 1 - self.singular_values / cutoffs.clamp_min(_TINY)[:, None]
         return self.rmse(self.trace(self.prior_std**2 * share.clamp_min(0)))
 
     def cutoffs_of_energy(self, energy: Float[Tensor, " S"]) -> Float[Tensor, " S"]:
-        """Return the c at which :meth:`energies` add up to ``energy``.
+        """Return the cutoff c of each sample at which its noise has a given energy.
 
-        Between two nodes the sum is linear in c: with the m nodes below c,
-        τ² N (c Σ wσ − Σ wσ²) = energy.
+        The energy is the sum of :meth:`energies` over the singular values. Between two nodes σ of
+        weight w it is linear in c: with the m nodes below c, τ² N (c Σ wσ − Σ wσ²) = energy. Here N
+        is the number of inputs, and τ the standard deviation of the attacker's prior.
+
+        Args:
+            energy: (S,) the energy of each sample, in squared units of the pseudo-gradient.
         """
         first, second = (
             (self.node_weights * self.singular_values**power).cumsum(1) for power in (1, 2)
@@ -128,9 +177,13 @@ class SampleSpectra:
         return torch.where(energy > 0, cutoffs[:, 0], 0.0)
 
     def cutoffs_of_error(self, rmse: float) -> Float[Tensor, " S"]:
-        """Return the c at which :meth:`error_at` reaches ``rmse`` < τ.
+        """Return the cutoff c of each sample at which its predicted RMSE is ``rmse``.
 
-        Between two nodes, with the m nodes below c, τ² (Σ w − Σ wσ / c) = rmse².
+        Between two nodes σ of weight w, with the m nodes below c, τ² (Σ w − Σ wσ / c) = rmse². Here
+        τ is the standard deviation of the attacker's prior.
+
+        Args:
+            rmse: the error that every sample is to have, < τ, in model input units.
         """
         zeroth = self.node_weights.cumsum(1)
         first = (self.node_weights * self.singular_values).cumsum(1)
@@ -143,11 +196,20 @@ class SampleSpectra:
         return cutoffs if rmse > 0 else torch.zeros_like(cutoffs)
 
     def energy_at(self, rmse: float) -> float:
-        """Return the samples' total energy at which each has the predicted error ``rmse`` < τ."""
+        """Return the total noise energy that gives each sample a predicted RMSE.
+
+        Args:
+            rmse: that RMSE, below the attacker's prior standard deviation, in model input units.
+        """
         return float(self.trace(self.energies(self.cutoffs_of_error(rmse))).sum())
 
     def error_of_energy(self, energy: float, highest: float) -> float:
-        """Return the error predicted for all samples at a total energy, at most ``highest`` ≤ τ."""
+        """Return the predicted RMSE of all samples if a noise energy is divided to make it equal.
+
+        Args:
+            energy: the total energy, in squared units of the pseudo-gradient.
+            highest: the largest RMSE to return, at most the attacker's prior standard deviation.
+        """
         from scipy.optimize import brentq  # the import takes most of a second
 
         def excess(rmse: float) -> float:
@@ -160,7 +222,15 @@ class SampleSpectra:
         return float(brentq(excess, 0.0, highest, xtol=1e-14 * highest, maxiter=1000))
 
     def draw_noise(self, cutoffs: Float[Tensor, " S"]) -> Float[Tensor, "S P"]:
-        """Return δ_i = A_i (√e / σ)(A_iᵀA_i) z_i with the Lanczos run's z_i, of mean energy e."""
+        """Return noise δ_i (S, P) for each sample, with the mean variances of :meth:`energies`.
+
+        With A_i the derivative of the pseudo-gradient by sample i and σ its singular values, δ_i =
+        A_i f(A_iᵀA_i) z_i. Here f applies √e(σ) / σ to the eigenvalue σ², and z_i is the Gaussian
+        start vector of the Lanczos run.
+
+        Args:
+            cutoffs: (S,) the cutoff of each sample, in units of the singular values.
+        """
         eigenvalues, vectors = self._lanczos.ritz()
         floor = torch.finfo(self.operator.dtype).eps * eigenvalues[:, -1:].clamp_min(_TINY)
         scale = (self.energies(cutoffs).to(eigenvalues) / eigenvalues.clamp_min(floor)).sqrt()
@@ -173,7 +243,7 @@ class SampleSpectra:
 
 
 def check_spectrum_settings(prior_std: float, max_samples: int, num_steps: int) -> None:
-    """Raise ``ValueError`` for settings out of range."""
+    """Raise ``ValueError`` unless ``prior_std`` is positive and the others are at least 1."""
     if not (math.isfinite(prior_std) and prior_std > 0):
         raise ValueError(f"prior_std must be positive, got {prior_std}.")
     for name, value in (("max_samples", max_samples), ("num_steps", num_steps)):

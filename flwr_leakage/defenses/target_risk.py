@@ -1,4 +1,4 @@
-"""Choose noise or pruning as strong as a target of the risk demands."""
+"""Choose the strength of noise or pruning by a target of the samples' risk."""
 
 import math
 import warnings
@@ -31,14 +31,13 @@ PRUNE_RATIOS = (0.0, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
 
 @dataclass(frozen=True)
 class RiskPlan:
-    """The strength that was chosen, and its predicted effect.
+    """The chosen strength of a defense, its predicted effect, and the defended update.
 
     Attributes:
-        strength: noise standard deviation in units of the pseudo-gradient (of the isotropic
-            noise of equal energy), or the pruning ratio.
-        predicted_rmse: (S,), the RMSE predicted for the recovery of each sample, in model input
-            units.
-        met: whether the worst sample's predicted error reaches the target.
+        strength: the pruning ratio; or the standard deviation, in units of the pseudo-gradient, of
+            isotropic noise with the energy of the noise that was added.
+        predicted_rmse: (S,) the predicted RMSE of each sample's recovery, in model input units.
+        met: whether the smallest predicted error reaches the target.
         delta: the defended ``update.delta``.
     """
 
@@ -57,17 +56,18 @@ def inversion_influence(
 ) -> Float[Tensor, " S"]:
     """Return a lower bound of each sample's inversion influence (I²F, Zhang et al. 2023, eq. 4).
 
-    The influence is ``‖(A_iᵀA_i + εI)⁻¹ A_iᵀ δ‖ / √N``. A_i = w_i ∂g_i/∂x_i maps a change of sample
-    i, with N inputs, to that of the update, in which its gradient g_i has the weight w_i. LSQR on
-    ∂g_i/∂x_i bounds the influence times w_i, and the bound is divided by w_i. LSQR ends once its
-    lower and upper bound agree to 5 %, or after 60 steps.
+    The influence is ``‖(A_iᵀA_i + εI)⁻¹ A_iᵀ δ‖ / √N``, with a damping ε. A_i = w_i ∂g_i/∂x_i maps
+    a change of sample i, with N input entries, to the change of the pseudo-gradient, in which the
+    sample's gradient g_i has the weight w_i. LSQR on ∂g_i/∂x_i bounds the influence times w_i, and
+    the bound is divided by w_i. LSQR ends once its lower and upper bound agree to 5 %, or after 60
+    steps.
 
     Args:
         local_round: the client's private data of the round.
-        schedule: its local training.
-        perturbation: δ, in units of the pseudo-gradient.
-        relative_damping: ε / λmax(A_iᵀA_i), > 0.
-        max_samples: samples, from the first on.
+        schedule: the client's local training.
+        perturbation: (P,) the perturbation δ of the update, in units of the pseudo-gradient.
+        relative_damping: the damping ε divided by the largest eigenvalue of A_iᵀA_i, > 0.
+        max_samples: the largest number S of samples, the first ones of the round.
     """
     operator, weights = sample_jacobian(local_round, schedule, max_samples)
     if not perturbation.any():
@@ -79,24 +79,27 @@ def inversion_influence(
 
 @dataclass(frozen=True)
 class TargetRisk(Defense):
-    """Choose the weakest noise or pruning for which the worst sample meets a recovery error.
+    """A defense by the weakest noise or pruning that gives every sample a given recovery error.
 
-    For noise, the expected error of an attacker with a Gaussian prior, (1) in
-    ``defenses/spectrum.py``, grows with the noise, so that bisection on one spectral measure finds
-    the level without further products. For pruning, the error is the I²F of the entries that are
-    pruned away, by the lower bound of :func:`inversion_influence`, and bisection runs over
-    ``PRUNE_RATIOS``. If a target cannot be met, the strongest setting allowed is used, and a
-    warning names the error that is predicted for it.
+    For noise, the error is that of an attacker with a Gaussian prior, equation (1) in
+    ``defenses/spectrum.py``. It grows with the noise, so that bisection on the samples' estimated
+    singular values finds the strength without further Jacobian products. For pruning, the error is
+    the inversion influence (I²F) of the entries that are pruned away, by the lower bound of
+    :func:`inversion_influence`, and bisection runs over ``PRUNE_RATIOS``. If the target cannot be
+    met, the strongest allowed setting is used, and a warning names its predicted error.
 
     Attributes:
-        target_rmse: ≥ 0, of the worst sample's recovery, in model input units: 1 is the
-            standard deviation of standardised inputs.
+        target_rmse: the RMSE that the recovery of every sample is to have at least, ≥ 0, in model
+            input units: 1 is the standard deviation of standardised inputs.
         mechanism: ``gaussian``, ``influence`` (see ``InfluenceNoise``) or ``pruning``.
-        prior_std: τ > 0, as for ``InfluenceNoise``; noise cannot predict more than it.
-        max_noise_std: > 0, the strongest noise allowed, in units of the pseudo-gradient.
-        relative_damping: ε / λmax > 0 of the I²F, for pruning.
-        max_samples: samples that count, from the first on, ≥ 1.
-        num_steps: Lanczos steps, of two products each, ≥ 1.
+        prior_std: the standard deviation τ > 0 of an attacker's prior for each pixel, in model
+            input units; under noise no larger error than τ is predicted.
+        max_noise_std: the largest allowed standard deviation of noise, > 0, in units of the
+            pseudo-gradient.
+        relative_damping: for pruning, the damping ε of the I²F divided by the largest eigenvalue, >
+            0.
+        max_samples: the number of samples that count, the first ones of the round, ≥ 1.
+        num_steps: the number of Lanczos steps, of two Jacobian products per sample each, ≥ 1.
     """
 
     takes_texts: ClassVar[bool] = False
@@ -122,11 +125,11 @@ class TargetRisk(Defense):
         check_spectrum_settings(self.prior_std, self.max_samples, self.num_steps)
 
     def in_words(self) -> str:
-        """Return a clause that describes the effect of the defense."""
+        """Return a clause on the effect of the defense, for the sentences of the report."""
         return "noise or pruning is made as strong as a target of the predicted error asks"
 
     def plan(self, update: Update, randomness: Randomness, local_round: LocalRound) -> RiskPlan:
-        """Choose the strength, and apply it."""
+        """Return the strength that reaches the target, its predicted effect, and the update."""
         if self.mechanism == "pruning":
             return self._plan_pruning(update, local_round)
         spectra = SampleSpectra.measure(
@@ -144,7 +147,7 @@ class TargetRisk(Defense):
     def on_update(
         self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
     ) -> Update:
-        """Defend ``update.delta`` with the strength chosen; warn where the target is missed."""
+        """Return the defended update; warn if the target is missed."""
         check_update(update)
         around = require_local_round(self, local_round)
         if self.target_rmse == 0:

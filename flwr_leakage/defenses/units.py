@@ -1,4 +1,4 @@
-"""Convert a defense's strength from the unit in which it is given to that of the update.
+"""Convert a defense's strength from the unit in which it is given to the unit of the update.
 
 A client sends ``Δ = θ_local − θ_t``. Papers state noise and clipping for the gradient, which one
 plain SGD step scales by the learning rate: ``g = −Δ / learning_rate``.
@@ -15,20 +15,20 @@ ClipUnit = Literal["gradient", "update"]
 
 
 def check_unit(relative_to: str, allowed: object) -> None:
-    """Raise ``ValueError`` unless ``relative_to`` is one of the values of the type ``allowed``."""
+    """Raise ``ValueError`` unless ``relative_to`` is a value of the ``Literal`` ``allowed``."""
     if relative_to not in get_args(allowed):
         raise ValueError(f"relative_to must be one of {get_args(allowed)}, got {relative_to!r}.")
 
 
 def update_units(strength: float, update: Update, relative_to: NoiseUnit) -> float:
-    """Convert a standard deviation (or a norm) to the units of ``update.delta``.
+    """Return a standard deviation, or a norm, in the units of the update Δ (``update.delta``).
 
     Args:
         strength: a standard deviation, or a norm where the unit is not ``norm``.
         update: the update that is defended.
-        relative_to: ``gradient``: ``strength`` is in units of the pseudo-gradient
-            ``−Δ / learning_rate``; ``update``: in those of Δ; ``norm``: in units of
-            ``‖Δ‖ / √P``, so that noise of strength 1 is expected to be as long as the update.
+        relative_to: the unit of ``strength``: ``gradient`` for that of the pseudo-gradient
+            ``−Δ / learning_rate``; ``update`` for that of Δ; ``norm`` for ``‖Δ‖ / √P``, with P the
+            number of entries, so that noise of strength 1 is expected to be as long as the update.
     """
     if relative_to == "gradient":
         return strength * update.schedule.learning_rate

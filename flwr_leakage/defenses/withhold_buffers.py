@@ -9,14 +9,14 @@ from flwr_leakage.records import Update
 
 @dataclass(frozen=True)
 class WithholdBuffers(Defense):
-    """Release no buffers, as FedBN does (Li et al. 2021).
+    """A defense that sends no buffers, as FedBN does (Li et al. 2021).
 
-    The running statistics of BatchNorm before and after local training give away the batch's
-    own statistics, which the strongest attacks of Huang et al. (2021, section 3) need.
+    From BatchNorm's running statistics before and after local training, a server can compute the
+    batch's own statistics, which the strongest attacks of Huang et al. (2021, section 3) need.
     """
 
     def in_words(self) -> str:
-        """Return a clause that describes the effect of the defense."""
+        """Return a clause on the effect of the defense, for the sentences of the report."""
         return "the running statistics of batch normalisation are not sent"
 
     def on_update(

@@ -1,4 +1,7 @@
-"""Test by record, client and round whether a record was in an update (membership inference)."""
+"""Test whether given records were among the samples behind an update (membership inference).
+
+The tests are made for each record, client and round.
+"""
 
 from flwr_leakage.members.observed import Records, examine_observation
 from flwr_leakage.members.one_run import one_run_epsilon

@@ -1,4 +1,7 @@
-"""Test records by algebra, if a step has fewer samples than a layer can hold apart."""
+"""Test records for membership by algebra, for steps with few enough samples.
+
+The row space of a layer's update then contains the inputs of the step's samples, and no others.
+"""
 
 from collections.abc import Sequence
 
@@ -14,50 +17,60 @@ from flwr_leakage.params import ravel
 from flwr_leakage.records import Batch
 
 EXACT_RESIDUAL = 5e-3
-"""Largest residual, in one layer at least, of a record whose membership algebra shows: rounding in
-single precision leaves less to almost all members, and noise of 0.01 on pixels leaves more
-(simulations/benchmarks/results/membership.md)."""
+"""Largest residual that a record may have, in at least one layer, if algebra is to show its
+membership: rounding in single precision gives almost all members a smaller one, and noise of 0.01
+on pixels a larger one (simulations/benchmarks/results/membership.md)."""
 
 EXACT_MARGIN = 0.1
-"""Such a residual is also at most this share of the null's smallest in that layer; in the others it
-lies below the smallest."""
+"""In that layer the residual must also be at most this share of the smallest residual of a null
+record; in the other layers it must be below the smallest."""
 
 EXACT_P_VALUE = 1e-4
-"""Beyond the null's tail a record of ``exact`` evidence is less likely than this to be another."""
+"""Largest p-value, by the tail of the null records, of a record whose membership algebra shows."""
 
 SHARE_TOLERANCE = 0.02
-"""Relative difference of a sample's share in the update between layers that counts as rounding."""
+"""Largest relative difference between layers of a sample's share in the update that counts as
+rounding."""
 
 RESIDUAL_WEIGHT = 0.25
-"""Weight of the residual beside the fit of the own outer product, which shows smaller
-gradients but takes the label: any from 0 to 0.5 finds 70 to 72 % of a trained MLP's members at 0.1
-% of false alarms on ten development draws, where the residual alone finds 53 %."""
+"""Weight of the residual beside the fit of the record's own outer product, which shows smaller
+gradients but needs the label. Any weight from 0 to 0.5 finds 70 to 72 % of a trained MLP's members
+at 0.1 % of false alarms on ten development draws, where the residual alone finds 53 %."""
 
 CHANGED_DAMPING = 1e-4
 """Damping of the fits of samples that the client may have changed before it used them."""
 
 SPANNED_P_VALUE = 1e-3
-"""Corrected p-value up to which a record shows that the spans tell. Where none does, another
-statistic ranks the records, which adds at most this to the chance of a false alarm."""
+"""Corrected p-value up to which a candidate shows that the row spaces contain the client's records.
+If no candidate does, another statistic ranks the records, which adds at most this to the
+probability of a false alarm."""
 
 CHANGED_P_VALUE = 5e-3
-"""The same of the more damped fit, behind which there is gradient cosine only: on eight development
-draws of MixUp it keeps the fit in five, and on 24 of InstaHide in none."""
+"""Corrected p-value up to which a candidate shows that the more damped fit is useful. If no
+candidate does, the gradient cosine is used: on eight development draws of MixUp the fit is used in
+five, and on 24 of InstaHide in none."""
 
 FOREIGN_P_VALUE = 0.01
-"""A record that the samples span whose own outer product has a larger p-value is none of them."""
+"""A record in the row spaces is taken for no sample if its own outer product has a larger
+p-value."""
 
 SILENT = 5.0
-"""How many times the noise of one entry a record has to add to a layer, if anything shall be said
-of it. The fit of an outer product has the noise of one entry, as e and h are of unit length; what
-other samples have in common with them is lost besides."""
+"""A record is silent, so that nothing can be said of it, if it adds less than this many times the
+noise of one entry to every layer. The fit of an outer product has the noise of one entry, as e and
+h have unit length. The part that other samples have in common with them is lost in addition."""
 
 
 def are_members(logs: Float[Tensor, "C S"], of_null: Float[Tensor, "N S"]) -> Bool[Tensor, " C"]:
     """Return whether each record, unlike all null records, lies in all row spaces up to rounding.
 
-    Inputs may fill fewer directions than a layer has, which the tail of the null residuals shows.
-    If there are enough null records, a record must lie beyond this tail as well.
+    A record's residual r in a layer is the relative distance of its input from the row space of the
+    layer's update. Null records are known not to be members. Inputs may fill fewer directions than
+    a layer has, so that others come near the row space by chance, which the tail of the null
+    residuals shows. With enough null records, a record must lie beyond this tail as well.
+
+    Args:
+        logs: (C, S) log r of C records in S layers.
+        of_null: (N, S) log r of N null records.
     """
     found = (logs < of_null.amin(0)).all(1) & _is_rounding(logs, of_null).any(1)
     if len(of_null) >= SMALLEST_TAIL / TAIL_SHARE:
@@ -66,7 +79,12 @@ def are_members(logs: Float[Tensor, "C S"], of_null: Float[Tensor, "N S"]) -> Bo
 
 
 def _is_rounding(logs: Float[Tensor, "C S"], of_null: Float[Tensor, "N S"]) -> Bool[Tensor, "C S"]:
-    """Return whether each residual is rounding, and far below all residuals of null records."""
+    """Return whether each residual is as small as rounding, and far below all null residuals.
+
+    Args:
+        logs: (C, S) log r of the records' residuals r in S layers.
+        of_null: (N, S) log r of null records, which are known not to be members.
+    """
     margins = (logs - of_null.amin(0)).exp()
     return (margins < EXACT_MARGIN) & (logs.exp() < EXACT_RESIDUAL)
 
@@ -78,12 +96,25 @@ def tell_single(
     logs: Float[Tensor, "C S"],
     of_null: Float[Tensor, "N S"],
 ) -> tuple[Bool[Tensor, " C"], Bool[Tensor, " C"]]:
-    """Return whether each record's own gradient is part of the update, and whether it is not.
+    """Return which records' own gradients are part of the update, and which are only spanned.
 
-    Only records in the row spaces count. The samples' inputs span all their combinations. The outer
-    product of a sample has the same share of the update in all layers; see
-    :func:`~flwr_leakage.members.layers.shares`. If there is one layer only, the share must be that
-    of one among as many samples as the client states, or as the rank shows.
+    Only records in the row spaces are tested. The row spaces also contain all combinations of the
+    samples' inputs. But only for a sample itself, the outer product that is its gradient has the
+    same share of the update in all layers; see :func:`~flwr_leakage.members.layers.shares`. If
+    there is one layer only, the share must be that of one among as many samples as the client
+    states, or as the rank shows.
+
+    Args:
+        flat: the update with its model, parameters and schedule, and BatchNorm by running
+            statistics.
+        spans: the row spaces of S layers.
+        candidates: C records with their labels.
+        logs: (C, S) log r of the records' residuals r.
+        of_null: (N, S) log r of null records, which are known not to be members.
+
+    Returns:
+        Booleans (C,), true if the record's own gradient is part of the update; and booleans (C,),
+        true if the record lies in a row space but its own gradient is no part of the update.
     """
     able = torch.tensor([span.rows == flat.num_samples for span in spans])
     spanned = _is_rounding(logs, of_null) & able
@@ -111,27 +142,29 @@ def rank_by_own_gradient(
     logs: Float[Tensor, "C S"],
     of_null: Float[Tensor, "N S"],
 ) -> tuple[Float[Tensor, " C"], Float[Tensor, " N"], Bool[Tensor, " C"], str]:
-    """Return statistics by residual and own gradient, which records look foreign, and a name.
+    """Return statistics of records by residual and own gradient, small for members.
 
-    A statistic is the fit of the record's outer product in each layer (see
-    :meth:`~flwr_leakage.members.row_space.RowSpace.agreement`), damped by the rounding alone, with
-    a part of the residual. If a client changed its records first, such as by mixing them, its
-    samples span none of them. So if the row spaces show no candidate, the statistic is the same fit
-    with more damping. If that shows none either, it is the gradient cosine.
+    The statistic is the fit of the record's outer product in each layer (see
+    :meth:`~flwr_leakage.members.row_space.RowSpace.agreement`), damped by the rounding alone, plus
+    a part of the residual. If a client changed its records first, such as by mixing them, the row
+    spaces contain none of the records themselves. So if the row spaces show no candidate, the
+    statistic is the same fit with more damping. If that shows none either, it is the gradient
+    cosine.
 
     Args:
-        flat: the problem with BatchNorm by running statistics.
+        flat: the update with its model, parameters and schedule, and BatchNorm by running
+            statistics.
         spans: the row spaces of the layers that decide.
-        candidates: the candidates with their labels.
-        null: the null records with their labels.
-        logs: log r of the candidates, for residuals r.
-        of_null: log r of the null records.
+        candidates: C candidates with their labels.
+        null: N null records, known not to be members, with their labels.
+        logs: (C, S) log r of the candidates' residuals r.
+        of_null: (N, S) log r of the null records.
 
     Returns:
-        Statistics of C candidates and N null records, small for members. Booleans (C,), true if a
-        candidate's residual is below all null residuals, but its outer product fits as those of
-        others do (p > ``FOREIGN_P_VALUE``), as if it had been moved into the row spaces. And the
-        names of the parts of the statistics.
+        The statistics (C,) of the candidates and (N,) of the null records. Booleans (C,), true if a
+        candidate's residual is below all null residuals although its outer product fits no better
+        than those of null records (p > ``FOREIGN_P_VALUE``), as if it had been moved into the row
+        spaces. And the names of the parts of the statistic.
     """
     count, records = (
         len(candidates),
@@ -163,14 +196,24 @@ def rank_by_own_gradient(
 
 
 def _lowest(values: Float[Tensor, " N"], count: int) -> float:
-    """Return the smallest corrected p-value of the first ``count`` values; the null follows."""
+    """Return the smallest corrected p-value of the first ``count`` statistics.
+
+    The p-values compare them with the statistics behind them, which are those of records known not
+    to be members.
+    """
     return float(holm(tail_p_values(values[:count], values[count:])).min())
 
 
 def _in_spreads(values: Float[Tensor, "N F"], count: int) -> Float[Tensor, " N"]:
-    """Return the mean of F statistics in units of the null's spread, and again in such units.
+    """Return the mean of F statistics for each record, each in standard deviations of null records.
 
-    The values of the null stand behind the first ``count``.
+    Null records are known not to be members. The mean is again divided by its standard deviation
+    among them.
+
+    Args:
+        values: (N, F) the statistics; the rows behind the first ``count`` are those of null
+            records.
+        count: the number of records that are not null records.
     """
     null = values[count:]
     mean = ((values - null.mean(0)) / null.std(0).clamp_min(1e-12)).mean(1)
@@ -178,7 +221,10 @@ def _in_spreads(values: Float[Tensor, "N F"], count: int) -> Float[Tensor, " N"]
 
 
 def are_silent(flat: Problem, spans: Sequence[LayerSpan], candidates: Batch) -> Bool[Tensor, " C"]:
-    """Return whether each record adds too little to every layer to be found; see ``SILENT``."""
+    """Return whether each record changes every layer by too little to be found.
+
+    It does if its part of the update is below ``SILENT`` times the noise of one entry.
+    """
     able = [span for span in spans if span.rows == flat.num_samples]
     if not able:
         return torch.zeros(len(candidates), dtype=torch.bool)

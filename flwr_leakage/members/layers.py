@@ -1,4 +1,4 @@
-"""Find the layers whose updates show members, and the records' inputs of these layers."""
+"""Find the layers whose updates show members, and compute records' inputs of these layers."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -29,27 +29,29 @@ CHUNK = 64
 """Records that pass through the network at a time."""
 
 TELLING = 3
-"""Number of layers that are weighed against each other where none decides alone. The choice was
-made on development draws; no table."""
+"""Number of layers whose statistics are weighted if no layer decides alone. It was chosen on
+development draws; there is no table."""
 
 NOTICED = 10.0
-"""Noise counts as a defense's if it is this many times the rounding of single precision."""
+"""Noise is taken for that of a defense if it is at least this many times the rounding of single
+precision."""
 
 
 @dataclass(frozen=True)
 class LayerSpan:
-    """The row space of one layer's update.
+    """The row space of one layer's update, with the number of inputs that fill it.
 
     Attributes:
         name: the name of the layer's weight.
         space: the row space of the weight's pseudo-gradient.
-        rows: number of inputs that went into the update: samples, times the positions of a
+        rows: the number of inputs that went into the update: the samples, times the positions of a
             convolution.
-        capacity: largest number of inputs that the row space can hold apart. It is at most the
-            number of outputs with a derivative, and the number of inputs less ``SPARE``.
+        capacity: the largest number of inputs that the row space can contain without containing all
+            others. It is at most the number of outputs with a derivative, and the layer's width
+            less ``SPARE``.
         behind_batch_norm: whether a BatchNorm layer comes before this layer.
-        noise_std: σ of the entries of the pseudo-gradient, as its singular values show it; ``None``
-            if they show nothing, or if it was given.
+        noise_std: the standard deviation of noise on the entries of the pseudo-gradient, as its
+            singular values show it; ``None`` if they show nothing, or if it was given.
     """
 
     name: str
@@ -63,18 +65,18 @@ class LayerSpan:
     def is_complete(self) -> bool:
         """Return whether the row space holds the inputs of all samples of one step and little else.
 
-        It does if no more inputs went into the update than it holds apart, and no noise and no
-        further step adds directions.
+        It does if no more inputs went into the update than ``capacity``, and neither noise nor
+        further steps add directions.
         """
         return self.rows <= self.capacity and not self.is_too_full
 
     @property
     def is_too_full(self) -> bool:
-        """Return whether the row space has more directions than one plain step can give it."""
+        """Return whether noise or further steps add directions to those of the inputs."""
         return self.rows <= self.capacity and (self.space.rank > self.rows or bool(self.noise_std))
 
     def __str__(self) -> str:
-        """Return the layer in a few words.
+        """Return the layer's name, rank, width and number of rows in a few words.
 
         Example:
             >>> space = RowSpace.of(torch.eye(3)[:2])
@@ -87,10 +89,15 @@ class LayerSpan:
 
 
 def rounding_std(problem: Problem, name: str) -> float:
-    """Return σ of the error that single precision leaves in a weight's pseudo-gradient.
+    """Return the standard deviation of single precision's error in a weight's pseudo-gradient.
 
-    After each step the weight w is rounded, with the standard deviation ε|w|/√12, where ε is the
-    spacing of numbers next to 1. The pseudo-gradient divides this by the learning rate.
+    After each step the weight w is rounded, with an error of standard deviation ε|w|/√12, where ε
+    is the spacing of numbers next to 1. In the pseudo-gradient this error is divided by the
+    learning rate.
+
+    Args:
+        problem: the update with its model, parameters and schedule.
+        name: the name of the weight.
     """
     weight = problem.params[name]
     size = float(weight.double().square().mean().sqrt())
@@ -102,19 +109,22 @@ def rounding_std(problem: Problem, name: str) -> float:
 def find_spans(
     problem: Problem, noise_std: float | None = None, only: Sequence[str] | None = None
 ) -> tuple[list[LayerSpan], list[str]]:
-    """Return the row space of every layer that may show members, and reasons against the others.
+    """Return the row space of each layer that may show members, and why others are left out.
 
     A convolution is a linear layer of its patches. If the patches of the update's samples outnumber
     the directions of its row space, nothing lies outside of it, and the layer is left out.
 
     Args:
-        problem: the problem of the update, with BatchNorm by running statistics.
-        noise_std: σ of a defense's noise on the entries of the pseudo-gradient. ``None`` estimates
-            it from each layer's spectrum, if one step leaves singular values of noise alone.
-        only: names of the weights whose layers are used, even if they would be left out otherwise.
+        problem: the update with its model, parameters and schedule, and BatchNorm by running
+            statistics.
+        noise_std: the standard deviation of a defense's noise on the entries of the
+            pseudo-gradient. With ``None`` it is estimated from each layer's spectrum, if the update
+            is of one step and has singular values of noise alone.
+        only: the names of the weights whose layers are used, even if they would be left out
+            otherwise; ``None`` to choose.
 
     Returns:
-        The row spaces in the order of the layers, and a part of a sentence for each layer left out.
+        The row spaces in the order of the layers, and a clause for each layer that is left out.
     """
     trace = traced(problem)
     found: dict[str, LayerSpan] = {}
@@ -157,9 +167,10 @@ def find_spans(
 
 
 def emptiest(spans: Sequence[LayerSpan]) -> list[LayerSpan]:
-    """Return the ``TELLING`` layers that an update's samples fill least, the least filled first.
+    """Return the ``TELLING`` layers whose row spaces are filled least, the least filled first.
 
-    Of layers that are filled equally, the smaller ones are taken, as they cost less.
+    A layer's filling is the number of inputs in the update relative to the layer's ``capacity``. Of
+    equally filled layers the smaller ones are taken, as they cost less.
     """
     return sorted(
         spans, key=lambda span: (span.rows / max(span.capacity, 1), span.space.directions.numel())
@@ -172,18 +183,20 @@ def leftovers(
     inputs: Float[Tensor, "N C H W"],
     levels: Float[Tensor, " L"],
 ) -> tuple[Float[Tensor, "V N S L"], Float[Tensor, "N S"]]:
-    """Return log r for V updates, N records, S layers and L dampings; r² is unexplained energy.
+    """Return log r of the residuals r of N records in S layers' updates, for V updates.
 
-    It is the energy of a record's inputs outside of the layer's row space, over all of their
-    energy. The records pass once through the network as the server sent it. A layer's energies are
-    summed over the positions of a convolution, or over the calls of a layer. A record whose inputs
-    are all zero has r = 1, as it leaves no trace in the layer.
+    r² is the share of the squared length of a record's layer inputs that lies outside of the
+    layer's row space, at each of L dampings. The records pass once through the network as the
+    server sent it. Squared lengths are summed over the positions of a convolution, or over the
+    calls of a layer. A record whose inputs are all zero has r = 1, as it leaves no trace in the
+    layer.
 
     Args:
-        problem: the problem of an update, with BatchNorm by running statistics.
+        problem: an update with its model, parameters and schedule, and BatchNorm by running
+            statistics.
         views: for each of V updates of the same parameters, the row spaces of the same S layers.
         inputs: N records, normalised for the model.
-        levels: dampings; see :meth:`RowSpace.leftover`.
+        levels: (L,) the dampings; see :meth:`RowSpace.leftover`.
 
     Returns:
         log r (V, N, S, L), and log ‖h‖ (N, S) of each record's inputs h in each layer.
@@ -217,16 +230,22 @@ def agreements(
     records: Batch,
     levels: Float[Tensor, " L"],
 ) -> Float[Tensor, "V N S L"]:
-    """Return by update, record, layer and damping how well e hᵀ fits; large for members.
+    """Return how well records' outer products e hᵀ fit into layers' updates, large for members.
+
+    h is the record's input of a layer, and e the derivative of its loss by the layer's outputs.
 
     See :meth:`RowSpace.agreement`. The fit is 0 in layers to which a sample gives several rows,
     such as most convolutions.
 
     Args:
-        problem: the problem of an update, with BatchNorm by running statistics.
+        problem: an update with its model, parameters and schedule, and BatchNorm by running
+            statistics.
         views: for each of V updates of the same parameters, the row spaces of the same S layers.
         records: N records with their labels.
-        levels: dampings; see :meth:`RowSpace.leftover`.
+        levels: (L,) the dampings; see :meth:`RowSpace.leftover`.
+
+    Returns:
+        (V, N, S, L) the fit for each update, record, layer and damping.
     """
     found = torch.zeros(len(views), len(records), len(views[0]), len(levels)).double()
     for at, start, e, h in _outer_products(problem, views[0], records):
@@ -237,14 +256,16 @@ def agreements(
 
 
 def shares(problem: Problem, spans: Sequence[LayerSpan], records: Batch) -> Float[Tensor, "N S"]:
-    """Return ``hᵀ G⁺ e / n`` by record and layer, which is 1 for each of an update's n samples.
+    """Return ``hᵀ G⁺ e / n`` of each record in each layer, which is 1 for the update's n samples.
 
-    See :meth:`RowSpace.share_of`, for the layer's pseudo-gradient G. All layers of a sample give
-    the same number, also if the update is scaled. It is 0 in layers to which a sample gives several
-    rows.
+    G is the layer's pseudo-gradient, G⁺ its pseudoinverse, h the record's input of the layer, and e
+    the derivative of its loss by the layer's outputs; see :meth:`RowSpace.share_of`. If the update
+    is scaled, the number is another one, but still the same in all layers for a sample of the
+    update. It is 0 in layers to which a sample gives several rows.
 
     Args:
-        problem: the problem of the update, with BatchNorm by running statistics.
+        problem: the update with its model, parameters and schedule, and BatchNorm by running
+            statistics.
         spans: the row spaces of S layers.
         records: N records with their labels.
     """
@@ -256,14 +277,16 @@ def shares(problem: Problem, spans: Sequence[LayerSpan], records: Batch) -> Floa
 
 
 def traces(problem: Problem, spans: Sequence[LayerSpan], records: Batch) -> Float[Tensor, "N S"]:
-    """Return ``‖e‖ ‖h‖ / (n σ)``: the size of a record's part in a layer's update, over the noise.
+    """Return ``‖e‖ ‖h‖ / (n σ)``: the size of a record's part of a layer's update, over the noise.
 
-    Here n is the number of samples and σ the noise of one entry. For a record that the model knows
-    well the value is so small that no test of the update finds it. It is 0 in layers to which a
-    sample gives several rows.
+    Here h is the record's input of the layer, e the derivative of its loss by the layer's outputs,
+    n the number of samples, and σ the standard deviation of one entry's noise. For a record that
+    the model knows well the value is so small that no test of the update finds it. It is 0 in
+    layers to which a sample gives several rows.
 
     Args:
-        problem: the problem of the update, with BatchNorm by running statistics.
+        problem: the update with its model, parameters and schedule, and BatchNorm by running
+            statistics.
         spans: the row spaces of S layers.
         records: N records with their labels.
     """
@@ -281,7 +304,15 @@ def _by_layer(
     records: Batch,
     measure: Callable[[RowSpace, Tensor, Tensor], Tensor],
 ) -> Float[Tensor, "N S"]:
-    """Return a measure of each layer's row space and each record's error e and input h, or 0."""
+    """Return a measure of each record in each layer, or 0 if a sample gives a layer several rows.
+
+    Args:
+        problem: the update with its model, parameters and schedule.
+        spans: the row spaces of S layers.
+        records: N records with their labels.
+        measure: a function of a row space, the derivatives e (B, m) of records' losses by the
+            layer's outputs, and their inputs h (B, n), which returns (B,) values.
+    """
     found = torch.zeros(len(records), len(spans)).double()
     for at, start, e, h in _outer_products(problem, spans, records):
         found[start : start + len(h), at] = measure(spans[at].space, e, h).cpu()
@@ -291,9 +322,13 @@ def _by_layer(
 def _outer_products(
     problem: Problem, spans: Sequence[LayerSpan], records: Batch
 ) -> Iterator[tuple[int, int, Float[Tensor, "B m"], Float[Tensor, "B n"]]]:
-    """Yield e and h of each chunk of records, with the layer's index and that of the first record.
+    """Yield each layer's inputs h of chunks of records, and the derivatives e of their losses.
 
     Layers to which a sample gives several rows are skipped.
+
+    Yields:
+        The layer's index in ``spans``; the index of the chunk's first record; the derivatives e (B,
+        m) of the losses by the layer's outputs; and the inputs h (B, n).
     """
     chosen = [at for at, span in enumerate(spans) if span.rows == problem.num_samples]
     names = [spans[at].name for at in chosen]
@@ -316,7 +351,7 @@ def _outer_products(
 
 
 def _own_gradient(problem: Problem, name: str) -> Float[Tensor, "m n"]:
-    """Return a weight's pseudo-gradient as a matrix, without the weight decay of a single step."""
+    """Return a weight's pseudo-gradient as a matrix, without a single step's weight decay."""
     gradient = problem.gradient[name].double()
     if problem.schedule.weight_decay and problem.schedule.num_steps == 1:
         gradient = gradient - problem.schedule.weight_decay * problem.params[name].double()
@@ -324,7 +359,12 @@ def _own_gradient(problem: Problem, name: str) -> Float[Tensor, "m n"]:
 
 
 def _refusal(op: Affine, matrix: Float[Tensor, "m n"]) -> str:
-    """Return the reason why a layer is left out; empty if it is not."""
+    """Return a clause on why a layer is left out; empty if it is not.
+
+    Args:
+        op: the layer.
+        matrix: the pseudo-gradient of its weight as a matrix.
+    """
     if not bool(matrix.any()):
         return "did not change: it is frozen, or no derivative reached it"
     if min(matrix.shape) > LARGEST:
@@ -338,14 +378,17 @@ def _refusal(op: Affine, matrix: Float[Tensor, "m n"]) -> str:
 
 
 def _positions(step: Step) -> int:
-    """Return the number of rows that one sample gives to a layer's input."""
+    """Return the number of rows that one sample gives to a layer's input: its positions."""
     shape = step.outputs.shape
     assert isinstance(step.op, Affine)
     return int(shape[2:].numel()) if step.op.is_convolution else int(shape[1:-1].numel())
 
 
 def _rows(step: Step) -> Float[Tensor, "B P n"]:
-    """Return the inputs of a layer, or the patches of a convolution, for each sample."""
+    """Return each sample's inputs of a layer as rows: P positions of n entries.
+
+    For a convolution they are the patches of its input.
+    """
     assert isinstance(step.op, Affine)
     geometry = step.op.geometry
     if geometry is not None:

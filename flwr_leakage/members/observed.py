@@ -33,7 +33,21 @@ def examine_observation(
     noise_std: float | None = None,
     seed: int = 0,
 ) -> Membership:
-    """Test records for membership in the update that a server observed; see :func:`membership`."""
+    """Return the test of records for membership in the update that a server observed.
+
+    Args:
+        gradient_map: the gradient map of the client's model and loss.
+        spec: the public facts about the inputs.
+        observation: the server's view of the update.
+        records: the records in question.
+        null: records that cannot be members, from the same distribution.
+        null_origin: the source of the null records in words, for the result.
+        statistics: the names of the statistics that may be used; see :func:`membership`.
+        correction: the correction of p-values for the number of records.
+        noise_std: the standard deviation of a defense's noise on the entries of the gradient;
+            ``None`` if it is not known.
+        seed: the seed of random draws, if the test repeats the round on null records.
+    """
     threat = ThreatModel(view="aggregate" if observation.members else "single")
     # A model may draw from the global generator, whose state is restored.
     with torch.random.fork_rng(devices=[]):
@@ -55,9 +69,10 @@ def examine_observation(
 
 
 def _as_batch(records: Records, num_classes: int, generator: torch.Generator) -> Batch:
-    """Return records as a batch on the CPU; unknown labels are drawn, for rehearsals only.
+    """Return records as a batch on the CPU, with random labels if theirs are unknown.
 
-    The inputs are contiguous, as the ``view`` of many models takes no images with channels last.
+    Random labels serve only to repeat the round on records of the server. The inputs are made
+    contiguous, as the ``view`` of many models takes no images with channels last.
     """
     if isinstance(records, Batch):
         records = records.to(torch.device("cpu"))

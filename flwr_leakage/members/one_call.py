@@ -41,34 +41,36 @@ def membership(
     mixed: bool = False,
     seed: int = 0,
 ) -> Membership:
-    """Test whether each record was among the samples behind an update.
+    """Return a test of whether each record was among the samples behind an update.
 
     Args:
-        model: the network. Gradients belong to its present parameters.
-        update: gradients, or parameters before and after training.
+        model: the network; gradients are taken to be those at its present parameters.
+        update: gradients, or the parameters before and after training.
         records: the records in question.
-        spec: input shape, classes and normalisation.
+        spec: the shape, classes and normalisation of the inputs.
         null: records that cannot be members, from the same distribution as the records in question,
-            on which the p-values rest. The server's own test data serve.
-        num_examples: number of samples behind the update.
+            such as the server's own test data. The p-values compare records with them.
+        num_examples: the number of samples behind the update.
         null_origin: the source of the null records in words, for the result.
         schedule: the schedule of local training; one step of all samples by default. It is required
             for parameters before and after.
-        statistics: names of the statistics that may be used: ``row_space``, and with labels
+        statistics: the names of the statistics that may be used: ``row_space``, and with labels
             ``outer_product``, ``gradient_cosine``, ``gradient_difference`` and ``loss``.
         correction: the correction of p-values for the number of records: ``holm`` or
             ``benjamini_hochberg``.
-        noise_std: σ of a defense's noise on the entries of the gradient, if it is known.
-        members: number of examples of each client, if the update is the mean of several clients'.
+        noise_std: the standard deviation of a defense's noise on the entries of the gradient;
+            ``None`` if it is not known.
+        members: the number of samples of each client, if the update is the mean of several clients'
+            updates; else empty.
         loss: the client's loss.
         batch_norm: whether the client normalised with ``batch`` or ``running`` statistics; by
             default the model's mode decides.
         mixed: whether the client states that it trained on mixtures of its records, as by MixUp.
             The evidence is then ``statistical`` at most.
-        seed: the seed of a rehearsal's draws.
+        seed: the seed of random draws, if the test repeats the round on null records (a rehearsal).
 
     Returns:
-        The p-values, the evidence, and the reason in words; ``print`` shows them.
+        The p-values, the strength of the evidence, and the reason in words; ``print`` shows them.
 
     Raises:
         ValueError: there are fewer than 20 null records; shapes differ from the spec; the model

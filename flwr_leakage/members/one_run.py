@@ -1,4 +1,4 @@
-"""Compute a lower bound of ε from canaries, half of which a training run contained at random."""
+"""Compute a lower bound of ε from canaries, a random half of which took part in a training run."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,8 @@ from scipy import stats
 from torch import Tensor
 
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
-"""Shares of the canaries that are guessed: few where few leak much, most where all leak."""
+"""Shares of the canaries that are guessed: a small one is best if few leak much, a large one if all
+leak."""
 
 
 def one_run_epsilon(
@@ -21,16 +22,17 @@ def one_run_epsilon(
 ) -> float:
     """Return a lower bound, with the given confidence, of the ε of an (ε, δ)-private mechanism.
 
-    A fair coin of its own decides for each of m canaries whether it was in the run. The r canaries
-    with the most extreme statistics are guessed: the smallest to be in, and the largest to be out.
-    Let v guesses be right. If the mechanism is (ε, δ)-differentially private for add-or-remove,
-    then
+    An independent fair coin decides for each of m canaries, which are known records, whether it was
+    in the run. For the r canaries with the most extreme statistics a guess is made: those with the
+    smallest were in, those with the largest were not. Let v guesses be right. If the mechanism is
+    (ε, δ)-differentially private for add-or-remove, then
 
         P(at least v right) ≤ P(W ≥ v) + 2 m δ max_{1 ≤ i ≤ v} P(v > W ≥ v − i) / i,
 
-    with W binomial of r trials and chance 1 / (1 + e^−ε) (Steinke, Nasr and Jagielski 2023, theorem
-    5.2). The bound is the smallest ε that this does not refute. As r may not depend on how many
-    guesses are right, several r are tried and share the level, 1 − confidence (Bonferroni).
+    with W binomial of r trials and probability 1 / (1 + e^−ε) (Steinke, Nasr and Jagielski 2023,
+    theorem 5.2). The bound is the smallest ε that this does not refute. As r may not depend on how
+    many guesses are right, several r are tried, which share the significance level 1 − confidence
+    (Bonferroni).
 
     If all guesses are right, the bound is about ln(r / 4.8) by default: m canaries cannot show
     more.
@@ -41,8 +43,8 @@ def one_run_epsilon(
         is_member: (m,) booleans, true for canaries in the run. The coins have to be fair and
             independent.
         delta: δ in [0, 1).
-        confidence: confidence of the bound, in (0, 1).
-        shares: ratios r / m to try, each in (0, 1].
+        confidence: the confidence of the bound, in (0, 1).
+        shares: the ratios r / m to try, each in (0, 1].
 
     Raises:
         ValueError: the arguments differ in length, or there are fewer than 2 canaries.
@@ -76,7 +78,15 @@ def one_run_epsilon(
 
 
 def _refuted(count: int, guesses: int, right: int, delta: float, level: float) -> float:
-    """Return the largest ε that a number of right guesses refutes at a level; 0 for none."""
+    """Return the largest ε that ``right`` right guesses of ``guesses`` refute; 0 for none.
+
+    Args:
+        count: the number m of canaries, known records that are members with probability 1/2.
+        guesses: the number r of guesses.
+        right: the number v of right guesses.
+        delta: δ in [0, 1).
+        level: the significance level of the test.
+    """
     low, high = 0.0, 1.0
     if _chance(count, guesses, right, 0.0, delta) > level:
         return 0.0
@@ -90,7 +100,15 @@ def _refuted(count: int, guesses: int, right: int, delta: float, level: float) -
 
 
 def _chance(count: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """Return an upper bound, under (ε, δ), on the chance of at least this many right guesses."""
+    """Return an upper bound, under (ε, δ), of the probability of at least so many right guesses.
+
+    Args:
+        count: the number m of canaries, known records that are members with probability 1/2.
+        guesses: the number r of guesses.
+        right: the number v of right guesses.
+        epsilon: ε.
+        delta: δ in [0, 1).
+    """
     law = stats.binom(guesses, 1 / (1 + math.exp(-epsilon)))
     near = torch.from_numpy(law.pmf(range(right - 1, -1, -1))).cumsum(0)
     spread = float((near / torch.arange(1, right + 1)).max()) if right else 0.0

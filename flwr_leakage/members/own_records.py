@@ -1,4 +1,4 @@
-"""Test on the client whether the server would find its records in the update."""
+"""Test on the client whether the server would find the client's records in its update."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,35 +21,36 @@ class OwnRecords:
 
     The client runs the server's own test, :func:`~flwr_leakage.membership`, on all samples of its
     round. It assumes that the server has the records with their labels, the schedule, and null
-    records like the client's. A better test, or several rounds, may find records that this test
-    does not find.
+    records, which cannot be members, like the client's. A better test, or several rounds, may find
+    records that this test does not find.
 
-    Two limits suit a :class:`~flwr_leakage.audit.gate.Gate`.
-    ``scores={"membership_corrected": 0.01}`` stops updates in which a single sample is found.
-    ``scores={"membership_share": 0.1}`` stops those in which a tenth of the samples is found at 1 %
-    of false alarms, while chance finds 1 %.
+    Two limits suit a :class:`~flwr_leakage.audit.gate.Gate`, which withholds updates.
+    ``scores={"membership_corrected": 0.01}`` withholds updates in which a single sample is found.
+    ``scores={"membership_share": 0.1}`` withholds updates in which a tenth of the samples is found
+    at 1 % of false alarms, while chance finds 1 %.
 
     Attributes:
-        null: records like the samples, with labels, on which the client never trains, such as those
-            for evaluation. At least 20 are needed; 400 allow small p-values.
+        null: records with labels, from the distribution of the samples, on which the client never
+            trains, such as those for evaluation. At least 20 are needed; 400 allow small p-values.
     """
 
     null: Batch
 
     def __call__(self, client: ClientSamples, seed: int) -> list[Measurement]:
-        """Test the update after the defense, and before it.
+        """Return the tests of the update after the defense, and before it.
 
         Args:
             client: the samples, and the raw and the released update of the round.
-            seed: the seed of a rehearsal's draws.
+            seed: the seed of random draws, if the test repeats the round on null records.
 
         Returns:
             ``membership_corrected`` is the p-value of each sample, corrected by Holm's method for
-            all samples of the round. If a sample lies below all null records, and these are too few
-            for a smaller value, it is an upper bound, and its error bar reaches to 0.
-            ``membership_share`` is the share of the round's samples that are found at 1 % of false
-            alarms, the same for every sample. The same two with ``_before`` belong to the raw
-            update. The notes state the server's finding on each sample.
+            all samples of the round. If a sample's statistic lies below those of all null records,
+            and these are too few for a smaller p-value, it is an upper bound, and its error bar
+            reaches to 0. ``membership_share`` is the share of the round's samples that are found at
+            1 % of false alarms, the same for every sample. The same two names with ``_before``
+            belong to the update before the defense. The notes state the server's finding on each
+            sample.
 
         Raises:
             ValueError: the test cannot be made; see :func:`~flwr_leakage.membership`.

@@ -1,6 +1,7 @@
-"""Compute p-values from a null sample, by rank and by its tail, and correct them.
+"""Compute p-values of statistics from those of null records, and correct them for many candidates.
 
-A small statistic is evidence for membership throughout. Corrections are for many candidates.
+Null records are known not to be members. Throughout, a small statistic is evidence for membership.
+P-values follow from the rank among null records, or from their tail.
 """
 
 import math
@@ -19,7 +20,9 @@ SMALLEST_TAIL = 10
 def rank_p_values(
     candidates: Float[Tensor, " C"], null: Float[Tensor, " N"]
 ) -> Float[Tensor, " C"]:
-    """Return ``(1 + #{null ≤ t}) / (1 + N)`` for each candidate's statistic t.
+    """Return the p-value ``(1 + #{null ≤ t}) / (1 + N)`` of each candidate's statistic t.
+
+    N is the number of null records, which are known not to be members.
 
     If a candidate that is no member and the null records are exchangeable, such as draws from one
     distribution, this is a p-value for any statistic: P(p ≤ α) ≤ α (Phipson and Smyth 2010;
@@ -39,19 +42,22 @@ def rank_p_values(
 def tail_p_values(
     candidates: Float[Tensor, " C"], null: Float[Tensor, " N"]
 ) -> Float[Tensor, " C"]:
-    """Return rank p-values, continued below the smallest null statistic by an exponential tail.
+    """Return p-values by rank among null records, continued by an exponential tail.
 
-    ``p = (k/N) exp(−α (x₍ₖ₎ − x))`` for x below all N null statistics. x₍ₖ₎ is their k-th smallest,
-    k is 5 % of N, and α is the lower 95 % bound ``α̂ (1 − 1.645/√k)`` of Hill's estimate
-    ``1/α̂ = mean(x₍ₖ₎ − x₍ᵢ₎, i < k)`` (Hill 1975). For x = log r the model is that P(r ≤ ε) falls
-    as a power of ε. Any residual r whose vector has a bounded density around the span falls so,
-    with the codimension as the power. A lighter tail, such as a Gaussian's, is overestimated.
+    Null records are known not to be members.
+
+    For a statistic x below all N null statistics, ``p = (k/N) exp(−α (x₍ₖ₎ − x))``. Here x₍ₖ₎ is
+    the k-th smallest null statistic, k is 5 % of N, and α is the lower 95 % bound
+    ``α̂ (1 − 1.645/√k)`` of Hill's estimate ``1/α̂ = mean(x₍ₖ₎ − x₍ᵢ₎, i < k)`` (Hill 1975). For
+    the logarithm x = log r of a residual this assumes that P(r ≤ ε) falls as a power of ε. It does
+    if the vector whose distance from a subspace is r has a bounded density there; the power is the
+    codimension. For a lighter tail, such as a Gaussian's, p is too large.
 
     With fewer than ``SMALLEST_TAIL`` null records in the tail, rank p-values are returned.
 
     Args:
-        candidates: statistic x of each candidate, such as the logarithm of a residual.
-        null: the same statistic of records that are no members.
+        candidates: the statistic x of each candidate, such as the logarithm of a residual.
+        null: the same statistic of the N null records.
 
     Example:
         >>> null = torch.linspace(0, 1, 1000, dtype=torch.float64)
@@ -75,8 +81,9 @@ def tail_p_values(
 def holm(p_values: Float[Tensor, " C"]) -> Float[Tensor, " C"]:
     """Return p-values that stay valid for all C candidates at once (Holm 1979).
 
-    ``p̃₍ᵢ₎ = max_{j ≤ i} min(1, (C − j + 1) p₍ⱼ₎)``. If all candidates with p̃ ≤ α are called
-    members, the chance that any non-member is among them is at most α, for any dependence.
+    In ascending order they are ``p̃₍ᵢ₎ = max_{j ≤ i} min(1, (C − j + 1) p₍ⱼ₎)``. If all candidates
+    with p̃ ≤ α are called members, the probability that any non-member is among them is at most α,
+    however the p-values depend on each other.
 
     Example:
         >>> [round(p, 3) for p in holm(torch.tensor([0.01, 0.04, 0.03])).tolist()]
@@ -91,11 +98,12 @@ def holm(p_values: Float[Tensor, " C"]) -> Float[Tensor, " C"]:
 
 
 def benjamini_hochberg(p_values: Float[Tensor, " C"]) -> Float[Tensor, " C"]:
-    """Return p-values corrected so that at most a share α of those called members are none.
+    """Return p-values corrected so that on average at most a share α of called members are none.
 
-    A candidate is called a member if its corrected p-value ``p̃₍ᵢ₎ = min_{j ≥ i} min(1, C p₍ⱼ₎ /
-    j)`` is at most α (Benjamini and Hochberg 1995). The p-values must be independent or positively
-    dependent, as those of one null sample are (Bates et al. 2023).
+    A candidate is called a member if its corrected p-value is at most α. In ascending order these
+    are ``p̃₍ᵢ₎ = min_{j ≥ i} min(1, C p₍ⱼ₎ / j)`` (Benjamini and Hochberg 1995). The p-values must
+    be independent or positively dependent, as those from the same null records are (Bates et al.
+    2023).
 
     Example:
         >>> [round(p, 3) for p in benjamini_hochberg(torch.tensor([0.01, 0.04, 0.03])).tolist()]

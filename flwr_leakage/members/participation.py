@@ -1,4 +1,4 @@
-"""Attribute records to clients by sums of updates, and by who took part in which round."""
+"""Attribute records to clients, from sums of updates and the clients behind each sum."""
 
 from dataclasses import dataclass
 
@@ -14,12 +14,15 @@ class Attribution:
     """The client to which each of R records is attributed.
 
     Attributes:
-        clients: (R,) index of the client with the smallest contrast.
-        contrasts: (R, K) contrast of each record and client, in standard deviations of a null
-            record's contrast; see :func:`participation_contrasts`.
-        p_values: (R,) chance that a record of nobody has so small a smallest contrast of K.
-        margins: (R,) distance of the smallest contrast from the next one, in the same units; 0 if
-            two clients were in the same rounds, which makes them equal.
+        clients: (R,) the index of the client with the smallest contrast.
+        contrasts: (R, K) the contrast of each record and client, in standard deviations of the
+            contrasts of null records, which belong to no client; see
+            :func:`participation_contrasts`.
+        p_values: (R,) the probability that the smallest of the K contrasts is as small for a record
+            that belongs to no client.
+        margins: (R,) the distance of the smallest contrast from the next one, in the units of
+            ``contrasts``; 0 if two clients took part in the same rounds, so that their contrasts
+            are equal.
     """
 
     clients: Int[Tensor, " R"]
@@ -31,18 +34,20 @@ class Attribution:
 def participation_contrasts(
     statistics: Float[Tensor, "T R"], took_part: Bool[Tensor, "T K"]
 ) -> Float[Tensor, "R K"]:
-    """Return how much smaller each record's statistic is in the rounds with a client.
+    """Return how much smaller each record's statistic is in rounds with a client than without.
 
-    The contrast is ``(mean over the n rounds with − mean over the m rounds without) / √(1/n +
-    1/m)``. A record of client k fits into the sums that contain k, and into no others. If a
-    record's statistics are Gaussian with one mean in its client's rounds and another in the others,
-    the client with the smallest contrast is the likeliest one. Without the divisor, clients that
-    were in few rounds would be named too often.
+    The contrast of a record and a client is ``(mean over the n rounds with the client − mean over
+    the m rounds without) / √(1/n + 1/m)``. A record of client k fits the sums of updates that
+    contain k, and no others. If a record's statistics are Gaussian with one mean in its client's
+    rounds and another in the other rounds, the client with the smallest contrast is the likeliest
+    one. Without the divisor, clients that took part in few rounds would be named too often.
 
     Args:
-        statistics: (T, R) a statistic of every round and record, small for members, in units of its
-            spread, such as log r less the round's median, over its standard deviation.
-        took_part: (T, K) booleans, true for clients in the round's sum, which the server knows.
+        statistics: (T, R) a statistic of each round and record, small for members, in standard
+            deviations, such as the log residual less the round's median, over its standard
+            deviation.
+        took_part: (T, K) booleans, true if the client is in the round's sum, which the server
+            knows.
 
     Raises:
         ValueError: the numbers of rounds differ, or a client is in all rounds or in none.
@@ -77,20 +82,20 @@ def attribute(
     of_null: Float[Tensor, "T N"],
     took_part: Bool[Tensor, "T K"],
 ) -> Attribution:
-    """Return the client of each record, and the chance that a stranger is named as surely.
+    """Return the likeliest client of each record, with the p-value of this attribution.
 
-    Each round's statistics are taken in units of the null records' spread, as rounds differ in how
-    much of any vector their sums explain.
+    Each round's statistics are taken in standard deviations of the null records, as rounds differ
+    in how much of any vector their sums explain.
 
-    The p-value is the rank of a record's smallest contrast among those of null records, which
-    belong to no client. So it accounts for the search among K clients.
+    The p-value is the relative rank of a record's smallest contrast among those of null records,
+    which belong to no client. So it accounts for the choice among K clients.
 
     Args:
-        statistics: (T, R) statistics of the records in question by round, small for members:
-            ``-Membership.fits`` of a layer if labels are known, or else the logarithm of
+        statistics: (T, R) the statistic of each record in each round, small for members:
+            ``-Membership.fits`` of a layer if labels are known, else the logarithm of
             ``Membership.residuals``.
-        of_null: (T, N) the same statistics of records that no client holds.
-        took_part: (T, K) booleans, true for clients in the round's sum.
+        of_null: (T, N) the same statistic of N records that no client holds.
+        took_part: (T, K) booleans, true if the client is in the round's sum.
 
     Raises:
         ValueError: the contrasts cannot be computed; see :func:`participation_contrasts`.

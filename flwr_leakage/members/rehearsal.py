@@ -1,8 +1,8 @@
-"""Rehearse a client's round on records that are no members, to weigh statistics of membership.
+"""Repeat a client's round on records that are no members, to weight statistics of membership.
 
 The server knows the model and the schedule, so that it can repeat the round with records of its
-own. It then knows which of these were in the repeated update, and how far each statistic separates
-them from the others. Nothing is trained beyond the steps of the round.
+own: a rehearsal. It then knows which of these were in the repeated update, and how far each
+statistic separates them from the others. Nothing is trained beyond the steps of the round.
 """
 
 import math
@@ -27,23 +27,24 @@ from flwr_leakage.params import Params, ravel
 from flwr_leakage.records import Batch
 
 LEVELS = (0.0, 1e-8, 1e-6, 1e-4, 1e-2)
-"""Damping of a layer's directions, relative to the largest singular value squared, among which the
-rehearsal chooses: local steps and noise blur the small ones first."""
+"""Dampings of a layer's directions, relative to the largest singular value squared, among which the
+rehearsal chooses: local steps and noise blur the directions of small singular values first."""
 
 PRODUCT_LEVELS = (1e-6, 1e-4, 1e-2)
-"""Damping of a layer's directions for the fit of a record's outer product, likewise."""
+"""Dampings of a layer's directions, in the same unit, for the fit of a record's outer product."""
 
 MEMBERS = (64, 512)
-"""Members of a rehearsal, all of its draws together, unless those would be more than ``DRAWS``; the
-second number where the first tell members from others with an AUC below ``WEAK``."""
+"""Number of members of all draws of a rehearsal together, unless that takes more than ``DRAWS``
+draws. The second number is used if the first gives an AUC below ``WEAK``."""
 
 WEAK = 0.75
-"""AUC below which a rehearsal takes more members, and of weighings that chance does not tell apart
-the last, which follows them least. On twelve development draws of DP-SGD with ε = 1 the AUC rose
-from 0.50 to 0.55, where gradient cosine alone has 0.56."""
+"""AUC below which a rehearsal takes more members. Of several ways to weight statistics whose AUC
+differs by no more than chance, it then takes the last, which follows the drawn members least. On
+twelve development draws of DP-SGD with ε = 1 the AUC rose from 0.50 to 0.55, where gradient cosine
+alone has 0.56."""
 
 DRAWS = 16
-"""Most draws, each of which repeats the client's round."""
+"""Largest number of draws, each of which repeats the client's round."""
 
 STRANGERS = 50
 """Fewest records that a rehearsal needs beside the members of a draw."""
@@ -53,8 +54,8 @@ RIDGES = (0.02, 0.2, 2.0)
 them. It chooses a large one where members hardly differ, as weights then follow the few drawn."""
 
 STEPS = 1000
-"""Most local steps that a rehearsal repeats, all draws together, as their number is a client's own
-word. An update of more is not rehearsed."""
+"""Largest number of local steps that all draws of a rehearsal repeat together, as a client states
+that number itself. For an update of more steps there is no rehearsal."""
 
 POOL = 300
 """Null records that a rehearsal takes; more only for larger updates."""
@@ -62,10 +63,11 @@ POOL = 300
 
 @dataclass(frozen=True)
 class Features:
-    """The statistics of N records; a small value is evidence for membership.
+    """The values of F statistics of membership for N records; a small value is evidence for it.
 
     Attributes:
-        names: the names of F statistics, such as ``fc1 at 1e-06`` or ``gradient_cosine``.
+        names: the names of the statistics, such as ``fc1 at 1e-06`` (the residual in layer fc1 with
+            a damping) or ``gradient_cosine``.
         values: (N, F) the value of each statistic for each record.
     """
 
@@ -75,11 +77,11 @@ class Features:
 
 @dataclass(frozen=True)
 class Seen:
-    """One update, as the server sees it.
+    """One update as the server sees it, prepared for tests of membership.
 
     Attributes:
-        problem: the problem of the update, with BatchNorm by running statistics, or by those that
-            the update tells.
+        problem: the update with its model, parameters and schedule, and BatchNorm by running
+            statistics, or by those that follow from the update.
         spans: the row spaces of the layers' updates.
     """
 
@@ -89,20 +91,24 @@ class Seen:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """The weights that a rehearsal found, and how well they separate members from others.
+    """The weights of statistics that a rehearsal found, and how well they separate members.
+
+    A rehearsal repeats a client's round on records of the server.
 
     A *stranger* is a record of the rehearsal that was not in the repeated update.
 
     Attributes:
-        weights: (F,) weights w of the statistics in units of their spread. A record with
-            statistics x is the likelier a member, the smaller Σ w x is.
-        spread: (F,) standard deviations of the observed update's statistics among null records.
-        members: number of members of all draws.
-        found: number of members with a sum below those of 99 % of the strangers. The weights that
-            score one half of the members come from the other half.
-        auc: the chance that a member has a smaller sum than a stranger, scored in the same way.
-        is_clear: whether the best AUC is above 1/2 by two standard deviations of chance. It is
-            the best of several weighings, and so somewhat too large.
+        weights: (F,) the weights w of the statistics x, which are in units of ``spread``. A record
+            is the likelier a member, the smaller Σ w x is.
+        spread: (F,) the standard deviations of the statistics among null records, which cannot be
+            members, for the observed update.
+        members: the number of members in all repeated updates.
+        found: the number of members whose Σ w x is below that of 99 % of the strangers. The weights
+            for one half of the members are determined from the other half.
+        auc: the probability that a member has a smaller Σ w x than a stranger, with the same two
+            sets of weights.
+        is_clear: whether ``auc`` is above 1/2 by two standard deviations of chance. As it is the
+            largest of several ways to weight, it is somewhat too large.
     """
 
     weights: Float[Tensor, " F"]
@@ -118,14 +124,17 @@ def discriminant(
 ) -> Float[Tensor, " F"]:
     """Return weights of the statistics by which members and strangers differ most (Fisher 1936).
 
-    The weights are ``w = (C + ρI)⁻¹ d``, with the correlations C of the strangers' statistics and
-    the ridge ρ. The entry d_f is the number of their standard deviations by which the mean member
-    lies below the mean stranger. For Gaussian statistics of one covariance ``Σ w x`` is the
-    log-likelihood ratio. A statistic that knows nothing of membership, such as the size of a
-    record's gradient, counts through its correlations.
+    The members are records in an update that the server made itself with its own records; the
+    strangers are records that were not in it. The weights are ``w = (C + ρI)⁻¹ d``, with the
+    correlations C of the strangers' statistics and the ridge ρ. The entry d_f says by how many
+    standard deviations of the strangers the members' mean lies below the strangers' mean. For
+    Gaussian statistics with one covariance, ``Σ w x`` is the log-likelihood ratio up to its sign
+    and a constant. A statistic that is unrelated to membership, such as the size of a record's
+    gradient, counts through its correlations.
 
     Returns:
-        w (F,), with smaller sums for members, for statistics in units of their spread.
+        The weights w (F,) for statistics in units of their standard deviation; Σ w x is smaller for
+        members.
 
     Example:
         >>> strangers = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]]).double()
@@ -145,7 +154,10 @@ def discriminant(
 def best_alone(
     members: Float[Tensor, "M F"], strangers: Float[Tensor, "N F"]
 ) -> Float[Tensor, " F"]:
-    """Return weights that keep the one statistic by which members and strangers differ most.
+    """Return weights that keep only the statistic by which members and strangers differ most.
+
+    The members are records in an update that the server made itself with its own records; the
+    strangers are records that were not in it.
 
     Example:
         >>> strangers = torch.tensor([[1.0, 5.0], [-1.0, -5.0]]).double()
@@ -163,13 +175,17 @@ def compute_features(
 ) -> list[Features]:
     """Return the requested statistics of each record for each of several updates.
 
-    Parts that do not depend on the update are computed once: the passes through the network as it
-    was sent, and the records' own gradients.
+    The passes through the network and the records' own gradients do not depend on the update, and
+    are computed once.
 
     Args:
         seen: updates of the same parameters and buffers, with row spaces of the same layers.
         records: the records. Their labels only count for statistics other than ``row_space``.
-        statistics: ``row_space``, ``outer_product`` and names of ``members.statistics``.
+        statistics: the names of the statistics: ``row_space``, ``outer_product``,
+            ``gradient_cosine``, ``gradient_difference``, ``loss``.
+
+    Returns:
+        The statistics of all records, for each update.
     """
     names: list[str] = []
     columns: list[list[Tensor]] = [[] for _ in seen]
@@ -226,25 +242,31 @@ def rehearse(
     generator: torch.Generator,
     noise_std: float = 0.0,
 ) -> Rehearsal:
-    """Repeat a round on null records, and measure how well each statistic separates its members.
+    """Return weights of the statistics, from repetitions of a round on the server's records.
+
+    The repeated round's members are known, so that each statistic's power to separate them is
+    measured.
 
     If there is noise, the repeated update is scaled to the size of the released one, as the client
-    may have clipped its update before: the size decides how far noise hides a record. A released
-    update with more zeros than the repeated one counts as pruned, and the repeated one is pruned to
-    as many entries. If most entries of the released update have one size, it counts as a step of
-    Adam, or as signs, and the repeated one is turned into signs.
+    may have clipped its update first: the size determines how well noise hides a record. If the
+    released update has more zeros than the repeated one, it is taken for pruned, and the repeated
+    one is pruned to as many entries. If most entries of the released update have the same
+    magnitude, it is taken for a step of Adam or for signs, and the repeated one is turned into
+    signs.
 
     Args:
-        client: the problem of the client's update, with BatchNorm as the client trained.
-        observed: the client's update.
-        pool: H records with labels, none of which is a member.
+        client: the client's update with its model, parameters and schedule, and BatchNorm as the
+            client trained.
+        observed: the client's update, with the row spaces of its layers.
+        pool: records with labels, none of which is a member of the observed update.
         statistics: the statistics to measure; see :func:`compute_features`.
-        generator: draws the records that become members.
-        noise_std: σ of a defense's noise on the pseudo-gradient. The repeated update gets it, too.
+        generator: the generator that draws the records that become members.
+        noise_std: the standard deviation of a defense's noise on the pseudo-gradient, which is
+            added to the repeated update, too.
 
     Raises:
-        ValueError: the pool is smaller than the update's samples and ``STRANGERS`` together, or the
-            round has more than ``STEPS`` steps.
+        ValueError: the pool is smaller than the number of the update's samples plus ``STRANGERS``,
+            or the round has more than ``STEPS`` steps.
     """
     count, flat = client.num_samples, observed.problem
     if client.schedule.num_steps > STEPS:
@@ -296,7 +318,14 @@ def rehearse(
 
 
 def _repeated(client: Problem, flat: Problem, batch: Batch) -> Problem:
-    """Return the update that a batch of null records gives, before any defense."""
+    """Return the update that training on a batch gives before any defense, as a problem.
+
+    Args:
+        client: the client's update with its model, parameters and schedule, and BatchNorm as the
+            client trained.
+        flat: the same with BatchNorm by running statistics; its update is replaced.
+        batch: the records to train on.
+    """
     with torch.no_grad():
         gradient = client.replay(batch)
         buffers = flat.buffers
@@ -308,14 +337,15 @@ def _repeated(client: Problem, flat: Problem, batch: Batch) -> Problem:
 
 
 def _signal_size(client: Problem, flat: Problem, pool: Batch, noise_std: float) -> float:
-    """Return the size s of the released update G without its noise, relative to repeated ones Rₖ.
+    """Return the size s of the released update G without its noise, relative to repeated updates.
 
-    The size is the larger of two estimates. ``s = mean_k ⟨G, Rₖ⟩ / mean_{k≠l} ⟨Rₖ, Rₗ⟩`` also works
-    if G is mostly noise. ``s² = (‖G‖² − 2dσ²) / mean ‖Rₖ‖²`` also works if the labels of the client
-    are other than the pool's. The energy dσ² of the noise on d entries counts twice, as σ is an
-    estimate. The Rₖ have no record in common. The first estimate is raised to its standard error,
-    as a smaller size cannot be told from zero. It is 1 if the repeated updates have nothing in
-    common. The result is at most 1, as a defense clips.
+    It is the larger of two estimates. With repeated updates Rₖ that share no record,
+    ``s = mean_k ⟨G, Rₖ⟩ / mean_{k≠l} ⟨Rₖ, Rₗ⟩`` also works if G is mostly noise.
+    ``s² = (‖G‖² − 2dσ²) / mean ‖Rₖ‖²`` also works if the client's labels differ from the pool's. In
+    it the squared norm dσ² of the noise of standard deviation σ on d entries counts twice, as σ is
+    an estimate. The first estimate is raised to its standard error, as a smaller size cannot be
+    distinguished from zero. It is 1 if the repeated updates have no direction in common. The result
+    is at most 1, as a defense clips.
     """
     given = ravel(client.gradient).double()
     total, energies = torch.zeros_like(given), []
@@ -336,7 +366,13 @@ def _signal_size(client: Problem, flat: Problem, pool: Batch, noise_std: float) 
 def _compute_each(
     seen: Sequence[Seen], records: Batch, statistics: Sequence[str]
 ) -> list[Float[Tensor, "N F"]]:
-    """Return the records' statistics in each update, by one pass if the buffers are equal."""
+    """Return the records' statistics in each update, in one pass if all updates share buffers.
+
+    Args:
+        seen: the updates.
+        records: N records with labels.
+        statistics: the names of the statistics.
+    """
     if not seen:
         return []
     if seen[0].problem.own_statistics:
@@ -349,9 +385,16 @@ def _crossed(
     members: Float[Tensor, "M F"],
     strangers: Float[Tensor, "N F"],
 ) -> tuple[float, int]:
-    """Return the AUC, and the number of members below 99 % of the strangers.
+    """Return the AUC of weighted statistics, and how many members lie below 99 % of strangers.
 
-    The weights that score one half of the members come from the other half.
+    Strangers are records that were not in the repeated update.
+
+    The weights for one half of the members are determined from the other half.
+
+    Args:
+        weigh: a function that returns weights (F,) from statistics of members and of strangers.
+        members: (M, F) the statistics of the members.
+        strangers: (N, F) the statistics of the strangers.
     """
     spread = strangers.std(0).clamp_min(1e-12)
     caught, wins = 0, 0.0
@@ -369,7 +412,11 @@ def _crossed(
 def _as_released(
     gradient: Params, observed: Params, noise_std: float, generator: torch.Generator
 ) -> Params:
-    """Return a repeated gradient with as many zeros and as much noise as the observed one."""
+    """Return a repeated gradient after the pruning, signs and noise that the observed one shows.
+
+    It is pruned if the observed gradient has more zeros, and turned into signs if most entries of
+    the observed one have the same magnitude.
+    """
     entries = sum(value.numel() for value in observed.values())
     kept = sum(int(value.count_nonzero()) for value in observed.values())
     own = sum(int(value.count_nonzero()) for value in gradient.values())

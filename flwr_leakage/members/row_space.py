@@ -20,16 +20,17 @@ whose relative error is 6e-8 for each of the numbers that are summed."""
 
 @dataclass(frozen=True)
 class RowSpace:
-    """The right singular vectors of a matrix G (m, n), and the noise in each direction.
+    """The row space of a matrix G (m, n) by its singular vectors, and the noise on it.
 
     Attributes:
-        directions: (r, n) right singular vectors vₖ in orthonormal rows, by falling singular value.
-        singular_values: (r,) singular values sₖ.
-        noise: λ₀, the energy that noise adds to ‖G v‖² for a unit vector v, at least
+        directions: (r, n) the right singular vectors vₖ as orthonormal rows, by falling singular
+            value.
+        singular_values: (r,) the singular values sₖ.
+        noise: the number λ₀ that noise adds to ‖G v‖² for a unit vector v, at least
             ``RELATIVE_FLOOR`` squared times the largest sₖ².
-        rounding: λ₀ without this floor, some 20 times smaller in a trained network with weights in
+        rounding: λ₀ without this floor; some 20 times smaller in a trained network with weights in
             single precision.
-        left: (m, r) left singular vectors uₖ.
+        left: (m, r) the left singular vectors uₖ as columns.
     """
 
     directions: Float[Tensor, "r n"]
@@ -40,12 +41,13 @@ class RowSpace:
 
     @classmethod
     def of(cls, matrix: Float[Tensor, "m n"], noise_std: float = 0.0) -> "RowSpace":
-        """Return the row space of a matrix, in double precision.
+        """Return the row space of a matrix G, in double precision.
 
         Args:
             matrix: the matrix G, such as a layer's pseudo-gradient.
-            noise_std: σ ≥ 0 of independent noise on the entries of G. Then λ₀ = m σ², and at least
-                ``RELATIVE_FLOOR`` squared times the largest sₖ².
+            noise_std: the standard deviation σ ≥ 0 of independent noise on the entries of G. The
+                noise λ₀ on a squared singular value is then m σ², and at least ``RELATIVE_FLOOR``
+                squared times the largest one.
 
         Example:
             >>> space = RowSpace.of(torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0]]))
@@ -59,33 +61,38 @@ class RowSpace:
         return cls(directions @ basis.T, values, 0.0, 0.0, left).with_noise(noise_std)
 
     def with_noise(self, noise_std: float) -> "RowSpace":
-        """Return the same row space for another σ of the noise on the matrix's entries."""
+        """Return the same row space for another standard deviation of the noise on the matrix."""
         largest = float(self.singular_values[0]) if len(self.singular_values) else 0.0
         told = len(self.left) * noise_std**2
         return replace(self, noise=max(told, (RELATIVE_FLOOR * largest) ** 2), rounding=told)
 
     @property
     def rank(self) -> int:
-        """Return the number of singular values above those of noise, σ(√m + √n) (Bai and Yin)."""
+        """Return the number of singular values above the largest of noise alone, σ(√m + √n).
+
+        The matrix is (m, n), and σ is the standard deviation of its entries' noise (Bai and Yin).
+        """
         edge = self.noise * (1 + (self.directions.shape[1] / max(len(self.left), 1)) ** 0.5) ** 2
         return int((self.singular_values.square() > 1.1 * edge).sum())
 
     def leftover(
         self, rows: Float[Tensor, "N n"], levels: Float[Tensor, " L"]
     ) -> Float[Tensor, "N L"]:
-        """Return the part of each row's squared length that the row space does not explain.
+        """Return the part of each vector's squared length that the row space does not explain.
 
-        It is ``Σₖ cₖ² λ/(sₖ² + λ) + ‖h − Σₖ cₖ vₖ‖²`` with cₖ = vₖᵀh and λ = max(λ₀, level · s₁²).
-        This is the least value of ‖h − Gᵀa‖² + λ‖a‖² (ridge regression). For λ → 0 it is the
-        squared distance of h from the row space. With λ, a direction explains less of h the less
-        its sₖ² exceeds λ. A direction whose sₖ² is below λ₀ / 100 explains nothing.
+        For a vector h it is ``Σₖ cₖ² λ/(sₖ² + λ) + ‖h − Σₖ cₖ vₖ‖²``, with the singular values sₖ
+        and right singular vectors vₖ of the matrix G, cₖ = vₖᵀh, and λ = max(λ₀, level · s₁²),
+        where λ₀ is the noise. This is the least value of ‖h − Gᵀa‖² + λ‖a‖² over a (ridge
+        regression). For λ → 0 it is the squared distance of h from the row space. With λ, a
+        direction explains less of h the less its sₖ² exceeds λ. A direction whose sₖ² is below λ₀ /
+        100 explains nothing.
 
         Args:
-            rows: (N, n) vectors h.
-            levels: (L,) dampings ≥ 0, relative to the largest squared singular value.
+            rows: (N, n) the vectors h.
+            levels: (L,) the dampings ≥ 0, relative to the largest squared singular value.
 
         Returns:
-            (N, L) the energy ≥ 0 of each row at each level.
+            (N, L) the unexplained squared length ≥ 0 of each vector at each level.
 
         Example:
             A direction that the matrix does not have is left over as a whole.
@@ -114,17 +121,17 @@ class RowSpace:
     ) -> Float[Tensor, "N L"]:
         """Return how well the outer product e hᵀ of each record fits into the matrix G.
 
-        It is ``ẽᵀ G h̃ / (‖ẽ‖ ‖h̃‖)`` with ``ẽ = (G Gᵀ + λI)^(−1/2) e`` and ``h̃ = (GᵀG +
-        λI)^(−1/2) h``. So the record's own gradient of the layer is compared with the update, and
-        the update whitens both sides. For G = Σᵢ eᵢ hᵢᵀ with independent eᵢ and independent hᵢ,
-        ``eᵢᵀ G⁺ᵀ hᵢ`` is 1 and ``eᵢᵀ G⁺ᵀ hⱼ`` is 0. So other samples hardly count, even if there
-        are more than fit into the row space.
+        It is ``ẽᵀ G h̃ / (‖ẽ‖ ‖h̃‖)`` with ``ẽ = (G Gᵀ + λI)^(−1/2) e`` and
+        ``h̃ = (GᵀG + λI)^(−1/2) h``. So the record's own gradient of the layer, e hᵀ, is compared
+        with the update G after both sides are whitened by G, with a damping λ. For G = Σᵢ eᵢ hᵢᵀ
+        with independent eᵢ and independent hᵢ, ``eᵢᵀ G⁺ᵀ hᵢ`` is 1 and ``eᵢᵀ G⁺ᵀ hⱼ`` is 0. So
+        other samples hardly count, even if there are more than fit into the row space.
 
         Args:
             errors: (N, m) derivatives e of the loss by the layer's outputs.
             rows: (N, n) inputs h of the layer.
-            levels: (L,) dampings, relative to the largest squared singular value. They are raised
-                to ``rounding``.
+            levels: (L,) the dampings λ, relative to the largest squared singular value; λ is at
+                least ``rounding``.
 
         Returns:
             (N, L) the fits, large for outer products that are part of G; 0 if e or h is 0.
@@ -154,11 +161,12 @@ class RowSpace:
     def share_of(
         self, errors: Float[Tensor, "N m"], rows: Float[Tensor, "N n"]
     ) -> Float[Tensor, " N"]:
-        """Return ``hᵀ G⁺ e``, which is 1/c for a sample that G contains as c e hᵀ.
+        """Return ``hᵀ G⁺ e``, which is 1/c for a sample that the matrix G contains as c e hᵀ.
 
-        If e lies in the column space of G and h in its row space, G − c e hᵀ has a lower rank than
-        G for one c alone (Wedderburn 1934). A combination of several samples' inputs has h in the
-        row space, too, but another value here. Directions whose sₖ² is below λ₀ / 100 are left out.
+        G⁺ is the pseudoinverse. If e lies in the column space of G and h in its row space, G − c e
+        hᵀ has a lower rank than G for one value of c only (Wedderburn 1934). For a combination of
+        several samples' inputs h lies in the row space, too, but the result is another one.
+        Directions whose squared singular value is below a hundredth of the noise are left out.
 
         Args:
             errors: (N, m) derivatives e of the loss by the layer's outputs.
@@ -176,12 +184,13 @@ class RowSpace:
 
 
 def noise_of_spectrum(space: RowSpace, rows: int) -> float:
-    """Return σ of independent noise on a matrix (m, n) whose own rank is at most ``rows``.
+    """Return the standard deviation σ of independent noise on a matrix of low rank.
 
-    The singular values behind the first k are those of noise alone: on average sₖ² = (max(m, n) −
-    k) σ² (the trace of a Wishart matrix). At first k is ``rows``. Then k is the number of singular
-    values above the noise so found, which is repeated until it no longer changes: large noise has
-    its own largest singular values among the first.
+    Without noise the matrix (m, n) would have a rank of at most ``rows``. The singular values
+    behind the first k are those of noise alone, with the mean square (max(m, n) − k) σ² (from the
+    trace of a Wishart matrix). At first k is ``rows``. Then k is the number of singular values
+    above the noise so found, and this is repeated until k no longer falls: large noise has its own
+    largest singular values among the first.
 
     Raises:
         ValueError: there is no singular value behind the first ``rows``.

@@ -1,6 +1,6 @@
-"""Compute published statistics of a record's membership in an update, by their names.
+"""Compute published statistics of membership of a record in an update, by their names.
 
-Each gives one number for a record. A small number is evidence for membership.
+Each statistic is one number for a record. A small number is evidence for membership.
 """
 
 from collections.abc import Sequence
@@ -29,13 +29,16 @@ GRADIENTS = 2**24
 def gradient_products(
     problem: Problem, directions: Sequence[Params], records: Batch
 ) -> tuple[Float[Tensor, "V N"], Float[Tensor, " N"]]:
-    """Return ⟨g, ḡ⟩ of each record's own gradient g with V pseudo-gradients ḡ, and ‖g‖.
+    """Return the products ⟨g, ḡ⟩ of records' own gradients g with pseudo-gradients ḡ, and ‖g‖.
 
     Args:
-        problem: the problem with the parameters that were sent, and BatchNorm by running
-            statistics.
-        directions: the pseudo-gradients ḡ.
+        problem: the update with its model, schedule and the parameters that the server sent, and
+            BatchNorm by running statistics.
+        directions: the V pseudo-gradients ḡ, by parameter name.
         records: N records, with inputs and labels.
+
+    Returns:
+        (V, N) the products, and (N,) the norms ‖g‖.
     """
     names = [name for name in problem.params if name in directions[0]]
     along = torch.stack([ravel({k: each[k] for k in names}) for each in directions], 1)
@@ -57,6 +60,11 @@ def gradient_cosine(
 ) -> Float[Tensor, " N"]:
     """Return ``−⟨g, ḡ⟩ / (‖g‖ ‖ḡ‖)``, the gradient cosine (Li, Li and Ribeiro, ICLR 2023).
 
+    Args:
+        products: (N,) ⟨g, ḡ⟩ of each record's gradient g and the update's pseudo-gradient ḡ.
+        norms: (N,) ‖g‖.
+        norm: ‖ḡ‖.
+
     Example:
         >>> one = torch.ones(1)
         >>> float(gradient_cosine(3 * one, 2 * one, 1.5))
@@ -70,7 +78,13 @@ def gradient_difference(
 ) -> Float[Tensor, " N"]:
     """Return ``‖n ḡ − g‖² − ‖n ḡ‖² = ‖g‖² − 2n⟨g, ḡ⟩``, the gradient difference (Li et al. 2023).
 
-    It is negative if the sum n ḡ is shorter without the record's gradient g.
+    It is negative if the sum n ḡ of the n samples' gradients is shorter without the record's
+    gradient g.
+
+    Args:
+        products: (N,) ⟨g, ḡ⟩ of each record's gradient g and the update's pseudo-gradient ḡ.
+        norms: (N,) ‖g‖.
+        num_samples: n.
 
     Example:
         >>> one = torch.ones(1)
@@ -84,7 +98,8 @@ def losses(problem: Problem, records: Batch, *, after: bool) -> Float[Tensor, " 
     """Return each record's loss at the parameters before or after training (Yeom et al. 2018).
 
     Args:
-        problem: the problem of the update, with BatchNorm by running statistics.
+        problem: the update with its model, parameters and schedule, and BatchNorm by running
+            statistics.
         records: N records, with inputs and labels.
         after: whether the parameters are those that the client sent back.
     """

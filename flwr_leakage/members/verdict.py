@@ -31,8 +31,8 @@ from flwr_leakage.members.statistics import LABELLED
 from flwr_leakage.records import Batch
 
 Evidence = Literal["exact", "statistical", "none"]
-"""``exact``: algebra decides, to rounding. ``statistical``: members lie lower on average.
-``none``: no statistic that was tried tells members from others."""
+"""``exact``: algebra decides, up to rounding. ``statistical``: members have smaller statistics on
+average. ``none``: no statistic that was tried separates members from others."""
 
 Correction = Literal["holm", "benjamini_hochberg"]
 Statistic = Literal["row_space", "outer_product", "gradient_cosine", "gradient_difference", "loss"]
@@ -42,7 +42,7 @@ UNLABELLED = (
     "without labels whoever knows the update can make a record that passes for one that was used, "
     "and records whose origin nobody vouches for prove nothing"
 )
-"""Why evidence of records without labels holds for records that nobody made only."""
+"""Why evidence on records without labels holds only for records that nobody made to deceive."""
 
 MIXED = (
     "the client says that it trained on mixtures of its records, which hold a single record in part"
@@ -54,9 +54,9 @@ NOISY = (
     "records: where each sample's gradient is clipped to one size and noise is Gaussian, its order "
     "is that of the likelihood ratio"
 )
-"""Why a statistic answers that a rehearsal did not find. With ḡ the update of n samples, g a
-record's gradient of length C after clipping and noise σ, the ratio is
-exp((⟨g, ḡ⟩/n − C²/2n²) / σ²), other samples aside (Neyman and Pearson 1933)."""
+"""Why gradient cosine ranks the records although a rehearsal did not choose it. With ḡ the update
+of n samples, g a record's gradient of length C after clipping and noise σ, the ratio is exp((⟨g,
+ḡ⟩/n − C²/2n²) / σ²), other samples aside (Neyman and Pearson 1933)."""
 
 FIT_DAMPING = 1e-5
 """Damping of ``Membership.fits``: chosen on sums of ten clients' 320 samples, where 0 to 1e-4
@@ -65,32 +65,33 @@ differ by less than a percent of clients named rightly."""
 
 @dataclass(frozen=True)
 class Membership:
-    """The finding of a test whether each of C records was in an update.
+    """The result of a test of whether each of C records was in an update.
 
     A *null record* is one of the records that cannot be members.
 
     Attributes:
-        evidence: how strong the test is on this update; see :data:`Evidence`.
+        evidence: how strong the test is on this update: ``exact`` by algebra, ``statistical``, or
+            ``none``; see :data:`Evidence`.
         reason: the reason for this strength, in words.
         statistic: the statistic that the test used, such as ``row_space (fc1)``.
-        p_values: (C,) p-values, by a record's rank among the null records and by their tail.
-        rank_p_values: (C,) p-values by rank alone, at least 1 / (1 + number of null records).
+        p_values: (C,) the p-values, by a record's rank among the null records and by their tail.
+        rank_p_values: (C,) the p-values by rank alone, at least 1 / (1 + number of null records).
         corrected: (C,) the p-values, corrected for the number of records.
         correction: the method of the correction.
-        is_exact: (C,) booleans, true if algebra shows that the record was in the update, or one
-            with the same inputs of all used layers up to a factor. If labels are known, the
-            record's own gradient must be part of the update as well.
-        is_composite: (C,) booleans, true if the inputs of the samples span the record's inputs, but
-            its own gradient is no part of the update. It may be a near copy of a sample, a mixture
-            of several samples, or made from the update; the samples may be mixtures of it; or its
-            label or the client's loss may be another. Its p-value holds for a record that nobody
-            chose by the update, and says nothing about one that somebody chose so. Without labels
-            this cannot be known, and all are false.
+        is_exact: (C,) booleans, true if algebra shows that the record was in the update, or another
+            record whose inputs of all used layers are the same up to a factor. If labels are known,
+            the record's own gradient must be part of the update as well.
+        is_composite: (C,) booleans, true if the record's layer inputs are combinations of those of
+            the samples, but its own gradient is no part of the update. The record may be a near
+            copy of a sample, a mixture of several samples, or made from the update; the samples may
+            be mixtures of it; or its label or the client's loss may be another. Its p-value is
+            valid only if nobody chose the record with knowledge of the update. Without labels this
+            cannot be known, and all are false.
         is_silent: (C,) booleans, true if the record's own gradient is below the rounding of the
             update, as the model knew the record already. Its p-value is then no evidence for or
             against membership. Without labels, and if the evidence is ``statistical``, this
             cannot be known, and all are false.
-        null_size: number of null records among which a record is ranked.
+        null_size: the number of null records among which a record is ranked.
         null_origin: the source of the null records, in words.
         fits: (C, S) measures of how well each record's outer product e hᵀ fits into each of S
             layers' updates; see :meth:`~flwr_leakage.members.row_space.RowSpace.agreement`. They
@@ -125,10 +126,10 @@ class Membership:
 
     @property
     def is_unresolved(self) -> Bool[Tensor, " C"]:
-        """Return booleans, true for records below all null records, if these are too few for more.
+        """Return booleans, true for records whose p-value is only an upper bound.
 
-        The p-value of such a record is an upper bound. It does not say how likely the record was
-        in.
+        Their statistic is below those of all null records (which cannot be members), and these are
+        too few for a smaller p-value.
         """
         is_least = self.rank_p_values <= 1 / (1 + self.null_size)
         return is_least & (self.p_values >= self.rank_p_values) & (self.p_values < 1)
@@ -141,7 +142,7 @@ class Membership:
 
         Args:
             record: index of the record.
-            level: corrected p-value below which the record counts as found.
+            level: the corrected p-value below which the record counts as found.
         """
         p, corrected = float(self.p_values[record]), float(self.corrected[record])
         if self.evidence == "none":
@@ -170,9 +171,9 @@ class Membership:
         return f"was not found in the update, which is no proof of absence ({numbers})"
 
     def __str__(self) -> str:
-        """Return the finding on each record and its basis, for the 20 most likely records at most.
+        """Return the result for at most the 20 most likely records, and its basis, as text.
 
-        No client and no file is named.
+        The text names no client and no file.
         """
         order = self.p_values.argsort()[:20].tolist()
         lines = [f"record {index} {self.says(index)}" for index in sorted(order)]
@@ -192,7 +193,14 @@ class Membership:
 def check_records(
     problem: Problem, candidates: Batch, null: Batch, statistics: Sequence[str]
 ) -> None:
-    """Raise ``ValueError`` unless the test takes these records and statistics."""
+    """Raise ``ValueError`` unless these records and statistics can be tested on the update.
+
+    Args:
+        problem: the update with its model, parameters and schedule.
+        candidates: the records in question.
+        null: records that cannot be members.
+        statistics: the names of the statistics.
+    """
     for name, records in (("records", candidates), ("null", null)):
         shape = tuple(records.inputs.shape)
         if len(shape) != 4 or shape[1:] != tuple(problem.spec.shape):
@@ -213,7 +221,7 @@ def check_records(
 
 
 def refuse_embeddings(model: nn.Module) -> None:
-    """Raise ``ValueError`` for a model that takes token ids."""
+    """Raise ``ValueError`` if the model has an embedding, and so takes token ids."""
     if any(isinstance(module, nn.Embedding | nn.EmbeddingBag) for module in model.modules()):
         raise ValueError(
             "the model has an embedding: its inputs are token ids, and records of images (C, H, W) "
@@ -234,31 +242,33 @@ def examine(
     seed: int = 0,
     mixed: bool = False,
 ) -> Membership:
-    """Test each record for membership in one update.
+    """Return the test of each record for membership in one update.
 
-    If the inputs of one step fit into a layer's row space, the row space alone decides (``exact``).
-    Otherwise the statistics asked for are weighted by a rehearsal on a part of the null records
-    (``statistical``). Records are ranked among the other null records, so that the choice of
-    weights does not bias the ranks.
+    If the inputs of one step's samples are few enough for a layer's row space to exclude others,
+    the row space alone decides (``exact``). Otherwise the statistics are weighted by a rehearsal: a
+    repetition of the round on a part of the null records (``statistical``). Records are then ranked
+    among the other null records, so that the choice of weights does not bias the ranks.
 
     Args:
-        problem: the problem of the update, with BatchNorm as the client trained.
-        candidates: records, normalised for the model, with labels.
+        problem: the update with its model, parameters and schedule, and BatchNorm as the client
+            trained.
+        candidates: the records in question, normalised for the model, with labels.
         null: records that cannot be members, from the distribution of the candidates.
         labelled: whether all labels are known. If not, the row space is the only statistic, and a
             rehearsal takes the labels of the null records as they are.
         null_origin: the source of the null records, in words.
         statistics: the names of the statistics that may be used.
         correction: the method that corrects p-values for the number of candidates.
-        noise_std: σ of a defense's noise on the entries of the pseudo-gradient. ``None`` reads it
-            from the spectrum, if one step's samples are fewer than a layer's units.
-        seed: the seed of the rehearsal's draws.
-        mixed: whether the client states that it trained on mixtures of its records. Then the inputs
-            of the mixtures span the row space, which holds a record only as far as they show it.
-            Nothing is exact, and nobody knows the mixtures to rehearse.
+        noise_std: the standard deviation of a defense's noise on the entries of the
+            pseudo-gradient. With ``None`` it is estimated from the spectrum, if one step's samples
+            are fewer than a layer's units.
+        seed: the seed of the random draws of the rehearsal.
+        mixed: whether the client states that it trained on mixtures of its records. Then the row
+            space contains the mixtures' inputs and not the records'. Nothing is exact, and there is
+            no rehearsal, as nobody knows the mixtures.
 
     Raises:
-        ValueError: see :func:`check_records`.
+        ValueError: the update or the records cannot be tested; see :func:`check_records`.
     """
     began = time.process_time()
     check_records(problem, candidates, null, statistics)
@@ -368,7 +378,10 @@ def examine(
 def _log_residuals(
     flat: Problem, spans: Sequence[LayerSpan], records: Batch
 ) -> Float[Tensor, "N S"]:
-    """Return log r, the residual of each of N records in S layers, damped by the noise alone."""
+    """Return log r, with r the residual of each of N records in S layers, damped by noise alone.
+
+    The residual is the relative distance of a record's layer input from the row space.
+    """
     return leftovers(flat, [spans], records.inputs, torch.zeros(1).double())[0][0].squeeze(2)
 
 
@@ -386,12 +399,18 @@ def _weigh(
     seed: int,
     mixed: bool,
 ) -> _Weighed:
-    """Return how candidates and null records rank without algebra, and on what basis.
+    """Return statistics of candidates and null records where algebra cannot decide.
 
-    The results are the statistics of both, the rehearsal, the evidence, the statistic's name and
-    the reason. The statistic is ``Σ_f w_f x_f / σ_f`` over values x_f, with the rehearsal's weights
-    w_f (see :func:`~flwr_leakage.members.rehearsal.discriminant`) and the spread σ_f on the
-    observed update. If noise leaves the rehearsal no better than chance, it is the gradient cosine.
+    The statistic is ``Σ_f w_f x_f / σ_f`` over the values x_f of several statistics, with weights
+    w_f from a rehearsal, which repeats the round on null records, known not to be members (see
+    :func:`~flwr_leakage.members.rehearsal.discriminant`) and the standard deviations σ_f on the
+    observed update. If a defense's noise makes the rehearsal no better than chance, it is the
+    gradient cosine.
+
+    Returns:
+        The statistics of the candidates; those of the null records that the rehearsal did not use;
+        the rehearsal, or ``None``; the kind of evidence; the statistic's name; and the reason in
+        words.
     """
     generator = torch.Generator().manual_seed(seed)
     size = min(len(null) // 2, max(POOL, 3 * problem.num_samples))
@@ -440,11 +459,16 @@ def _weigh(
 
 
 def _first_choice(names: Sequence[str], observed: Seen) -> tuple[int, str]:
-    """Return the index and name of the statistic to use without a rehearsal.
+    """Return the index and name of the statistic for updates whose round is not repeated.
 
-    It belongs to the layer that its samples fill least. With labels it is the fit of the outer
-    product, which also works if units are fewer than samples. With 115 samples behind 108 to 114
-    units it put all samples below 600 null records on six development draws, and the residual 88 %.
+    It is a statistic of the layer whose row space is filled least. With labels it is the fit of the
+    record's outer product, which also works if the layer has fewer units than there are samples.
+    With 115 samples and 108 to 114 units it put all samples below 600 null records on six
+    development draws, while the residual put 88 % there.
+
+    Args:
+        names: the names of the available statistics.
+        observed: the update, with its layers in order of their filling.
     """
     layers = [span.name.removesuffix(".weight") for span in observed.spans[:1]]
     tried = [f"{layer}{end} at 1e-06" for layer in layers for end in ("'s product", "")]
@@ -453,6 +477,6 @@ def _first_choice(names: Sequence[str], observed: Seen) -> tuple[int, str]:
 
 
 def _told_noise(spans: Sequence[LayerSpan]) -> float:
-    """Return the largest noise that the layers' spectra show, 0 if they show none."""
+    """Return the median of the noise deviations that layers' spectra show, 0 if none does."""
     told = sorted(span.noise_std for span in spans if span.noise_std is not None)
     return told[len(told) // 2] if told else 0.0

@@ -1,4 +1,4 @@
-"""Trained backbones of LPIPS: torchvision's checkpoints, fetched once and checked."""
+"""Fetch and check the trained networks that LPIPS needs: checkpoints of torchvision."""
 
 import hashlib
 import os
@@ -11,10 +11,11 @@ from pathlib import Path
 import torch
 
 SECONDS = 10.0
-"""A run must not wait longer for a checkpoint; SqueezeNet's has 5 MB, VGG-16's 530."""
+"""The longest time in seconds that a run waits for a checkpoint; SqueezeNet's has 5 MB, VGG-16's
+530."""
 
 OFFLINE = "FLWR_LEAKAGE_OFFLINE"
-"""An environment variable: where it is set to anything, nothing is fetched."""
+"""The name of an environment variable: if it is set to any value, nothing is fetched."""
 
 URLS = {
     "alex": "https://download.pytorch.org/models/alexnet-owt-7be5be79.pth",
@@ -25,27 +26,28 @@ URLS = {
 
 
 class BackboneUnavailableError(RuntimeError):
-    """Raised if there are no trained weights for LPIPS, as random weights do not give LPIPS."""
+    """The error for missing trained weights of LPIPS's network; random ones do not give LPIPS."""
 
 
 def hub_folder() -> Path:
-    """Return the folder that torch keeps checkpoints in, which other programs fill, too."""
+    """Return the folder in which torch and other programs keep downloaded checkpoints."""
     return Path(torch.hub.get_dir()) / "checkpoints"
 
 
 def checkpoint(url: str, folder: Path, download: bool, seconds: float = SECONDS) -> Path:
-    """Return the file of a checkpoint, which is fetched if it is not there yet.
+    """Return the path of a checkpoint's file, which is fetched if it is not there yet.
 
     Args:
-        url: the url of the file; its name ends in ``-DIGEST.pth``.
-        folder: the folder in which it is kept. Several processes may fetch at a time: a file comes
-            into being at once, by a rename.
+        url: the URL of the file, whose name ends in ``-DIGEST.pth`` with the beginning of its
+            SHA-256.
+        folder: the folder in which it is kept. Several processes may fetch at a time, as a file is
+            put there by a rename once it is complete.
         download: whether it may be fetched.
-        seconds: the seconds that may be spent on that, in all.
+        seconds: the largest number of seconds that the download may take.
 
     Raises:
-        BackboneUnavailableError: it is not there and cannot be had, or is not the right one; with
-            the reason and what to do.
+        BackboneUnavailableError: the file is not there and cannot be fetched, or its digest is
+            wrong. The message gives the reason and what to do.
     """
     path = folder / url.rpartition("/")[2]
     if path.is_file():
@@ -68,19 +70,25 @@ def checkpoint(url: str, folder: Path, download: bool, seconds: float = SECONDS)
 
 
 def matches(path: Path) -> bool:
-    """Return whether a file's SHA-256 begins as its name ends."""
+    """Return whether a file's SHA-256 begins with the digest in the file's name."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest().startswith(_digest(path))
 
 
 def fetch(url: str, path: Path, seconds: float) -> None:
-    """Fetch a file; a partial file is removed.
+    """Download a file to a path; a partial file is removed.
 
-    The transfer has a thread of its own, as no time limit of a socket covers the look-up of a name.
+    The transfer runs in a thread of its own, as no time limit of a socket covers the look-up of a
+    host name.
+
+    Args:
+        url: the URL of the file.
+        path: the path to which it is saved, whose name holds the digest.
+        seconds: the largest number of seconds that the download may take.
 
     Raises:
         OSError: there is no network, or it is too slow.
-        ValueError: the file is not the one that its name's digest says.
+        ValueError: the file's SHA-256 is not that in its name.
     """
     outcome: list[bytes | Exception] = []
     end = time.monotonic() + seconds

@@ -1,7 +1,7 @@
 """Compare a reconstruction with the private batch: match the samples, then measure each pair.
 
-The evaluator is given the private batch, which no attack ever sees. So only a simulation can use
-it, where the batch is known.
+The evaluator is given the private batch, which no attack ever sees. So it can be used only where
+that batch is known, as in a simulation.
 """
 
 import math
@@ -34,11 +34,12 @@ class Evaluation:
     """The distance of a reconstruction from the truth, by several metrics.
 
     Attributes:
-        measurements: one a metric; entry i belongs to truth sample i.
-        assignment: (B,) int64; for each truth sample the index of its reconstruction, −1
-            where it has none.
-        matched: (B, C, H, W) reconstructed pixels in the truth's order, clamped to [0, 1];
-            NaN where ``assignment`` is −1. For texts (B, T) token ids, −1 there.
+        measurements: a measurement for each metric, whose entry i belongs to private sample i.
+        assignment: (B,) int64, for each private sample the index of its reconstruction, −1 if it
+            has none.
+        matched: (B, C, H, W) reconstructed pixels in the order of the private samples, clamped to
+            [0, 1], and NaN where ``assignment`` is −1. For texts (B, T) token ids, and −1 where
+            ``assignment`` is −1.
     """
 
     measurements: list[Measurement]
@@ -48,20 +49,21 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Measure reconstructions by MSE, RMSE, PSNR, SSIM, LPIPS and found labels.
-
-    ``affine_psnr`` is the PSNR after the best brightness and contrast of each image, which the
-    truth decides; ``blind_affine_psnr`` grants the same to the blind guess and to a constant image.
+    """A set of metrics of reconstructions: MSE, RMSE, PSNR, SSIM, LPIPS, found labels, and others.
 
     Pixels are compared in float64, after undoing the normalisation and clamping to [0, 1].
+    ``affine_psnr`` is the PSNR after the best brightness and contrast of each image, which are
+    fitted to the truth; ``blind_affine_psnr`` is the same PSNR of the blind guess, which is made
+    without the update.
 
-    Of texts it measures the share of tokens in place, with the grade as the note, exact texts,
-    ROUGE-L, the share of a text's distinct tokens that are named at all, found labels, and the
-    place of the original among the reference's other texts.
+    For texts the metrics are the share of tokens in place, with the grade as the note; exact texts;
+    ROUGE-L; the share of a text's distinct tokens that the attack names at all; found labels; and
+    the rank of the original among other texts.
 
     Attributes:
-        psnr_cap_db: PSNR of an exact match is infinite, and beyond some 140 dB it measures
-            float32's rounding: larger values are reported as this one, with a note.
+        psnr_cap_db: the largest PSNR in dB that is reported. The PSNR of an exact match is
+            infinite, and beyond some 140 dB it measures float32's rounding: larger values are
+            reported as this one, with a note.
         lpips: how LPIPS is computed; ``None`` leaves it out.
     """
 
@@ -79,16 +81,16 @@ class Evaluator:
         spec: InputSpec,
         reference: Reference | None = None,
     ) -> Evaluation:
-        """Match a reconstruction with the truth and measure each pair.
+        """Return metrics of a reconstruction, after matching its samples with the private ones.
 
-        Where a reconstruction cannot be measured, the value is missing and a note says why.
+        If a sample cannot be measured, its value is missing and a note says why.
 
         Args:
-            reconstruction: an attack's answer, in model space.
-            truth: the private batch, in model space.
-            spec: shape and normalisation.
-            reference: the blind guess to compare with, and the images among which the original is
-                looked for; ``None`` measures neither.
+            reconstruction: the result of an attack, in the model's input space.
+            truth: the private batch, in the model's input space.
+            spec: the shape and the normalisation of the inputs.
+            reference: the blind guess, made without the update, to compare with, and the images
+                among which the original is looked for; with ``None`` neither is measured.
 
         Raises:
             ValueError: the truth itself does not have the shape that ``spec`` says.
@@ -144,7 +146,10 @@ class Evaluator:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Place the values of matched samples among all samples, with a reason for the others."""
+    """A function that makes a measurement of all samples from the values of matched ones.
+
+    The other samples get no number, and ``problem`` as their note.
+    """
 
     count: int
     rows: list[int]
@@ -165,7 +170,7 @@ class _Rows:
         return Measurement(name, tuple(all_values), unit, direction, tuple(all_notes))
 
     def missing(self, name: str, unit: str, direction: Direction, reason: str) -> Measurement:
-        """Return a measurement without values; its notes say why, for each sample."""
+        """Return a measurement without values, whose notes say why for each sample."""
         notes = [reason if row in self.rows else self.problem for row in range(self.count)]
         return Measurement(name, (None,) * self.count, unit, direction, tuple(notes))
 
@@ -173,7 +178,7 @@ class _Rows:
 def _texts(
     reconstruction: Reconstruction, truth: Batch, spec: InputSpec, reference: Reference
 ) -> Evaluation:
-    """Match recovered texts with the private ones, and measure each."""
+    """Return the evaluation of recovered texts, matched with the private ones."""
     ids, padding = truth.inputs.cpu(), spec.padding
     matched, assignment = torch.full_like(ids, -1), torch.full((len(ids),), -1)
     problem, labels = _problem(reconstruction, spec), []
@@ -220,13 +225,16 @@ def _texts(
 
 
 def _pixels(inputs: Tensor, spec: InputSpec) -> Tensor:
-    """Return pixels in float64, in [0, 1] if the spec has a box; NaN marks inputs that are not."""
+    """Return pixels of model inputs in float64, with NaN in place of entries that are not finite.
+
+    They are clamped to [0, 1] if the spec has a box of valid pixels.
+    """
     pixels = spec.denormalize(inputs.detach().cpu().double())
     return torch.where(pixels.isfinite(), pixels.clamp(0, 1) if spec.box else pixels, math.nan)
 
 
 def _problem(reconstruction: Reconstruction, spec: InputSpec) -> str:
-    """Return why a reconstruction cannot be compared with the truth; empty if it can."""
+    """Return why a reconstruction cannot be compared with the private batch; empty if it can."""
     if reconstruction.batch is None:
         return reconstruction.error or "the attack gave no reconstruction"
     shape = tuple(reconstruction.batch.inputs.shape)
@@ -241,7 +249,7 @@ def _problem(reconstruction: Reconstruction, spec: InputSpec) -> str:
 
 
 def _affine_psnr(ours: Tensor, theirs: Tensor) -> list[float]:
-    """Return each image's PSNR in dB, at most 120, up to brightness and contrast.
+    """Return the PSNR in dB, at most 120, of each pair of images up to brightness and contrast.
 
     Each image of ``ours`` is first given the brightness and the contrast with which it is nearest
     to that of ``theirs``.
@@ -271,7 +279,17 @@ def _lpips(lpips: Lpips, measure: _Rows, ours: Tensor, theirs: Tensor) -> Measur
 def _against(
     reference: Reference, measure: _Rows, ours: Tensor, theirs: Tensor, truth: Tensor
 ) -> list[Measurement]:
-    """Measure the blind guess on every sample, and whether the original is identified."""
+    """Return measurements of the blind guess, and of whether reconstructions identify originals.
+
+    The blind guess is made without the update.
+
+    Args:
+        reference: the blind guess, and other images among which an original is looked for.
+        measure: the function that makes a measurement of all samples from matched ones.
+        ours: the reconstructions of the matched samples, as pixels.
+        theirs: the originals of the matched samples, as pixels.
+        truth: the originals of all samples, as pixels.
+    """
     guesses = reference.guess.to(truth).expand_as(truth)
     every = _Rows(len(truth), list(range(len(truth))), "")
     blind = [min(v, 120.0) for v in psnr(guesses, truth).tolist()]

@@ -1,4 +1,4 @@
-"""Identification: whether a reconstruction tells its original apart from other samples."""
+"""Measure whether a reconstruction identifies its original among other samples."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -14,15 +14,16 @@ MEAN_COLOUR = "one flat image, in the mean colour that the inputs are normalised
 
 @dataclass(frozen=True)
 class Reference:
-    """The attacker's knowledge of the data before any update is seen.
+    """The blind guess and the other samples with which a reconstruction is compared.
+
+    The blind guess is what the server could guess of a sample without its update.
 
     Attributes:
-        guess: (C, H, W) pixels in [0, 1], or (T,) token ids: the blind guess.
-        pool: (N, C, H, W) pixels in [0, 1] of other samples, among which the original is hidden, or
-            (N, T) token ids.
-        class_names: one a class, or empty.
-        meaning: what the blind guess is, in words for a reader, such as ``the mean of …``; or
-            empty.
+        guess: the blind guess, (C, H, W) pixels in [0, 1] or (T,) token ids.
+        pool: the other samples, among which the original is looked for, (N, C, H, W) pixels in [0,
+            1] or (N, T) token ids.
+        class_names: the name of each class, or empty.
+        meaning: a description of the blind guess, such as ``the mean of …``; or empty.
         words: the word that each token id of a text stands for, or empty.
     """
 
@@ -34,9 +35,10 @@ class Reference:
 
     @staticmethod
     def of(spec: InputSpec) -> "Reference":
-        """Return the least that is public: the mean colour of the normalisation, and an empty pool.
+        """Return the reference that needs no data: the mean colour, and no other images.
 
-        For texts it is any token, at all positions.
+        The mean colour is that of the normalisation. For texts the guess is one token, repeated at
+        all positions.
         """
         if spec.is_text:
             (ids,) = spec.blank(1, torch.zeros(()))
@@ -52,14 +54,14 @@ class Reference:
         class_names: tuple[str, ...] = (),
         words: tuple[str, ...] = (),
     ) -> "Reference":
-        """Return the most frequent token of public texts, at all positions.
+        """Return a reference for texts; its guess is public texts' most frequent token, repeated.
 
         Args:
             spec: the public facts about the texts.
-            public: texts that the guess is made of; padding does not count.
-            pool: texts among which the original is hidden; the public ones if ``None``.
-            class_names: one a class, or empty.
-            words: what each id stands for, or empty.
+            public: the public texts, as token ids; padding does not count.
+            pool: the texts among which the original is looked for; the public ones if ``None``.
+            class_names: the name of each class, or empty.
+            words: the word that each token id stands for, or empty.
         """
         tokens = public.flatten() if spec.padding is None else public[public != spec.padding]
         guess = tokens.mode().values.expand(spec.shape)
@@ -73,25 +75,26 @@ def identification_ranks(
     reference: Reference,
     up_to_brightness: bool = False,
 ) -> tuple[Int[Tensor, " B"], Int[Tensor, " B"]]:
-    """Return the original's place when all images are ordered by their likeness.
+    """Return the rank of each original among other images, by likeness to the reconstruction.
 
-    The likeness of two images is the cosine of what sets each apart from the blind guess m:
-    ``⟨x̂ − m, x − m⟩ / (‖x̂ − m‖ ‖x − m‖)``. It ignores contrast, and what all images have in
-    common tells nobody apart. After the identification precision of Yin et al. (2021, section
-    4), which is the share of rank 1, in pixels instead of a network's features. An attack that
-    knows nothing reaches rank 1 once in as many times as there are images.
+    The likeness of a reconstruction x̂ and an image x is the cosine of their differences from the
+    blind guess m, which is made without the update: ``⟨x̂ − m, x − m⟩ / (‖x̂ − m‖ ‖x − m‖)``. It
+    ignores contrast, and what all images have in common does not count. The share of rank 1 is the
+    identification precision of Yin et al. (2021, section 4), here in pixels instead of a network's
+    features. Among n images, an attack that knows nothing reaches rank 1 with probability 1/n.
 
     Args:
-        reconstructed: pixels in [0, 1].
-        truth: the original of each.
-        reference: the blind guess and the others; what equals the original is left out, else the
-            last one.
+        reconstructed: the reconstructions, pixels in [0, 1].
+        truth: the original of each, pixels in [0, 1].
+        reference: the blind guess m, and the pool of other images. An image of the pool that equals
+            the original is left out; if none does, the last one is, so that all originals are
+            looked for among equally many.
         up_to_brightness: whether the likeness also ignores brightness, and contrast about any grey
             level: constants and multiples of the blind guess are projected out of all images.
 
     Returns:
-        The rank of each original, 1 for the likeliest, ties counted against the attack; and the
-        number of images, the original included.
+        The rank of each original, 1 for the most alike, with ties counted against the attack; and
+        the number of images, with the original.
     """
     guess = reference.guess.to(truth).flatten()
 
@@ -119,20 +122,22 @@ def text_ranks(
     reference: Reference,
     padding: int | None = None,
 ) -> tuple[Int[Tensor, " B"], Int[Tensor, " B"]]:
-    """Return the original text's place when all texts are ordered by their likeness.
+    """Return the rank of each original among other texts, by likeness to the recovered text.
 
     The likeness of two texts is the number of tokens that they share, each as often as it occurs
     in both, as a share of their mean length (ROUGE-1 of Lin 2004). It does not depend on the order
     of the tokens.
 
     Args:
-        found: the recovered texts; −1 where no token was found.
-        truth: the original of each.
-        reference: holds the others; what equals the original is left out, else the last one.
-        padding: the id that does not count.
+        found: the token ids of the recovered texts; −1 where no token was found.
+        truth: the token ids of the original of each.
+        reference: the pool of other texts. A text of the pool that equals the original is left out;
+            if none does, the last one is.
+        padding: the id of padding, which does not count; ``None`` for none.
 
     Returns:
-        As :func:`identification_ranks`.
+        The rank of each original, 1 for the most alike, with ties counted against the attack; and
+        the number of texts, with the original.
     """
     ranks, counts = [], []
     others = [_tokens(text, padding) for text in reference.pool]
@@ -156,13 +161,13 @@ def _likeness(one: Counter[int], other: Counter[int]) -> float:
 
 
 def _directions(deviations: Tensor) -> Tensor:
-    """Return unit vectors, zero where there is no deviation, which resembles nothing."""
+    """Return rows scaled to unit length; rows of (almost) zero length become zero."""
     norms = deviations.norm(dim=1, keepdim=True)
     return torch.where(norms > 1e-6, deviations / norms.clamp_min(1e-12), 0.0)
 
 
 def _equal(truth: Tensor, pool: Tensor) -> Tensor:
-    """Return booleans (B, N), true where an image of the pool equals the original."""
+    """Return booleans (B, N), true where sample n of the pool equals original b."""
     flat, others = truth.flatten(1).float(), pool.flatten(1).float()
     rows = [(others - one).abs().amax(1) < 1e-4 for one in flat] if len(others) else []
     return torch.stack(rows) if rows else torch.zeros(len(flat), len(others), dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""Accuracy of the labels that an attack found."""
+"""Measure the accuracy of the labels that an attack inferred."""
 
 from collections import Counter
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def class_indices(targets: Tensor) -> Int[Tensor, " B"]:
-    """Return the class indices of targets (B,), or the largest entry of soft targets (B, K)."""
+    """Return targets (B,) unchanged, and the index of the largest entry of soft targets (B, K)."""
     if targets.ndim == 1:
         return targets.long()
     if targets.ndim == 2:
@@ -16,15 +16,15 @@ def class_indices(targets: Tensor) -> Int[Tensor, " B"]:
 
 
 def label_accuracy(predicted: Tensor, truth: Tensor) -> tuple[float, ...]:
-    """Return 1 for each sample whose label was found, else 0, whatever the order.
+    """Return 1 for each true sample whose label was found, else 0, whatever the order of labels.
 
     A gradient does not depend on the order of a batch, so the order of the predicted labels says
     nothing. Each predicted label counts for one sample that has it: for the one at the same index
     if that has it, else for the first sample that has it and was not counted yet.
 
     Args:
-        predicted: (M,) class indices or (M, K) probabilities.
-        truth: (B,) or (B, K); soft labels count by their largest entry.
+        predicted: the inferred labels, (M,) class indices or (M, K) probabilities.
+        truth: the true labels, (B,) or (B, K); soft labels count by their largest entry.
 
     Example:
         >>> import torch

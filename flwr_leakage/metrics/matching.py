@@ -1,4 +1,4 @@
-"""The assignment of reconstructions to private samples."""
+"""Match reconstructions with private samples, so that their total error is smallest."""
 
 import torch
 from jaxtyping import Float, Int
@@ -9,7 +9,7 @@ from torch import Tensor
 def pairwise_mse(
     truth: Float[Tensor, "B C H W"], reconstructed: Float[Tensor, "M C H W"]
 ) -> Float[Tensor, "B M"]:
-    """Return the mean squared error of every truth against every reconstruction, in float64.
+    """Return the mean squared error of each original against each reconstruction, in float64.
 
     Pixels are compared by differences, not through inner products, which would cancel where
     a reconstruction is nearly exact.
@@ -25,18 +25,18 @@ def pairwise_mse(
 def match_samples(
     truth: Float[Tensor, "B C H W"], reconstructed: Float[Tensor, "M C H W"]
 ) -> Int[Tensor, " B"]:
-    """Assign reconstructions to truths so that the sum of their MSE is smallest.
+    """Return which reconstruction belongs to each original, so that the sum of MSEs is smallest.
 
     A gradient does not depend on the order of a batch, so the order of the reconstructions says
     nothing. The linear sum assignment is solved exactly (SciPy's modified Jonker–Volgenant,
     Crouse 2016).
 
     Args:
-        truth: B images, in pixels.
+        truth: B original images, in pixels.
         reconstructed: M images, in pixels. One that is not finite is left out.
 
     Returns:
-        For each truth the index of its reconstruction, or −1 where there are too few.
+        For each original the index of its reconstruction; −1 if there are too few.
 
     Example:
         >>> images = torch.arange(3.0).reshape(3, 1, 1, 1)

@@ -1,4 +1,4 @@
-"""LPIPS, a perceptual distance that needs a network with trained weights."""
+"""Measure LPIPS, a perceptual distance that needs a network with trained weights."""
 
 import functools
 import os
@@ -31,20 +31,21 @@ Backbone = Literal["alex", "vgg", "squeeze"]
 
 @dataclass(frozen=True)
 class Lpips:
-    """The perceptual distance of Zhang et al. (2018), version 0.1.
+    """The perceptual distance LPIPS of Zhang et al. (2018), version 0.1.
 
-    It compares the features that a network trained on ImageNet, the backbone, has of two images.
-    The linear weights on top of the features come with the ``lpips`` package; the backbone's
-    weights do not.
+    It compares the features of two images in the backbone, a network trained on ImageNet. The
+    linear weights on top of the features come with the ``lpips`` package; the backbone's weights do
+    not.
 
     Attributes:
         net: the backbone: ``alex`` (AlexNet), ``vgg`` (VGG-16) or ``squeeze`` (SqueezeNet 1.1).
-        backbone: a ``state_dict`` file of torchvision's network or of its ``features``;
-            torchvision's own checkpoint, from torch's hub folder, if ``None``.
+        backbone: the path of a ``state_dict`` file of torchvision's network or of its ``features``;
+            with ``None`` it is torchvision's own checkpoint in torch's hub folder.
         download: whether torchvision's checkpoint may be fetched if the hub folder lacks it, once
             and for at most ten seconds; see ``metrics.checkpoint``.
-        min_size: images with a shorter side are enlarged to it, bilinearly: the backbones
-            were trained on larger ones, and pool small ones away.
+        min_size: the least length in pixels of an image's shorter side. Smaller images are enlarged
+            to it bilinearly, as the backbones were trained on larger ones and pool small ones to
+            nothing.
     """
 
     net: Backbone = "alex"
@@ -59,10 +60,10 @@ class Lpips:
             raise ValueError(f"min_size must be at least 32 pixels, got {self.min_size}.")
 
     def network(self) -> nn.Module:
-        """Return the network, loaded once in a process.
+        """Return the network, which is loaded only once in a process.
 
         Raises:
-            BackboneUnavailableError: there are no trained weights, and why.
+            BackboneUnavailableError: there are no trained weights; the message says why.
         """
         backbone = None if self.backbone is None else os.fspath(self.backbone)
         outcome = _try_load_network(self.net, backbone, self.download)
@@ -76,8 +77,8 @@ class Lpips:
         """Return the LPIPS of each pair of images with pixels in [0, 1].
 
         Raises:
-            BackboneUnavailableError: there are no trained weights, and why.
-            ValueError: images that have neither one nor three channels.
+            BackboneUnavailableError: there are no trained weights; the message says why.
+            ValueError: the images have neither one nor three channels.
         """
         network = self.network()
         pair = [prepare_images(images, self.min_size) for images in (reconstructed, truth)]
@@ -85,7 +86,7 @@ class Lpips:
             return network(*pair, normalize=True).reshape(len(truth))
 
     def describe(self, shape: tuple[int, int, int]) -> str:
-        """Describe the preparation of images of ``shape`` (C, H, W) before they are compared."""
+        """Return in words how images of ``shape`` (C, H, W) are prepared for the comparison."""
         channels, height, width = shape
         words = [f"LPIPS 0.1, {self.net}"]
         if min(height, width) < self.min_size:
@@ -99,10 +100,12 @@ class Lpips:
 
 
 def prepare_images(images: Float[Tensor, "B C H W"], min_size: int) -> Float[Tensor, "B 3 H2 W2"]:
-    """Repeat grey to three channels; enlarge so that the shorter side has ``min_size`` pixels.
+    """Return images with three channels, enlarged so that the shorter side has ``min_size`` pixels.
+
+    Grey images are repeated for each channel. Images that are large enough keep their size.
 
     Raises:
-        ValueError: images that have neither one nor three channels.
+        ValueError: the images have neither one nor three channels.
     """
     channels, height, width = images.shape[1:]
     if channels not in (1, 3):
@@ -123,7 +126,10 @@ def _enlarged(height: int, width: int, min_size: int) -> tuple[int, int]:
 def _try_load_network(
     net: Backbone, backbone: str | None, download: bool
 ) -> nn.Module | BackboneUnavailableError:
-    """Return the network, or why it is missing, so that a failed download is not retried."""
+    """Return the network, or the error that says why it is missing.
+
+    The result is cached, so that a failed download is not tried again.
+    """
     try:
         return _load_network(net, backbone, download)
     except BackboneUnavailableError as error:
@@ -152,7 +158,13 @@ def _load_network(net: Backbone, backbone: str | None, download: bool) -> nn.Mod
 
 
 def _read_backbone(net: Backbone, backbone: str | None, download: bool) -> Params:
-    """Return the weights of ``features``, keyed without that prefix."""
+    """Return the backbone's weights by name, without the prefix ``features.``.
+
+    Args:
+        net: the name of the backbone.
+        backbone: the path of its file; ``None`` for torchvision's checkpoint.
+        download: whether that checkpoint may be fetched.
+    """
     if backbone is None:
         path = checkpoint(URLS[net], hub_folder(), download)
     else:

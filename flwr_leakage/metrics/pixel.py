@@ -1,4 +1,4 @@
-"""Distances between images with pixels in [0, 1], one value a pair of images."""
+"""Distances between images with pixels in [0, 1], one value for each pair of images."""
 
 import torch
 from jaxtyping import Float
@@ -20,14 +20,14 @@ SSIM_WINDOW = 11
 def mse(
     reconstructed: Float[Tensor, "B C H W"], truth: Float[Tensor, "B C H W"]
 ) -> Float[Tensor, " B"]:
-    """Return the mean squared error, in pixel²."""
+    """Return the mean squared error of each pair of images, in squared pixel units."""
     return F.mse_loss(reconstructed, truth, reduction="none").flatten(1).mean(1)
 
 
 def rmse(
     reconstructed: Float[Tensor, "B C H W"], truth: Float[Tensor, "B C H W"]
 ) -> Float[Tensor, " B"]:
-    """Return the root of the mean squared error, in pixels.
+    """Return the root of the mean squared error of each pair of images, in pixel units.
 
     Example:
         >>> import torch
@@ -40,7 +40,7 @@ def rmse(
 def psnr(
     reconstructed: Float[Tensor, "B C H W"], truth: Float[Tensor, "B C H W"]
 ) -> Float[Tensor, " B"]:
-    """Return the PSNR ``10·log₁₀(1 / MSE)`` in dB, which is infinite for an exact match."""
+    """Return the PSNR ``10·log₁₀(1 / MSE)`` of each pair in dB, infinite for an exact match."""
     return peak_signal_noise_ratio(
         reconstructed, truth, data_range=1.0, reduction="none", dim=(1, 2, 3)
     )
@@ -49,15 +49,16 @@ def psnr(
 def fit_brightness_and_contrast(
     reconstructed: Float[Tensor, "B C H W"], truth: Float[Tensor, "B C H W"]
 ) -> Float[Tensor, "B C H W"]:
-    """Return each image under the one contrast a > 0 and brightness b nearest to its original.
+    """Return each image with the contrast and brightness that bring it nearest its original.
 
-    ``a · x̂ + b`` minimises the squared error over all pixels and channels of an image; the result
-    is not clamped. An image that is constant, or whose best contrast is negative, becomes the
-    original's mean grey level, which says nothing of what the original shows.
+    The result ``a · x̂ + b``, with a contrast a > 0 and a brightness b, minimises the squared error
+    over all pixels and channels of an image, and is not clamped. An image that is constant, or
+    whose best contrast is negative, becomes the original's mean grey level, which shows nothing of
+    the original's content.
 
     Args:
-        reconstructed: x̂, pixels in [0, 1].
-        truth: the original of each.
+        reconstructed: the images x̂, pixels in [0, 1].
+        truth: the original of each, pixels in [0, 1].
 
     Example:
         >>> import torch
@@ -78,9 +79,10 @@ def fit_brightness_and_contrast(
 def ssim(
     reconstructed: Float[Tensor, "B C H W"], truth: Float[Tensor, "B C H W"]
 ) -> Float[Tensor, " B"]:
-    """Return the structural similarity (Wang et al. 2004, eq. 13) in 11×11 Gaussian windows, σ 1.5.
+    """Return the structural similarity of each pair of images (Wang et al. 2004, equation 13).
 
-    The mean is over the windows that lie inside the image, as in the paper's own code.
+    It is the mean over all Gaussian windows of 11×11 pixels and standard deviation 1.5 that lie
+    inside the image, as in the paper's own code.
 
     Raises:
         ValueError: the images are smaller than the window.

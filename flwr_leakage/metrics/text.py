@@ -1,4 +1,4 @@
-"""Metrics of recovered texts against the private ones."""
+"""Measure recovered texts against the private ones."""
 
 from typing import Literal
 
@@ -18,15 +18,15 @@ TextGrade = Literal["all tokens", "most tokens", "some tokens", "no more than a 
 def match_texts(
     truth: Int[Tensor, "B T"], found: Int[Tensor, "M T"], padding: int | None = None
 ) -> Int[Tensor, " B"]:
-    """Match each true text with another found one, so that most tokens are in place in all.
+    """Return which recovered text belongs to each true one, so that most tokens are in place.
 
     Args:
-        truth: the ids of the true texts.
-        found: the ids of the found texts.
-        padding: the id of padding, which counts nowhere in a true text; ``None`` for none.
+        truth: the token ids of the true texts.
+        found: the token ids of the recovered texts; each is used at most once.
+        padding: the id of padding, whose places in a true text do not count; ``None`` for none.
 
     Returns:
-        The number of the found text for each true one; −1 where texts are too few.
+        For each true text the index of its recovered text; −1 if there are too few.
 
     Example:
         >>> match_texts(torch.tensor([[1, 2], [3, 4]]), torch.tensor([[3, 9], [1, 2]]))
@@ -42,7 +42,7 @@ def match_texts(
 def token_accuracy(
     truth: Int[Tensor, "B T"], found: Int[Tensor, "B T"], padding: int | None = None
 ) -> Float[Tensor, " B"]:
-    """Return the share of each text's own tokens that are found at their place.
+    """Return the share of each true text's tokens, without padding, that are found in their place.
 
     Example:
         >>> token_accuracy(torch.tensor([[5, 6, 0, 0]]), torch.tensor([[5, 7, 0, 0]]), padding=0)
@@ -55,10 +55,10 @@ def token_accuracy(
 def rouge_l(
     truth: Int[Tensor, "B T"], found: Int[Tensor, "B T"], padding: int | None = None
 ) -> Float[Tensor, " B"]:
-    """Return ROUGE-L (Lin 2004), the F1 score of the longest common subsequence of tokens.
+    """Return ROUGE-L of each pair of texts, the F1 score of the longest common subsequence.
 
-    With a subsequence of L tokens in texts of n and m tokens it is ``2 L / (n + m)``. The edit
-    distance without replacements is ``n + m − 2 L``.
+    If the longest common subsequence of texts of n and m tokens has L tokens, it is
+    ``2 L / (n + m)`` (Lin 2004). The edit distance without replacements is ``n + m − 2 L``.
 
     Example:
         >>> rouge_l(torch.tensor([[1, 2, 3, 4]]), torch.tensor([[2, 3, 4, 9]]))
@@ -78,14 +78,14 @@ def rouge_l(
 
 
 def text_grade(accuracy: float, blind: float) -> TextGrade:
-    """Return what a text's token accuracy shows beyond a blind guess.
+    """Return in words how much of a text is recovered beyond a blind guess.
 
     *Most* and *some* tokens are at least a half and a tenth of those that the guess misses. Unlike
     the grades of images, these limits are not measured.
 
     Args:
         accuracy: the share of tokens in place.
-        blind: the same of a guess of the most frequent token at all positions.
+        blind: the share of tokens in place by guessing the most frequent token at all positions.
 
     Example:
         >>> text_grade(1.0, 0.1), text_grade(0.5, 0.1), text_grade(0.15, 0.1)

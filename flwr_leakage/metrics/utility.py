@@ -1,4 +1,4 @@
-"""Accuracy and loss of a classifier, or a model of the next token, on held-out data."""
+"""Measure the accuracy and loss of a classifier, or of a next-token model, on held-out data."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from flwr_leakage.records import Batch
 
 @dataclass(frozen=True)
 class Utility:
-    """Quality of a classifier on held-out data.
+    """The quality of a classifier, or of a next-token model, on held-out data.
 
     Attributes:
-        accuracy: share of samples whose largest logit is their label's; in [0, 1].
-        loss: mean cross-entropy; not finite where the model diverged.
-        num_examples: samples seen.
+        accuracy: the share of samples whose largest logit is their label's, in [0, 1].
+        loss: the mean cross-entropy; not finite if the model diverged.
+        num_examples: the number of samples.
     """
 
     accuracy: float
@@ -29,15 +29,15 @@ class Utility:
 def utility_of(
     logits_of: Callable[[Tensor], Tensor], batches: Iterable[Batch], padding: int | None = None
 ) -> Utility:
-    """Evaluate a function of inputs to logits (B, K), or (B, T, V) of a next token.
+    """Return the quality of a function from inputs to logits (B, K), or (B, T, V) of next tokens.
 
     Each predicted token of a text counts as a sample.
 
     Args:
         logits_of: a model, or a model with given parameters such as
             ``functools.partial(gradient_map.logits, params)``.
-        batches: held-out data; soft targets count by their largest entry in the accuracy.
-        padding: the id of tokens that are not predicted, if there is one.
+        batches: the held-out data; in the accuracy, soft targets count by their largest entry.
+        padding: the id of padding tokens, which do not count; ``None`` for none.
 
     Raises:
         ValueError: there is no sample.
@@ -61,7 +61,12 @@ def utility_of(
 def classifier_utility(
     model: nn.Module, batches: Iterable[Batch], padding: int | None = None
 ) -> Utility:
-    """Evaluate ``model`` in eval mode; its mode is restored.
+    """Return the quality of a model in eval mode on held-out data; its mode is restored.
+
+    Args:
+        model: the model.
+        batches: the held-out data.
+        padding: the id of padding tokens, which do not count; ``None`` for none.
 
     Raises:
         ValueError: there is no sample.

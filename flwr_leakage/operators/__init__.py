@@ -1,4 +1,4 @@
-"""Linear operators of the gradient map, with exact products both ways."""
+"""Linear operators for the Jacobian of the gradient map, with exact products both ways."""
 
 from flwr_leakage.operators.angular import AngularJacobian
 from flwr_leakage.operators.base import LinearOperator

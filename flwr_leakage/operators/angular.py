@@ -1,4 +1,4 @@
-"""The Jacobian of the gradient's direction: the curvature of a cosine attack."""
+"""The Jacobian of a gradient's direction, which gives the curvature of a cosine attack's loss."""
 
 import copy
 
@@ -10,14 +10,16 @@ from flwr_leakage.operators.lengths import row_norms
 
 
 class AngularJacobian(LinearOperator):
-    """(I − ĝĝᵀ) A / ‖g‖, the Jacobian of x ↦ g/‖g‖.
+    """The operator (I − ĝĝᵀ) A / ‖g‖: the Jacobian of x ↦ g/‖g‖ for a gradient g.
 
-    Its Gram operator is (JJᵀ − (Jg)(Jg)ᵀ/‖g‖²)/‖g‖² with J = Aᵀ: the Hessian of the cosine
-    loss at the truth (Hong et al. 2024, theorem 4).
+    A is the Jacobian of x ↦ g, and ĝ = g/‖g‖.
+
+    With J = Aᵀ, its Gram operator is (JJᵀ − (Jg)(Jg)ᵀ/‖g‖²)/‖g‖², the Hessian of the cosine loss at
+    the true input (Hong et al. 2024, theorem 4).
 
     Args:
-        jacobian: A, S maps R^N → R^P.
-        gradients: g at the same points, (S, P).
+        jacobian: the operator A of S maps R^N → R^P.
+        gradients: (S, P) the gradients g at the same points.
 
     Raises:
         ValueError: a gradient is zero, so that it has no direction.

@@ -1,4 +1,4 @@
-"""The interface of operators: S independent linear maps with exact products both ways."""
+"""Define the interface of linear operators: S independent maps with exact products both ways."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from flwr_leakage.operators.budget import Meter
 
 @dataclass
 class Tally:
-    """The number of products that an operator and those narrowed from it took."""
+    """The number of products taken by an operator and by those made of some of its rows."""
 
     products: int = 0
 
@@ -21,17 +21,18 @@ class Tally:
 class LinearOperator(ABC):
     """S independent linear maps A_s ∈ R^{P×N}, applied together.
 
-    The papers write J = A_sᵀ ∈ R^{N×P}, so that their JJᵀ is ``gram``. All S products of a
-    call cost about as much as one where the maps are small.
+    Papers write J = A_sᵀ ∈ R^{N×P}, so that their JJᵀ is ``gram``. If the maps are small, all S
+    products of a call cost about as much as one.
 
     Args:
-        num_blocks: S.
-        num_inputs: N.
-        num_outputs: P.
-        like: a tensor whose dtype and device the operator works in.
-        meter: counts the products of all S maps, and stops them where a budget is spent.
-        rounding: (S,) the length of the error of a product, relative to the operator's norm, from
-            rounding; 16 units in the last place by default.
+        num_blocks: the number S of maps.
+        num_inputs: the number N of a map's inputs.
+        num_outputs: the number P of a map's outputs.
+        like: a tensor whose dtype and device the operator uses.
+        meter: the meter that counts the products of all S maps, and stops them when a budget is
+            spent.
+        rounding: (S,) the norm of a product's rounding error, relative to the operator's norm; 16
+            units in the last place by default.
     """
 
     def __init__(
@@ -59,9 +60,10 @@ class LinearOperator(ABC):
 
     @property
     def products(self) -> int:
-        """Return the products so far (``matvec`` or ``rmatvec``), narrowed operators' included.
+        """Return the number of products so far, with those of operators made of some of its maps.
 
-        One of all S maps counts once; the ``meter`` counts it S times.
+        A product (``matvec`` or ``rmatvec``) of all S maps counts once; the ``meter`` counts it S
+        times.
         """
         return self.tally.products
 
@@ -72,29 +74,29 @@ class LinearOperator(ABC):
     def _rmatvec(self, vectors: Tensor) -> Tensor: ...
 
     def matvec(self, vectors: Float[Tensor, "S N"]) -> Float[Tensor, "S P"]:
-        """Return A_s v_s for every s."""
+        """Return the product A_s v_s of each map with its row of ``vectors``."""
         self._count(vectors, self.num_inputs)
         return self._matvec(vectors)
 
     def rmatvec(self, vectors: Float[Tensor, "S P"]) -> Float[Tensor, "S N"]:
-        """Return A_sᵀ u_s for every s."""
+        """Return the product A_sᵀ u_s of each map's transpose with its row of ``vectors``."""
         self._count(vectors, self.num_outputs)
         return self._rmatvec(vectors)
 
     def gram(self, vectors: Float[Tensor, "S N"]) -> Float[Tensor, "S N"]:
-        """Return A_sᵀ A_s v_s for every s: the papers' JJᵀ; two products."""
+        """Return A_sᵀ A_s v_s for every s, which papers write as JJᵀv; it takes two products."""
         return self.rmatvec(self.matvec(vectors))
 
     def narrow(self, rows: Int[Tensor, " R"]) -> "LinearOperator":
-        """Return the maps of some of the S rows. Products count for those rows only.
+        """Return the operator of some of the S maps; only these maps' products are counted.
 
         Args:
-            rows: their indices, ascending.
+            rows: the indices of the maps, ascending.
         """
         return _Rows(self, rows)
 
     def to_dense(self) -> Float[Tensor, "S P N"]:
-        """Return every A_s as a matrix, from N products."""
+        """Return every A_s as a matrix (P, N), computed by N products."""
         dense = torch.empty(
             self.num_blocks, self.num_outputs, self.num_inputs, dtype=self.dtype, device=self.device
         )
@@ -103,7 +105,7 @@ class LinearOperator(ABC):
         return dense
 
     def unit(self, column: int) -> Float[Tensor, "S N"]:
-        """Return the unit vector of one input, for every s."""
+        """Return the unit vector of input ``column`` for every map, as rows (S, N)."""
         unit = torch.zeros(self.num_blocks, self.num_inputs, dtype=self.dtype, device=self.device)
         unit[:, column] = 1
         return unit
@@ -119,7 +121,7 @@ class LinearOperator(ABC):
 
 
 class _Rows(LinearOperator):
-    """Some rows of an operator; products are computed with zeros for all other rows."""
+    """An operator of some maps of another operator, which computes zeros for its other maps."""
 
     def __init__(self, operator: LinearOperator, rows: Int[Tensor, " R"]) -> None:
         like = torch.empty(0, dtype=operator.dtype, device=operator.device)
@@ -149,15 +151,15 @@ REBUILT_AFTER = 4
 
 
 class DeferredRows(LinearOperator):
-    """Some rows of an operator, built as one of their own where many products are asked for.
+    """An operator of some maps of another one, built anew once many products are asked for.
 
-    The first products are those of the whole operator with zeros in the place of the other rows:
-    most blocks leave a Krylov method shortly before its end.
+    The first products are computed by the whole operator, with zeros for the other maps. This is
+    cheaper if few products follow: most maps leave a Krylov method shortly before its end.
 
     Args:
-        whole: the operator; it is kept until the rows have one of their own.
-        build: an operator of some of its rows.
-        rows: their indices, ascending.
+        whole: the whole operator, which is kept until the new one is built.
+        build: a function from indices of maps to a new operator of these maps alone.
+        rows: the indices of the maps, ascending.
     """
 
     def __init__(
@@ -188,7 +190,10 @@ class DeferredRows(LinearOperator):
         return self._operator
 
     def narrow(self, rows: Int[Tensor, " R"]) -> LinearOperator:
-        """See ``LinearOperator``; the rows of half of them or fewer are built anew."""
+        """Return the operator of some of its maps, built anew if they are at most half of them.
+
+        See ``LinearOperator.narrow``.
+        """
         if 2 * len(rows) > self.num_blocks:
             return super().narrow(rows)
         build, own = self._build, self._rows

@@ -1,11 +1,11 @@
-"""A limit on Jacobian products or CPU seconds, and the meter that keeps to it."""
+"""Limits on Jacobian products and CPU seconds, and the meter that enforces them."""
 
 import time
 from dataclasses import dataclass
 
 
 class BudgetExhausted(RuntimeError):  # noqa: N818 - an outcome, not a mistake
-    """The next product or step would exceed the budget."""
+    """The error that is raised if the next product or step would exceed the budget."""
 
 
 @dataclass(frozen=True)
@@ -13,8 +13,8 @@ class Budget:
     """The limits of a computation; ``None`` stands for no limit.
 
     Attributes:
-        products: Jacobian products of one sample.
-        seconds: CPU seconds of this process.
+        products: the largest number of Jacobian products, of one sample each.
+        seconds: the largest number of CPU seconds of this process.
     """
 
     products: int | None = None
@@ -28,10 +28,10 @@ class Budget:
 
 
 class Meter:
-    """The count of what the operators with this meter have spent under a budget.
+    """The count of products and CPU seconds that operators with this meter have used.
 
     Args:
-        budget: the limit; none by default.
+        budget: the limits on both; none by default.
     """
 
     def __init__(self, budget: Budget | None = None) -> None:
@@ -45,7 +45,7 @@ class Meter:
         return time.process_time() - self.start
 
     def spend(self, products: int) -> None:
-        """Count ``products``; raise ``BudgetExhausted`` where that is too many."""
+        """Count ``products``, or raise ``BudgetExhausted`` if the budget does not allow them."""
         limit = self.budget.products
         if limit is not None and self.products + products > limit:
             raise BudgetExhausted(f"the budget of {limit} products is spent")

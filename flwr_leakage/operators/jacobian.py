@@ -1,9 +1,10 @@
-"""The Jacobian of the gradient map: J = ∂ₓ∂_θL, per sample, per batch and per local update.
+"""Operators of the Jacobian of the gradient map, of a sample, a batch or a local training.
 
-Let F: x ↦ ∇_θL(x, y; θ) and A = ∂F/∂x ∈ R^{P×N}, so that J = ∇ₓ∇_θL (Zhang et al. 2023, section 3)
-is Aᵀ ∈ R^{N×P}; that of Hong et al. 2024, theorem 3, is A. ``rmatvec`` is the pullback of F.
-It is linear in its argument, so its own pullback is ``matvec``: both graphs are built once at a
-point, and a product walks them without a new forward pass.
+Let F: x ↦ ∇_θL(x, y; θ) be the gradient map and A = ∂F/∂x ∈ R^{P×N}. Then J = ∇ₓ∇_θL of Zhang et
+al. (2023, section 3) is Aᵀ ∈ R^{N×P}, while J of Hong et al. (2024, theorem 3) is A. The product u
+↦ Aᵀu (``rmatvec``) is the pullback of F. It is linear in u, so that its own pullback is v ↦ Av
+(``matvec``). Both graphs are built once at a point, and a product runs through them without a new
+forward pass.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -24,19 +25,20 @@ Function = Callable[[Tensor], Tensor]
 
 
 class FunctionJacobian(LinearOperator):
-    """∂F/∂x at ``point``, with ``value`` F(x), of a function of S independent rows.
+    """The operator ∂F/∂x of a function F of S independent rows, at a point x.
 
-    ``value_product`` is (∂F/∂x)ᵀF(x) = ∇ₓ‖F(x)‖²/2, a product that building the graphs leaves.
+    Its attribute ``value`` is F(x). ``value_product`` is (∂F/∂x)ᵀF(x) = ∇ₓ‖F(x)‖²/2, a product that
+    is computed anyway when the graphs are built.
 
     Args:
-        function: F: (S, N) → (S, P), row s of the result depending on row s alone.
-        point: x, (S, N), floating.
-        meter: see ``LinearOperator``.
-        rounding: see ``LinearOperator``.
-        plain: differentiate by plain autograd, for a function that ``torch.func`` cannot take.
+        function: F, from (S, N) to (S, P), where row s of the result depends on row s alone.
+        point: the floating-point inputs x, (S, N).
+        meter: the meter that counts products; see ``LinearOperator``.
+        rounding: (S,) the relative rounding error of a product; see ``LinearOperator``.
+        plain: whether F is differentiated by plain autograd, as ``torch.func`` does not support it.
 
     Raises:
-        ValueError: the point is no (S, N) floating-point tensor.
+        ValueError: the point is no floating-point tensor of shape (S, N).
         RuntimeError: an operation of the function has no derivative.
     """
 
@@ -84,13 +86,16 @@ class FunctionJacobian(LinearOperator):
 
 
 def _pullback(function: Function, point: Tensor) -> tuple[Tensor, Function]:
-    """Return F(x), and u ↦ (∂F/∂x)ᵀu on a graph that is kept."""
+    """Return F(x), and the function u ↦ (∂F/∂x)ᵀu, whose graph is kept for many calls."""
     value, backward = vjp(function, point)[:2]
     return value, lambda vectors: backward(vectors)[0]
 
 
 def _autograd_pullback(function: Function, point: Tensor) -> tuple[Tensor, Function]:
-    """Do what ``_pullback`` does by plain autograd; zeros if the value depends on nothing."""
+    """Return F(x), and the function u ↦ (∂F/∂x)ᵀu, both by plain autograd.
+
+    The function gives zeros if F(x) does not depend on x.
+    """
     with torch.enable_grad():
         leaf = point.detach().requires_grad_()
         value = function(leaf)
@@ -117,16 +122,16 @@ def sample_gradients(
     buffers: Mapping[str, Tensor] | None = None,
     names: Collection[str] | None = None,
 ) -> Float[Tensor, "S P"]:
-    """Return ∇_θL of each of S samples on its own, flat, in the order of ``params``.
+    """Return the gradient ∇_θL of each of S samples alone, as flat rows in the order of ``params``.
 
     Args:
-        gradient_map: the gradient map of the client's model and loss; its BatchNorm must not use
-            the statistics of the batch, which a sample on its own does not have.
-        params: θ.
-        batch: S samples.
-        buffers: BatchNorm statistics for the map to use.
-        names: the parameters whose gradients are wanted; all of them by default. Those that are
-            not trained have zeros.
+        gradient_map: the gradient map of the client's model and loss. Its BatchNorm must not use
+            the batch's statistics, which a sample alone does not have.
+        params: the parameters θ, by name.
+        batch: the S samples.
+        buffers: the BatchNorm statistics that the map uses; by default the model's own.
+        names: the names of the parameters whose gradients are returned; all by default. Gradients
+            of parameters that are not trained are zero.
     """
     chosen = {name: value for name, value in params.items() if names is None or name in names}
     wanted = {name: value for name, value in chosen.items() if name in gradient_map.trained}
@@ -144,24 +149,24 @@ def sample_gradients(
 
 
 def last_layer(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the parameters of the module that owns the last one."""
+    """Return the names of those parameters that belong to the same module as the last one."""
     every = tuple(names)
     owner = every[-1].rpartition(".")[0]
     return tuple(name for name in every if name.rpartition(".")[0] == owner)
 
 
 class SampleJacobian(FunctionJacobian):
-    """∂ₓ∂_θL of each of S samples on its own: S maps R^{C·H·W} → R^P.
+    """The Jacobian ∂ₓ∂_θL of the gradient of each of S samples alone: S maps R^{C·H·W} → R^P.
 
     Args:
-        gradient_map: the gradient map of the client's model and loss; its BatchNorm must not use
-            the statistics of the batch, which a sample on its own does not have.
-        params: θ.
-        batch: S samples.
-        buffers: BatchNorm statistics for the map to use.
-        meter: see ``LinearOperator``.
-        rounding: see ``LinearOperator``.
-        names: the parameters whose gradients are differentiated; all of them by default.
+        gradient_map: the gradient map of the client's model and loss. Its BatchNorm must not use
+            the batch's statistics, which a sample alone does not have.
+        params: the parameters θ, by name.
+        batch: the S samples.
+        buffers: the BatchNorm statistics that the map uses; by default the model's own.
+        meter: the meter that counts products; see ``LinearOperator``.
+        rounding: (S,) the relative rounding error of a product; see ``LinearOperator``.
+        names: the names of the parameters whose gradients are differentiated; all by default.
     """
 
     def __init__(
@@ -191,12 +196,16 @@ class SampleJacobian(FunctionJacobian):
     def last_layer(self) -> "SampleJacobian":
         """Return the Jacobian of the same samples' gradients by the last layer's parameters alone.
 
-        It maps R^{C·H·W} to R^{P'}, with the P' entries of that layer's trained parameters.
+        Each of its maps is from R^{C·H·W} to R^{P'}, with the P' entries of that layer's trained
+        parameters.
         """
         return self._of(self._batch, rounding=self.rounding, names=self._last_layer)
 
     def narrow(self, rows: Int[Tensor, " R"]) -> LinearOperator:
-        """See ``LinearOperator``; the graphs of a half of the samples or fewer are built anew."""
+        """Return the operator of some of the samples, with new graphs if they are at most half.
+
+        See ``LinearOperator.narrow``.
+        """
         if 2 * len(rows) > self.num_blocks:
             return super().narrow(rows)
         batch, rounding, names, of = self._batch, self.rounding, self._names, self._of
@@ -204,14 +213,15 @@ class SampleJacobian(FunctionJacobian):
 
 
 class BatchJacobian(FunctionJacobian):
-    """∂ₓ∂_θL of the mean loss of a whole batch: one map R^{B·C·H·W} → R^P.
+    """The Jacobian ∂ₓ∂_θL of the gradient of a whole batch's loss: one map R^{B·C·H·W} → R^P.
 
     Args:
         gradient_map: the gradient map of the client's model and loss.
-        params: θ.
-        batch: B samples.
-        buffers: BatchNorm statistics for the map to use.
-        meter: see ``LinearOperator``; a product counts once for each sample.
+        params: the parameters θ, by name.
+        batch: the B samples.
+        buffers: the BatchNorm statistics that the map uses; by default the model's own.
+        meter: the meter that counts products, a product once for each sample; see
+            ``LinearOperator``.
     """
 
     def __init__(
@@ -235,18 +245,19 @@ class BatchJacobian(FunctionJacobian):
 
 
 class UpdateJacobian(FunctionJacobian):
-    """Jacobian of a whole local training: x ↦ −(θ_local − θ_t)/learning_rate.
+    """The Jacobian of a whole local training's pseudo-gradient, −(θ_local − θ_t)/learning_rate.
 
-    One map R^{N·C·H·W} → R^P over all samples of the round; for one plain step over all of
+    It is one map R^{N·C·H·W} → R^P of all N samples of the round. For one plain step over all of
     them it equals ``BatchJacobian``.
 
     Args:
         gradient_map: the gradient map of the client's model and loss.
-        params: θ_t.
-        batch: all samples of the round.
+        params: the parameters θ_t before training, by name.
+        batch: all N samples of the round.
         schedule: the schedule of the local training.
-        buffers: BatchNorm statistics for the map to use.
-        meter: see ``LinearOperator``; a product counts once for each sample of each step.
+        buffers: the BatchNorm statistics that the map uses; by default the model's own.
+        meter: the meter that counts products, a product once for each sample of each step; see
+            ``LinearOperator``.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Lengths of long vectors in single precision."""
+"""Compute Euclidean norms of long vectors accurately in single precision."""
 
 import torch
 from jaxtyping import Float
@@ -9,11 +9,11 @@ SMALLEST_SQUARE = 1e-30
 
 
 def row_norms(rows: Float[Tensor, "S D"]) -> Float[Tensor, " S"]:
-    """Return the Euclidean length of each row.
+    """Return the Euclidean norm (S,) of each row.
 
-    ``torch.linalg.vector_norm`` adds the squares one after the other, so that in float32 it is
-    4e-4 off at 1e7 entries; ``sum`` adds in pairs and keeps seven digits. Short rows are scaled
-    before they are squared: with confident samples the squares are below the smallest number.
+    ``torch.linalg.vector_norm`` adds the squares one after the other, so that in float32 its error
+    is 4e-4 at 1e7 entries; ``sum`` adds in pairs and keeps seven digits. Rows of small norm, such
+    as gradients of confident samples, are scaled first, as their squares would underflow.
     """
     squares = rows.square().sum(1)
     if rows.dtype != torch.float32 or not bool((squares < SMALLEST_SQUARE).any()):

@@ -1,4 +1,4 @@
-"""Compute gradients, Jacobians and shares of δ of single samples of a client's round."""
+"""Compute gradients, Jacobians and perturbations of single samples of a client's round."""
 
 from flwr_leakage.per_sample.client import ClientSamples, Precision
 from flwr_leakage.per_sample.perturbation import Point, update_perturbation

@@ -1,4 +1,4 @@
-"""Share one round, and the intermediate results on it, among all scores of a client."""
+"""Hold the samples of a client's round, with intermediate results that all of its scores share."""
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
@@ -39,19 +39,20 @@ _GRAPH_COPIES = 12
 
 
 class ClientSamples:
-    """The samples of a client's round, and the problems that its scores share.
+    """The samples of a client's round, with the gradients and Jacobians that its scores share.
 
-    Texts are looked at as the embeddings of their tokens, where the model takes these.
+    If the model supports it, texts are replaced by the embeddings of their tokens.
 
-    A problem is kept for the next score that asks for the same samples at the same point and
-    precision, and so is the check of second derivatives. Everything in them depends on these and on
-    the arguments here only.
+    Gradients and Jacobians (a ``SampleProblem``) are kept for the next score that asks for the same
+    samples at the same point and precision. So is the check of second derivatives. All of this
+    depends only on point, precision and the arguments below.
 
     Args:
         gradient_map: the gradient map of the client's model and loss.
-        exposure: the client's round, or the samples of it that are to be scored.
-        seed: the seed of the starts of Krylov methods, which the scores share.
-        meter: counts the products of all scores, and stops them where a budget is spent.
+        exposure: the private data of the client's round, or of the samples that are to be scored.
+        seed: the seed of the start vectors of Krylov methods, which the scores share.
+        meter: the meter that counts the Jacobian products of all scores, and stops them when a
+            budget is spent.
     """
 
     def __init__(
@@ -77,7 +78,10 @@ class ClientSamples:
 
     @property
     def gradient_map(self) -> GradientMap:
-        """Return the client's gradient map, differentiated by a method that supports its model."""
+        """Return the client's gradient map, differentiated in a way that its model supports.
+
+        That is by ``torch.func``, or else by plain autograd, one sample at a time.
+        """
         if not self._routed:
             exposure = self.exposure
             params, buffers, batch = exposure.params, exposure.buffers, exposure.whole.defended
@@ -86,7 +90,10 @@ class ClientSamples:
         return self._gradient_map
 
     def select(self, places: Sequence[int]) -> "ClientSamples":
-        """Return the samples at some places of this round, with its meter and statistics."""
+        """Return the same object for some of its samples only, by their places in ``exposure``.
+
+        It shares the meter and the round's batch statistics.
+        """
         part = copy.copy(self)  # the copy shares the model, and the findings on its derivatives
         part.exposure, part._kept = self.exposure.select(places), {}
         return part
@@ -98,21 +105,21 @@ class ClientSamples:
         memory_bytes: int = DEFAULT_MEMORY_BYTES,
         extra_bytes: int = 0,
     ) -> Iterator[SampleProblem]:
-        """Yield the samples, as many at a time as fit into memory, each once.
+        """Yield the samples with their gradients and Jacobians, as many at a time as memory allows.
 
-        Their order is that of ``exposure.indices``, except that those whose numbers float32 would
-        lose come last, in float64: a sample whose loss has next to no gradient, because the model
-        is too sure of it (see ``Samples.rounding``).
+        Each sample is yielded once, in the order of ``exposure.indices``. An exception are samples
+        of which the model is so sure that their gradients would drown in the rounding of float32
+        (see ``Samples.rounding``). They come last, in float64.
 
         Args:
-            point: ``defended``: the samples as they entered training, and δ = released − raw;
-                ``private``: the samples before the defense, and δ = released − the update that
-                undefended training on them would have given. The second counts what an
-                encoding of the batch hides.
-            precision: the precision of all computations; see above for samples that ``float32``
-                cannot do.
-            memory_bytes: the most bytes for the graphs of the samples treated together.
-            extra_bytes: the bytes of these that a sample needs beside its graphs.
+            point: with ``defended``, the samples are those that entered training, and the
+                perturbation is δ = released update − update before the defense. With ``private``,
+                the samples are those before the defense, and δ = released update − the update of
+                undefended training on them. Only the latter includes the effect of a defense that
+                encodes samples.
+            precision: the precision of all computations; see above for an exception in ``float32``.
+            memory_bytes: the most bytes for the autograd graphs of the samples processed together.
+            extra_bytes: the bytes that each sample needs beside its graphs, which count, too.
         """
         _check_choices(point, precision)
         entries = sum(value.numel() for value in self.exposure.params.values())
@@ -140,7 +147,10 @@ class ClientSamples:
         yield from made
 
     def _windows(self, point: Point, precision: Precision, size: int) -> Iterator[SampleProblem]:
-        """Return the problems of ``size`` samples each, which are kept where one holds all."""
+        """Yield groups of at most ``size`` samples, each with its gradients and Jacobians.
+
+        A group that holds all samples is kept for the next score.
+        """
         delta = update_perturbation(self.gradient_map, self.exposure, point)
         kept = []
         for dtype, samples, places, rounding in self._by_dtype(point, precision):
@@ -166,7 +176,12 @@ class ClientSamples:
     def _by_dtype(
         self, point: Point, precision: Precision
     ) -> Iterator[tuple[torch.dtype, Samples, Tensor, Tensor]]:
-        """Yield all samples in each type, the places that are done in it, and the rounding."""
+        """Yield the round's samples in a dtype, with those of them that are to be computed in it.
+
+        Yields:
+            The dtype; all samples in it; the places of the samples to compute in this dtype; and
+            the relative rounding error of each sample.
+        """
         dtype, double = _DTYPES[precision], torch.float64
         samples = self._of_type(point, dtype)
         relative, slopes = samples.rounding()
@@ -180,7 +195,7 @@ class ClientSamples:
             yield double, samples, everyone[lost], samples.rounding()[0]
 
     def samples(self, point: Point = "defended", precision: Precision = "float32") -> Samples:
-        """Return the samples to score, each on its own, with the whole round's statistics.
+        """Return the samples to score, each with its own gradient, with the round's statistics.
 
         The arguments are those of ``problems``.
         """
@@ -205,7 +220,7 @@ class ClientSamples:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return notes to the caller on how these samples were scored so far."""
+        """Return notes for the user on how these samples were scored so far."""
         model, notes = self._model, []
         for (point, _), samples in model.separated.items():
             note = scale_note(self.exposure, samples.weights) if point == "defended" else ""
@@ -222,21 +237,23 @@ class ClientSamples:
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """Return why the numbers so far may be wrong."""
+        """Return sentences on why the numbers so far may be wrong; empty if there is no doubt."""
         second = self._model.second
         if second is None or not second.unchecked:
             return ()
         return (f"the second derivative of the model was not checked: {second.unchecked}",)
 
     def derivable(self, problem: SampleProblem | None = None) -> str:
-        """Return why second derivatives are left to plain autograd, or an empty text; asked once.
+        """Return why second derivatives need plain autograd, or an empty text if they do not.
+
+        The check is made once.
 
         Args:
-            problem: one that is about to be scored, on whose operator it is cheaper to see that
-                they are right.
+            problem: samples that are about to be scored; one product with their Jacobian is a
+                cheaper check.
 
         Raises:
-            ValueError: they are wrong either way.
+            ValueError: second derivatives are wrong by ``torch.func`` and by plain autograd.
         """
         if self._model.second is None and problem is not None and _seen_right(problem):
             self._model.second = SecondDerivative()
@@ -256,11 +273,11 @@ class ClientSamples:
 
 @dataclass
 class _Model:
-    """The findings on a model that all samples and parts of a round share.
+    """Results on a model that all samples of a round, and all selections of them, share.
 
     Attributes:
-        separated: all samples of the round, by point and type.
-        second: the finding on the model's second derivatives, once they were checked.
+        separated: all samples of the round, by point (``defended`` or ``private``) and dtype.
+        second: the result of the check of the model's second derivatives; ``None`` before it.
     """
 
     separated: dict[tuple[Point, torch.dtype], Samples] = field(default_factory=dict)
@@ -268,7 +285,10 @@ class _Model:
 
 
 def _seen_right(problem: SampleProblem) -> bool:
-    """Return whether one product with a problem's operator confirms the second derivatives."""
+    """Return whether one product with a problem's Jacobian confirms the second derivatives.
+
+    It is false if they are not confirmed, which does not mean that they are wrong.
+    """
     sound = [place for place, note in enumerate(problem.notes) if note != NOT_FINITE]
     if not sound:
         return False
@@ -302,7 +322,18 @@ def _problem(
     derivable: Callable[[SampleProblem], str],
     single_step: bool,
 ) -> SampleProblem:
-    """Return the problem of some samples, with a reason for each that has none."""
+    """Return some samples with their gradients and perturbations, and why some get no number.
+
+    Args:
+        samples: the samples.
+        indices: the index of each sample among those of the round.
+        delta: (P,) the perturbation δ of the update's pseudo-gradient.
+        rounding: (S,) the relative rounding error of each sample's products.
+        seed: the seed of the start vectors of Krylov methods.
+        meter: the meter that counts Jacobian products.
+        derivable: the check of second derivatives; see ``SampleProblem``.
+        single_step: whether the client took one step.
+    """
     gradients = samples.gradients()
     finite = gradients.isfinite().all(1)
     if not bool(finite.all()):
@@ -324,7 +355,7 @@ def _problem(
 
 
 def _validate(gradient_map: GradientMap, exposure: Exposure, batch: Batch) -> None:
-    """Raise ``ValueError`` if the model cannot be scored on this batch."""
+    """Raise ``ValueError`` if the model cannot be scored on these samples."""
     inputs, targets = batch.inputs, batch.targets
     if not inputs.is_floating_point():
         on_embeddings(gradient_map, exposure)  # raises the reason

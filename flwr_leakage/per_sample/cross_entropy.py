@@ -1,4 +1,4 @@
-"""The cross-entropy without cancellation: right to the last digits for confident samples, too."""
+"""Compute the cross-entropy without cancellation, accurately for confident samples, too."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -12,11 +12,12 @@ from flwr_leakage.losses import FollowingLoss, Loss
 
 @dataclass(frozen=True)
 class StableCrossEntropy:
-    """``torch.nn.functional.cross_entropy`` whose derivatives of every order do not cancel.
+    """The cross-entropy of torch, with derivatives of every order that have no cancellation.
 
-    The gradient of the usual form in the logit of the true class is p_y − 1. In float32 nothing is
-    left of it where p_y is within 1e-7 of one, and the gradient of all weights carries that error.
-    Here it is −Σ_{k≠y}p_k, a sum of terms of one sign, because the loss is written as
+    Let z be the logits, p their softmax and y the true class. In
+    ``torch.nn.functional.cross_entropy`` the derivative by z_y is computed as p_y − 1. In float32
+    nothing is left of it if p_y is within 1e-7 of one, and the gradient of all weights carries that
+    error. Here it is −Σ_{k≠y}p_k, a sum of terms of one sign, because the loss is written as
 
         −log p_y = log(1 + eˢ)   with   s = log Σ_{k≠y} exp(z_k − z_y).
 
@@ -25,9 +26,9 @@ class StableCrossEntropy:
         −Σ_k t_k log p_k = −T log p_a + Σ_{k≠a} t_k(z_a − z_k).
 
     Attributes:
-        weight: torch's ``weight``, one for each class.
-        ignore_index: torch's ``ignore_index``, for class indices only; ``None`` where no target has
-            it.
+        weight: torch's ``weight``, one for each class; ``None`` for equal weights.
+        ignore_index: torch's ``ignore_index``, for class indices only; ``None`` if no target is
+            ignored.
         reduction: ``mean`` or ``sum``.
         label_smoothing: torch's ``label_smoothing``.
     """
@@ -38,11 +39,11 @@ class StableCrossEntropy:
     label_smoothing: float = 0.0
 
     def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss, a scalar.
+        """Return the loss of a batch, a scalar.
 
         Args:
-            logits: (B, K).
-            targets: (B,) class indices or (B, K) probabilities.
+            logits: the logits (B, K).
+            targets: class indices (B,) or probabilities (B, K).
         """
         if self.weight is None and not self.label_smoothing and not targets.is_floating_point():
             return self._of_classes(logits, targets)
@@ -64,9 +65,10 @@ class StableCrossEntropy:
         return losses.sum() / total if self.reduction == "mean" else losses.sum()
 
     def _of_classes(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Return the usual case, in few operations, as J is made of them.
+        """Return the loss for class indices without weights or smoothing, by few operations.
 
-        The logits less that of the true class, whose own difference is a constant zero here: so
+        Few operations make products with the Jacobian fast. The logit of the true class is
+        subtracted from all logits of its row, so that its own difference is a constant zero:
         nothing of it is left to cancel in the derivatives of log-softmax.
         """
         used = None if self.ignore_index is None else targets != self.ignore_index
@@ -81,7 +83,15 @@ class StableCrossEntropy:
 
 
 def _losses(logits: Tensor, shares: Tensor, ranks: Tensor) -> Tensor:
-    """Return −Σ_k t_k log p_k of each row, with t = ``shares`` and a the largest of ``ranks``."""
+    """Return −Σ_k t_k log p_k of each row, with p the softmax of the logits z and t = ``shares``.
+
+    It is computed as −T log p_a + Σ_{k≠a} t_k(z_a − z_k), with T = Σ_k t_k.
+
+    Args:
+        logits: (B, K) the logits z.
+        shares: (B, K) the numbers t_k ≥ 0, such as class probabilities.
+        ranks: (B, K) numbers of which the largest in a row names the class a.
+    """
     top = ranks.argmax(1, keepdim=True)
     is_top = top == torch.arange(logits.shape[1], device=logits.device)
     below = logits - logits.gather(1, top)
@@ -90,7 +100,11 @@ def _losses(logits: Tensor, shares: Tensor, ranks: Tensor) -> Tensor:
 
 
 def stable(loss: Loss) -> StableCrossEntropy | None:
-    """Return the loss without cancellation if it is torch's cross-entropy, else ``None``."""
+    """Return the :class:`StableCrossEntropy` that equals torch's cross-entropy, else ``None``.
+
+    Args:
+        loss: a loss; for any other than torch's cross-entropy the result is ``None``.
+    """
     if isinstance(loss, FollowingLoss):
         loss = loss.loss
     if loss is F.cross_entropy:

@@ -1,4 +1,4 @@
-"""Texts as the embeddings of their tokens, in which a score can differentiate."""
+"""Replace texts by the embeddings of their tokens, by which a score can differentiate."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,21 +13,26 @@ from flwr_leakage.records import Batch, Exposure
 
 @runtime_checkable
 class TakesEmbeddings(Protocol):
-    """A model of token ids that takes their embeddings in place of them."""
+    """The protocol of a model of token ids that can take their embeddings as inputs instead."""
 
     def embed(self, params: Mapping[str, Tensor], ids: Tensor) -> Tensor:
-        """Return the embeddings (B, T, d) that the model takes as continuous inputs."""
+        """Return the embeddings (B, T, d) of token ids (B, T), which the model takes as inputs."""
         ...
 
 
 def on_embeddings(gradient_map: GradientMap, exposure: Exposure) -> Exposure:
-    """Return the same round with the embeddings of its texts as inputs; other rounds as they are.
+    """Return the same round with its texts replaced by the embeddings of their tokens.
 
-    The table of embeddings then has no part in a sample's gradient, as in TAG (Deng et al. 2021):
-    scores tell what all other parameters tell of the embeddings.
+    A round of continuous inputs is returned as it is. The table of embeddings then has no part in a
+    sample's gradient, as in TAG (Deng et al. 2021): scores say what the gradients of all other
+    parameters reveal of the embeddings.
+
+    Args:
+        gradient_map: the gradient map of the client's model and loss.
+        exposure: the private data of the client's round.
 
     Raises:
-        ValueError: the inputs are whole numbers, and the model takes no embeddings.
+        ValueError: the inputs are integers, and the model takes no embeddings.
     """
     whole = exposure.whole
     if whole.private.inputs.is_floating_point():

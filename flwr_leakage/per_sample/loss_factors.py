@@ -1,4 +1,4 @@
-"""Find how a loss weighs the samples of a mini-batch: as their mean, their sum, or by class."""
+"""Find how a loss weights the samples of a mini-batch: as a mean, as a sum, or by class."""
 
 from collections.abc import Sequence
 
@@ -12,23 +12,25 @@ from flwr_leakage.losses import Loss
 from flwr_leakage.records import Batch, Exposure
 
 SEPARABLE = 1e-3
-"""Relative remainder above which a sample's gradient is not a multiple of that of it alone."""
+"""Relative remainder above which a sample's gradient within the batch is no multiple of its
+gradient alone."""
 
 
 def loss_weights(
     gradient_map: GradientMap, exposure: Exposure, batch: Batch
 ) -> Float[Tensor, " B"]:
-    """Return wᵢ, the factor of each sample's own gradient in the round's pseudo-gradient.
+    """Return the factor wᵢ of each sample's own gradient in the round's pseudo-gradient, (B,).
 
-    That of the schedule, which is for the mean of a mini-batch, times ``loss_factors``.
+    It is the schedule's factor, which assumes the mean over a mini-batch, times the factor of
+    ``loss_factors``.
 
     Args:
         gradient_map: the gradient map of the client's model and loss.
-        exposure: the whole round.
-        batch: all of its samples.
+        exposure: the private data of the whole round.
+        batch: all B samples of the round.
 
     Raises:
-        ValueError: see ``loss_factors``.
+        ValueError: the loss couples the samples of a mini-batch, so that there is no such factor.
     """
     weights, loss = exposure.sample_weights(), gradient_map.loss
     if loss is F.cross_entropy:  # the cross-entropy's mean needs no logits
@@ -45,15 +47,16 @@ def loss_factors(
 ) -> Float[Tensor, " B"]:
     """Return b·cᵢ, with cᵢ the factor of sample i's gradient in its mini-batch of b samples.
 
-    ∂L(z, y)/∂zᵢ = cᵢ ∂L(zᵢ, yᵢ)/∂zᵢ. So cᵢ = 1/b and the result is 1 for the mean, b for the sum
-    (``reduction="sum"``), and bwᵢ/Σⱼwⱼ for a mean with class weights. It is read off the loss
-    itself, at the logits.
+    With logits z and targets y of the mini-batch, cᵢ is defined by ∂L(z, y)/∂zᵢ = cᵢ ∂L(zᵢ,
+    yᵢ)/∂zᵢ. So the result is 1 for a mean (cᵢ = 1/b), b for a sum (``reduction="sum"``), and b
+    wᵢ/Σⱼwⱼ for a mean with class weights w. It is computed from the loss's own derivatives at the
+    logits.
 
     Args:
-        loss: (logits, targets) ↦ scalar.
+        loss: the loss, (logits, targets) ↦ scalar.
         logits: the logits of B samples, (B, K).
         targets: the targets of B samples.
-        windows: the mini-batches; a sample in none of them gets 1.
+        windows: the samples of each mini-batch, as slices; a sample in none of them gets 1.
 
     Raises:
         ValueError: the loss couples the samples of a mini-batch, so that there is no such factor.

@@ -1,4 +1,4 @@
-"""Compute δ, the change that a defense made to an update."""
+"""Compute the perturbation δ by which a defense changed an update."""
 
 from typing import Literal
 
@@ -15,17 +15,20 @@ Point = Literal["defended", "private"]
 def update_perturbation(
     gradient_map: GradientMap, exposure: Exposure, point: Point = "defended"
 ) -> Float[Tensor, " P"]:
-    """Return δ, the released pseudo-gradient minus the undefended one, in float64.
+    """Return the perturbation δ (P,): the released pseudo-gradient minus the undefended one.
+
+    It is in float64, and zero for parameters that are not trained.
 
     Args:
         gradient_map: the gradient map of the client's model and loss.
-        exposure: the client's round, or some samples of it.
-        point: what the released update is compared with. ``defended``: the raw update, before
-            the defense changed it. ``private``: the update of undefended training on the private
-            samples, which is replayed here. That counts what an encoding of the batch hides, too.
+        exposure: the private data of the client's round, or of some samples of it.
+        point: with ``defended``, the released update is compared with the update before the defense
+            changed it. With ``private``, it is compared with the update of undefended training on
+            the private samples, which is repeated here. Only the latter includes the effect of a
+            defense that encodes samples.
 
     Raises:
-        ValueError: samples that ``private`` needs were not kept.
+        ValueError: ``point`` is ``private``, and not all samples of the training were kept.
     """
     released = exposure.released.pseudo_gradient()
     if point == "defended":
@@ -51,11 +54,13 @@ def update_perturbation(
 
 
 def scale_note(exposure: Exposure, weights: Float[Tensor, " B"]) -> str:
-    """Return a note on how a sample's own δ follows from the update's; empty if there is no δ.
+    """Return a note on how a sample's own perturbation follows from the update's.
+
+    It is δ/wᵢ, with the sample's weight wᵢ. The note is empty if the update was not changed.
 
     Args:
-        exposure: the client's round.
-        weights: wᵢ of its samples in the pseudo-gradient.
+        exposure: the private data of the client's round.
+        weights: (B,) the weights wᵢ of its samples in the pseudo-gradient.
     """
     raw, released = exposure.raw.delta, exposure.released.delta
     used = weights[weights > 0]

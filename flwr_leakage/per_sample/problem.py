@@ -1,4 +1,4 @@
-"""The Jacobian, the gradient and the share of δ of each sample by itself."""
+"""Hold samples with their own Jacobians, gradients and perturbations, ready to be scored."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -24,31 +24,34 @@ WELL_KNOWN = 1e-2
 
 @dataclass(frozen=True)
 class SampleProblem:
-    """Some samples of a client's round, ready to be scored.
+    """Some samples of a client's round with their gradients and Jacobians, ready to be scored.
 
-    An attacker who knows everything but sample i solves wᵢ Jᵢᵀ Δxᵢ = δ, with wᵢ the sample's
-    weight in the pseudo-gradient, so that the sample's own perturbation is **δᵢ = δ/wᵢ**: B·δ
-    for one step over B samples.
+    Let δ be the defense's perturbation of the pseudo-gradient, wᵢ the weight of sample i in it, and
+    Jᵢ = ∇ₓ∇_θL the Jacobian of the sample's own gradient. An attacker who knows everything but
+    sample i makes an error Δxᵢ with wᵢ Jᵢᵀ Δxᵢ = δ. So the perturbation of the sample's own
+    gradient is **δᵢ = δ/wᵢ**: B·δ for one step over B samples.
 
-    What is computed on demand depends on these fields only, and the row of a sample on that sample
-    only. It depends neither on which score asks first, nor on the samples beside it.
+    Properties that are computed on demand depend on these fields only, and the row of a sample only
+    on that sample: neither on which score asks first, nor on the other samples.
 
     Attributes:
-        samples: S of them; a sample whose gradient is not finite is replaced by zeros, as the
-            samples share their eigendecompositions.
-        indices: the place of each in the round.
-        gradients: g of each sample, (S, P).
-        deltas: δᵢ of each sample, (S, P); all zero where nothing was done to the update.
-        notes: one for each sample: why it has no number, or empty where it is sound.
-        rounding: how far it takes g and products with J, relative to their size, see
+        samples: the S samples; one whose gradient is not finite is replaced by zeros, as all
+            samples share a batched eigendecomposition.
+        indices: the index of each sample among those of the round.
+        gradients: (S, P) the gradient g of each sample.
+        deltas: (S, P) the perturbation δᵢ of each sample's gradient; all zero if the update was not
+            changed.
+        notes: for each sample why it gets no number; empty if it does.
+        rounding: (S,) the relative rounding error of g and of products with J, see
             ``Samples.rounding``.
-        seed: seed of the random starts of Krylov methods.
-        meter: counts the products of all operators of the problem.
-        derivable: says of a problem why its second derivatives have to be taken by plain autograd,
-            or nothing; raises ``ValueError`` where they are wrong. It is asked before the first
-            product of a score.
-        single_step: whether the client took one step, so that gradients at θ_t and wᵢ are the
-            whole of its update; of several steps they are the first order in the learning rate.
+        seed: the seed of the random start vectors of Krylov methods.
+        meter: the meter that counts the products of all operators of the problem.
+        derivable: a function of the problem that is called before the first product of a score. It
+            returns why second derivatives need plain autograd, or an empty text, and raises
+            ``ValueError`` if they are wrong.
+        single_step: whether the client took one step. The gradients at θ_t with the weights wᵢ then
+            give the whole update; for several steps they give it to first order in the learning
+            rate.
     """
 
     samples: Samples
@@ -72,28 +75,34 @@ class SampleProblem:
 
     @property
     def undefended(self) -> Bool[Tensor, " S"]:
-        """Return for which samples δᵢ = 0, as the update was not changed."""
+        """Return booleans (S,), true for samples whose gradient no defense perturbed."""
         return (self.deltas == 0).all(1)
 
     def oracle(self, inputs: Float[Tensor, "S N"]) -> Float[Tensor, "S P"]:
-        """Return a function that gives each sample's gradient at other inputs."""
+        """Return each sample's gradient (S, P) at other inputs (S, N) and the same targets."""
         return self.samples.with_inputs(inputs).gradients()
 
     @cached_property
     def operator(self) -> SampleJacobian:
-        """Return Jᵀ of each sample."""
+        """Return the operator of each sample's Jᵀ, after a check of its second derivatives.
+
+        J = ∇ₓ∇_θL is the Jacobian of the sample's gradient by its input.
+        """
         if self.differentiable is self.samples:
             return self.unchecked_operator
         return self.differentiable.jacobian(self.meter, self.rounding)
 
     @cached_property
     def unchecked_operator(self) -> SampleJacobian:
-        """Return Jᵀ of each sample, whether or not its products are derivatives of the gradient."""
+        """Return the operator of each sample's Jᵀ, without a check of its second derivatives.
+
+        J = ∇ₓ∇_θL is the Jacobian of the sample's gradient by its input.
+        """
         return self.samples.jacobian(self.meter, self.rounding)
 
     @cached_property
     def differentiable(self) -> Samples:
-        """Return the samples, with gradients that can be differentiated in the inputs."""
+        """Return the samples, with gradients that can be differentiated rightly by the inputs."""
         reason = self.derivable(self)
         gradient_map = self.samples.gradient_map
         if not reason or gradient_map.one_by_one:
@@ -101,7 +110,11 @@ class SampleProblem:
         return replace(self.samples, gradient_map=gradient_map.differentiated_by_autograd(reason))
 
     def jacobian_of(self, function: Callable[[Samples], Tensor]) -> FunctionJacobian:
-        """Return the Jacobian of any function of the samples, (S, N) ↦ (S, P), in their inputs."""
+        """Return the operator of the Jacobian by the inputs of a function of the samples.
+
+        Args:
+            function: a function from samples to (S, P), whose row s depends on sample s alone.
+        """
         samples = self.differentiable
         return FunctionJacobian(
             lambda x: function(samples.with_inputs(x)),
@@ -111,29 +124,40 @@ class SampleProblem:
         )
 
     def generators(self, seed: int) -> list[torch.Generator]:
-        """Return a generator for each sample, from the seed and the sample's place in the round."""
+        """Return a random generator for each sample, from the seed and the sample's index."""
         return [make_generator(seed, purpose=f"sample {index}") for index in self.indices]
 
     def start(self, tolerance: float) -> Float[Tensor, "S N"]:
-        """Return a start for Krylov methods that seek λmax to a relative tolerance.
+        """Return the start vectors (S, N) of Krylov methods that compute λmax of JJᵀ.
 
-        Jg where a rough value will do; the last layer's top eigenvector, which takes products
-        of its own, where it must be known to ``WELL_KNOWN`` or better.
+        J is the Jacobian of a sample's gradient g. A start vector is Jg if λmax is needed to a
+        relative tolerance above ``WELL_KNOWN``. Otherwise it is the top eigenvector of the last
+        layer's part of JJᵀ, which costs products of its own.
         """
         return self._rough_product[0] if tolerance > WELL_KNOWN else self._good_start
 
     def largest(self, tolerance: float, max_steps: int) -> TopPairs:
-        """Return λmax of JJᵀ and its eigenvector, by Lanczos from ``start``.
+        """Return λmax of each sample's JJᵀ and its eigenvector, by Lanczos from ``start``.
 
-        A later call continues where an earlier one stopped, and returns the same as if it were the
-        first; see ``LargestEigenvalue``.
+        J is the Jacobian of the sample's gradient by its input.
+
+        A later call continues where an earlier one stopped, with the same result as a first call;
+        see ``LargestEigenvalue``.
+
+        Args:
+            tolerance: the relative error to which λmax is computed.
+            max_steps: the largest number of products with JJᵀ.
         """
         process = self._rough_process if tolerance > WELL_KNOWN else self._good_process
         return process(tolerance, max_steps)
 
     @cached_property
     def unchecked_product(self) -> tuple[Float[Tensor, "S N"], Float[Tensor, "S P"]]:
-        """Return the rough start and its product, by which second derivatives can be checked."""
+        """Return a start vector for Krylov methods and its product with Jᵀ, for each sample.
+
+        J is the Jacobian of the sample's gradient. Second derivatives can be checked by this
+        product.
+        """
         return _first_product(self.unchecked_operator, self.generators(self.seed))
 
     @cached_property

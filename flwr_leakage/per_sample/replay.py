@@ -1,4 +1,4 @@
-"""Check whether the scored training explains the client's update."""
+"""Check whether the training that is scored explains the client's update."""
 
 from dataclasses import dataclass
 
@@ -14,11 +14,12 @@ from flwr_leakage.records import Exposure
 
 @dataclass(frozen=True)
 class Explanation:
-    """The distance between the client's update and the update of the scored training.
+    """The distance between the client's update and the update of the training that is scored.
 
     Attributes:
-        distance: ‖replayed − made‖/‖made‖; ``None`` where nothing was replayed.
-        sentence: the same in words.
+        distance: ‖repeated − made‖/‖made‖, for the repeated update and the one that the client
+            made; ``None`` if the training was not repeated.
+        sentence: the result in words.
     """
 
     distance: float | None
@@ -26,20 +27,20 @@ class Explanation:
 
     @property
     def fails(self) -> bool:
-        """Return whether the scored training differs from the one that made the update."""
+        """Return whether the training that is scored differs from the one that made the update."""
         return self.distance is not None and not self.distance <= TOLERANCE
 
 
 def explain_update(gradient_map: GradientMap, exposure: Exposure) -> Explanation:
-    """Replay the local training as it is scored, and compare with the raw update.
+    """Return whether the local training, repeated as it is scored, gives the client's update.
 
-    Every silent difference between the two shows in this number: another mode of BatchNorm,
-    dropout, frozen parameters, another loss, optimizer, learning rate, order of the samples, or
-    another model. It costs one local training.
+    The update is compared before any defense. Every hidden difference between the two trainings
+    shows: another mode of BatchNorm, dropout, frozen parameters, another loss, optimizer, learning
+    rate, order of the samples, or another model. It costs one local training.
 
     Args:
         gradient_map: the gradient map with which scores are computed.
-        exposure: the whole round.
+        exposure: the private data of the whole round.
     """
     raw = exposure.raw
     used = raw.schedule.num_samples_used(raw.num_examples)

@@ -1,4 +1,4 @@
-"""Choose how a model is differentiated: all samples at once, or one by one."""
+"""Choose whether a model is differentiated by ``torch.func`` or, sample by sample, by autograd."""
 
 import torch
 
@@ -11,13 +11,20 @@ from flwr_leakage.records import Batch
 def differentiable(
     gradient_map: GradientMap, params: Params, buffers: Params, batch: Batch
 ) -> GradientMap:
-    """Return the map itself, or, where ``torch.func`` cannot take its model, one by plain autograd.
+    """Return the gradient map, or one by plain autograd if ``torch.func`` refuses its model.
 
-    ``torch.func.vmap`` refuses recurrent layers, flow that depends on data, assignment into
-    tensors, and autograd functions without ``setup_context``. Plain autograd takes them, one sample
-    at a time; ``one_by_one`` of the result says why. It costs the gradients of two samples.
+    ``torch.func.vmap`` refuses recurrent layers, control flow that depends on data, assignment into
+    tensors, and autograd functions without ``setup_context``. Plain autograd supports them, one
+    sample at a time; ``one_by_one`` of the result then gives the reason. The check costs the
+    gradients of two samples.
 
-    A model that fails both ways is returned as it is: what uses it says what is wrong.
+    If both ways fail, the map is returned as it is: the code that uses it reports the error.
+
+    Args:
+        gradient_map: the gradient map of the client's model and loss.
+        params: the parameters by name.
+        buffers: the buffers by name.
+        batch: samples, of which two are used.
     """
     if gradient_map.one_by_one or not len(batch):
         return gradient_map

@@ -1,9 +1,10 @@
 """Separate a batch into samples that keep the statistics and the weights of the whole batch.
 
-Convention. The released pseudo-gradient is, to first order in the learning rate,
-Σᵢ wᵢ gᵢ + δ with gᵢ the gradient of sample i alone at θ_t and wᵢ its weight in the schedule: 1/B
-for one step over B samples. A sample on its own has no batch statistics, so where the client
-normalises with them, BatchNorm keeps those of the whole batch, as constants.
+Convention: to first order in the learning rate, the released pseudo-gradient is Σᵢ wᵢ gᵢ + δ, with
+gᵢ the gradient of sample i alone at the received parameters θ_t, wᵢ its weight by the schedule (1/B
+for one step over B samples), and δ the defense's perturbation. A sample alone has no batch
+statistics. So if the client normalises with them, BatchNorm keeps those of the whole batch, as
+constants.
 """
 
 from collections.abc import Collection
@@ -30,13 +31,13 @@ class Samples:
     """S samples, each of which can be differentiated without the others; see ``separate``.
 
     Attributes:
-        gradient_map: the gradient map of the client's model and loss; it uses no statistics of a
-            batch.
-        params: θ_t.
-        buffers: those that the map normalises with.
-        batch: the samples.
-        weights: (S,) wᵢ, the factor of each sample's gradient in the pseudo-gradient; zero for
-            one that no step of the local training uses.
+        gradient_map: the gradient map of the client's model and loss, whose BatchNorm uses no batch
+            statistics.
+        params: the received parameters θ_t, by name.
+        buffers: the buffers with whose statistics the map normalises.
+        batch: the S samples.
+        weights: (S,) the factor wᵢ of each sample's gradient in the pseudo-gradient; zero for a
+            sample that no step of the local training uses.
     """
 
     gradient_map: GradientMap
@@ -53,39 +54,49 @@ class Samples:
 
     @property
     def inputs(self) -> Float[Tensor, "S N"]:
-        """Return the samples' x, flat."""
+        """Return the samples' inputs x as flat rows (S, N)."""
         return self.batch.inputs.flatten(1)
 
     def with_inputs(self, inputs: Float[Tensor, "S N"]) -> "Samples":
-        """Return the same targets and weights at other inputs."""
+        """Return the samples with other inputs, given as flat rows; targets and weights stay."""
         shaped = inputs.reshape(self.batch.inputs.shape)
         return replace(self, batch=Batch(shaped, self.batch.targets))
 
     def to(self, dtype: torch.dtype) -> "Samples":
-        """Return the same samples, parameters and statistics in another type."""
+        """Return the same samples, parameters and buffers in another dtype."""
         params, batch = _converted(self.params, self.batch, dtype)
         return replace(self, params=params, batch=batch)
 
     def gradients(self, names: Collection[str] | None = None) -> Float[Tensor, "S P"]:
-        """Return ∇_θL of each sample, flat, of all parameters or of those in ``names``."""
+        """Return each sample's gradient as a flat row, by all parameters or those in ``names``."""
         return sample_gradients(self.gradient_map, self.params, self.batch, self.buffers, names)
 
     def jacobian(
         self, meter: Meter | None = None, rounding: Float[Tensor, " S"] | None = None
     ) -> SampleJacobian:
-        """Return the unweighted Jᵀ = ∂ₓ∂_θL of each sample; ``rounding`` may be known already."""
+        """Return the operator of each sample's Jᵀ = ∂ₓ∂_θL, without the sample's weight.
+
+        Args:
+            meter: the meter that counts products.
+            rounding: (S,) the relative rounding error of products; computed if ``None``.
+        """
         rounding = self.rounding()[0] if rounding is None else rounding
         return SampleJacobian(
             self.gradient_map, self.params, self.batch, self.buffers, meter, rounding
         )
 
     def rounding(self) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
-        """Return the rounding error of a product with J, relative to ‖J‖, and ‖∂L/∂z‖, in float64.
+        """Return the rounding error of products with J, and the norm of ∂L/∂z, for each sample.
 
-        Logits z are off by some units in the last place of the largest. As this is the relative
-        error of a small probability, J inherits it. A loss other than ``StableCrossEntropy``
-        may subtract numbers of the size of one to get ∂L/∂z, so that its error is of that size.
-        The factors were found on trained and untrained networks; it is an estimate, no bound.
+        J is the Jacobian of a sample's gradient, z its logits and L its loss. The error is relative
+        to ‖J‖. Logits are wrong by some units in the last place of the largest. As this is the
+        relative error of a small probability, J has it, too. A loss other than
+        ``StableCrossEntropy`` may subtract numbers near one to compute ∂L/∂z, so that ∂L/∂z has the
+        rounding error of a number near one. The factors were found on trained and untrained
+        networks; the error is an estimate and no bound.
+
+        Returns:
+            The relative rounding errors (S,), and the norms of ∂L/∂z (S,), in float64.
         """
         logits = self.gradient_map.logits(self.params, self.batch.inputs, self.buffers)
         loss = self.gradient_map.loss
@@ -117,17 +128,20 @@ def separate(
     weights: Float[Tensor, " B"],
     dtype: torch.dtype | None = None,
 ) -> Samples:
-    """Look at the samples of a batch one by one; take a part of them only after this.
+    """Return the samples of a batch so that each can be differentiated without the others.
 
-    Torch's cross-entropy is replaced by ``StableCrossEntropy``, the same function, which keeps the
-    digits of confident samples. Other losses stay as they are.
+    Samples may be selected only after this, as the batch statistics are those of all.
+
+    Torch's cross-entropy is replaced by ``StableCrossEntropy``, the same function, which is
+    accurate for confident samples, too. Other losses stay as they are.
 
     Args:
         gradient_map: the gradient map of the client's model and loss.
-        params: θ_t.
-        buffers: those received.
-        batch: all samples of the round, as its batch statistics are those of all.
-        weights: wᵢ of each, see ``LocalSchedule.sample_weights``.
+        params: the received parameters θ_t, by name.
+        buffers: the received buffers, by name.
+        batch: all B samples of the round.
+        weights: (B,) the factor wᵢ of each sample's gradient in the pseudo-gradient, see
+            ``LocalSchedule.sample_weights``.
         dtype: the dtype of all computations; that of the arguments by default.
     """
     if dtype is not None:
@@ -144,7 +158,10 @@ def separate(
 
 
 def _slopes(loss: StableCrossEntropy, logits: Tensor, targets: Tensor) -> Tensor:
-    """Return ∂L/∂z of each row of a sum over rows."""
+    """Return the gradient of a loss by its logits, whose row i is that of sample i.
+
+    The loss must be a sum over the samples.
+    """
     with torch.enable_grad():
         leaf = logits.detach().requires_grad_()
         (found,) = torch.autograd.grad(loss(leaf, targets), leaf)

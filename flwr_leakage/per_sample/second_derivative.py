@@ -1,4 +1,4 @@
-"""Check a model's second derivative: finite differences of its gradient against J."""
+"""Check a model's second derivative J by finite differences of its gradient."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -25,12 +25,12 @@ _JITTER = 0.1
 
 @dataclass(frozen=True)
 class SecondDerivative:
-    """The findings on a model's second derivatives.
+    """The result of a check of a model's second derivatives.
 
     Attributes:
-        fault: why they are wrong, or empty.
-        one_by_one: why they are left to plain autograd, or empty.
-        unchecked: why nothing is known, or empty.
+        fault: why they are wrong; empty if they are not.
+        one_by_one: why they are computed by plain autograd; empty if they are not.
+        unchecked: why they could not be checked; empty if they were.
     """
 
     fault: str = ""
@@ -41,17 +41,17 @@ class SecondDerivative:
 def product_is_right(
     samples: Samples, rounding: float, direction: Float[Tensor, " N"], product: Float[Tensor, " P"]
 ) -> bool:
-    """Return whether a product with Jᵀ that is at hand is a difference of gradients in float64.
+    """Return whether a known product Jᵀv agrees with a finite difference of gradients in float64.
 
-    Costs one gradient. If the product is right, J is, as far as the direction is random. If it is
-    not, nothing is known: a unit may change sides near the sample, or the product's type be too
-    short.
+    J is the Jacobian of a sample's gradient. The check costs one gradient. If the product is right
+    and v is random, J is right. If the product is not, nothing is known: a unit may change sides
+    near the sample, or the product's dtype may be too imprecise.
 
     Args:
-        samples: one of them, in the product's type.
-        rounding: the sample's rounding, see ``Samples.rounding``.
-        direction: v.
-        product: Jᵀv.
+        samples: a single sample, in the dtype of the product.
+        rounding: the relative rounding error of the product, see ``Samples.rounding``.
+        direction: (N,) the direction v.
+        product: (P,) the product Jᵀv.
     """
     scale = FIRST_STEP * float(samples.inputs.norm()) / float(direction.norm())
     step = (scale or FIRST_STEP) * direction.double()
@@ -62,7 +62,7 @@ def product_is_right(
 
 
 def _first_less_second(samples: Samples) -> Tensor:
-    """Return the difference of two samples' gradients, flat, from one pass over both."""
+    """Return the first sample's gradient less the second's, flat (P,), by one pass over both."""
     gradient_map, params, batch = samples.gradient_map, samples.params, samples.batch
     wanted = {name: value for name, value in params.items() if name in gradient_map.trained}
 
@@ -78,13 +78,15 @@ def _first_less_second(samples: Samples) -> Tensor:
 
 
 def check_second_derivative(sample: Samples, seed: int = 0) -> SecondDerivative:
-    """Return whether J is right by ``torch.func``, and if it is not, whether by plain autograd.
+    """Return whether J is right by ``torch.func``, and if not, whether it is by plain autograd.
 
-    Costs two gradients, and one product with its graphs; more where something is wrong.
+    J is the Jacobian of a sample's gradient by its input.
+
+    It costs two gradients, and one product with its graphs; more if something is wrong.
 
     Args:
-        sample: one of them, in float64.
-        seed: the seed of the point and the direction, see ``second_derivative_fault``.
+        sample: a single sample, in float64.
+        seed: the seed of the random point and direction, see ``second_derivative_fault``.
     """
     fault, error = _fault(sample, seed)
     if not (fault or error):
@@ -98,7 +100,7 @@ def check_second_derivative(sample: Samples, seed: int = 0) -> SecondDerivative:
 
 
 def _fault(sample: Samples, seed: int) -> tuple[str, str]:
-    """Return the fault of the second derivative, or why none can be found."""
+    """Return why the second derivative is wrong, and why it cannot be checked; or empty texts."""
     try:
         return second_derivative_fault(sample, seed)
     except Exception as error:  # a model may not support float64, or may raise any other error
@@ -107,11 +109,15 @@ def _fault(sample: Samples, seed: int) -> tuple[str, str]:
 
 
 def second_derivative_fault(sample: Samples, seed: int = 0) -> tuple[str, str]:
-    """Return why J is not the gradient's derivative, or why this is open; empty if it is.
+    """Return why J is not the derivative of a sample's gradient g, and why this is not known.
+
+    The first text is empty if J is right or not known to be wrong, the second if the check was
+    made.
 
     The product Jᵀv is compared with (g(x + hv) − g(x − hv))/2h, in a random direction v. Custom
-    autograd functions may have a backward that is right and cannot be differentiated itself
-    (``once_differentiable``, ``detach``, NumPy inside): PyTorch then gives a wrong J in silence.
+    autograd functions may have a right backward that cannot be differentiated itself
+    (``once_differentiable``, ``detach``, NumPy inside): PyTorch then gives a wrong J without an
+    error.
 
     Gradients of networks with ReLU or max pooling jump where a unit changes sides. So x is moved to
     a random point near the sample, where no two entries tie. A mismatch counts only if differences
@@ -119,8 +125,8 @@ def second_derivative_fault(sample: Samples, seed: int = 0) -> tuple[str, str]:
     jump, and only if a second point says the same.
 
     Args:
-        sample: one of them, in float64.
-        seed: the seed of the point and the direction.
+        sample: a single sample, in float64.
+        seed: the seed of the random point and direction.
     """
     # A loss of one's own may cancel in float64, too, where the model is sure of the sample.
     allowed = max(ALLOWED, 10 * float(sample.rounding()[0]))
@@ -145,7 +151,16 @@ def second_derivative_fault(sample: Samples, seed: int = 0) -> tuple[str, str]:
 
 
 def _distance(sample: Samples, generator: torch.Generator, allowed: float) -> float:
-    """Return the relative distance of Jᵀv from differences; infinite if these do not settle."""
+    """Return the relative distance of Jᵀv from finite differences of the gradient.
+
+    J is the Jacobian of the gradient, and v a random direction. The distance is 0 if they agree to
+    ``allowed``, and infinite if differences of two steps do not agree with each other.
+
+    Args:
+        sample: a single sample, in float64.
+        generator: the generator of the point near the sample and of the direction v.
+        allowed: the relative distance that counts as rounding.
+    """
     x = sample.inputs
     scale = float(x.square().mean().sqrt()) or 1.0
     draws = torch.randn(2, *x.shape, dtype=x.dtype, generator=generator).to(x.device)
@@ -168,7 +183,7 @@ def _distance(sample: Samples, generator: torch.Generator, allowed: float) -> fl
 
 
 def _difference(sample: Samples, shift: Tensor) -> Tensor:
-    """Return g(x + shift) − g(x − shift)."""
+    """Return the difference g(x + shift) − g(x − shift) of a sample's gradient g."""
     ahead = sample.with_inputs(sample.inputs + shift).gradients()
     return ahead - sample.with_inputs(sample.inputs - shift).gradients()
 

@@ -1,4 +1,4 @@
-"""Write the page of a run that a person reads."""
+"""Write the HTML report of an audited run."""
 
 from flwr_leakage.report.page import conclusion, render_report, write_report
 

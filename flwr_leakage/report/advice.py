@@ -1,6 +1,6 @@
-"""Advise what to do now: weigh what a run's numbers say for and against going on as it is.
+"""Derive the report's advice: whether training may go on as it is, and which steps to take.
 
-It is derived from what was measured, and promises nothing beyond that.
+The advice follows from what the run measured, and promises nothing beyond that.
 """
 
 import re
@@ -52,11 +52,11 @@ from flwr_leakage.tracking.text import plain_text
 
 
 class Line(NamedTuple):
-    """A short line of what to do.
+    """A short line of the advice.
 
     Attributes:
-        text: the line.
-        items: alternatives below it, of which one is to be chosen.
+        text: the line itself.
+        items: alternatives that are listed below the line, of which the reader chooses one.
     """
 
     text: str
@@ -64,13 +64,13 @@ class Line(NamedTuple):
 
 
 class Advice(NamedTuple):
-    """The answer whether training may go on as it is, and the steps to take.
+    """The report's answer to whether training may go on as it is, and the steps to take.
 
     Attributes:
         headline: the answer in a sentence of at most 20 words.
-        answer: the same with all that it rests on.
-        lines: what to do, in at most five short lines.
-        steps: the same at length, with what was measured.
+        answer: the answer with all findings that it rests on.
+        lines: the steps to take, in at most five short lines.
+        steps: the steps to take at length, with the measurements behind them.
     """
 
     headline: str
@@ -80,7 +80,7 @@ class Advice(NamedTuple):
 
     @property
     def do(self) -> tuple[str, ...]:
-        """Return lines on what else to run, with its command; none where the run says enough."""
+        """Return lines on a further run, with its command; none where this run suffices."""
         steps = [step for step in self.steps if step.term == "Do"]
         return tuple(line for step in steps for line in (step.text, *step.commands))
 
@@ -91,7 +91,14 @@ def advise(
     asked: Sequence[Remedy],
     events: Sequence[RunEvent] = (),
 ) -> Advice:
-    """Derive the advice from the records, and from the metadata the defense of the run."""
+    """Return the advice that follows from a run's records, settings, defenses and events.
+
+    Args:
+        index: the run's numbers.
+        metadata: the run's settings, as in ``run.json``.
+        asked: the defenses under which the same updates were attacked in addition.
+        events: the run's warnings and errors.
+    """
     found, fate = attempts(index), fates(index)
     leaking = with_grade(found, LEAKED)
     partly = with_grade(found, ("partly",)) - leaking
@@ -132,7 +139,14 @@ def advise(
 
 
 def _test(wanted: Worth, metadata: Mapping[str, Any]) -> Step:
-    """Return a new run that attacks all that the conditions ask for, under a defense."""
+    """Return the step that advises a new run, under a defense, that removes this run's doubts.
+
+    The step holds the command, if the run was a simulation.
+
+    Args:
+        wanted: the judgement of this run, which names the reasons that keep it from an answer.
+        metadata: the run's settings, as in ``run.json``.
+    """
     changes = [*wanted.changes, *([] if defense_of(metadata) else [f"defense={STRONGER}"])]
     under = "under a stronger defense" if defense_of(metadata) else f"here under {STRONGER} noise"
     if section(metadata, "config", "server").get("attack_max_seconds") is not None:
@@ -155,7 +169,7 @@ def _in_short(
     unsure: set[int],
     nothing_seen: Worth,
 ) -> tuple[Line, ...]:
-    """Return what to do in short lines: changes of which one is to be tested, or what says more."""
+    """Return the lines of the advice: changes of which one is to be tested, or another run."""
     at_risk = with_grade(found, SEEN)
     lines = []
     if unsure:
@@ -186,7 +200,15 @@ TEST = "Test one of these changes in a new run:"
 def _changes(
     metadata: Mapping[str, Any], found: Sequence[Attempt], asked: Sequence[Remedy]
 ) -> tuple[str, str]:
-    """Return two changes that a new run can test: a defense, and what protects in any case."""
+    """Return texts on two changes that a new run can test: a defense, and a guarantee.
+
+    The guarantee is differential privacy, or secure aggregation.
+
+    Args:
+        metadata: the run's settings, as in ``run.json``.
+        found: the run's attempts to reconstruct samples.
+        asked: the defenses under which copies of the updates were attacked in addition.
+    """
     told = "; ".join(f"here {each.name} {_result(each)}" for each in asked[:MAX_DEFENSES])
     own = defense_of(metadata)
     defense = f"A stronger defense than {own}" if own else "A defense on each update, such as noise"
@@ -209,13 +231,13 @@ def _unseen_in_short(
     lines: Sequence[str],
     unseen: Worth,
 ) -> tuple[Line, ...]:
-    """Return what to do in at most ``MAX_LINES`` lines where no sample is seen.
+    """Return the advice in at most ``MAX_LINES`` lines, for a run in which no sample is seen.
 
     Args:
         index: the run's numbers.
-        metadata: the metadata of ``run.json``.
-        found: every attempt of the run.
-        asked: the defenses that were tried on copies of the updates.
+        metadata: the run's settings, as in ``run.json``.
+        found: the run's attempts to reconstruct samples.
+        asked: the defenses under which copies of the updates were attacked in addition.
         lines: lines that come first.
         unseen: the judgement of the run.
     """
@@ -244,7 +266,14 @@ def _unseen_in_short(
 
 
 def _go_on(condition: str, run: str, sample: Sample, is_accepted: bool = False) -> str:
-    """Return the conditions to train on, without identification if it ``is_accepted``."""
+    """Return the sentence that says under which conditions training may go on.
+
+    Args:
+        condition: the first words of the sentence.
+        run: the run that must meet the conditions, in words.
+        sample: the nouns for the run's samples.
+        is_accepted: whether the identification of originals is accepted, and is no condition.
+    """
     chance = "" if is_accepted else " identifies none beyond chance,"
     return (
         f"{condition} only if {run} sees no {sample.one}, even in part,{chance} attacks every "
@@ -259,7 +288,7 @@ def _time_then(index: Index, metadata: Mapping[str, Any], is_what_if: bool) -> s
 
 
 def _found(index: Index, metadata: Mapping[str, Any], found: Sequence[Attempt]) -> str:
-    """Return in a few words what a run found in which no sample is seen."""
+    """Return words for the findings of a run that shows no sample: originals identified, labels."""
     ranked = [attempt for attempt in found if attempt.rank is not None]
     first = sum(attempt.rank == 1 for attempt in ranked)
     chance = f"{len(ranked) / pool_size(ranked[0]):.1g}" if beyond_chance(found) else ""
@@ -274,7 +303,13 @@ def _found(index: Index, metadata: Mapping[str, Any], found: Sequence[Attempt]) 
 def _labels_beyond_guess(
     index: Index, metadata: Mapping[str, Any], found: Sequence[Attempt]
 ) -> tuple[int, int, int] | None:
-    """Return how many labels are right, of all, and of a guess; ``None`` if by chance as many."""
+    """Return how many labels were inferred rightly, if more than by chance.
+
+    Returns:
+        The number of right labels, the number of all labels, and the number that is right by always
+        naming the commonest class; ``None`` if the attack inferred no labels, or no more than
+        chance.
+    """
     told, guessed = labels_right(index, found), commonest_class(found)
     beyond = labels_inferred(index, metadata) and labels_beyond_guess(index, found)
     return (*told, guessed[0]) if beyond and told and guessed else None
@@ -291,7 +326,13 @@ def _labels_line(index: Index, metadata: Mapping[str, Any], found: Sequence[Atte
 
 
 def _protection(otherwise: str) -> Line:
-    """Return what protects updates whatever an attack finds."""
+    """Return the advice to train under differential privacy or secure aggregation.
+
+    These limit the success of every attack.
+
+    Args:
+        otherwise: the condition with which the line begins.
+    """
     return Line(
         f"{otherwise}, these protect whatever an attack finds:",
         (
@@ -318,13 +359,13 @@ def _partly_seen(found: Sequence[Attempt]) -> str:
 
 
 def _briefly(clients: set[int]) -> str:
-    """Return words for clients: at most five of them."""
+    """Return words for clients: the numbers of at most five of them, or how many they are."""
     told = named(clients, 3)
     return told if len(told.split()) <= 5 else count(len(clients), "client")
 
 
 def _seen(found: Sequence[Attempt], leaking: set[int]) -> str:
-    """Return which clients' samples the server can see, and how many, if they can be told apart."""
+    """Return a sentence on which clients' samples the server can see, and how many."""
     each = worst_by_image(found)
     parts = {attempt.key[1] for attempt in each if attempt.grade == "partly"}
     partly = sum(attempt.grade == "partly" for attempt in each)
@@ -337,22 +378,22 @@ MAX_CLIENTS = 4
 
 
 def with_grade(found: Sequence[Attempt], grades: Sequence[str]) -> set[int]:
-    """Return the clients of whom an image has one of the grades."""
+    """Return the numbers of the clients with a reconstruction of one of the given grades."""
     return {attempt.key[1] for attempt in found if attempt.grade in grades}
 
 
 def named(clients: set[int], limit: int = 8) -> str:
-    """Return words for clients: their numbers, how many they are, or the aggregate."""
+    """Return words for clients: their numbers, or their count if over ``limit``."""
     return several(sorted(clients), limit=limit) if min(clients) >= 0 else "the aggregate"
 
 
 def verb(clients: set[int], one: str, many: str) -> str:
-    """Return the first word for a single client, and the second one for several."""
+    """Return the word ``one`` for a single client, and ``many`` for several."""
     return one if len(clients) == 1 else many
 
 
 def _at_risk(found: Sequence[Attempt], at_risk: set[int]) -> str:
-    """Name the clients whose samples are seen, at least in part, with the rounds."""
+    """Return a sentence that names the clients whose samples are seen, at least in part."""
     groups = grouped_by_client(a for a in found if a.key[1] in at_risk)
     told = []
     for client in most_at_risk_first(groups)[:MAX_CLIENTS]:
@@ -366,7 +407,11 @@ def _at_risk(found: Sequence[Attempt], at_risk: set[int]) -> str:
 
 
 def _when(here: Sequence[Attempt]) -> str:
-    """Return the rounds in which a client's samples are seen, and those in which only in part."""
+    """Return words for the rounds in which a client's samples are seen, wholly or in part.
+
+    Args:
+        here: the attempts on the client's samples.
+    """
     attacked = sorted({a.key[0] for a in here})
     seen = sorted({a.key[0] for a in here if a.grade in LEAKED})
     parts = sorted({a.key[0] for a in here if a.grade == "partly"} - set(seen))
@@ -379,7 +424,13 @@ def _when(here: Sequence[Attempt]) -> str:
 
 
 def _images(here: Sequence[Attempt], clients: set[int], grades: Sequence[str]) -> str:
-    """Return words for clients' images of one of the grades: one, the only one, or several."""
+    """Return words for clients' images of the given grades, such as “an image of client 3”.
+
+    Args:
+        here: attempts on images of these and other clients.
+        clients: the numbers of the clients.
+        grades: the grades that count.
+    """
     theirs = [a for a in here if a.key[1] in clients]
     each = worst_by_image(theirs) or theirs
     noun = here[0].sample.many
@@ -389,7 +440,11 @@ def _images(here: Sequence[Attempt], clients: set[int], grades: Sequence[str]) -
 
 
 def _to_mend(unsure: set[int]) -> str:
-    """Return words on clients whose update is not the one that they were seen to train."""
+    """Return a warning that some clients sent an update that their recorded training does not give.
+
+    Args:
+        unsure: the numbers of these clients; the text is empty without any.
+    """
     if not unsure:
         return ""
     return (
@@ -402,7 +457,14 @@ def _to_mend(unsure: set[int]) -> str:
 def _what_helps(
     index: Index, asked: Sequence[Remedy], at_risk: set[int], metadata: Mapping[str, Any]
 ) -> Step:
-    """Return which defense that was measured here hides what leaks."""
+    """Return the step of the advice that says which of the measured defenses hides what leaks.
+
+    Args:
+        index: the run's numbers.
+        asked: the defenses under which the same updates were attacked in addition.
+        at_risk: the numbers of the clients whose samples are seen.
+        metadata: the run's settings, as in ``run.json``.
+    """
     own = defense_of(metadata)
     despite = f"It leaks although the run trained under {own}. " if own else ""
     if not asked:
@@ -429,9 +491,14 @@ def _what_helps(
 
 
 def _is_cut_off(remedy: Remedy, at_risk: set[int]) -> bool:
-    """Return whether time ended every attack on their updates under a defense, with nothing seen.
+    """Return whether the time limit ended every attack on defended updates, with nothing seen.
 
-    Where something is seen, the defense does not hide it, however long the attack had.
+    It is false if something is seen: the defense then does not hide it, whatever time the attack
+    had.
+
+    Args:
+        remedy: the defense, with the attempts under it.
+        at_risk: the numbers of the clients whose updates count.
     """
     ended = [over for (_, client), over in remedy.ended.items() if client in at_risk]
     seen = with_grade(remedy.under, SEEN) & at_risk
@@ -439,7 +506,12 @@ def _is_cut_off(remedy: Remedy, at_risk: set[int]) -> bool:
 
 
 def _effect(remedy: Remedy, at_risk: set[int]) -> str:
-    """Return what a defense does, and whether it hides what leaks."""
+    """Return a sentence on whether a defense hides the samples that are seen without it.
+
+    Args:
+        remedy: the defense, with the attempts under it.
+        at_risk: the numbers of the clients whose samples are seen without a defense.
+    """
     name = f"{remedy.name[0].upper()}{remedy.name[1:]}"
     under = [a for a in remedy.under if a.key[1] in at_risk]
     if not under:
@@ -464,7 +536,14 @@ def _effect(remedy: Remedy, at_risk: set[int]) -> str:
 
 
 def _besides(remedy: Remedy, at_risk: set[int]) -> str:
-    """Return how much a defense leaves seen, how much it changes, and how often time ran out."""
+    """Return a note on a defense: how much stays visible under it, how far it moves an update.
+
+    The note also says how many attacks the time limit ended.
+
+    Args:
+        remedy: the defense, with the attempts under it.
+        at_risk: the numbers of the clients whose samples are seen without a defense.
+    """
     both = [[a for a in found if a.key[1] in at_risk] for found in (remedy.before, remedy.under)]
     if not both[1]:
         return ""
@@ -495,7 +574,15 @@ def _go_on_if(
     with_changes: bool = False,
     with_labels: bool = False,
 ) -> Step:
-    """Return the conditions to train on."""
+    """Return the step of the advice that lists the conditions to go on training.
+
+    Args:
+        found: the run's attempts.
+        metadata: the run's settings, as in ``run.json``.
+        sample: the nouns for the run's samples.
+        with_changes: whether changes were advised before, of which the new run tests one.
+        with_labels: whether labels were inferred beyond chance, which adds a condition.
+    """
     limit = time_limit(metadata)
     seconds = f" (here {limit:g} CPU seconds for an update)" if limit is not None else ""
     return Step(

@@ -1,4 +1,4 @@
-"""List every attempt of a run on a sample, with its grade and the time that it had."""
+"""List a run's attempts to reconstruct samples, with their grades and time limits."""
 
 import re
 from collections import Counter, defaultdict
@@ -23,7 +23,7 @@ from flwr_leakage.report.samples import IMAGE, Sample
 
 
 def graded(tally: Counter[Grade], skip_none: bool = True) -> str:
-    """Write a tally of grades.
+    """Return in words how many attempts have each grade, the worst leak first.
 
     Example:
         >>> graded(Counter({"exact": 2, "nothing": 1}))
@@ -35,27 +35,29 @@ def graded(tally: Counter[Grade], skip_none: bool = True) -> str:
 
 LEAKED = ("exact", "recognisable")
 SEEN = (*LEAKED, "partly")
-"""The grades that count as leaked."""
+"""The grades of samples that are seen: those that count as leaked, and ``partly``."""
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """The outcome of one attack on one private image in one round.
+    """The outcome of an attack for one private sample of one client in one round.
 
     Attributes:
-        key: round, client, sample.
-        psnr: the PSNR in dB, or ``None`` without a reconstruction.
-        blind: PSNR of the blind guess, or ``None`` where it was not recorded.
-        rank: the place of the original among the samples it was looked for in, or ``None``.
-        pool: how many samples these were, in words, such as ``of 101 images``.
-        label: the class in words, or empty.
+        key: the round, the client, and the sample's place in the batch.
+        psnr: the PSNR of the reconstruction in dB; ``None`` without a reconstruction.
+        blind: the PSNR of the blind guess, which is made without the update, in dB; ``None`` where
+            it was not recorded.
+        rank: the rank of the original among candidates by likeness to the reconstruction, 1 for the
+            most alike; ``None`` where no original was looked for.
+        pool: the number of these candidates, in words, such as ``of 101 images``.
+        label: the sample's class in words, or empty.
         image: the number of the image among those of its client, by which it can be followed over
-            the rounds; ``None`` where the truth does not tell images apart.
-        grade: ``None`` where it cannot be told.
+            the rounds; ``None`` where images are not numbered.
+        grade: how much of the original the reconstruction shows; ``None`` where it cannot be told.
         decided: the measure other than PSNR that decided the grade, in words; empty where PSNR did.
-        tokens: the share of a text's tokens in place; 0 if no text was found for it. ``None`` for
-            other samples.
-        sample: what it is, in words.
+        tokens: the share of a text's tokens that are in place; 0 if the attack found no such text;
+            ``None`` for other samples.
+        sample: the nouns for the kind of sample.
     """
 
     key: Key
@@ -72,14 +74,17 @@ class Attempt:
 
     @property
     def place(self) -> str:
-        """Return the name of the image in words: its number, or else its place in the batch."""
+        """Return words for the image: its number, or else its place in the batch."""
         if self.image is None:
             return f"place {self.key[2]} of the batch"
         return f"{self.sample.one} {self.image}"
 
     @property
     def leak(self) -> tuple[int, bool, float]:
-        """Return a key that is larger for a worse leak: by grade, identification, then PSNR."""
+        """Return a sort key that is larger for a worse leak: grade, identification, then nearness.
+
+        The nearness is the PSNR in dB, or for a text the share of tokens in place.
+        """
         place = GRADES.index(self.grade) if self.grade else len(GRADES)
         near = self.psnr if self.tokens is None else self.tokens
         return -place, self.rank == 1, near if near is not None else float("-inf")
@@ -90,7 +95,11 @@ NO_LEAK = (-len(GRADES) - 1, False, float("-inf"))
 
 
 def worst_first(attempt_of: Mapping[Key, Attempt]) -> Callable[[Key], tuple[float, ...]]:
-    """Return a function that sorts places (round, client, sample): the worst leak first."""
+    """Return a sort key for places (round, client, sample) that puts the worst leak first.
+
+    Args:
+        attempt_of: the attempt for each place.
+    """
 
     def order(key: Key) -> tuple[float, ...]:
         place, identified, near = attempt_of[key].leak if key in attempt_of else NO_LEAK
@@ -100,7 +109,13 @@ def worst_first(attempt_of: Mapping[Key, Attempt]) -> Callable[[Key], tuple[floa
 
 
 def attempts(index: Index, what_if: str = "") -> list[Attempt]:
-    """Return every image that was attacked; with a name, under that what-if defense instead."""
+    """Return an attempt for each sample that was attacked, in the order of round, client, sample.
+
+    Args:
+        index: the run's numbers.
+        what_if: the name of a defense; attempts on updates under it are then returned, in place of
+            those on the updates as they were sent.
+    """
     kind, before = ("what_if", f"{what_if}/") if what_if else ("metric", "")
     lpips = next((n for n in index.names(kind) if n.startswith(f"{before}lpips")), "")
 
@@ -146,23 +161,26 @@ def attempts(index: Index, what_if: str = "") -> list[Attempt]:
 
 
 def what_if_names(index: Index) -> list[str]:
-    """Return the names of the defenses that updates were attacked under besides."""
+    """Return the names of the defenses under which the run's updates were attacked in addition."""
     return list(dict.fromkeys(name.rpartition("/")[0] for name in index.names("what_if")))
 
 
 def tally(found: Iterable[Attempt]) -> Counter[Grade]:
-    """Return how many attempts have each grade; those that cannot be graded are left out."""
+    """Return how many attempts have each grade; attempts without a grade are left out."""
     return Counter(attempt.grade for attempt in found if attempt.grade is not None)
 
 
 def all_exact(found: Iterable[Attempt]) -> set[tuple[int, int]]:
-    """Return the (round, client) of every update of which each image is exact."""
+    """Return the (round, client) of every update all of whose images were recovered exactly."""
     held = list(found)
     return {a.key[:2] for a in held} - {a.key[:2] for a in held if a.grade != "exact"}
 
 
 def worst_by_image(found: Iterable[Attempt]) -> list[Attempt]:
-    """Return the worst attempt on each image; empty if one cannot be told from others."""
+    """Return for each image the attempt that leaks most, over all rounds.
+
+    The list is empty if images are not numbered, as they cannot be followed over rounds then.
+    """
     worst: dict[tuple[int, int], Attempt] = {}
     for attempt in found:
         if attempt.image is None:
@@ -174,7 +192,11 @@ def worst_by_image(found: Iterable[Attempt]) -> list[Attempt]:
 
 
 def seen_of(each: Sequence[Attempt]) -> str:
-    """Return how many images can be seen, by the worst attempt on each: the page's one count."""
+    """Return in words how many of the attacked images are exact or recognisable.
+
+    Args:
+        each: the worst attempt on each image.
+    """
     leaked = sum(attempt.grade in LEAKED for attempt in each)
     noun = each[0].sample
     whole = f"the {len(each):,} attacked {noun.many}"
@@ -183,10 +205,13 @@ def seen_of(each: Sequence[Attempt]) -> str:
 
 
 def risk(found: Sequence[Attempt]) -> tuple[int, float, float, float]:
-    """Return a tuple that is larger for a client of whom more leaks.
+    """Return a sort key that is larger the more of a client leaks.
 
-    It holds the worst grade, the share that leaks, the share identified, and the highest PSNR. The
-    verdict and the table of clients both use this order.
+    It is a tuple of the worst grade, the share of attempts that leak, the share that identify their
+    original, and the highest PSNR in dB. The verdict and the table of clients use this order.
+
+    Args:
+        found: the attempts on the client's samples.
     """
     if not found:
         return -len(GRADES) - 1, 0.0, 0.0, float("-inf")
@@ -198,12 +223,12 @@ def risk(found: Sequence[Attempt]) -> tuple[int, float, float, float]:
 
 
 def grouped_by_client(found: Iterable[Attempt]) -> dict[int, list[Attempt]]:
-    """Return the attempts on each client's images."""
+    """Return lists of attempts, keyed by the client whose samples they are on."""
     return grouped((attempt.key[1], attempt) for attempt in found)
 
 
 def most_at_risk_first(by_client: Mapping[int, Sequence[Attempt]]) -> list[int]:
-    """Return the clients by falling risk, and those of equal risk by their numbers."""
+    """Return the clients' numbers by falling :func:`risk`, then in ascending order."""
     return sorted(sorted(by_client), key=lambda client: risk(by_client[client]), reverse=True)
 
 
@@ -212,14 +237,14 @@ Place = tuple[int, int]  # round, client
 
 @dataclass(frozen=True)
 class Fates:
-    """The outcome of each client's update, by (round, client).
+    """Which updates of a run were attacked and which were not; each is named by (round, client).
 
     Attributes:
-        answered: attacked, with a reconstruction.
-        unanswered: attacked without one, with the reason: the attack could not be applied, or
-            gave nothing.
-        spared: not attacked, with the reason.
-        cut_off: those updates without a reconstruction on which the time limit ended the attack.
+        answered: updates that were attacked with a reconstruction.
+        unanswered: updates that were attacked without a reconstruction, each with the reason: the
+            attack could not be applied, or gave nothing.
+        spared: updates that were not attacked, each with the reason.
+        cut_off: those of ``unanswered`` on which the time limit ended the attack.
     """
 
     answered: frozenset[Place]
@@ -229,17 +254,17 @@ class Fates:
 
     @property
     def attacked(self) -> frozenset[Place]:
-        """Return all updates that were attacked, with a reconstruction or without."""
+        """Return the (round, client) of all attacked updates, with a reconstruction or without."""
         return self.answered | set(self.unanswered)
 
     @property
     def is_refused(self) -> bool:
-        """Return whether updates were attacked, and none of them with a reconstruction."""
+        """Return whether updates were attacked and none of the attacks gave a reconstruction."""
         return bool(self.unanswered) and not self.answered
 
 
 def fates(index: Index) -> Fates:
-    """Read the fate of every update from the records."""
+    """Return which updates of a run were attacked, with or without a result, and which were not."""
     answers = index.series("attack", "objective")
     answered = {key[:2] for key, record in answers.items() if record.value is not None}
     failed = {key[:2]: record.note for key, record in answers.items() if record.value is None}
@@ -249,7 +274,12 @@ def fates(index: Index) -> Fates:
 
 
 def left_out(fate: Fates, sample: Sample) -> tuple[list[str], list[str]]:
-    """Return who was not attacked, and in which rounds nobody was, each with the reason."""
+    """Return words for the clients, and for the rounds, that were not attacked, with reasons.
+
+    Returns:
+        Two lists of texts: one entry for each reason why clients were left out, and one for each
+        reason why nobody was attacked in some rounds.
+    """
     attacked_rounds = {server_round for server_round, _ in fate.attacked}
     resting: dict[str, set[int]] = defaultdict(set)
     clients_by_reason: dict[str, set[int]] = defaultdict(set)
@@ -273,7 +303,10 @@ def left_out(fate: Fates, sample: Sample) -> tuple[list[str], list[str]]:
 
 
 def does(index: Index) -> dict[int, str]:
-    """Return what each client does in a round, in words, as of its last one."""
+    """Return in words what each client's local training consists of, as in its last round.
+
+    The keys are the clients' numbers.
+    """
     series = index.series("client", "images")
     return {key[1]: series[key].note for key in sorted(series)}
 
@@ -282,11 +315,11 @@ MAX_GROUPS = 3
 
 
 def time_limit(metadata: Mapping[str, Any]) -> float | None:
-    """Return the attack's CPU seconds for an update; ``None`` for no limit, or an unknown one.
+    """Return the limit of an attack's CPU seconds per update; ``None`` if there is none or unknown.
 
     It is the smaller one of the run's ``server.attack_max_seconds`` and the attack's own
-    ``max_seconds``. Where updates were kept to be attacked later, another limit may have been
-    given then, so that it is unknown.
+    ``max_seconds``. If updates were kept to be attacked later, the limit is unknown, as another one
+    may have been given then.
     """
     server, attack = section(metadata, "config", "server"), section(metadata, "config", "attack")
     if server.get("attack_later"):
@@ -295,9 +328,10 @@ def time_limit(metadata: Mapping[str, Any]) -> float | None:
 
 
 def what_if_time_limit(metadata: Mapping[str, Any]) -> float | None:
-    """Return the attack's CPU seconds for an update under a defense; ``None`` if not known or none.
+    """Return the limit of CPU seconds of an attack on an update under an additional defense.
 
-    It is the smaller one of :func:`time_limit` and the run's ``server.what_if_max_seconds``.
+    It is the smaller one of :func:`time_limit` and the run's ``server.what_if_max_seconds``;
+    ``None`` if there is none, or if it is unknown.
     """
     server = section(metadata, "config", "server")
     if server.get("attack_later"):
@@ -311,15 +345,15 @@ def _least(*limits: Any) -> float | None:
 
 
 def limit_told(limit: float | None) -> str:
-    """Return words for the time limit of an attack, with its seconds where they are known."""
+    """Return words for an attack's time limit, with its CPU seconds where they are known."""
     return "time limit" + (f" of {limit:g} CPU seconds" if limit is not None else "")
 
 
 def ended(index: Index, found: Sequence[Attempt]) -> set[Place]:
     """Return the (round, client) of every update on which the time limit ended the attack.
 
-    Updates are left out on which nothing was left to find: the chosen attack had solved them, or
-    every image is exact.
+    An update is left out if nothing remained to be found: the chosen attack had solved it, or every
+    image of it is exact.
     """
     stopped = {key[:2] for key in index.series("attack", "stopped_by_budget")}
     told = index.series("attack", "objective").items()
@@ -331,16 +365,16 @@ _CHOSEN = re.compile(r"(?:^|; )([^;]+) chosen: (.*)")
 
 
 def _solved(note: str) -> bool:
-    """Return whether the note of several attacks says that the chosen one solved the update."""
+    """Return whether the note of a result says that the chosen attack solved the update."""
     chosen = _CHOSEN.search(note)
     return chosen is not None and f"; {chosen[1]} solved" in f"; {chosen[2]}"
 
 
 def single_attack(index: Index, metadata: Mapping[str, Any]) -> str:
-    """Return words for the attack of a run, if it is one by itself; empty for the portfolio.
+    """Return words for a run's attack if it is a single one; empty if several were tried.
 
-    A run that does not name its attack, such as that of an app, tells of several attacks in the
-    notes of its objectives.
+    A run may not name its attack, as that of an app. Then the notes of its results show whether
+    several were tried.
     """
     name = metadata.get("attack")
     if isinstance(name, str) and name:
@@ -355,10 +389,14 @@ answer explains most of an update: beyond it more than half of the update has an
 
 
 def unexplained(index: Index) -> dict[Place, float]:
-    """Return the distance on every update that the attack's own answer does not explain.
+    """Return the updates whose gradient the attack's own answer does not reproduce.
 
-    The distance is ‖g(x̂) − g*‖² / ‖g*‖², which is the objective if several attacks were tried. An
-    answer that explains a noised update to its noise counts as one that explains it.
+    The distance is ‖g(x̂) − g*‖² / ‖g*‖², with g(x̂) the gradient of the reconstruction x̂ and g*
+    the observed one. It is the objective that is recorded if several attacks were tried. An answer
+    that reproduces a noised update to within the noise does not count as unexplained.
+
+    Returns:
+        The distance by (round, client).
     """
     told = index.series("attack", "objective").items()
     return {
@@ -374,7 +412,10 @@ def unexplained(index: Index) -> dict[Place, float]:
 def ended_by_time(
     index: Index, fate: Fates, found: Sequence[Attempt], limit: float | None
 ) -> tuple[str, ...]:
-    """Say on whose updates the time limit ended the attack; nothing where it ended none."""
+    """Return a sentence that names the updates on which the time limit ended the attack.
+
+    The tuple is empty where it ended none.
+    """
     stopped = ended(index, found)
     if not stopped:
         return ()
@@ -397,13 +438,14 @@ def unexplained_told(
     replayed: Collection[Place],
     with_defense: bool,
 ) -> tuple[str, ...]:
-    """Say which updates the attack's own answer does not explain while nothing is seen of them.
+    """Return sentences on updates without a leak that the attack's answer does not reproduce.
 
     Args:
         index: the run's numbers.
-        fate: the fate of every update.
-        found: the attempts.
-        replayed: the updates of which a replay shows that clients trained as the attack assumes.
+        fate: which updates were attacked, and with which result.
+        found: the run's attempts.
+        replayed: the updates for which a repetition of the client's training shows that clients
+            train as the attack assumes.
         with_defense: whether clients may have changed their updates by a defense.
     """
     seen = {attempt.key[:2] for attempt in found if attempt.grade in SEEN}
@@ -431,7 +473,7 @@ def unexplained_told(
 
 
 def where(places: Collection[Place]) -> str:
-    """Name clients with their rounds; those of the same rounds together."""
+    """Return words for updates, by client and round; clients of the same rounds stand together."""
     rounds_of = grouped((client, server_round) for server_round, client in sorted(places))
     clients_in = grouped((tuple(rounds), client) for client, rounds in sorted(rounds_of.items()))
     groups = [
@@ -448,31 +490,35 @@ SURE = 0.05
 
 
 def beyond_chance(found: Sequence[Attempt]) -> bool:
-    """Return whether originals are identified more often than by a guess."""
+    """Return whether more reconstructions identify their original than guesses would.
+
+    See :func:`by_chance` for the limit.
+    """
     ranked, most = [attempt for attempt in found if attempt.rank is not None], by_chance(found)
     return most is not None and sum(attempt.rank == 1 for attempt in ranked) > most
 
 
 def labels_inferred(index: Index, metadata: Mapping[str, Any]) -> bool:
-    """Return whether attacks inferred labels, as the run's settings or its attacks' notes say."""
+    """Return whether attacks inferred the labels, by the run's settings or the attacks' notes."""
     notes = [record.note for record in index.series("attack", "objective").values()]
     return any("labels inferred" in str(told) for told in (metadata.get("threat", ""), *notes))
 
 
 def commonest_class(found: Sequence[Attempt]) -> tuple[int, int] | None:
-    """Return how many labels a guess has right that names their commonest class, and of how many.
+    """Return how many labels are right if one always guesses the commonest class of the samples.
 
-    ``None`` where no class is known.
+    Returns:
+        The number of right labels, and the number of all known ones; ``None`` if no class is known.
     """
     classes = Counter(attempt.label for attempt in found if attempt.label)
     return (max(classes.values()), classes.total()) if classes else None
 
 
 def labels_right(index: Index, found: Sequence[Attempt]) -> tuple[int, int] | None:
-    """Return how many labels the attack had right, and of how many attempts on a known class.
+    """Return how many labels the attack had right, and the number of attempts on a known class.
 
-    An attempt without an answer counts as wrong, as it does for :func:`commonest_class`. ``None``
-    where no label was compared with the true one.
+    An attempt without an answer counts as wrong. ``None`` if no label was compared with the true
+    one.
     """
     told = values(index.series("metric", "label_accuracy"))
     guessed = commonest_class(found)
@@ -480,15 +526,16 @@ def labels_right(index: Index, found: Sequence[Attempt]) -> tuple[int, int] | No
 
 
 def labels_beyond_guess(index: Index, found: Sequence[Attempt]) -> bool:
-    """Return whether more labels are right than a guess at the commonest class has by chance."""
+    """Return whether the attack has more labels right than guesses of the commonest class have."""
     told, most = labels_right(index, found), labels_by_chance(index, found)
     return told is not None and most is not None and told[0] > most
 
 
 def labels_by_chance(index: Index, found: Sequence[Attempt]) -> int | None:
-    """Return how many labels a guess at the commonest class may have right.
+    """Return how many labels guesses of the commonest class have right at most, with 95 %.
 
-    It has more with probability ≤ 5 %. ``None`` where no true labels are known.
+    More than that are right with a probability of at most 5 %. The number is ``None`` if no true
+    labels are known.
     """
     told, guessed = labels_right(index, found), commonest_class(found)
     if told is None or guessed is None:
@@ -497,14 +544,14 @@ def labels_by_chance(index: Index, found: Sequence[Attempt]) -> int | None:
 
 
 def by_chance(found: Sequence[Attempt], attempts: int = 0) -> int | None:
-    """Return how many originals a guess may identify: it identifies more with probability ≤ 5 %.
+    """Return how many originals random guesses identify at most, except with probability 5 %.
 
-    ``None`` where no original was looked for.
+    It is ``None`` if no original was looked for.
 
     Args:
         found: the attempts of a run.
-        attempts: the number of attempts of another run with as many images to choose from; 0 for
-            those of this one.
+        attempts: the number of attempts, if it is that of another run with as many candidates; 0
+            for the number of attempts in ``found``.
     """
     ranked = [attempt for attempt in found if attempt.rank is not None]
     size = _pool_of(ranked)
@@ -512,13 +559,16 @@ def by_chance(found: Sequence[Attempt], attempts: int = 0) -> int | None:
 
 
 def _pool_of(found: Sequence[Attempt]) -> float | None:
-    """Return among how many images originals were looked for (median); ``None`` for none."""
+    """Return the median number of candidates among which originals were looked for.
+
+    It is ``None`` if no original was looked for.
+    """
     pools = [pool_size(attempt) for attempt in found if attempt.rank is not None]
     return median([size for size in pools if size > 1])
 
 
 def condition_told(found: Sequence[Attempt]) -> str:
-    """Return, as a condition to train on, how many originals a run may identify."""
+    """Return a condition for going on: how many originals a new run may identify at most."""
     most = by_chance(found)
     tried = count(sum(attempt.rank is not None for attempt in found), "attempt")
     often = "No more attempts identify their original than by chance"
@@ -531,7 +581,7 @@ def condition_told(found: Sequence[Attempt]) -> str:
 
 
 def identifying_told(found: Sequence[Attempt]) -> str:
-    """Return what identifying means, in small print."""
+    """Return an explanation, in small print, of when an attempt identifies its original."""
     others = int(_pool_of(found) or 0) - 1
     noun = found[0].sample if found else IMAGE
     among = f"any of {others} other {noun.many}" if others > 0 else f"any other {noun.one}"
@@ -542,5 +592,5 @@ def identifying_told(found: Sequence[Attempt]) -> str:
 
 
 def pool_size(attempt: Attempt) -> int:
-    """Return among how many images the original was looked for; 0 if that is not known."""
+    """Return the number of candidates among which the original was looked for; 0 if unknown."""
     return int("".join(filter(str.isdigit, attempt.pool)) or 0)

@@ -1,4 +1,4 @@
-"""Build commands to copy, which repeat a simulation with some of its settings changed."""
+"""Build shell commands that repeat a simulation with some of its settings changed."""
 
 import re
 import shlex
@@ -20,21 +20,25 @@ _PLAIN = re.compile(
 
 
 def are_plain(words: Iterable[str]) -> bool:
-    """Return whether words are plain settings, as a run of others may hold anything."""
+    """Return whether all words are plain settings, which are safe to show in a command.
+
+    A run folder that others wrote may hold anything.
+    """
     return all(map(_PLAIN.fullmatch, words))
 
 
 def is_simulation(metadata: Mapping[str, Any]) -> bool:
-    """Return whether a run holds the config by which it can be repeated."""
+    """Return whether a run's metadata holds the Hydra config by which it can be repeated."""
     return isinstance(section(metadata, "config").get("choices"), Mapping)
 
 
 def rerun(metadata: Mapping[str, Any], changes: Sequence[str]) -> tuple[str, ...]:
-    """Return the command that repeats a simulation with changed settings; empty for another run.
+    """Return the command that repeats a simulation with changed settings; empty for other runs.
 
     Args:
-        metadata: the metadata of ``run.json``.
-        changes: settings such as ``attack=strongest``; those below a changed one are left out.
+        metadata: the run's settings, as in ``run.json``.
+        changes: settings such as ``attack=strongest``. The run's own settings of the same name or
+            below it, such as ``attack.box``, are left out.
 
     Example:
         >>> config = {"choices": {"attack": "idlg"}, "seed": 3}
@@ -56,7 +60,7 @@ def rerun(metadata: Mapping[str, Any], changes: Sequence[str]) -> tuple[str, ...
 
 
 def words_of(metadata: Mapping[str, Any]) -> list[str]:
-    """Return the words of the command that started the run."""
+    """Return the words of the command that started the run; none where it is unknown."""
     command = metadata.get("command")
     try:
         return shlex.split(command) if isinstance(command, str) else []
@@ -65,11 +69,14 @@ def words_of(metadata: Mapping[str, Any]) -> list[str]:
 
 
 def overrides(metadata: Mapping[str, Any], without: Sequence[str]) -> list[str]:
-    """Return the settings that the run's command changed; in a sweep, the values of this run.
+    """Return the settings that the run's command changed, as ``name=value``.
+
+    If the command was a sweep over several values of a setting, this run's value is returned.
 
     Args:
-        metadata: the metadata of ``run.json``.
-        without: the beginnings of settings that are left out, beside those that write elsewhere.
+        metadata: the run's settings, as in ``run.json``.
+        without: the beginnings of settings that are left out. Settings that name a place to write
+            to are left out in any case.
     """
     config, choices = section(metadata, "config"), section(metadata, "config", "choices")
     leaves = dict(flatten(config))

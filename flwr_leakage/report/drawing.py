@@ -1,4 +1,4 @@
-"""The charts as inline SVG whose colours are those of the page.
+"""Draw the report's charts as inline SVG in the colours of the page.
 
 Matplotlib draws with stand-in colours that are then replaced by the page's CSS variables, so a
 chart follows light, dark and print. No text from a run enters a chart: names and units stand in
@@ -63,12 +63,12 @@ _DOTS: dict[str, tuple[str, str, int]] = {
 
 
 class Dot(NamedTuple):
-    """One image in one round.
+    """The dot of a chart for one image in one round.
 
     Attributes:
-        psnr: the PSNR in dB.
-        grade: empty where it cannot be told.
-        ended: whether the time limit ended the attack: drawn hollow.
+        psnr: the PSNR of the reconstruction in dB.
+        grade: the grade of the reconstruction; empty where it cannot be told.
+        ended: whether the time limit ended the attack; the dot is then hollow.
     """
 
     psnr: float
@@ -78,16 +78,17 @@ class Dot(NamedTuple):
 
 @dataclass(frozen=True)
 class Panel:
-    """One chart of the page: the images of one client, or of all, over rounds.
+    """One chart of the page: the PSNR of one client's images, or of all clients', over the rounds.
 
     Attributes:
-        client: its number; ``None`` for all clients, −1 for the aggregate.
-        dots: every image of each round.
-        under: the PSNR in dB of each round under a defense, by the defense's name; at most
-            ``MAX_LINES``.
-        blind: PSNR of the blind guess for the same images by round, or empty.
+        client: the number of the client; ``None`` for all clients, −1 for the aggregate of updates.
+        dots: a dot for every image, by round.
+        under: the PSNR values in dB under each additional defense, by its name and then by round;
+            at most ``MAX_LINES`` defenses.
+        blind: the PSNR in dB of the blind guess for the same images, which is made without the
+            update, by round; or empty.
         ended: the rounds in which the time limit ended an attack under a defense, by the defense's
-            name: their median is drawn hollow.
+            name; the median of such a round is drawn hollow.
     """
 
     client: int | None
@@ -98,13 +99,13 @@ class Panel:
 
     @property
     def title(self) -> str:
-        """Return whose images these are, in words."""
+        """Return words for the clients whose images the panel shows."""
         own = self.client is not None and self.client >= 0
         return f"client {self.client}" if own else "attacked images"
 
     @property
     def values(self) -> list[float]:
-        """Return every PSNR that is drawn."""
+        """Return every PSNR in dB that the panel draws."""
         own = [dot.psnr for dots in self.dots.values() for dot in dots]
         others = (*self.under.values(), self.blind)
         return own + [v for by_round in others for values in by_round.values() for v in values]
@@ -117,15 +118,16 @@ def story_chart(
     description: str,
     is_wide: bool = False,
 ) -> Markup:
-    """Draw accuracy above the leakage of each client.
+    """Return a chart of the test accuracy over rounds, above a panel of leakage for each client.
 
-    Each client has a scale of PSNR of its own, which ends where *exact* begins: all that is above
-    lies in one band.
+    Each panel has a scale of PSNR of its own, which ends where the grade *exact* begins: all higher
+    values lie in one band.
 
     Args:
         accuracy: test accuracy in [0, 1] by round, or empty.
-        panels: each with at least one dot; at least one where there is no accuracy.
-        name: makes the ids of this chart unique on the page.
+        panels: the panels, each with at least one dot. They may be empty only if ``accuracy`` is
+            not.
+        name: a prefix that makes the SVG ids of this chart unique on the page.
         description: what the chart shows, for a reader who does not see it.
         is_wide: whether the chart fills the width of a screen, and not that of a phone.
     """
@@ -158,7 +160,7 @@ def story_chart(
 
 
 def _top(panel: Panel) -> float:
-    """Return the upper end of a panel, with the band if something is exact."""
+    """Return the upper end of a panel's scale in dB, with a band on top for exact images."""
     highest = max(panel.values)
     if highest >= EXACT_DB:
         return EXACT_DB + BAND
@@ -175,7 +177,7 @@ def _capped(by_round: Mapping[int, Sequence[float]]) -> dict[int, list[float]]:
 
 
 def _cap(psnr: float) -> float:
-    """Return a PSNR as it is drawn: every exact one in the middle of its band."""
+    """Return the height in dB at which a PSNR is drawn: exact ones in the middle of a band."""
     return EXACT_DB + BAND / 2 if psnr >= EXACT_DB else psnr
 
 
@@ -218,7 +220,14 @@ def _draw(panel: Panel, axes: Axes) -> None:
 
 
 def _bands(panel: Panel, axes: Axes, low: float, top: float) -> None:
-    """Draw the grades that PSNR alone gives, counted from the median blind guess."""
+    """Draw the grades that PSNR alone gives as bands, above the median PSNR of the blind guess.
+
+    Args:
+        panel: the panel, with the PSNR of the blind guess, which is made without the update.
+        axes: the axes to draw on.
+        low: the lower end of the scale in dB.
+        top: the upper end of the scale in dB.
+    """
     edges = [("exact", EXACT_DB, top, 0.22)] if top > EXACT_DB else []
     if panel.blind:
         blind = _blind(panel)
@@ -269,11 +278,11 @@ def _legend(panels: Sequence[Panel]) -> list[Line2D]:
 def rounds_chart(
     by_round: Mapping[int, Sequence[float]], name: str, description: str, unit: str = ""
 ) -> Markup:
-    """Draw the values of each round as dots, with a line through their medians.
+    """Return a chart of each round's values as dots, with a line through their medians.
 
     Args:
         by_round: the values of each round; not empty.
-        name: makes the ids of this chart unique on the page.
+        name: a prefix that makes the SVG ids of this chart unique on the page.
         description: what the chart shows, for a reader who does not see it.
         unit: the unit of the vertical axis. Only plain letters of it are drawn.
     """
@@ -306,11 +315,17 @@ def scatter_chart(
     unit: str = "",
     blind: float | None = None,
 ) -> Markup:
-    """Draw one dot a sample: the score to the right, the outcome, in its unit, upwards.
+    """Return a scatter plot of a score (to the right) and an outcome (upwards), one dot a sample.
 
-    What the blind guess reaches is drawn as a line, where it is known.
+    If there are more than ``MAX_DOTS`` pairs, only every second, third, … is drawn.
 
-    Of more than ``MAX_DOTS`` pairs, only every second, third, … is drawn.
+    Args:
+        pairs: the score and the outcome of each sample.
+        name: a prefix that makes the SVG ids of this chart unique on the page.
+        description: what the chart shows, for a reader who does not see it.
+        unit: the unit of the outcome.
+        blind: the outcome of the blind guess, which is made without the update, drawn as a line;
+            ``None`` where it is unknown.
     """
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": name, "axes.grid.axis": "both"}):
         figure, axes = new_figure()
@@ -332,12 +347,13 @@ def corridor_chart(
     name: str,
     description: str,
 ) -> Markup:
-    """Draw what the attack reached on each sample as a dot, and the limits above it as lines.
+    """Return a chart of the attack's PSNR on each sample as a dot, and its upper bounds as lines.
 
     Args:
-        reached: PSNR of the attack on each sample, in dB, in the order of drawing.
-        limits: the highest PSNR that each bound lets an attacker have, by the bound's name.
-        name: makes the ids of this chart unique on the page.
+        reached: the PSNR of the attack on each sample, in dB, in the order of drawing.
+        limits: the highest PSNR in dB that each bound allows an attacker on each sample, by the
+            bound's name; ``None`` where a bound has no value.
+        name: a prefix that makes the SVG ids of this chart unique on the page.
         description: what the chart shows, for a reader who does not see it.
     """
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}):
@@ -393,7 +409,7 @@ COLUMNS: Any = {"ncols": 3, "handlelength": 1.6, "columnspacing": 1.2}
 
 
 def new_figure() -> tuple[Figure, Axes]:
-    """Return a small chart with one pair of axes, on the page's own ground."""
+    """Return a small Matplotlib figure with one pair of axes and a transparent background."""
     figure = Figure(figsize=(4.6, 2.7), layout="constrained")
     figure.patch.set_alpha(0)
     axes = figure.add_subplot()
@@ -402,7 +418,7 @@ def new_figure() -> tuple[Figure, Axes]:
 
 
 def draw_dots(axes: Axes, by_round: Mapping[int, Sequence[float]], **style: Any) -> None:
-    """Draw every value of each round in one collection: one a round would take most of the time."""
+    """Draw every value of each round as a dot, all of them in one collection, for speed."""
     places, heights = [], []
     for server_round, values in sorted(by_round.items()):
         dots = thin_out(values, MAX_DOTS_A_ROUND)
@@ -412,13 +428,13 @@ def draw_dots(axes: Axes, by_round: Mapping[int, Sequence[float]], **style: Any)
 
 
 def draw_medians(axes: Axes, by_round: Mapping[int, Sequence[float]], **style: Any) -> None:
-    """Draw a line through the median of each round."""
+    """Draw a line through the medians of each round's values."""
     rounds = sorted(by_round)
     axes.plot(rounds, [float(np.median(by_round[r])) for r in rounds], **style)
 
 
 def whole_rounds(axes: Axes, rounds: Sequence[int]) -> None:
-    """Set ticks at whole rounds only."""
+    """Set the ticks of the horizontal axis at whole rounds only."""
     if len(rounds) <= 8:
         axes.set_xticks(list(rounds))
     else:
@@ -426,7 +442,13 @@ def whole_rounds(axes: Axes, rounds: Sequence[int]) -> None:
 
 
 def log_scale_if_wide(axes: Axes, side: str, values: Sequence[float]) -> None:
-    """Set a logarithmic axis if positive values spread over a factor of 50."""
+    """Make an axis logarithmic if its values are positive and spread over more than a factor of 50.
+
+    Args:
+        axes: the axes of the chart.
+        side: ``x`` or ``y``, the axis.
+        values: the values on this axis.
+    """
     if min(values) > 0 and max(values) / min(values) > 50:
         axes.set(**{f"{side}scale": "log"})
         axis = axes.xaxis if side == "x" else axes.yaxis
@@ -438,12 +460,12 @@ def log_scale_if_wide(axes: Axes, side: str, values: Sequence[float]) -> None:
 
 
 def plain(text: str) -> str:
-    """Return a unit of measurement as a chart shows it: short, of letters, digits, a few signs."""
+    """Return a unit as a chart shows it: cut to a short text of letters, digits and a few signs."""
     return re.sub(r"[^\w ²·/%().-]", "", text)[:40] if text not in ("", "1") else ""
 
 
 def thin_out(values: Sequence[float], limit: int) -> list[float]:
-    """Return at most ``limit`` of the sorted values, evenly by rank, both ends included.
+    """Return at most ``limit`` of the sorted values, spaced evenly by rank, with both extremes.
 
     Example:
         >>> thin_out([3.0, 1.0, 2.0, 5.0, 4.0], 3)
@@ -456,13 +478,19 @@ def thin_out(values: Sequence[float], limit: int) -> list[float]:
 
 
 def spread(amount: int) -> np.ndarray:
-    """Return offsets to the side that keep dots apart: van der Corput's sequence in ±0.18."""
+    """Return horizontal offsets within ±0.18 that keep dots apart: van der Corput's sequence."""
     bits = [int(f"{i:b}"[::-1], 2) / 2 ** i.bit_length() for i in range(1, amount + 1)]
     return (np.array(bits) - 0.5) * 0.36 if amount > 1 else np.zeros(amount)
 
 
 def inline(figure: Figure, name: str, description: str) -> Markup:
-    """Return the figure as SVG in the page's colours, with its own ids and a text for the blind."""
+    """Return a figure as SVG in the page's colours, to be put into HTML.
+
+    Args:
+        figure: the Matplotlib figure.
+        name: a prefix that makes the SVG ids of this chart unique on the page.
+        description: what the chart shows, for a reader who does not see it.
+    """
     buffer = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     figure.savefig(buffer, format="svg", metadata=nothing)

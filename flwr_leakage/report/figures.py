@@ -1,9 +1,9 @@
-"""The charts of the page with their titles and captions, and what they say.
+"""Make the report's charts, with their titles and captions.
 
-These are accuracy and leakage by round, every score against what the attack reached, and the
-corridor between the attack and bounds. An attack shows from below how much an update tells, a bound
-from above. Neither alone says how safe it is: an attack may be weak, and a bound may be loose or
-not meant for this attacker.
+The charts show accuracy and leakage by round, every score against the attack's result, and the
+corridor between the attack and bounds. An attack shows from below how much an update reveals, a
+bound from above. Neither alone says how safe an update is: an attack may be weak, and a bound may
+be loose or not meant for this attacker.
 """
 
 import itertools
@@ -63,8 +63,8 @@ class Chart:
         title: the quantity with its unit.
         caption: how to read it.
         svg: the drawing, as inline SVG.
-        more: what else to know for reading it; folded.
-        narrow: the same drawing for a phone, if ``svg`` is too wide for one.
+        more: further explanations of the chart, which the page shows folded.
+        narrow: the same drawing for the screen of a phone, if ``svg`` is too wide for it.
     """
 
     title: str
@@ -76,12 +76,12 @@ class Chart:
 
 @dataclass(frozen=True)
 class ScoreChart:
-    """A scatter plot of a risk score and what the attack reached on the same samples.
+    """A scatter plot of a risk score and the attack's result on the same samples.
 
     Attributes:
-        title: the score.
-        caption: what the axes are.
-        figures: number of pairs, Spearman's ρ with its interval and p-value.
+        title: the name of the score.
+        caption: the quantities on the axes.
+        figures: the number of pairs, and Spearman's ρ with its interval and p-value, in words.
         reading: what ρ means, in words.
         svg: the drawing, or ``None`` where no sample has both numbers.
     """
@@ -95,19 +95,20 @@ class ScoreChart:
 
 @dataclass(frozen=True)
 class Agreement:
-    """One score against one outcome.
+    """Whether one risk score ranks the samples as one outcome of the attack does.
 
     Attributes:
         score: the score's name.
         outcome: the metric's name.
         unit: the unit of the outcome.
         pairs: (score, outcome) of each sample that has both, in every round.
-        found: how both rank the images within rounds.
+        found: the agreement of the two rankings within rounds.
         p_value: the p-value of ``found``, times the number of scores that are compared; ``None``
-            without one.
-        reading: whether the order bears out what the score claims, in words.
-        holds: whether it does; ``None`` where this run does not tell.
-        sample: what is ranked, in words.
+            where ``found`` has none.
+        reading: whether the order is the one that the score claims, in words.
+        holds: whether the order is the one that the score claims; ``None`` where this run does not
+            tell.
+        sample: the nouns for the samples that are ranked.
     """
 
     score: str
@@ -124,10 +125,15 @@ class Agreement:
 def story_figures(
     index: Index, found: Sequence[Attempt], asked: Sequence[Remedy]
 ) -> tuple[Chart | None, Chart | None]:
-    """Return the charts of accuracy and leakage by round: of all clients, and of each.
+    """Return the chart of accuracy and leakage over rounds for all clients, and one by client.
 
-    The first is ``None`` without any number, the second where it would show nothing more, or more
-    clients than it can hold.
+    The first is ``None`` if nothing was measured. The second is ``None`` if it would show nothing
+    more, or if there are more clients than it can hold.
+
+    Args:
+        index: the run's numbers.
+        found: the run's attempts.
+        asked: the defenses under which the same updates were attacked in addition.
     """
     known = [attempt for attempt in found if attempt.psnr is not None]
     accuracy = by_round(index.series("utility", "test_accuracy"))
@@ -201,7 +207,14 @@ def _psnr_by_round(panel: Panel) -> dict[int, list[float]]:
 def _story_caption(
     panels: Sequence[Panel], told: Sequence[Remedy], with_accuracy: bool, noun: Sample
 ) -> str:
-    """Return what must be known to read the chart; at most four lines."""
+    """Return the caption of the chart of leakage over rounds: how to read its marks.
+
+    Args:
+        panels: the panels of the chart.
+        told: the defenses whose medians are drawn.
+        with_accuracy: whether the chart shows the test accuracy.
+        noun: the nouns for the samples.
+    """
     text = f"Each dot is one {noun.one} in one round; the higher, the nearer the attack came to it."
     if with_accuracy:
         text = f"On top: how good the trained model is. Below: {text[0].lower()}{text[1:]}"
@@ -222,7 +235,14 @@ def _story_caption(
 def _story_details(
     told_first: str, panels: Sequence[Panel], told: Sequence[Remedy], asked: int
 ) -> str:
-    """Return what else is to be known of the chart, for a folded text."""
+    """Return the folded text below the chart of leakage over rounds: scales, bands, time limits.
+
+    Args:
+        told_first: the sentences with which the text begins.
+        panels: the panels of the chart.
+        told: the defenses whose medians are drawn.
+        asked: the number of all defenses under which updates were attacked in addition.
+    """
     text = told_first
     if len(panels) > 1:
         text += " Each client, most at risk first, has a scale of its own."
@@ -251,7 +271,7 @@ def _story_details(
 
 
 def round_figures(index: Index, kind: str) -> list[Chart]:
-    """Return a chart over the rounds of every quantity of a kind that changes."""
+    """Return a chart over the rounds for every quantity of a kind of record that changes."""
     found = []
     for i, name in enumerate(index.names(kind)):
         series = index.series(kind, name)
@@ -282,19 +302,30 @@ def _dots(groups: dict[int, list[float]]) -> str:
 
 
 def _claim(direction: str) -> str:
-    """Return the direction of a score that its paper claims, and that this run may contradict."""
+    """Return a sentence on the direction of a score that its paper claims; a run may differ."""
     return f"Its paper claims: {direction}."
 
 
 def _tell(groups: Mapping[int, Sequence[float]]) -> str:
-    """Return the first and last median, for readers who do not see the chart."""
+    """Return a description of a chart for readers who do not see it: its first and last median.
+
+    Args:
+        groups: the values by round.
+    """
     first, last = min(groups), max(groups)
     ends = [f"median {number(median(groups[r]))} in round {r}" for r in (first, last)]
     return f"{', '.join(dict.fromkeys(ends))}."
 
 
 def score_figure(i: int, entry: Agreement, blind: float | None) -> ScoreChart:
-    """Return a risk score's chart against the outcome; ``blind`` is the PSNR of the blind guess."""
+    """Return the chart of a risk score against the attack's outcome.
+
+    Args:
+        i: the number of the chart on the page, which makes its ids unique.
+        entry: the score with its pairs of values.
+        blind: the PSNR in dB of the blind guess, which is made without the update; ``None`` where
+            it is unknown.
+    """
     figures = [f"n\u00a0=\u00a0{count(entry.found.n, entry.sample.one)}"]
     if entry.found.coefficient is not None and entry.p_value is not None:
         figures.insert(0, f"ρ within rounds\u00a0=\u00a0{_rho(entry.found.coefficient)}")
@@ -332,11 +363,14 @@ BOUNDS = {
 
 
 def corridors(index: Index, metadata: Mapping[str, Any]) -> list[Chart]:
-    """Return the chart, if samples have both an attack's PSNR and a bound; else nothing.
+    """Return a chart of the attack's PSNR and the bounds on it, or no chart.
+
+    There is one only if samples have both an attack's PSNR and a bound.
 
     Args:
         index: the run's numbers.
-        metadata: the metadata of ``run.json``; its ``input_std`` turns model inputs into pixels.
+        metadata: the run's settings, as in ``run.json``; its ``input_std`` turns model inputs into
+            pixels.
     """
     scale = smallest_std(metadata)
     reached = {
@@ -381,10 +415,10 @@ def corridors(index: Index, metadata: Mapping[str, Any]) -> list[Chart]:
 
 
 def smallest_std(metadata: Mapping[str, Any]) -> float:
-    """Return pixels per model input, of the channel where it is least; 0 if it is not known.
+    """Return the least standard deviation of the normalisation's channels; 0 if it is not known.
 
-    With several channels, the one of least standard deviation makes a bound of the whole error in
-    model inputs into one in pixels.
+    It is the number of pixel units in one unit of a model input. With several channels, the least
+    one turns a bound on the whole error in model inputs into a bound in pixels.
     """
     given = metadata.get("input_std")
     if not isinstance(given, list) or not given:
@@ -395,7 +429,13 @@ def smallest_std(metadata: Mapping[str, Any]) -> float:
 
 
 def _gaps_told(name: str, limits: Mapping[Key, float], reached: Mapping[Key, float]) -> str:
-    """Return how far below its bound the attack stayed, in words."""
+    """Return a sentence on how far the attack's PSNR stays below a bound, or lies above it.
+
+    Args:
+        name: the name of the bound.
+        limits: the bound on the PSNR in dB, by (round, client, sample).
+        reached: the PSNR of the attack in dB, by (round, client, sample).
+    """
     gaps = [limit - reached[key] for key, limit in limits.items()]
     typical = median(gaps) or 0.0
     side = "below" if typical >= 0 else "above"
@@ -413,9 +453,10 @@ AVOID = "Do not rely on it here."
 
 
 def agreements(index: Index) -> list[Agreement]:
-    """Compare every score with PSNR, or where there is none with RMSE or MSE.
+    """Return for each score whether it ranks samples as the attack's PSNR does.
 
-    Scores that are one number throughout rank nothing and are left out.
+    Where there is no PSNR, the outcome is the RMSE or the MSE. A score that is the same for all
+    samples ranks nothing, and is left out.
     """
     outcome = next((name for name in OUTCOMES if values(index.series("metric", name))), None)
     names = [name for name in index.names("score") if not is_constant(index.series("score", name))]
@@ -437,11 +478,13 @@ def _agreement(index: Index, score: str, outcome: str, scores: int) -> Agreement
 
 
 def _pairs(index: Index, score: str, outcome: str) -> list[tuple[int, Key, float, float]]:
-    """Pair by sample; a score of a whole client is paired with its median outcome.
+    """Return a score and an outcome for each sample that has both.
+
+    A score of a whole client is paired with the client's median outcome.
 
     Returns:
-        The round, the image, the score and the outcome. An image that the truth does not tell apart
-        from others is its place in the batch.
+        Tuples of the round, a key of the image, the score and the outcome. The key is the same in
+        all rounds if images are numbered; else it holds the place in the batch.
     """
     metric, numbers = index.series("metric", outcome), index.series("client", "image")
     by_client = grouped((k[:2], r.value) for k, r in metric.items() if r.value is not None)
@@ -488,7 +531,7 @@ def _reading(
 
 
 def too_few_told(found: RankAgreement, scores: int, noun: Sample) -> str:
-    """Return how many samples a judgement takes, and why those of a run are too few."""
+    """Return a sentence on how many samples a judgement of scores needs, if a run has too few."""
     needed = next(n for n in itertools.count(2) if 2 * scores <= SURE * math.factorial(n))
     among = f" for one of {scores} scores" if scores > 1 else ""
     return (
@@ -499,7 +542,7 @@ def too_few_told(found: RankAgreement, scores: int, noun: Sample) -> str:
 
 
 def agreement_told(agreed: Sequence[Agreement]) -> str:
-    """Return in a sentence or two whether the scores of a run rank its leaks."""
+    """Return a sentence or two on whether the scores of a run rank the samples as leaks do."""
     most = max((entry.found for entry in agreed), key=lambda found: found.n)
     if most.least * len(agreed) > SURE:
         return too_few_told(most, len(agreed), agreed[0].sample)

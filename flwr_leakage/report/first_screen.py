@@ -1,4 +1,4 @@
-"""Draw the first screen: the worst image, four numbers, and a map of what was tried."""
+"""Make the report's first screen: the worst image, four numbers, and a map of what was attacked."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,13 +28,13 @@ UNTRIED = "not tested"
 
 @dataclass(frozen=True)
 class Tile:
-    """One number of the first screen.
+    """One key figure of the first screen.
 
     Attributes:
-        term: what it counts.
-        value: the number, or that it was not tested.
-        guess: what a blind guess reaches, or why there is no number.
-        is_leak: whether it shows a leak.
+        term: what the figure counts.
+        value: the figure, or the words that it was not tested.
+        guess: the figure that a guess without any update has, or the reason why there is none.
+        is_leak: whether the figure shows a leak.
     """
 
     term: str
@@ -50,7 +50,17 @@ def tiles(
     members: MembershipSection | None,
     large: LargeClientsSection | None,
 ) -> tuple[Tile, ...]:
-    """Return samples seen, labels, members and accuracy, each with its blind guess."""
+    """Return the key figures of samples seen, labels, members and accuracy, each with its guess.
+
+    A guess is made without any update.
+
+    Args:
+        index: the run's numbers.
+        metadata: the run's settings, as in ``run.json``.
+        found: the run's attempts.
+        members: the report's section on membership tests; ``None`` if there were none.
+        large: the section on clients of many samples; ``None`` if there were none.
+    """
     return (
         _seen(index, found),
         _labels(index, metadata, found, large),
@@ -80,7 +90,10 @@ def _labels(
     found: Sequence[Attempt],
     large: LargeClientsSection | None,
 ) -> Tile:
-    """Return how many labels were right; the blind guess always names the commonest class."""
+    """Return the figure of labels: how many the attack had right, beside the best guess.
+
+    The guess is made without any update, and names the commonest class for every sample.
+    """
     told = labels_right(index, found)
     if told and labels_inferred(index, metadata):
         guess = "blind guess not known"
@@ -121,11 +134,11 @@ def _percent(shares: Sequence[float]) -> str:
 
 @dataclass(frozen=True)
 class Worst:
-    """The worst leak beside what a defense makes of it.
+    """The sample that leaks most, beside its reconstruction with and without a defense.
 
     Attributes:
-        place: which image it is, in words.
-        pictures: each with its heading and what came of it.
+        place: the round, client and image, in words.
+        pictures: each picture, with its heading and its result in words.
     """
 
     place: str
@@ -133,7 +146,10 @@ class Worst:
 
 
 def worst(gallery: Gallery, asked: Sequence[Remedy]) -> Worst | None:
-    """Return the worst original, what the server made of it, and that under the best defense."""
+    """Return the original that leaks most, and its reconstructions with and without a defense.
+
+    The defense is the one under which least is seen. ``None`` if the gallery shows no sample.
+    """
     if not gallery.exhibits:
         return None
     exhibit = gallery.exhibits[0]
@@ -150,7 +166,11 @@ def worst(gallery: Gallery, asked: Sequence[Remedy]) -> Worst | None:
 
 
 def _left(remedy: Remedy) -> tuple[float, float, float]:
-    """Return a smaller tuple for a defense under which less is seen."""
+    """Return a sort key that is smaller for a defense under which less is seen.
+
+    It is the share of recognisable images, the share that is seen in part, and the median PSNR in
+    dB.
+    """
     held = [attempt.grade for attempt in remedy.under]
     psnr = median([attempt.psnr for attempt in remedy.under if attempt.psnr is not None])
     leaked = sum(grade in LEAKED for grade in held) / len(held)
@@ -169,14 +189,16 @@ def _result(exhibit: Exhibit, remedy: Remedy) -> str:
 
 @dataclass(frozen=True)
 class Map:
-    """Clients by rounds, each with the worst grade that an attack on its update had.
+    """A map of clients by rounds that shows the worst grade of each attacked update.
 
     Attributes:
-        svg: a unit square for each attacked update, with a bar below if time cut the attack off;
-            what was not attacked stays free, with a small square where labels were inferred.
-        rows: clients, in words, with the number of rows that each label stands for.
-        columns: rounds, likewise.
-        legend: the states that occur: a style and words.
+        svg: the drawing. It has a unit square for each attacked update, with a bar at its lower
+            edge if the time limit ended the attack. Other places are empty, with a small square
+            where labels were inferred.
+        rows: the labels of the rows: clients, in words, each with the number of rows that it stands
+            for.
+        columns: the labels of the columns: rounds, each with the number of columns.
+        legend: the states that occur, each as a style name and its explanation.
     """
 
     svg: Markup
@@ -205,7 +227,16 @@ STATES: dict[str, str] = {
 
 
 def heat_map(index: Index, found: Sequence[Attempt], fate: Fates, rounds_done: int) -> Map | None:
-    """Return the map; ``None`` for a run that tells of no client."""
+    """Return the map of clients by rounds that shows the worst grade of each attacked update.
+
+    It is ``None`` for a run without a record of any client.
+
+    Args:
+        index: the run's numbers.
+        found: the run's attempts to reconstruct samples.
+        fate: which updates were attacked, and with which result.
+        rounds_done: the last round that has a record.
+    """
     state = dict.fromkeys(fate.attacked, "tried")
     worst_in: dict[tuple[int, int], Attempt] = {}
     for attempt in found:

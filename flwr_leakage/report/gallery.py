@@ -1,4 +1,4 @@
-"""The gallery of the report: private images beside what the attack made of them."""
+"""Make the report's gallery: private images beside the attack's reconstructions of them."""
 
 import base64
 from collections.abc import Mapping, Sequence
@@ -21,13 +21,14 @@ leak."""
 
 @dataclass(frozen=True)
 class Picture:
-    """One image, inlined.
+    """One image as it stands in the page's HTML.
 
     Attributes:
-        role: ``original``, ``defended``, ``reconstruction``, ``decoded``, the name of a
-            what-if, or ``blind guess``.
-        uri: the PNG file as a data URI; empty where the file is missing, or another than trackers
-            write.
+        role: ``original``, ``defended``, ``reconstruction``, ``decoded``, the name of a defense
+            under which the update was attacked in addition, or ``blind guess`` for a guess without
+            the update.
+        uri: the PNG file as a data URI; empty where the file is missing, or is not such as this
+            package writes.
         description: the text in place of the image.
     """
 
@@ -38,22 +39,23 @@ class Picture:
 
 @dataclass(frozen=True)
 class Exhibit:
-    """The images of one sample.
+    """The images of one sample in one round, with words about them.
 
     Attributes:
-        title: what it is an example of; empty for most.
+        title: what the sample is an example of, such as the worst leak; empty for most.
         key: round, client and place in the batch.
         client: the client in words.
-        image: which image of the client it is, in words.
-        others: the grades of the same image in the other rounds in which it was attacked; empty
-            where images cannot be told apart.
-        label: its class in words, or empty.
+        image: the number of the image among those of the client, in words.
+        others: (round, grade) of the same image in the other rounds in which it was attacked; empty
+            where images are not numbered.
+        label: the class of the sample in words, or empty.
         grade: the grade in words.
-        psnr: the PSNR of the reconstruction and of the blind guess in dB, or that it is unknown;
-            with what else decided the grade, if PSNR did not, and whether a
-            reconstruction of a low grade still points to its original.
-        pictures: original, defended where there is one, reconstruction, what-ifs; where there is
-            a title, the blind guess.
+        psnr: the PSNR in dB of the reconstruction, and of the blind guess, which is made without
+            the update, in words. The text also says what decided the grade if PSNR did not, and
+            whether a reconstruction of a low grade still identifies its original.
+        pictures: the original; the sample as the defense encoded it, if it did; the reconstruction;
+            the reconstructions under additional defenses; and, where there is a title, the blind
+            guess.
     """
 
     title: str
@@ -73,46 +75,48 @@ class Exhibit:
 
     @property
     def has_defended(self) -> bool:
-        """Return whether the exhibit shows the sample as its defense encoded it."""
+        """Return whether the exhibit shows the sample as the client's defense encoded it."""
         return any(picture.role == "defended" for picture in self.pictures)
 
     @property
     def has_decoded(self) -> bool:
-        """Return whether encodings were decoded to it."""
+        """Return whether the exhibit shows the sample as decoded from recovered mixtures."""
         return any(picture.role == "decoded" for picture in self.pictures)
 
     @property
     def place(self) -> str:
-        """Return round, client, image and class in words."""
+        """Return the round, client, image and class of the sample in words."""
         label = f", class {self.label}" if self.label else ""
         return f"round {self.server_round}, {self.followed}{label}"
 
     @property
     def elsewhere(self) -> str:
-        """Return a sentence on the same image in other rounds; empty where nothing is known."""
+        """Return words on the image's grades in other rounds; empty where none are known."""
         rounds_of = grouped((graded, server_round) for server_round, graded in self.others)
         told = [f"in {several(rounds, 'round')}: {graded}" for graded, rounds in rounds_of.items()]
         return "; ".join(told)
 
     @property
     def followed(self) -> str:
-        """Return client and image, which are the same in all rounds if images can be told apart."""
+        """Return client and image in words, equal in all rounds if images are numbered."""
         return f"{self.client}, {self.image}"
 
 
 @dataclass(frozen=True)
 class Gallery:
-    """The images that the page shows, and the words around them.
+    """The images that the page shows, with the words about them.
 
     Attributes:
-        highlights: worst leak, median and least, where there are three images or more. Each image
-            is ranked and shown by the worst attempt on it, so that none leaks more elsewhere.
-        exhibits: all of them, worst leak first.
+        highlights: the worst leak, the median and the least, if there are three images or more.
+            Each image is ranked and shown by the worst attempt on it, so that none leaks more in
+            another round.
+        exhibits: all samples that are shown, the worst leak first.
         is_graded: whether any image has a grade, so that leaks can be ranked.
-        left_out: samples with a reconstruction that are not shown.
-        without_reconstruction: samples whose original is there, but no reconstruction.
-        what_ifs: the what-ifs that have images.
-        blind: the blind guess, where it was recorded.
+        left_out: the number of samples with a reconstruction that are not shown.
+        without_reconstruction: the number of samples with an original, but without a
+            reconstruction.
+        what_ifs: the names of the additional defenses that have images.
+        blind: the blind guess, which is made without the update, where it was recorded.
     """
 
     highlights: tuple[Exhibit, ...]
@@ -125,12 +129,12 @@ class Gallery:
 
     @property
     def is_private(self) -> bool:
-        """Return whether a private image, or what was made of one, is shown."""
+        """Return whether the gallery shows a private image, or one that was made from it."""
         shown = [picture for exhibit in self.exhibits for picture in exhibit.pictures]
         return any(picture.uri for picture in shown)
 
     def choices(self, name: str) -> list[str]:
-        """Return the distinct values of a field of all exhibits, for the filter."""
+        """Return the distinct values of a field of the exhibits, for the page's filter."""
         values = {getattr(exhibit, name) for exhibit in self.exhibits} - {""}
         if name == "followed" and not any(exhibit.others for exhibit in self.exhibits):
             return []  # nothing to follow
@@ -140,7 +144,13 @@ class Gallery:
 
 
 def make_gallery(images: Sequence[ImageRecord], found: Sequence[Attempt], limit: int) -> Gallery:
-    """Choose the samples with a reconstruction, worst leak first, and inline their images."""
+    """Return the gallery of the samples with a reconstruction, the worst leak first.
+
+    Args:
+        images: the images that the run recorded.
+        found: the run's attempts.
+        limit: the largest number of samples to show.
+    """
     by_key: dict[Key, dict[str, ImageRecord]] = {}
     guesses = sorted(
         (image for image in images if image.role == "blind_guess"), key=lambda i: i.server_round
@@ -191,7 +201,14 @@ def make_gallery(images: Sequence[ImageRecord], found: Sequence[Attempt], limit:
 
 
 def _first_of_each_image(ranked: Sequence[Key], attempt_of: Mapping[Key, Attempt]) -> list[Key]:
-    """Return of each image the first key; a key whose image is not known is its own image."""
+    """Return for each image the first of its places (round, client, sample).
+
+    A place whose image is not numbered counts as an image of its own.
+
+    Args:
+        ranked: the places in the order in which the first is chosen.
+        attempt_of: the attempt for each place, which holds the image's number.
+    """
     first: dict[tuple[int, ...], Key] = {}
     for key in ranked:
         attempt = attempt_of.get(key)
@@ -256,7 +273,7 @@ def _picture(role: str, image: ImageRecord | None, where: str) -> Picture:
 
 
 def _natural(value: object) -> tuple[int, float, str]:
-    """Return a sort key: texts whose last word is a number come first, by that number."""
+    """Return a sort key that puts texts ending in a number first, ordered by the number."""
     text = str(value)
     digits = text.rpartition(" ")[2]
     return (0, float(digits), text) if digits.isdecimal() else (1, 0.0, text)

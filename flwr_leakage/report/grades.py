@@ -1,30 +1,33 @@
 """Grade a reconstruction in four steps, by comparing it with a blind guess.
 
-A decibel by itself says little: a grey image has 12 dB on CIFAR-10. So every reconstruction is
-compared with the *blind guess*, what the server could guess of the sample without its update: in
-a simulation the mean image of its own test set, else the mean colour of the normalisation. The
-thresholds of the two middle grades are measured by ``simulations/benchmarks/grade_thresholds.py``:
-three judges look for the original among 100 other images, by squared error, SSIM and LPIPS. The
-thresholds, with their reasons:
+A PSNR in decibels by itself says little: a grey image has 12 dB on CIFAR-10. So every
+reconstruction is compared with the *blind guess*, what the server could guess of the sample without
+its update: in a simulation the mean image of its own test set, else the mean colour of the
+normalisation. The thresholds of the two middle grades are measured by
+``simulations/benchmarks/grade_thresholds.py``: three judges, which are squared error, SSIM and
+LPIPS, look for the original among 100 other images. The thresholds, with their reasons:
 
-- ``exact``: PSNR ≥ 48.1 dB = 20·log₁₀ 255: the error is at most one grey level of 255 (root mean
-  square), so that the two files look the same on any screen.
-- ``recognisable``: 5 dB nearer than the blind guess (a third of its squared error), or SSIM at
-  least 0.5 above the blind guess'. From there on each judge of another kind than the threshold is
-  right at least every second time, at that very margin (4.9 dB and 0.50); a guess is right once in
-  101. PSNR alone would miss faint but plain digits.
-- ``partly``: 1.5 dB nearer, or SSIM at least 0.15 above. LPIPS, the judge that comes nearest to
-  people, is right there on about one in four, below on one in fifty.
-- ``nothing``: the rest, and whatever is 3 dB or more *farther* than the blind guess (twice its
-  squared error), however it is structured.
+- ``exact``: a PSNR of at least 48.1 dB = 20·log₁₀ 255. The error is at most one grey level of 255
+  (root mean square), so that the two files look the same on any screen.
+- ``recognisable``: a PSNR at least 5 dB above the blind guess' (a third of its squared error), or
+  an SSIM at least 0.5 above the blind guess'. From these margins on, a judge other than the one
+  that measures the margin finds the original at least every second time (measured: from 4.9 dB and
+  from 0.50 on), where a random guess does once in 101. PSNR alone would miss faint but plain
+  digits.
+- ``partly``: a PSNR at least 1.5 dB above the blind guess', or an SSIM at least 0.15 above. LPIPS,
+  the judge that comes nearest to people, is right from there on about once in four times, and below
+  once in fifty.
+- ``nothing``: the rest, and whatever has a PSNR of 3 dB or more *below* the blind guess' (twice its
+  squared error), whatever its SSIM is.
 
-LPIPS, where a backbone is there, can raise ``partly`` to ``recognisable``: at most 0.1.
+If LPIPS is computed, a value of at most 0.1 raises ``partly`` to ``recognisable``.
 
-An image may also be the original but for brightness and contrast, which people see through and
-squared error does not. Whatever is 10 dB nearer than the blind guess (a tenth of its squared
-error), once each of the two has the one brightness and one contrast that suit the original best, is
-``recognisable`` *up to brightness and contrast*. Less than that says nothing, as the fit is made
-with the original: another image of the same class comes 9 dB nearer than the blind guess at most
+A reconstruction may also be the original up to brightness and contrast, which people see through
+and squared error does not. For this, the reconstruction and the blind guess are each given the one
+brightness and contrast that bring them nearest the original. If the PSNR of the reconstruction is
+then 10 dB above the blind guess' (a tenth of its squared error), it is ``recognisable`` *up to
+brightness and contrast*. A smaller difference says nothing, as the fit uses the original: another
+image of the same class comes at most 9 dB above the blind guess
 (simulations/benchmarks/results/report.md, "Up to brightness and contrast").
 """
 
@@ -68,13 +71,15 @@ def grade(
     """Return the grade of one reconstruction by the thresholds at the head of this module.
 
     Args:
-        psnr: the PSNR of the reconstruction, dB; ``None`` where the attack gave none.
-        blind_psnr: the PSNR of the blind guess for the same sample, dB.
+        psnr: the PSNR of the reconstruction in dB; ``None`` if the attack gave no reconstruction.
+        blind_psnr: the PSNR in dB of the blind guess for the same sample, which is made without its
+            update.
         ssim: the SSIM of the reconstruction.
         blind_ssim: the SSIM of the blind guess.
         lpips: the LPIPS of the reconstruction.
-        affine_psnr: the PSNR of the reconstruction with the best brightness and contrast, dB.
-        blind_affine_psnr: the PSNR of the blind guess with its own best ones, dB.
+        affine_psnr: the PSNR in dB of the reconstruction after the best brightness and contrast.
+        blind_affine_psnr: the PSNR in dB of the blind guess after its own best brightness and
+            contrast.
 
     Returns:
         The grade; ``None`` where there is no reconstruction, or no blind guess to compare with.
@@ -115,10 +120,11 @@ _OF_TEXTS: dict[str, Grade] = {
 
 
 def text_grade(told: str | None, named: float | None) -> Grade | None:
-    """Return the grade of a text; unlike those of images, its limits are not measured.
+    """Return the grade of a reconstructed text; its limits, unlike images', are not measured.
 
     Args:
-        told: what its tokens in place show; ``None`` where no text was found for it.
+        told: which of its tokens are in place, in words such as ``all tokens``; ``None`` where the
+            attack found no such text.
         named: the share of its distinct tokens that the attack knows to occur in the batch.
 
     Example:
@@ -141,7 +147,9 @@ def decided_by(
     affine_psnr: float | None = None,
     blind_affine_psnr: float | None = None,
 ) -> str:
-    """Return what decided the grade if PSNR alone would have given another one; else empty.
+    """Return in words what decided the grade if PSNR alone would have given another; else empty.
+
+    See :func:`grade` for the arguments.
 
     Example:
         >>> decided_by(13.0, 12.0, ssim=0.7, blind_ssim=0.1), decided_by(20.0, 12.0, ssim=0.7)
@@ -163,15 +171,21 @@ def decided_by(
 
 
 def _is_affine(psnr: float | None, blind_psnr: float | None) -> bool:
-    """Return whether an image is its original up to brightness and contrast."""
+    """Return whether an image shows its original up to brightness and contrast.
+
+    Args:
+        psnr: the PSNR in dB of the reconstruction with the best brightness and contrast.
+        blind_psnr: the PSNR in dB of the blind guess, made without the update, with its own best
+            brightness and contrast.
+    """
     return psnr is not None and blind_psnr is not None and psnr - blind_psnr >= AFFINE_DB
 
 
 @dataclass(frozen=True)
 class Calibrated:
-    r"""The share of originals that are found again by reconstructions of a grade.
+    r"""How often reconstructions of a grade let one find the original among 101 images.
 
-    Measured once on images that no threshold was set on, by
+    The figures were measured once, on images on which no threshold was set, by
 
         python -m simulations.benchmarks.grade_thresholds --root FOLDER --backbone FILE \
             --first 100 --images 10
@@ -180,13 +194,14 @@ class Calibrated:
     against it.
 
     Attributes:
-        grade: ``recognisable`` includes what is exact.
-        count: the number of results.
-        by_error: the share of them that is nearest to its original, by squared error, of 101.
-        by_structure: the same by SSIM.
-        by_eye: the same by LPIPS, which comes nearest to what people see.
-        by_all: the share found by all three.
-        by_none: the share found by none of them.
+        grade: the grade; ``recognisable`` includes exact reconstructions.
+        count: the number of reconstructions.
+        by_error: the share of them that is nearer to its original than to 100 other images, by
+            squared error.
+        by_structure: this share by SSIM in place of squared error.
+        by_eye: this share by LPIPS, which comes nearest to what people see.
+        by_all: the share that is nearest to its original by all three.
+        by_none: the share that is nearest to its original by none of them.
     """
 
     grade: Grade
@@ -199,7 +214,7 @@ class Calibrated:
 
     @property
     def most(self) -> float:
-        """Return the share by the measure that found most, the worst that a grade gives away."""
+        """Return the largest share of originals that one of the three measures finds."""
         return max(self.by_error, self.by_structure, self.by_eye)
 
 
@@ -227,7 +242,11 @@ _RECOGNISABLE, _PARTLY, _NOTHING = CALIBRATION
 
 
 def grades_table(grades: Counter[Grade]) -> Table:
-    """Return each grade with its rule, number of attempts, and how often an original was found."""
+    """Return a table of each grade: its rule, its attempts, and how often originals were found.
+
+    Args:
+        grades: the number of attempts of each grade.
+    """
     known = {each.grade: each for each in CALIBRATION}
     rows = []
     for grade, meaning in _MEANING.items():
@@ -245,7 +264,7 @@ def grades_table(grades: Counter[Grade]) -> Table:
 
 
 def measures_table() -> Table:
-    """Return how often each measure by itself found the original in the test."""
+    """Return a table of how often each measure alone found the original among 101 images."""
     rows = tuple(
         (
             each.grade + " or exact" * (each.grade == "recognisable"),
@@ -276,7 +295,8 @@ SURENESS = (
     f"{_of_hundred(_NOTHING.most)} of “nothing”. So “nothing” does not mean nothing is "
     f"left."
 )
-"""Sentences on how often each grade is borne out, for the head of the page."""
+"""Sentences, for the head of the page, on how often originals are found by reconstructions of a
+grade."""
 
 
 READING = (

@@ -51,11 +51,11 @@ class Table:
     """A table of the page, in which the first cell of each row names the row.
 
     Attributes:
-        columns: the headings.
-        rows: text, one entry a column.
+        columns: the headings of the columns.
+        rows: the rows, each with one text per column.
         notes: sentences below the table.
-        stands: rows that stand before the rest is folded; 0 for all.
-        texts: the columns that hold words, to be set flush left.
+        stands: the number of rows that are shown before the others are folded; 0 to show all.
+        texts: the headings of the columns that hold words, which are aligned to the left.
     """
 
     columns: tuple[str, ...]
@@ -66,11 +66,11 @@ class Table:
 
     @property
     def is_long(self) -> bool:
-        """Return whether some rows are folded."""
+        """Return whether the page folds some of the rows."""
         return 0 < self.stands < len(self.rows) - 3
 
     def without_decibels(self) -> "Table":
-        """Return the table without those columns of decibels in which no row has a number.
+        """Return the table without those columns in decibels that have no number in any row.
 
         Example:
             >>> Table(("round", "best, dB"), (("1", "–"), ("2", "–"))).without_decibels().columns
@@ -88,8 +88,8 @@ class Index:
     """The numbers of a run, to be looked up by kind, name, round, client and sample.
 
     Args:
-        records: the records in the order of writing; where a number was recorded twice, the last
-            one counts.
+        records: the run's records in the order of writing; where a number was recorded twice, the
+            last one counts.
     """
 
     def __init__(self, records: Iterable[LeakageRecord]) -> None:
@@ -100,49 +100,49 @@ class Index:
 
     @property
     def sample(self) -> Sample:
-        """Return the kind of the run's samples; images, if the run does not say it."""
+        """Return the nouns for the run's samples; those for images, if their kind is unknown."""
         if self.series("metric", "token_accuracy"):
             return TEXT
         return SAMPLES.get(unit_of(self.series("client", "images")), IMAGE)
 
     def names(self, kind: str) -> list[str]:
-        """Return the names of the quantities of a kind, in the order of first writing."""
+        """Return the names of the quantities of a kind of record, in the order of first writing."""
         return [name for held, name in self._series if held == kind]
 
     def series(self, kind: str, name: str) -> Series:
-        """Return the records of a quantity by (round, client, sample); empty if unknown."""
+        """Return the records of a quantity by (round, client, sample); empty if there are none."""
         return self._series.get((kind, name), {})
 
     def rounds(self, *kinds: str) -> list[int]:
-        """Return the rounds that have a number of one of the kinds, in order."""
+        """Return the rounds that have a record of one of the kinds, in ascending order."""
         held = {key[0] for (kind, _), series in self._series.items() if kind in kinds
                 for key in series}  # fmt: skip
         return sorted(held)
 
 
 def values(series: Series) -> list[float]:
-    """Return the values that are known, without their keys."""
+    """Return the known values of a series, without their keys (round, client, sample)."""
     return [record.value for record in series.values() if record.value is not None]
 
 
 def is_constant(series: Series) -> bool:
-    """Return whether at least two values are known and all of them are equal."""
+    """Return whether at least two values of a series are known, and all known ones are equal."""
     known = values(series)
     return len(known) > 1 and len(set(known)) == 1
 
 
 def by_round(series: Series) -> dict[int, list[float]]:
-    """Return the known values of each round."""
+    """Return lists of the known values of a series, keyed by the round."""
     return grouped((key[0], r.value) for key, r in series.items() if r.value is not None)
 
 
 def by_client_of(series: Series) -> dict[int, list[float]]:
-    """Return the known values of each client."""
+    """Return lists of the known values of a series, keyed by the client's number."""
     return grouped((key[1], r.value) for key, r in series.items() if r.value is not None)
 
 
 def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
-    """Return lists of the second entries of pairs, keyed by their first, in order of appearance."""
+    """Return lists of the second entries of pairs, keyed by the first, in order of appearance."""
     groups: dict[K, list[V]] = {}
     for key, value in pairs:
         groups.setdefault(key, []).append(value)
@@ -150,19 +150,19 @@ def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
 
 
 def section(node: Any, *keys: str) -> Mapping[str, Any]:
-    """Return the mapping at a path of nested mappings; empty where there is none."""
+    """Return the mapping at a path of keys in nested mappings; an empty one where there is none."""
     for key in keys:
         node = node.get(key) if isinstance(node, Mapping) else None
     return node if isinstance(node, Mapping) else {}
 
 
 def median(numbers: Sequence[float]) -> float | None:
-    """Return the median, or ``None`` if there are no numbers."""
+    """Return the median of the numbers, or ``None`` if there are none."""
     return float(np.median(numbers)) if numbers else None
 
 
 def label(name: str) -> str:
-    """Return a quantity's name for people.
+    """Return the name of a quantity in a form for people.
 
     Example:
         >>> label("inversion_influence"), label("lambda_max"), label("psnr")
@@ -175,17 +175,17 @@ def label(name: str) -> str:
 
 
 def heading(name: str, unit: str) -> str:
-    """Return a quantity's name with its unit, where it has one."""
+    """Return a quantity's name for people, with its unit where it has one."""
     return f"{label(name)}, {unit}" if unit not in ("", "1") else label(name)
 
 
 def unit_of(series: Series) -> str:
-    """Return the unit of a series, or nothing for an empty one."""
+    """Return the unit of a series of records; empty for an empty series."""
     return next((record.unit for record in series.values()), "")
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Write a number with ``digits`` significant digits; a dash where there is none.
+    """Return a number as text with ``digits`` significant digits; a dash where there is none.
 
     Example:
         >>> number(31.2468), number(0.0000123), number(None), number(12345.6)
@@ -205,19 +205,23 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def decibel(value: float | None) -> str:
-    """Write a number with one decimal."""
+    """Return a number as text with one decimal; a dash where there is none."""
     return "–" if value is None else f"{value:.1f}".replace("-", "−")
 
 
 def ceiling_told(rows: Iterable[Sequence[str]]) -> tuple[str, ...]:
-    """Return a sentence on the highest possible PSNR, for a table that holds it; else nothing."""
+    """Return a sentence on the PSNR at which values are cut off, if a table holds that value.
+
+    Args:
+        rows: the rows of the table, as texts.
+    """
     if any(decibel(CEILING_DB) in row for row in rows):
         return (f"{CEILING_DB:g} dB is the ceiling: next to no error is left to be measured.",)
     return ()
 
 
 def percent(part: float | None) -> str:
-    """Write a share of 1 in whole percent; a dash where there is none.
+    """Return a share of 1 as text in whole percent; a dash where there is none.
 
     Example:
         >>> percent(0.934), percent(None)
@@ -227,12 +231,12 @@ def percent(part: float | None) -> str:
 
 
 def share(part: int, whole: int) -> str:
-    """Write ``part of whole`` with its percentage."""
+    """Return the text ``part of whole`` with its percentage."""
     return f"{part} of {whole} ({100 * part / whole:.0f} %)" if whole else "–"
 
 
 def count(amount: int, singular: str, plural: str = "") -> str:
-    """Write an amount with its noun.
+    """Return an amount with its noun in the singular or plural.
 
     Example:
         >>> count(1, "image"), count(3, "image"), count(0, "reply", "replies")
@@ -242,7 +246,7 @@ def count(amount: int, singular: str, plural: str = "") -> str:
 
 
 def who(client_id: int) -> str:
-    """Name a client; −1 is the server, or the aggregate of all clients."""
+    """Return words for a client by its number; −1 is the server, or the sum of all clients."""
     return f"client {client_id}" if client_id >= 0 else "server"
 
 
@@ -254,7 +258,7 @@ RANKED = (
 
 
 def several(numbers: Sequence[int], noun: str = "client", limit: int = 8) -> str:
-    """Name clients or rounds by their numbers.
+    """Return words for clients or rounds by their numbers, or by their count if over ``limit``.
 
     Example:
         >>> several([3, 4, 5, 9]), several([1]), several([0, 1], "round")
@@ -280,12 +284,12 @@ class Step:
     """One step of the advice: a fact to know or an action to take.
 
     Attributes:
-        term: what it is about, in a word or two.
+        term: the subject of the step, in a word or two.
         text: the fact or action in plain sentences.
         items: the entries of a list below the text.
-        note: a note in small print below all.
-        commands: the commands to be typed, one a line; folded, below the sentence ``fold``.
-        fold: what the commands are for.
+        note: a note in small print at the end.
+        commands: the commands to be typed, one a line. The page shows them folded.
+        fold: the purpose of the commands, shown where they are folded.
     """
 
     term: str

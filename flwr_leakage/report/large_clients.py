@@ -1,4 +1,4 @@
-"""Tell of clients of many samples: their labels, and what a step on a few would have shown."""
+"""Report on clients with too many samples to attack: their labels, and what-if steps on a few."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -33,16 +33,20 @@ Counts = dict[int, float]
 
 @dataclass(frozen=True)
 class LargeClientsSection:
-    """The page's part on clients of many samples.
+    """The section of the page on clients with many samples.
 
     Attributes:
-        right: the share of labels that were inferred rightly, or are expected to be, as a mean over
-            the updates; ``None`` where nothing was inferred.
-        blind: the share by the better blind guess for each update, likewise.
-        why: why no sample of them was attacked; empty if all were.
-        labels: one row an update whose class counts were inferred, or the reason why not.
-        probe: one row a number of samples; without rows where nothing was probed.
-        scores: what a client can compute of such an update itself, and what that costs.
+        right: the share of labels that were inferred rightly, as a mean over the updates, in words;
+            the expected share where the truth is not known; ``None`` where nothing was inferred.
+        blind: the share of labels that the better of two guesses without the client's update has
+            right, in the same way.
+        head: the sentences at the head of the section.
+        why: why no sample of these clients was attacked; empty if all were.
+        labels: a table with one row for each update whose class counts were inferred, or with the
+            reason why they were not.
+        probe: a table of attacks on single steps on few samples, one row for each number of
+            samples; without rows where there were none.
+        scores: a table of the scores that a client can compute of such an update, with their cost.
     """
 
     right: str | None
@@ -55,7 +59,10 @@ class LargeClientsSection:
 
 
 def large_clients_section(index: Index, metadata: Mapping[str, Any]) -> LargeClientsSection | None:
-    """Return what was told; ``None`` if nothing was inferred and nothing probed."""
+    """Return the section on clients with many samples.
+
+    It is ``None`` if no class counts were inferred and no single steps were attacked.
+    """
     expected = index.series("labels", "expected_right")
     sizes = _probe_sizes(index)
     if not expected and not sizes:
@@ -107,7 +114,7 @@ def _mean_over(updates: Sequence[object]) -> str:
 
 
 def _scores(noun: Sample) -> Table:
-    """Return which scores say what, at which cost."""
+    """Return a table of the scores that a client of many samples can compute, and their cost."""
     columns = ("score", f"what it says of a client of many {noun.many}", f"cost, {noun.a}")
     return Table(
         columns,
@@ -143,7 +150,7 @@ def _scores(noun: Sample) -> Table:
 
 
 def _why(index: Index) -> str:
-    """Return why samples of clients were not attacked; empty if all were."""
+    """Return sentences on which clients' samples were not attacked, and why; empty if all were."""
     clients, rounds = left_out(fates(index), index.sample)
     told = [*clients, *(f"anybody in {each}" for each in rounds)]
     if not told:
@@ -165,7 +172,12 @@ def _counts(index: Index, name: str) -> dict[tuple[int, int], Counts]:
 
 
 def _right(counts: Mapping[int, float], truth: Mapping[int, float]) -> float:
-    """Return the share of labels in common, repetitions counted."""
+    """Return the share of true labels that inferred class counts have right, whatever their order.
+
+    Args:
+        counts: the inferred number of samples of each class.
+        truth: the true number of samples of each class.
+    """
     return sum(min(n, truth.get(label, 0.0)) for label, n in counts.items()) / sum(truth.values())
 
 
@@ -174,10 +186,19 @@ def _labels(
     known: Mapping[tuple[int, int], Counts],
     true: Mapping[tuple[int, int], Counts],
 ) -> tuple[Table, list[tuple[float, float]]]:
-    """Return the table, and by update the share of right labels and that of the best blind guess.
+    """Return a table of inferred class counts, and the shares of right labels.
 
-    Blind guesses are equal counts of all classes, and the mean of the frequencies that were
-    inferred of all clients of the round.
+    Two blind guesses, made without the client's own update, are compared: equal counts of all
+    classes, and the mean of the class frequencies that were inferred for all clients of the round.
+
+    Args:
+        index: the run's numbers.
+        known: the inferred class counts, by (round, client).
+        true: the true class counts, by (round, client), as far as they are known.
+
+    Returns:
+        The table; and for each update with known truth, the share of labels that the inference has
+        right and that of the best blind guess.
     """
     rows, right = [], []
     series = {n: index.series("labels", n) for n in ("expected_right", "least_right")}
@@ -221,7 +242,15 @@ def _labels(
 def _shares(
     known: Mapping[tuple[int, int], Counts], place: tuple[int, int], truth: Counts
 ) -> list[float]:
-    """Return the shares of right labels of an inference and of one or two blind guesses."""
+    """Return the share of right labels of an update's inference, then of one or two blind guesses.
+
+    The guesses are equal counts, and the mean of what was inferred for all clients of the round.
+
+    Args:
+        known: the inferred class counts, by (round, client).
+        place: the round and client of the update.
+        truth: the true class counts of the update.
+    """
     counts = known[place]
     total, classes = sum(counts.values()), len(counts)
     others = [each for where, each in known.items() if where[0] == place[0]]
@@ -231,9 +260,9 @@ def _shares(
 
 
 def inferred_beyond_guess(index: Index) -> set[tuple[int, int]]:
-    """Return the rounds and clients whose labels were inferred, and not only as well as guessed.
+    """Return the (round, client) of updates whose class counts were inferred better than guessed.
 
-    Where the true labels are not known, an inference counts.
+    If the true counts are not known, every inference is taken.
     """
     known, true = _counts(index, "inferred"), _counts(index, "true")
     found = set()
@@ -246,7 +275,7 @@ def inferred_beyond_guess(index: Index) -> set[tuple[int, int]]:
 
 
 def _mean(several: Sequence[Counts], total: float) -> Counts:
-    """Return the mean class frequencies of several clients, as counts of so many samples."""
+    """Return the mean class frequencies of several clients, as counts that sum to ``total``."""
     found: Counts = {}
     for counts in several:
         for label, n in counts.items():
@@ -261,7 +290,15 @@ def _probe_sizes(index: Index) -> list[int]:
 
 
 def _probe(index: Index, sizes: list[int], with_defense: bool) -> tuple[Table, str]:
-    """Return one row for each number of samples, and a sentence on what was seen."""
+    """Return the result of attacks on single steps on few samples: a table, and a sentence.
+
+    Such a step was not sent by a client: it is made from the same model to see what it would show.
+
+    Args:
+        index: the run's numbers.
+        sizes: the numbers of samples of the steps, one row each.
+        with_defense: whether the run's clients use a defense, which the steps are made without.
+    """
     rows, leaks, parts, over, noun = [], [], [], 0, index.sample
     for size in sizes:
         grades = _grades(index, size)

@@ -1,8 +1,8 @@
-"""Serve the page of a run while it trains, on this machine only, and anew when a round ends.
+"""Serve the report of a run on this machine while it trains, and update it after each round.
 
-Two addresses are answered, the page and a small JSON, so that no name of a file is ever taken from
-a request. A request must name a loopback host: a page of the internet whose name was made to lead
-here (DNS rebinding) gets nothing.
+Only two addresses are answered, the page and a small JSON file, so that no request can name a file.
+A request must name a loopback host, so that a website whose name was made to resolve to this
+machine (DNS rebinding) gets nothing.
 """
 
 import json
@@ -26,7 +26,7 @@ _ENDS = (b'"name": "round_wall_seconds"', b'{"type": "run", "status"')
 
 
 class Changes:
-    """Count the ends of rounds in a record that grows, and read each line once.
+    """A counter of the rounds that have ended, which reads each line of a growing record once.
 
     Args:
         folder: the run folder.
@@ -41,7 +41,7 @@ class Changes:
         """Return the number of ended rounds so far, plus the beginnings and ends of the run.
 
         Raises:
-            ValueError: the record is no regular file inside the folder, or too large.
+            ValueError: the file of records is no regular file inside the folder, or is too large.
         """
         with self._lock:
             if not (self._folder / RECORDS_FILE).exists():
@@ -55,7 +55,7 @@ class Changes:
 
 
 class LivePage:
-    """The page of a run as of the last round that ended, rendered once for each.
+    """The report's page of a run, rendered once after each round that ends.
 
     Args:
         folder: the run folder.
@@ -70,11 +70,11 @@ class LivePage:
         self._html = b""
 
     def run(self) -> RunData:
-        """Return the run as of the last round that ended.
+        """Return the data of the run as of the last round that ended.
 
         Raises:
-            FileNotFoundError: it is no run folder.
-            ValueError: it cannot be read.
+            FileNotFoundError: the folder is no run folder.
+            ValueError: the run cannot be read.
         """
         with self._lock:
             self._update()
@@ -82,7 +82,7 @@ class LivePage:
             return self._run
 
     def html(self) -> bytes:
-        """Return the page; in a browser it asks its own address alone whether a round ended."""
+        """Return the page as UTF-8 HTML; its script asks only this server for newer rounds."""
         with self._lock:
             self._update()
             if not self._html and self._run is not None:
@@ -96,11 +96,13 @@ class LivePage:
 
 
 def serve(folder: Path, port: int) -> tuple[ThreadingHTTPServer, LivePage]:
-    """Return a server of a run's page on 127.0.0.1, which answers once ``serve_forever`` is called.
+    """Return a server of a run's report on 127.0.0.1, and the page that it serves.
+
+    The server answers once its ``serve_forever`` is called.
 
     Args:
         folder: the run folder.
-        port: 0 for any that is free.
+        port: the port; 0 for any free one.
 
     Raises:
         OSError: the port is taken.
@@ -120,7 +122,7 @@ class _Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "flwr-leakage", ""
 
     def do_GET(self) -> None:
-        """Answer with the page, or with how many rounds ended."""
+        """Answer ``/`` with the page, and ``/state.json`` with the number of ended rounds."""
         if not is_loopback(self.headers.get_all("Host") or []):
             self._answer(HTTPStatus.FORBIDDEN, b"Ask for 127.0.0.1 or localhost.\n")
             return
@@ -152,11 +154,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Keep the terminal for the run."""
+        """Print nothing, so that requests leave no lines in the run's terminal."""
 
 
 def is_loopback(hosts: list[str]) -> bool:
-    """Return whether a request names this machine, once, by a name that no other one can have.
+    """Return whether a request's ``Host`` headers are a single one that names this machine.
+
+    A loopback name cannot belong to any other machine.
 
     Example:
         >>> is_loopback(["localhost:8000"]), is_loopback(["127.0.0.1.evil.org"]), is_loopback([])

@@ -1,4 +1,4 @@
-"""Tell a person whether the tested records were used."""
+"""Report on membership tests: whether given records were among a client's training samples."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,12 +23,12 @@ UNTESTED = (
 
 @dataclass(frozen=True)
 class MembershipSection:
-    """The page's part on membership.
+    """The section of the page on membership tests.
 
     Attributes:
-        called: how many candidates were found used.
-        sentences: the answer, and what it rests on.
-        table: one row a candidate, the most likely members first.
+        called: the number of tested records that were found to be used in training.
+        sentences: the answer, and the findings that it rests on.
+        table: a table of the tested records, the most likely members first.
     """
 
     called: int
@@ -38,20 +38,21 @@ class MembershipSection:
 
 @dataclass(frozen=True)
 class _Candidate:
-    """One candidate over all updates.
+    """One tested record, with the results of its tests on all updates.
 
     Attributes:
-        sample: its number.
-        p_value: the smallest corrected p-value, times the updates that were tested, at most 1;
-            ``None`` where no update told anything.
+        sample: the number of the record.
+        p_value: the smallest corrected p-value of its tests times the number of tested updates, at
+            most 1; ``None`` where no update showed anything.
         server_round: the round of the update with that p-value.
-        client_id: likewise.
-        exact_in: updates that hold it by algebra.
-        is_unresolved: whether it lies below all null records in that update, which are too few.
-        is_composite: whether that update's samples span it without its own gradient, and no update
-            holds it by algebra.
-        is_silent: whether it would add less to that update than the rounding of its numbers.
-        used: whether it was in some update, where a simulation knows it.
+        client_id: the client of the update with that p-value.
+        exact_in: the number of updates that provably contain the record, by algebra.
+        is_unresolved: whether its statistic in that update is more extreme than those of all null
+            records (records that cannot be members), which are too few to resolve the p-value.
+        is_composite: whether the gradients of that update's samples span the record's gradient
+            although it need not be among them, and no update contains it by algebra.
+        is_silent: whether the record would change that update by less than its rounding.
+        used: whether the record was in some update; ``None`` where no simulation knows it.
     """
 
     sample: int
@@ -66,17 +67,17 @@ class _Candidate:
 
     @property
     def place(self) -> tuple[int, int, int]:
-        """Return the round and the client of the update, and the candidate's number."""
+        """Return the round and the client of the update, and the number of the tested record."""
         return self.server_round, self.client_id, self.sample
 
     @property
     def is_found(self) -> bool:
-        """Return whether the test says that the record was used."""
+        """Return whether the tests say that the record was used."""
         return self.p_value is not None and self.p_value <= LEVEL and not self.is_composite
 
 
 def membership_section(index: Index) -> MembershipSection | None:
-    """Return the section on the tests of membership; ``None`` if there were none."""
+    """Return the section on membership tests; ``None`` if there were none."""
     evidence = index.series("membership", "membership_evidence")
     if not evidence:
         return None
@@ -148,7 +149,12 @@ def membership_section(index: Index) -> MembershipSection | None:
 
 
 def _told(called: int, exact: int) -> str:
-    """Return how many records were found, by algebra and by statistics."""
+    """Return a sentence on how many records were found to be used, by algebra and by statistics.
+
+    Args:
+        called: the number of records that were found to be used.
+        exact: the number of those that are proven by algebra.
+    """
     if not called:
         return "It found none of them used."
     likely, told = called - exact, []
@@ -163,7 +169,12 @@ def _told(called: int, exact: int) -> str:
 
 
 def _by_algebra(updates: Sequence[tuple[int, int]], unlabelled: bool) -> list[str]:
-    """Return what evidence by algebra means, and the updates that gave it; empty without any."""
+    """Return a sentence on the meaning of evidence by algebra, for the updates that gave it.
+
+    Args:
+        updates: the (round, client) of these updates; the list is empty without any.
+        unlabelled: whether the labels of tested records were unknown.
+    """
     if not updates:
         return []
     told = (
@@ -180,7 +191,7 @@ def _by_algebra(updates: Sequence[tuple[int, int]], unlabelled: bool) -> list[st
 
 
 def _places(updates: Sequence[tuple[int, int]]) -> str:
-    """Return words for at most three updates, each a round and a client, and how many more."""
+    """Return words for updates: rounds and clients of at most three, and the number of others."""
     told = [
         f"{who(client)} in round {server_round}" if client >= 0 else f"round {server_round}"
         for server_round, client in updates[:3]
@@ -218,7 +229,7 @@ def _candidates(index: Index, updates: int) -> list[_Candidate]:
 
 
 def _power(index: Index) -> str:
-    """Return the share of used records that such a test finds, as far as it is known."""
+    """Return a sentence on the share of used records that the tests find, as far as it is known."""
     evidence = index.series("membership", "membership_evidence")
     power = index.series("membership", "membership_power")
     exact = sum(record.value == 2 for record in evidence.values())
@@ -248,11 +259,11 @@ def _power(index: Index) -> str:
 
 
 def members_told(index: Index, with_link: bool = True) -> str:
-    """Return in words how many of the tested records were found to be used; empty if none was.
+    """Return words for the number of tested records that were found used; empty if none was.
 
     Args:
         index: the run's numbers.
-        with_link: whether the part of the page that tells more is named.
+        with_link: whether the words name the section of the page that says more.
     """
     evidence = index.series("membership", "membership_evidence")
     found = _candidates(index, len(evidence))
@@ -271,7 +282,10 @@ def members_told(index: Index, with_link: bool = True) -> str:
 
 
 def _rates(index: Index) -> list[str]:
-    """Return how many members are found at two rates of false alarms, if a simulation knows."""
+    """Return a sentence on the share of members found at false alarm rates of 1 % and 0.1 %.
+
+    The list is empty if the truth is not known, or if there are too few tests.
+    """
     told = []
     for rate in (0.01, 0.001):
         share = members_found(index, rate)
@@ -285,7 +299,7 @@ def _rates(index: Index) -> list[str]:
 
 
 def _judged(found: list[_Candidate]) -> list[str]:
-    """Return how often the test was right, if a simulation knows."""
+    """Return a sentence on how often the tests were right; none if the truth is not known."""
     used = [each for each in found if each.used]
     others = [each for each in found if each.used is False]
     if not used and not others:
@@ -325,7 +339,7 @@ def _row(each: _Candidate, truth: bool) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Share:
-    """``found`` of ``total``, each of which was found with one chance, on its own."""
+    """A share ``found`` of ``total`` independent trials, with its confidence interval."""
 
     found: int
     total: int
@@ -334,7 +348,7 @@ class Share:
         return Share(self.found + other.found, self.total + other.total)
 
     def told(self, style: str = ".0%") -> str:
-        """Return the share and its interval of 95 % (Clopper and Pearson 1934), as text.
+        """Return the share and its 95 % confidence interval (Clopper and Pearson 1934), as text.
 
         Example:
             >>> Share(8, 10).told()
@@ -346,16 +360,18 @@ class Share:
 
 
 def members_found(index: Index, rate: float) -> Share | None:
-    """Return how many tested members have a smaller p-value than all but a share of the others.
+    """Return the share of tested members that are found at a given rate of false alarms.
 
-    Members are pairs of an update and a record in it. Where a test says nothing, p is 1.
+    Members are pairs of an update and a record that was in it; the others are pairs whose record
+    was not. A member is found if its p-value is smaller than those of all others but a share
+    ``rate``. Where a test says nothing, its p-value is 1.
 
     Args:
         index: the numbers of a run whose truth is known.
         rate: the rate of false alarms, in (0, 1).
 
     Returns:
-        The share; ``None`` where there is no member, or fewer others than 1 / ``rate``.
+        The share; ``None`` if there is no member, or if there are fewer others than 1 / ``rate``.
     """
     members, others = tested_pairs(index)
     allowed = int(rate * len(others))
@@ -366,9 +382,9 @@ def members_found(index: Index, rate: float) -> Share | None:
 
 
 def tested_pairs(index: Index) -> tuple[list[float], list[float]]:
-    """Return the p-values of records that an update held, and of those that it did not.
+    """Return the p-values of tests of records that were in the update, and of those that were not.
 
-    Both are empty where no simulation knows the truth.
+    Both lists are empty where no simulation knows the truth.
     """
     truth = index.series("membership", "membership_truth")
     p_values = index.series("membership", "membership_p_value")

@@ -1,4 +1,4 @@
-"""Draw the share of members that a test finds over its rate of false alarms, on two log axes."""
+"""Draw the share of members that a test finds against its rate of false alarms, on log axes."""
 
 import matplotlib
 from markupsafe import Markup
@@ -14,7 +14,15 @@ FEWEST = 20
 
 
 def found_by_rate(members: list[float], others: list[float]) -> list[tuple[float, float]]:
-    """Return the share of members whose p-value lies below that of n − k of n others, by k / n.
+    """Return the curve of the share of members found against the rate of false alarms.
+
+    Args:
+        members: the p-values of records that were in the update.
+        others: the p-values of the n records that were not.
+
+    Returns:
+        For k = 1 … n − 1: the rate k / n, and the share of members whose p-value is below the (k +
+        1)-th smallest p-value of the others.
 
     Example:
         >>> found_by_rate([0.01, 0.3], [0.2, 0.5, 0.6, 0.9])
@@ -25,7 +33,10 @@ def found_by_rate(members: list[float], others: list[float]) -> list[tuple[float
 
 
 def membership_curve(index: Index) -> Chart | None:
-    """Return the curve of a run whose truth is known; ``None`` where there are too few tests."""
+    """Return the chart of members found against false alarms, for a run whose truth is known.
+
+    It is ``None`` where there are too few tests.
+    """
     members, others = tested_pairs(index)
     if not members or len(others) < FEWEST:
         return None

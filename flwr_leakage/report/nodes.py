@@ -1,4 +1,4 @@
-"""Number clients that told no partition and are known by their node's id only."""
+"""Give short numbers to clients that are known only by the long id of their Flower node."""
 
 import re
 from collections.abc import Iterable
@@ -17,11 +17,11 @@ _IDS = re.compile(r"(\bnode )?(?<![\w.])(\d{10,20})(?![\w.])")
 
 
 def with_short_names(run: RunData) -> RunData:
-    """Return the run with clients that are known by a node's id numbered as they were first seen.
+    """Return the run with short numbers for clients that are known only by their Flower node's id.
 
-    Numbers begin at 1, or after the largest partition that another client told. They take the place
-    of the ids in all texts, and one event tells which node each stands for. The records themselves,
-    and the names of images, keep the ids.
+    Clients are numbered in the order in which they were first seen, from 1, or after the largest
+    partition id of another client. The numbers replace the ids in all texts, and one event says
+    which node each stands for. The stored records and the names of image files keep the ids.
     """
     seen = dict.fromkeys(record.client_id for record in run.records)
     nodes = [client for client in seen if client > MAX_CLIENT]

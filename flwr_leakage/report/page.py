@@ -1,6 +1,7 @@
-"""Write the page that a person reads: one file that needs nothing but itself.
+"""Write the report of a run: one HTML file that needs no other file and no network.
 
-A page is shared: no path in it says who ran the audit, or where that person's files lie.
+As reports are shared, no path in the page shows who ran the audit, or where that person's files
+lie.
 """
 
 import base64
@@ -78,19 +79,19 @@ def write_report(
 ) -> Path:
     """Write the report of a run folder into one self-contained HTML file.
 
-    The report is of what has been recorded so far: the run may be over, still going, or killed.
-    The file holds private training images and is readable by its owner only.
+    The report covers all that has been recorded so far: the run may be over, still going, or
+    killed. The file holds private training images and is readable by its owner only.
 
     Args:
         run_folder: the folder to which a ``JsonlTracker`` wrote.
         output: the file to write; ``report.html`` in the run folder by default.
-        max_gallery: how many samples the gallery shows at most.
+        max_gallery: the largest number of samples that the gallery shows.
 
     Returns:
         The path of the file.
 
     Raises:
-        FileNotFoundError: if ``run_folder`` is no run folder.
+        FileNotFoundError: ``run_folder`` is no run folder.
     """
     if max_gallery < 0:
         raise ValueError(f"max_gallery must be at least 0, got {max_gallery}.")
@@ -103,13 +104,14 @@ def write_report(
 
 
 def render_report(run: RunData, max_gallery: int = 1000, live: str = "") -> str:
-    """Return the page's HTML; the same run gives the same text.
+    """Return the HTML of a run's report; the same run gives the same text.
 
     Args:
-        run: what is reported.
-        max_gallery: how many samples the gallery shows at most.
-        live: the text that a served page compares with ``state.json`` to see that there is a newer
-            one; a saved page makes no request.
+        run: the data of the run.
+        max_gallery: the largest number of samples that the gallery shows.
+        live: for a page that is served while the run goes on, the state that its script compares
+            with ``state.json`` to notice a newer page; empty for a saved page, which makes no
+            request.
     """
     run = as_shown(run)
     index, metadata = Index(run.records), run.metadata
@@ -231,7 +233,12 @@ CONTENTS = {
 
 
 def _contents(noun: str, **has: bool) -> dict[str, str]:
-    """Return the optional parts that a page has."""
+    """Return the titles of the page's sections by their anchors, without those that are missing.
+
+    Args:
+        noun: the plural noun for the run's samples.
+        has: for each optional section by its anchor, whether the page has it.
+    """
     titles = {**CONTENTS, "large": f"Clients of many {noun}"}
     return {anchor: title for anchor, title in titles.items() if has.get(anchor, True)}
 
@@ -255,12 +262,17 @@ def _environment() -> Environment:
 
 
 def rounds_of(index: Index) -> int:
-    """Return the last round that has a record; 0 if there is none."""
+    """Return the number of the last round that has a record; 0 if there is none."""
     return max(index.rounds("metric", "score", "attack", "utility", "cost"), default=0)
 
 
 def unfinished(run: RunData, done: int) -> str:
-    """Return a sentence if a run is not over, or ended too early; otherwise an empty text."""
+    """Return a sentence if a run is not over, or ended before its planned rounds; else empty.
+
+    Args:
+        run: the data of the run.
+        done: the last round that has a record.
+    """
     planned = planned_rounds(run.metadata)
     of = f" of {planned}" if planned else ""
     if not run.closed:
@@ -272,7 +284,12 @@ def unfinished(run: RunData, done: int) -> str:
 
 
 def _ended(run: RunData, done: int) -> str:
-    """Return a sentence that says whether the run is over."""
+    """Return a sentence on whether the run is over.
+
+    Args:
+        run: the data of the run.
+        done: the last round that has a record.
+    """
     last = f" Last written {_moment(run.last_write)}." if run.last_write else ""
     if open_ := unfinished(run, done):
         return open_ + last
@@ -280,10 +297,10 @@ def _ended(run: RunData, done: int) -> str:
 
 
 def _halved(text: str) -> tuple[str, str]:
-    """Return the first sentence of a text, and what follows it.
+    """Return the first sentence of a text, and the rest of the text.
 
-    A colon ends the sentence, too. A sentence of more than ``MAX_LINE`` characters is cut, and what
-    follows is then the whole text.
+    A colon ends the sentence, too. A sentence of more than ``MAX_LINE`` characters is cut, and the
+    whole text is then the second part.
     """
     first, end, rest = re.split(r"([:.](?= )|$)", text, maxsplit=1)
     if len(first) > MAX_LINE:
@@ -292,13 +309,15 @@ def _halved(text: str) -> tuple[str, str]:
 
 
 def conclusion(run_folder: str | Path) -> str:
-    """Return the verdict, whether training may go on, what to do if the run cannot say, the report.
+    """Return lines for the terminal: the verdict, the advice on going on, and the report's path.
+
+    If the run cannot say whether training may go on, further lines say what else to run.
 
     Args:
         run_folder: the folder of a run whose report was written.
 
     Raises:
-        FileNotFoundError: it is no run folder.
+        FileNotFoundError: ``run_folder`` is no run folder.
     """
     run = as_shown(read_run(run_folder))
     index = Index(run.records)
@@ -312,7 +331,7 @@ def conclusion(run_folder: str | Path) -> str:
 
 
 def _moment(written: object) -> str:
-    """Write an ISO 8601 time for people; anything else as it is."""
+    """Return an ISO 8601 time in a form for people; any other value unchanged."""
     try:
         return f"{datetime.fromisoformat(str(written)):%Y-%m-%d %H:%M:%S %Z}".strip()
     except ValueError:
@@ -322,7 +341,7 @@ def _moment(written: object) -> str:
 def _absent(
     index: Index, clients: Sequence[object], costs: Table, has_texts: bool, gallery: Gallery
 ) -> tuple[str, ...]:
-    """Return sentences in place of the sections that would be empty."""
+    """Return sentences that stand in place of sections that would be empty."""
     unmeasured = "No attack was measured and no utility was recorded."
     if values(index.series("attack", "objective")):
         unmeasured = (
@@ -342,9 +361,10 @@ def _absent(
 
 
 def as_shown(run: RunData) -> RunData:
-    """Return the run as pages show it: no user's home folder, and clients by names of few digits.
+    """Return the run as pages show it, without users' home folders and long client ids.
 
-    Every user's home folder is written as ``~`` in each text. See :func:`with_short_names`.
+    Every user's home folder is written as ``~`` in each text. Clients' ids are shortened by
+    :func:`with_short_names`.
     """
     return with_short_names(
         replace(
@@ -361,7 +381,10 @@ def as_shown(run: RunData) -> RunData:
 
 
 def _defense_said(events: Sequence[RunEvent]) -> dict[str, str]:
-    """Return the defenses that clients say they use, for a run whose config is not known."""
+    """Return the metadata entry ``defense`` with the defenses that clients say they use.
+
+    It serves a run whose config is not known, and is empty if no client names a defense.
+    """
     said = (re.search(rf"says: {DEFENDED_BY} (\w{{1,60}})\.", event.message) for event in events)
     names = sorted({found[1] for found in said if found})
     return {"defense": f"{' and '.join(names[:3])} (as clients say)"} if names else {}
@@ -385,7 +408,7 @@ _HOMES = (
 
 @lru_cache(maxsize=4096)
 def homeless(text: str) -> str:
-    r"""Write every user's home folder in a text as ``~``.
+    r"""Return a text with every user's home folder written as ``~``.
 
     Example:
         >>> homeless("put a.pth into /home/jo/.cache/torch or C:\\Users\\jo\\torch")

@@ -1,4 +1,4 @@
-"""Tell what each defense that this run measured would have changed, and at what price."""
+"""Report how each defense that the run tried on its updates changes what leaks, and its price."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -42,21 +42,21 @@ BLAND = (
     "(what the server could guess without the update) and below it, PSNR tells how bland a failed "
     "guess is, not how much of the original it shows."
 )
-"""Why a defended update may have more decibels."""
+"""Why the reconstruction from a defended update may have a higher PSNR."""
 
 
 @dataclass(frozen=True)
 class Remedy:
-    """One defense under which the same updates were attacked in the same rounds.
+    """One additional defense under which a run's updates were attacked, in the same rounds.
 
     Attributes:
-        name: the name of the what-if.
-        setting: its settings in brackets; empty where not known.
-        does: what it does, in its own words, in half a sentence; empty where not known.
-        under: every attempt under it.
-        before: the attempts on the same images in the same rounds without it.
-        change: the change of an update, relative to its size (Euclidean norm, median); ``None`` if
-            unknown.
+        name: the name of the defense in the run's settings ``what_if``.
+        setting: the settings of the defense in brackets; empty where they are not known.
+        does: a clause on what the defense does, from its own class; empty where it is not known.
+        under: every attempt under the defense.
+        before: the attempts without the defense, on the same images in the same rounds.
+        change: the median change of an update by the defense, relative to the update's Euclidean
+            norm; ``None`` if unknown.
         ended: whether the time limit ended the attack under the defense, for each attacked (round,
             client); empty where that was not recorded.
     """
@@ -71,12 +71,17 @@ class Remedy:
 
     @property
     def role(self) -> str:
-        """Return the name of its pictures in the gallery."""
+        """Return the name by which the gallery marks pictures under this defense."""
         return f"under {self.name.replace('_', ' ')}"
 
 
 def remedies(index: Index, metadata: Mapping[str, Any]) -> list[Remedy]:
-    """Return what each defense of a run's what-ifs leaves of the same updates."""
+    """Return the additional defenses under which a run's updates were attacked, with the results.
+
+    Args:
+        index: the run's numbers.
+        metadata: the run's settings, as in ``run.json``.
+    """
     nodes, words = section(metadata, "config", "what_if"), section(metadata, "defenses_in_words")
     raw = {attempt.key: attempt for attempt in attempts(index)}
     return [
@@ -98,7 +103,11 @@ def _remedy(index: Index, name: str, node: Any, words: Any, raw: Mapping[Any, At
 
 
 def told_of_time(ended: Mapping[tuple[int, int], bool]) -> str:
-    """Return in a sentence how many attacks on defended updates their time limit ended."""
+    """Return a sentence on how many attacks on defended updates were ended by their time limit.
+
+    Args:
+        ended: whether the time limit ended the attack, by (round, client).
+    """
     stopped = sum(ended.values())
     if not ended:
         return " Whether a time limit ended attacks under it was not recorded."
@@ -111,7 +120,7 @@ def told_of_time(ended: Mapping[tuple[int, int], bool]) -> str:
 
 
 def attack_told(metadata: Mapping[str, Any]) -> str:
-    """Return in words how the attack under a defense differs from the one without it."""
+    """Return a sentence on how the attack on defended updates differs from that without."""
     limit, less = time_limit(metadata), what_if_time_limit(metadata)
     if less is not None and (limit is None or less < limit):
         own = "no limit" if limit is None else f"{limit:g}"
@@ -123,7 +132,10 @@ def attack_told(metadata: Mapping[str, Any]) -> str:
 
 
 def remedies_table(asked: Sequence[Remedy]) -> Table:
-    """Return the clients' grades, as sent and under each defense, most at risk first."""
+    """Return a table of each client's grades, as sent and under each additional defense.
+
+    The client most at risk comes first.
+    """
     by_client = grouped_by_client(a for remedy in asked for a in remedy.before)
     rows = []
     for client in most_at_risk_first(by_client):
@@ -164,7 +176,14 @@ STRONGER = "gaussian"
 def what_it_costs(
     index: Index, asked: Sequence[Remedy], metadata: Mapping[str, Any], is_at_risk: bool
 ) -> list[Step]:
-    """Return the known accuracy and change of an update, and how to measure the price."""
+    """Return the advice on a defense's price: the known accuracy, and how to measure the price.
+
+    Args:
+        index: the run's numbers.
+        asked: the defenses under which the same updates were attacked in addition.
+        metadata: the run's settings, as in ``run.json``.
+        is_at_risk: whether some client's samples are seen.
+    """
     accuracy = by_round(index.series("utility", "test_accuracy"))
     own = defense_of(metadata)
     known = ""
@@ -219,9 +238,15 @@ def _commands(
     is_defended: bool,
     changes: Sequence[str],
 ) -> tuple[str, ...]:
-    """Return the training with and without defenses over seeds; none if its config is unknown.
+    """Return the commands that repeat the training with and without defenses, over several seeds.
 
-    ``changes`` are settings that all of them change.
+    There are none if the run's config is not known.
+
+    Args:
+        metadata: the run's settings, as in ``run.json``.
+        asked: the defenses under which the same updates were attacked in addition.
+        is_defended: whether the run itself trained under a defense.
+        changes: settings that all commands change.
     """
     config, choices = section(metadata, "config"), section(metadata, "config", "choices")
     if not is_simulation(metadata):
@@ -255,7 +280,12 @@ def _sweep(option: str, same: str, folder: str = "") -> str:
 
 
 def _option(option: Any, node: Any) -> str:
-    """Return a defense's option with its settings, as words of a command; empty if not known."""
+    """Return the words of a command that select a defense with its settings; empty if not known.
+
+    Args:
+        option: the name of the defense's config file.
+        node: the config of the defense.
+    """
     if not isinstance(option, str) or not isinstance(node, Mapping):
         return ""
     settings = [

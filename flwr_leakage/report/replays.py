@@ -1,4 +1,4 @@
-"""Tell, by the clients' replays, whether the attacked updates are those that they trained."""
+"""Report whether attacked updates are those that clients trained, by repeating their training."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,11 +12,13 @@ from flwr_leakage.report.samples import IMAGE, Sample
 
 _CHECK = "replay_residual"
 _PASSED = "replay_passed"
-"""A replay that passed, of which the client shares no residual."""
+"""The record of a repeated training that gave the update, whose relative distance the client does
+not share."""
 
 
 _SKIPPED = "not_replayed"
-"""A round between two replays of a client, in which nothing spoke against the latest one."""
+"""The record of a round between two repetitions of a client's training, in which nothing
+contradicted the latest one."""
 
 
 _REFUTED = "not explain"
@@ -24,18 +26,20 @@ _EMPTY_WORDS = ("; results are no evidence of safety", "the training was not rep
 
 
 FAILED = "Replay check failed"
-"""The first words of the sentence on updates that are not those that were trained."""
+"""The first words of the sentence on updates that the repeated training does not give."""
 
 
 @dataclass(frozen=True)
 class Replays:
-    """The outcomes of the replays of clients' training, by (round, client).
+    """The outcomes of repeating clients' training, by (round, client).
+
+    A client repeats, or replays, its local training as the attack assumes it.
 
     Attributes:
-        same: the training gives the update that was sent; how far off, relative to its length, or
-            ``None`` where the client does not share it.
-        other: it gives another update, with the reason.
-        undone: it was not run again, with the reason.
+        same: updates that the replay reproduces, with the distance relative to the update's norm,
+            or ``None`` where the client does not share it.
+        other: updates that the replay does not reproduce, with the reason.
+        undone: updates whose training was not replayed, with the reason.
     """
 
     same: Mapping[Place, float | None]
@@ -44,12 +48,17 @@ class Replays:
 
     @property
     def any(self) -> bool:
-        """Return whether any client reported a replay."""
+        """Return whether any client reported the outcome of repeating its training."""
         return bool(self.same or self.other or self.undone)
 
 
 def replays(index: Index, events: Sequence[RunEvent] = ()) -> Replays:
-    """Read the replays from the records, and from the events why clients could not replay."""
+    """Return which updates are reproduced by repeating the client's training (a replay).
+
+    Args:
+        index: the run's numbers.
+        events: the run's events, some of which say why a client could not repeat its training.
+    """
     same: dict[Place, float | None] = {}
     other: dict[Place, str] = {}
     undone: dict[Place, str] = {}
@@ -80,7 +89,12 @@ def _reason(record: LeakageRecord) -> str:
 
 
 def replay_of_client(found: Replays, client_id: int) -> str:
-    """Return, for a table, the rounds in which a replay explained the client's update."""
+    """Return words for the rounds in which repeating the client's training gave its update.
+
+    Args:
+        found: the outcomes of the repeated trainings.
+        client_id: the client's number.
+    """
     same = {place: off for place, off in found.same.items() if place[1] == client_id}
     parts = []
     for told, word in ((found.other, "no"), (found.undone, "not checked")):
@@ -96,7 +110,7 @@ def replay_of_client(found: Replays, client_id: int) -> str:
 
 
 def _most(residuals: Iterable[float | None]) -> float | None:
-    """Return the largest residual; ``None`` where one is not shared."""
+    """Return the largest relative distance of a repeated update; ``None`` if one is not shared."""
     known = list(residuals)
     return None if None in known else max(value for value in known if value is not None)
 
@@ -108,14 +122,14 @@ def _off(residual: float) -> str:
 def replay_told(
     found: Replays, attacked: Collection[Place], defended: bool = False, sample: Sample = IMAGE
 ) -> tuple[str, ...]:
-    """Return sentences for the verdict: was each attacked update the one that was trained?
+    """Return sentences on whether each attacked update is the one that its client trained.
 
     Args:
-        found: the replays.
-        attacked: the attacked updates; those of an aggregate, with client −1, stand for all
-            updates of their round.
+        found: the outcomes of repeating clients' training (replays).
+        attacked: the (round, client) of the attacked updates; an aggregate, with client −1, stands
+            for all updates of its round.
         defended: whether a defense changed updates after training, before they were sent.
-        sample: what clients train on.
+        sample: the nouns for the samples that clients train on.
     """
     if not attacked:
         return ()
@@ -157,7 +171,14 @@ def replay_told(
 
 
 def _as(defended: bool, verb: str) -> str:
-    """Return in words which update, or updates, a replay is compared with."""
+    """Return words for the update with which a repeated training is compared.
+
+    They say whether it is the update before the defense or as it was sent.
+
+    Args:
+        defended: whether a defense changed the update before it was sent.
+        verb: ``are`` for several updates.
+    """
     if verb == "are":
         return "before their defense" if defended else "as they were sent"
     return "before its defense" if defended else "as it was sent"
@@ -166,7 +187,16 @@ def _as(defended: bool, verb: str) -> str:
 def _sorted_out(
     found: Replays, attacked: Collection[Place]
 ) -> tuple[set[Place], set[Place], set[Place], set[Place]]:
-    """Return the attacked updates: all, and those whose replay passed, failed, or was not made."""
+    """Return the attacked updates by the outcome of repeating the client's training (a replay).
+
+    Args:
+        found: the outcomes of the replays.
+        attacked: the (round, client) of the attacked updates; client −1 stands for all of a round.
+
+    Returns:
+        Four sets of (round, client): all attacked updates; those that the replay reproduces; those
+        that it does not; and those without a replay.
+    """
     summed = {server_round for server_round, client in attacked if client < 0}
     places = {place for place in attacked if place[1] >= 0}
     places |= {

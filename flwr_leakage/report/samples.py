@@ -1,4 +1,4 @@
-"""Name a run's samples: images, texts, or rows of a table."""
+"""The nouns for a run's samples: images, texts, or rows of a table."""
 
 from dataclasses import dataclass
 
@@ -9,9 +9,9 @@ class Sample:
 
     Attributes:
         one: the noun for a single sample.
-        many: the noun for several.
-        parts: what a sample is made of, of which PSNR tells the nearness.
-        likeness: the quantity by which an original is found among others.
+        many: the noun for several samples.
+        parts: the noun for the entries of a sample, such as pixels, to which PSNR refers.
+        likeness: the name of the quantity by which an original is found among other samples.
     """
 
     one: str

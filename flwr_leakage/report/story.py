@@ -1,4 +1,4 @@
-"""Describe the tested run: its clients and model, the attacker's knowledge, the configuration."""
+"""Describe an audited run: its clients and model, the attacker's knowledge, the configuration."""
 
 import math
 from collections.abc import Mapping
@@ -30,7 +30,14 @@ MAX_CLIENTS = 8
 def sentences(
     index: Index, metadata: Mapping[str, Any], fate: Fates, rounds_done: int
 ) -> list[str]:
-    """Return plain sentences that describe the run; unknown facts are left out."""
+    """Return plain sentences that describe the run; unknown facts are left out.
+
+    Args:
+        index: the run's numbers.
+        metadata: the run's settings, as in ``run.json``.
+        fate: which updates were attacked, and with which result.
+        rounds_done: the last round that has a record.
+    """
     told = (
         _training(index, metadata, rounds_done),
         _locally(index),
@@ -43,7 +50,10 @@ def sentences(
 
 
 def blind_guess(index: Index) -> str:
-    """Return a description of the blind guess and of its result; empty if none was recorded."""
+    """Return sentences on the blind guess and its median PSNR; empty if not recorded.
+
+    The blind guess is what the server could guess of a sample without its update.
+    """
     series = index.series("metric", "blind_psnr")
     reached = median(values(series))
     if reached is None:
@@ -58,7 +68,7 @@ def blind_guess(index: Index) -> str:
 
 
 def psnr_told(index: Index) -> str:
-    """Return an explanation of decibels, for their first use; empty if there are none."""
+    """Return sentences that explain PSNR in decibels, for their first use; empty without a PSNR."""
     known = values(index.series("metric", "psnr"))
     if not known:
         return ""
@@ -71,7 +81,7 @@ def psnr_told(index: Index) -> str:
 
 
 def _part(metadata: Mapping[str, Any], group: str) -> str:
-    """Return the name of a run's option in a group of its config; empty if it is not known."""
+    """Return the name of a run's choice in a config group, such as its model; empty if unknown."""
     given = metadata.get(group)
     if isinstance(given, str) and given:
         return given
@@ -214,7 +224,7 @@ BY_FIAT = {phrase: _GIVEN[phrase] for phrase in ("labels known", "batch norm exa
 
 
 class Fact(NamedTuple):
-    """One line of the header: a choice, its description, and its settings in small print."""
+    """One line of the page's header: a choice of the run, its description, and its settings."""
 
     term: str
     value: str
@@ -222,7 +232,10 @@ class Fact(NamedTuple):
 
 
 def facts(metadata: Mapping[str, Any]) -> list[Fact]:
-    """Return the dataset, partition, model, strategy, defense, attack and seed, where known."""
+    """Return header lines on dataset, partition, model, strategy, defense, attack and seed.
+
+    Unknown ones are left out.
+    """
     found = []
     for group in GROUPS:
         name = _part(metadata, group)
@@ -242,7 +255,7 @@ def facts(metadata: Mapping[str, Any]) -> list[Fact]:
 
 
 def _attack_settings(metadata: Mapping[str, Any]) -> str:
-    """Return the settings of the attack with the time that it had, whoever limited it."""
+    """Return the attack's settings in words, with the time limit per update that held."""
     node, limit = section(metadata, "config", "attack"), time_limit(metadata)
     if not isinstance(section(metadata, "config").get("attack"), Mapping):
         return ""
@@ -262,7 +275,7 @@ def _attack_settings(metadata: Mapping[str, Any]) -> str:
 
 
 def describe(node: Any) -> tuple[str, str]:
-    """Return the name and the plain settings of a configured part.
+    """Return the class name and the plain settings of an object's config, each as text.
 
     Example:
         >>> describe({"_target_": "a.b.GradientPruning", "prune_ratio": 0.9})
@@ -290,7 +303,7 @@ def _setting(words: str, value: Any) -> str:
 
 
 def _target(node: Any) -> str:
-    """Return the class or function that makes a part, without its module."""
+    """Return the class or function that a config names as ``_target_``, without its module."""
     target = node.get("_target_") if isinstance(node, Mapping) else None
     return target.rpartition(".")[2] if isinstance(target, str) else ""
 
@@ -326,7 +339,7 @@ def _words(phrase: str) -> str:
 
 
 def planned_rounds(metadata: Mapping[str, Any]) -> int | None:
-    """Return the planned number of rounds, if the run says it."""
+    """Return the planned number of rounds; ``None`` if the run does not record it."""
     config = section(metadata, "config")
     for place in (metadata, config, *config.values()):
         if isinstance(place, Mapping):
@@ -367,18 +380,18 @@ def _scalar(value: Any) -> str:
 
 
 def defense_of(metadata: Mapping[str, Any]) -> str:
-    """Return the defense that the run trained under; empty for none, or if it is not known."""
+    """Return the name of the defense that the run trained under; empty if none or unknown."""
     named = _part(metadata, "defense")
     return "" if named in ("none", "Defense") else named
 
 
 def defense_told(metadata: Mapping[str, Any]) -> str:
-    """Return the defense that the run trained under, with its strength where that is known."""
+    """Return words for the defense that the run trained under, with its strength where known."""
     own = defense_of(metadata)
     settings = next((fact.settings for fact in facts(metadata) if fact.term == "defense"), "")
     return f"{own} ({settings})" if own and settings else own
 
 
 def is_defended(metadata: Mapping[str, Any]) -> bool:
-    """Return whether a client may have defended its update before it sent it."""
+    """Return whether a client may have changed its update by a defense before it sent it."""
     return bool(defense_of(metadata) or metadata.get("own_config_clients"))

@@ -1,4 +1,4 @@
-"""Make the tables of the page: rounds, attacks, clients, classes, events, scores, costs."""
+"""Make the report's tables: rounds, attacks, clients, classes, events, scores and costs."""
 
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -45,7 +45,7 @@ from flwr_leakage.report.replays import replay_of_client, replays
 
 
 def rounds_table(index: Index, found: Sequence[Attempt]) -> Table:
-    """Return a table of rounds: utility, the grades, PSNR and every other metric."""
+    """Return a table with one row per round: utility, grades, PSNR and every other metric."""
     hidden: tuple[str, ...] = (
         "psnr", "blind_psnr", "blind_ssim", "identification_rank",
         "affine_psnr", "blind_affine_psnr", "affine_identification_rank",
@@ -92,9 +92,9 @@ def _grades(found: Sequence[Attempt]) -> list[str]:
 
 
 def classes_table(found: Sequence[Attempt]) -> Table:
-    """Return a table of classes, the worst leak first; empty if classes are not known.
+    """Return a table of the samples' classes, the worst leak first; empty without known classes.
 
-    Leaks are ordered by their grade, then by their decibels.
+    Classes are ordered by their worst grade, then by their PSNR.
     """
     by_class = grouped((attempt.label, attempt) for attempt in found if attempt.label)
     worst = {name: max(group, key=lambda a: a.leak) for name, group in by_class.items()}
@@ -136,7 +136,7 @@ def _utility(name: str, numbers: list[float]) -> str:
 
 
 def missing(index: Index, kind: str) -> tuple[str, ...]:
-    """Say which quantities of a kind have missing values, how many, and why."""
+    """Return sentences on the missing values of each quantity of a kind: how many, and why."""
     names_by_fate: dict[tuple[str, str], list[str]] = {}
     lpips: list[str] = []
     for name in index.names(kind):
@@ -163,9 +163,14 @@ def missing(index: Index, kind: str) -> tuple[str, ...]:
 
 
 def without_weights(reasons: Sequence[str], absent: int, whole: int) -> str:
-    """Return why LPIPS is missing, in plain words; empty if it is not for want of its weights.
+    """Return a sentence if LPIPS is missing because its network's weights are; else empty.
 
-    The message of the metric names a folder and an error of the system, which say nothing here.
+    It replaces the metric's own message, which names a folder and an error of the system.
+
+    Args:
+        reasons: the reasons that were recorded for missing values.
+        absent: the number of missing values.
+        whole: the number of all values.
 
     Example:
         >>> without_weights(["no trained backbone is at hand (download is off)"], 3, 3)
@@ -180,7 +185,10 @@ def without_weights(reasons: Sequence[str], absent: int, whole: int) -> str:
 
 
 def attacks_table(index: Index, found: Sequence[Attempt]) -> Table:
-    """Return a table of rounds with the attacker's own signs of success."""
+    """Return a table with one row per round: attacked updates, failures and the attacker's numbers.
+
+    The numbers, such as the objective, are those that the attacker itself sees.
+    """
     names = [name for name in index.names("attack") if name != "stopped_by_budget"]
     stopped_in = Counter(server_round for server_round, _ in ended(index, found))
     values_in = {name: by_round(index.series("attack", name)) for name in names}
@@ -212,7 +220,14 @@ BECAUSE = "not attacked, because"
 def clients_table(
     index: Index, events: Sequence[RunEvent], found: Sequence[Attempt], limit: int
 ) -> Table:
-    """Return a table of attacked clients, the one most at risk first."""
+    """Return a table of the attacked clients, the one most at risk first.
+
+    Args:
+        index: the run's numbers.
+        events: the run's events, such as warnings and errors.
+        found: the run's attempts to reconstruct samples.
+        limit: the largest number of rows.
+    """
     by_client = grouped_by_client(found)
     fate = fates(index)
     attacked = _attacked(fate, found)
@@ -262,7 +277,7 @@ def clients_table(
 def unattacked_table(
     index: Index, events: Sequence[RunEvent], found: Sequence[Attempt], limit: int
 ) -> Table:
-    """Return a table of clients that were never attacked, with the reason."""
+    """Return a table of the clients that were never attacked, with the reasons."""
     fate = fates(index)
     attacked = _attacked(fate, found)
     hit_rounds = {server_round for server_round, _ in fate.attacked}
@@ -304,7 +319,12 @@ def _left_out(clients: Collection[int], rows: Sequence[object]) -> tuple[str, ..
 
 
 def events_table(events: Sequence[RunEvent], limit: int) -> Table:
-    """Return events, errors first."""
+    """Return a table of the run's events, errors first.
+
+    Args:
+        events: the events of the run.
+        limit: the largest number of rows.
+    """
     order = {"error": 0, "warning": 1, "info": 2}
     ranked = sorted(events, key=lambda event: order[event.level])
     rows = tuple(
@@ -325,7 +345,7 @@ UNDEFENDED = (
 
 
 def left_out_by_plan(index: Index) -> tuple[str, ...]:
-    """Return in words how many samples the plan of scoring left out."""
+    """Return sentences on how many samples the plan of scoring left unscored to limit its cost."""
     names_by_share: dict[tuple[int, int], list[str]] = {}
     for name in index.names("score"):
         told = {k: SPARED.match(r.note) for k, r in index.series("score", name).items()}
@@ -348,9 +368,9 @@ def left_out_by_plan(index: Index) -> tuple[str, ...]:
 
 
 def constants(index: Index) -> tuple[str, ...]:
-    """Return a sentence for each value that a score has for every sample, with the reason.
+    """Return sentences on the scores that are equal for every sample, with the value and reason.
 
-    Such scores have no chart, as it would be a line.
+    Such a score has no chart, as its chart would be a line.
     """
     names_by_value: dict[tuple[str, str], list[str]] = {}
     for name in index.names("score"):
@@ -368,7 +388,7 @@ def constants(index: Index) -> tuple[str, ...]:
 
 
 def scores_table(index: Index) -> Table:
-    """Return a table of scores: the median with the error bar of that value, and all states."""
+    """Return a table of the scores: the median with its error bar, and counts of the states."""
     rows = []
     for name in index.names("score"):
         series = index.series("score", name)
@@ -400,7 +420,12 @@ def _with_bar(value: float | None, error: float | None) -> str:
 
 
 def client_scores_table(index: Index, limit: int) -> Table:
-    """Return a table of clients, in the order of their numbers, with the median of each score."""
+    """Return a table of each client's median of every score, in the order of clients' numbers.
+
+    Args:
+        index: the run's numbers.
+        limit: the largest number of rows.
+    """
     scores_of = {
         name: by_client_of(series)
         for name in index.names("score")
@@ -435,7 +460,7 @@ CLOCKS = (
 
 
 def costs_table(index: Index) -> Table:
-    """Return a table of costs by round with a total; each cost is summed over the clients."""
+    """Return a table of costs, summed over the clients, with one row per round and a total."""
     names = index.names("cost")
     rounds = index.rounds("cost")
     values_in = {name: by_round(index.series("cost", name)) for name in names}

@@ -1,7 +1,7 @@
 """Show the private texts of a run beside those that the attack recovered.
 
-A word of a private text may hold anything. Each stands in an element of its own that isolates its
-writing direction, escaped, without control characters (``tracking.run_data`` took them out).
+As a word of a private text may hold anything, each stands escaped in an HTML element of its own,
+which isolates its writing direction. ``tracking.run_data`` has removed control characters.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,13 +29,13 @@ MAX_NAMED = 200
 
 @dataclass(frozen=True)
 class Token:
-    """One token as it is shown.
+    """One token of a text as the page shows it.
 
     Attributes:
-        word: what it stands for, or its id.
-        mark: ``placed``: it is recovered at its place; ``named``: the attack knows that it occurs
-            in the batch, but not here; ``missed``: neither. Of a recovered text ``wrong``: it is
-            another one.
+        word: the word that the token stands for, or its id.
+        mark: for a token of the original, ``placed`` if it was recovered at its place, ``named`` if
+            the attack only knows that it occurs in the batch, ``missed`` if neither; for a token of
+            a recovered text, ``wrong`` if it differs from the original's.
     """
 
     word: str
@@ -48,9 +48,9 @@ class TextExhibit:
 
     Attributes:
         place: round, client, text and class in words.
-        grade: the grade in words.
+        grade: the grade of the recovered text, in words.
         reached: the share of tokens in place, in words.
-        rows: the tokens of each version of the text, by what the version is.
+        rows: the versions of the text, each as its name, such as original, and its tokens.
     """
 
     place: str
@@ -61,13 +61,14 @@ class TextExhibit:
 
 @dataclass(frozen=True)
 class TextGallery:
-    """The section of texts on a page.
+    """The section of the page that shows texts.
 
     Attributes:
-        exhibits: the texts that are shown, worst leak first.
-        left_out: how many are not.
-        named: the tokens that are known to occur, of updates whose texts were not all recovered.
-        table: what the attacks reached, by round; ``None`` where nothing was measured.
+        exhibits: the texts that are shown, the worst leak first.
+        left_out: the number of texts that are not shown.
+        named: for updates whose texts were not all recovered, words for the update, and the tokens
+            that the attack knows to occur in it.
+        table: the attacks' results by round; ``None`` where nothing was measured.
     """
 
     exhibits: tuple[TextExhibit, ...]
@@ -79,13 +80,13 @@ class TextGallery:
 def text_gallery(
     texts: Sequence[TextRecord], found: Sequence[Attempt], index: Index, limit: int
 ) -> TextGallery | None:
-    """Return the texts of a run and the attempts on them; ``None`` for a run without texts.
+    """Return the section on a run's texts; ``None`` for a run without texts.
 
     Args:
         texts: the texts of the run.
-        found: the attempts on them.
+        found: the attempts to reconstruct them.
         index: the run's numbers.
-        limit: how many texts are shown at most.
+        limit: the largest number of texts to show.
     """
     if not texts:
         return None
@@ -101,7 +102,12 @@ def text_gallery(
 
 
 def text_exhibits(texts: Sequence[TextRecord], found: Sequence[Attempt]) -> list[TextExhibit]:
-    """Return every text that was attacked, worst leak first; marks compare with the original."""
+    """Return every text that was attacked, with its recovered versions, the worst leak first.
+
+    Args:
+        texts: the texts of the run: originals, reconstructions, and tokens known to occur.
+        found: the attempts to reconstruct them.
+    """
     by_key: dict[tuple[int, int, int], dict[str, TextRecord]] = {}
     for text in texts:
         place = (text.server_round, text.client_id, text.sample)
@@ -145,7 +151,7 @@ def _exhibit(
 
 
 def _words(text: TextRecord) -> list[str]:
-    """Return a text's words, or its ids if the words are unknown."""
+    """Return a text's words, or its token ids as text if the words are not known."""
     blank = {-1: "□"}
     if text.words:
         return [blank.get(i, w or str(i)) for i, w in zip(text.ids, text.words, strict=True)]
@@ -175,7 +181,11 @@ def _against(answer: TextRecord, original: TextRecord | None) -> tuple[Token, ..
 def named_alone(
     texts: Sequence[TextRecord], found: Sequence[Attempt]
 ) -> list[tuple[str, tuple[Token, ...]]]:
-    """Return, with its client, the tokens of each update in which a text was not recovered."""
+    """Return the tokens known to occur in each update that has a text which was not recovered.
+
+    Returns:
+        For each such update, words with its round and client, and the tokens.
+    """
     missing = {attempt.key[:2] for attempt in found if attempt.grade != "exact"}
     answered = {text.sample for text in texts if text.role == "reconstruction"}
     told = []
@@ -195,9 +205,9 @@ def named_alone(
 
 
 def texts_table(index: Index, found: Sequence[Attempt]) -> Table | None:
-    """Return a table of the results on texts by round, or None if nothing was measured.
+    """Return a table of the results on texts by round; ``None`` if nothing was measured.
 
-    Shares are means over the texts; one that was not found counts as 0.
+    Shares of tokens are means over the texts; a text that was not found counts as 0.
     """
     if not any(attempt.tokens is not None for attempt in found):
         return None
@@ -233,7 +243,7 @@ def texts_table(index: Index, found: Sequence[Attempt]) -> Table | None:
 
 
 def _or_zero(record: LeakageRecord | None) -> float:
-    """Return a record's value; 0 where nothing was found."""
+    """Return a record's value; 0 where there is no record or no value."""
     return record.value or 0.0 if record else 0.0
 
 

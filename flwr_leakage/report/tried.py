@@ -1,4 +1,4 @@
-"""Judge a run that shows no sample: list what was tried, and what would say more."""
+"""Judge a run in which no sample is seen: list what was tried, and what would say more."""
 
 import math
 import re
@@ -37,20 +37,20 @@ MAX_REASON = 400
 
 @dataclass(frozen=True)
 class Worth:
-    """The judgement of a run that shows no sample.
+    """The judgement of a run in which no sample is seen.
 
     Attributes:
         answer: whether training may go on, in a sentence or two.
-        headline: the same in a sentence of at most 20 words.
-        level: ``quiet`` where the strongest attack ended by itself on some update and found
-            nothing, ``partly`` where originals are identified more often than by chance, or records
-            were found used, ``unknown`` where nothing can be said.
-        do: what would say more, in sentences; empty where nothing here would.
-        commands: the commands that do it, for a simulation.
+        headline: the answer in a sentence of at most 20 words.
+        level: ``quiet`` if the strongest attack ended by itself on some update and found nothing;
+            ``partly`` if originals are identified more often than by chance, or tested records were
+            found to be used; ``unknown`` if nothing can be said.
+        do: sentences on what to run to learn more; empty where nothing here would help.
+        commands: the commands that do so, if the run was a simulation.
         changes: the settings by which these commands differ from the run's own.
-        unsure: attacked updates of which nothing can be said, by (round, client), and why.
-        is_sure: whether something can be said of some attacked update; read where ``level`` is
-            ``partly``.
+        unsure: attacked updates of which nothing can be said, by (round, client), with the reason.
+        is_sure: whether something can be said of some attacked update; it matters only if ``level``
+            is ``partly``.
     """
 
     answer: str
@@ -64,19 +64,19 @@ class Worth:
 
     @property
     def asks_to_pause(self) -> bool:
-        """Return whether a new run has to say more before anybody can decide."""
+        """Return whether nobody can decide on the training before a new run says more."""
         return self.level == "unknown" or not self.is_sure
 
 
 class _Doubt(NamedTuple):
-    """Why nothing can be said of some updates, and what would change that.
+    """A doubt: a reason why nothing can be said of some updates, with its remedy.
 
     Attributes:
-        places: the updates; none where they were not attacked at all.
+        places: the (round, client) of the updates; none where they were not attacked at all.
         told: the reason, as a clause.
-        do: what to do, in sentences.
+        do: sentences on what to do about it.
         changes: the settings by which a simulation does it.
-        command: another command that does it.
+        command: a command that does it without another simulation; empty if there is none.
     """
 
     places: Collection[Place]
@@ -93,7 +93,15 @@ def worth(
     found: Sequence[Attempt],
     fate: Fates,
 ) -> Worth:
-    """Judge a run in which no sample was seen."""
+    """Return the judgement of a run in which no sample is seen.
+
+    Args:
+        index: the run's numbers.
+        events: the run's events, such as warnings and errors.
+        metadata: the run's settings, as in ``run.json``.
+        found: the run's attempts.
+        fate: which updates were attacked, and with which result.
+    """
     attacked = fate.attacked | {attempt.key[:2] for attempt in found}
     graded = {attempt.key[:2] for attempt in found if attempt.grade}
     kept = _kept(events, metadata, attacked)
@@ -173,7 +181,11 @@ def worth(
 
 
 def _by_labels(noun: str) -> str:
-    """Return what to do where no sample was attacked, but class counts were inferred."""
+    """Return a sentence on how to decide if class counts were inferred but no sample was attacked.
+
+    Args:
+        noun: the plural noun for the run's samples.
+    """
     return (
         f"Decide by what the updates tell of the labels, and by what one step on a few {noun} "
         f"would show (Clients of many {noun}). Where class counts are private themselves, as "
@@ -184,9 +196,17 @@ def _by_labels(noun: str) -> str:
 def _all(
     doubts: Sequence[_Doubt], metadata: Mapping[str, Any]
 ) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
-    """Return all actions that the doubts ask for, their command, and the settings that it changes.
+    """Return what to do if nothing can be said of updates: sentences, a command, its settings.
 
-    Updates that were kept come first. If no setting does it, there is no command.
+    If updates were kept to be attacked later, only the command that attacks them is returned, as it
+    comes first. If no setting helps, there is no command.
+
+    Args:
+        doubts: the reasons why nothing can be said, each with its remedy.
+        metadata: the run's settings, as in ``run.json``.
+
+    Returns:
+        Sentences, the command lines, and the settings by which they differ from the run's own.
     """
     if doubts and doubts[0].command:
         return doubts[0].do, (doubts[0].command,), ()
@@ -202,13 +222,13 @@ MORE = 10
 def more_time(
     index: Index, metadata: Mapping[str, Any], is_what_if: bool = False
 ) -> tuple[str, tuple[str, ...]]:
-    """Return how to give an attack more time, and at what cost, in a sentence and as settings.
+    """Return a sentence on how to give an attack more time, with its cost, and the settings for it.
 
     Args:
         index: the run's numbers.
-        metadata: the metadata of ``run.json``.
-        is_what_if: whether time cut off attacks under a defense that was tried, and no other. They
-            are given what the others had, where they had less.
+        metadata: the run's settings, as in ``run.json``.
+        is_what_if: whether the time limit ended only attacks on updates under an additional
+            defense. They are then given the time that the other attacks had, if they had less.
     """
     limit, less = time_limit(metadata), what_if_time_limit(metadata)
     if is_what_if and is_simulation(metadata) and less != limit:
@@ -240,9 +260,9 @@ def more_time(
 
 
 def _spent(index: Index, metadata: Mapping[str, Any]) -> tuple[float, int]:
-    """Return the CPU seconds that all attacks on the run's updates took, and how many they were.
+    """Return the CPU seconds of all attacks on the run's updates, and the number of the attacks.
 
-    They are 0 where workers attacked, as those of other processes are not recorded.
+    The seconds are 0 if worker processes attacked, as their times are not recorded.
     """
     workers = section(metadata, "config", "server").get("attack_workers", 1)
     spent = sum(values(index.series("cost", "attack_cpu_seconds"))) if workers == 1 else 0.0
@@ -250,7 +270,7 @@ def _spent(index: Index, metadata: Mapping[str, Any]) -> tuple[float, int]:
 
 
 def duration(seconds: float) -> str:
-    """Write CPU seconds for people.
+    """Return CPU seconds as text in the largest suitable unit.
 
     Example:
         >>> duration(0.651), duration(42.3), duration(540), duration(9000)
@@ -263,7 +283,7 @@ def duration(seconds: float) -> str:
 
 
 def _run_strongest(metadata: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
-    """Return how to run the portfolio, in a sentence and as a setting."""
+    """Return a sentence on how to run the portfolio of all attacks, and the setting for it."""
     how = "attack=strongest" if is_simulation(metadata) else 'observe(…, attack="strongest")'
     return (
         f"Run it again with {how}: it tries every attack that applies, keeps the best result, and "
@@ -281,7 +301,13 @@ def _cut_off(
 
 
 def _failed(fate: Fates, metadata: Mapping[str, Any], of: _Of) -> _Doubt:
-    """Return the doubt of updates to which the attack could not be applied."""
+    """Return the reason that the attack could not be applied to some updates, with its remedy.
+
+    Args:
+        fate: which updates were attacked, and with which result.
+        metadata: the run's settings, as in ``run.json``.
+        of: a function that returns words for how many of the attacked updates some updates are.
+    """
     reasons = {place: why for place, why in fate.unanswered.items() if place not in fate.cut_off}
     why = next(filter(None, reasons.values()), "no reason was recorded")
     told = f"the attack could not be applied to {of(reasons)} (the reason: {_short(why)})"
@@ -297,9 +323,15 @@ def _failed(fate: Fates, metadata: Mapping[str, Any], of: _Of) -> _Doubt:
 
 
 def _unexplained(places: Collection[Place], metadata: Mapping[str, Any], of: _Of) -> _Doubt:
-    """Return the doubt that the answers do not explain some updates, unless a defense hides them.
+    """Return the reason that the attack does not reproduce some updates, with its remedy.
 
-    Where a replay shows that clients trained as the attack assumes, it is the attack that failed.
+    If clients use a defense, no update is named, as the defense itself may be the cause.
+
+    Args:
+        places: the (round, client) of these updates, without those of clients whose repeated
+            training shows that they train as the attack assumes: there the attack failed.
+        metadata: the run's settings, as in ``run.json``.
+        of: a function that returns words for how many of the attacked updates some updates are.
     """
     return _Doubt(
         () if is_defended(metadata) else places,
@@ -313,7 +345,16 @@ def _unexplained(places: Collection[Place], metadata: Mapping[str, Any], of: _Of
 def _ungraded(
     places: Collection[Place], found: Sequence[Attempt], metadata: Mapping[str, Any], of: _Of
 ) -> _Doubt:
-    """Return the doubt of updates whose originals, or whose blind guess, nobody knows."""
+    """Return why nothing can be said of updates without a grade, and what to do about it.
+
+    Their originals, or the blind guess (made without the update) to compare with, are not known.
+
+    Args:
+        places: the (round, client) of these updates.
+        found: the run's attempts.
+        metadata: the run's settings, as in ``run.json``.
+        of: a function that returns words for how many of the attacked updates some updates are.
+    """
     told = f"nothing tells how near the reconstructions of {of(places)} are to the originals"
     if any(attempt.psnr is not None for attempt in found if attempt.key[:2] in places):
         told = "no blind guess to compare with was recorded, so that there are no grades"
@@ -327,7 +368,12 @@ def _ungraded(
 
 
 def _of(places: Collection[Place], attacked: int) -> str:
-    """Return in words how many of the attacked updates some updates are."""
+    """Return words such as ``2 of 3 attacked updates``.
+
+    Args:
+        places: the (round, client) of the updates that are counted.
+        attacked: the number of all attacked updates.
+    """
     if len(places) < attacked:
         return f"{len(places)} of {attacked} attacked updates"
     return "the attacked update" if attacked == 1 else f"all {attacked} attacked updates"
@@ -336,7 +382,15 @@ def _of(places: Collection[Place], attacked: int) -> str:
 def _kept(
     events: Sequence[RunEvent], metadata: Mapping[str, Any], attacked: Collection[Place]
 ) -> list[_Doubt]:
-    """Return the doubt of rounds whose updates were kept, and not attacked since."""
+    """Return the reason that updates were kept and are not attacked yet, with its remedy.
+
+    The list is empty if there are no such rounds.
+
+    Args:
+        events: the run's events, which name the rounds whose updates were kept.
+        metadata: the run's settings, as in ``run.json``.
+        attacked: the (round, client) of the attacked updates.
+    """
     rounds = {e.server_round for e in events if e.message.endswith(KEPT_FOR_LATER)}
     rounds -= {server_round for server_round, _ in attacked}
     if not rounds:
@@ -350,7 +404,10 @@ def _kept(
 
 
 def _broken(events: Sequence[RunEvent]) -> list[_Doubt]:
-    """Return the doubt of a run of which no update came to be attacked."""
+    """Return the reason that errors or warnings kept all updates from being attacked.
+
+    The list is empty if there was no error or warning.
+    """
     broken = [e for e in events if e.level != "info" and (e.server_round or e.level == "error")]
     if not broken:
         return []
@@ -361,7 +418,11 @@ def _broken(events: Sequence[RunEvent]) -> list[_Doubt]:
 
 
 class _Setting(NamedTuple):
-    """The settings by which updates are left out: of a simulation, of an app, and what follows."""
+    """The setting behind a reason why an update was not attacked.
+
+    It holds a pattern of the reason, the settings of a simulation that change it, the argument in
+    an app that does, and what follows from the change.
+    """
 
     reason: str
     changes: tuple[str, ...] = ()
@@ -398,15 +459,22 @@ _SETTINGS = (
 
 
 RESTING = "attacks run "
-"""The first words of the reason if a whole round was not attacked, which tells little."""
+"""The first words of the reason why a whole round was not attacked, which is less informative than
+others."""
 
 
 def _left_out(
     fate: Fates, attacked: Collection[Place], metadata: Mapping[str, Any], is_kept: bool
 ) -> list[_Doubt]:
-    """Return why clients were never attacked, and which setting would attack them.
+    """Return the reasons why clients were never attacked, with the settings that attack them.
 
-    Where updates were kept, clients that rested in another round are not left out.
+    If updates were kept to be attacked later, rounds in which nobody was attacked give no reason.
+
+    Args:
+        fate: which updates were attacked, and with which result.
+        attacked: the (round, client) of the attacked updates.
+        metadata: the run's settings, as in ``run.json``.
+        is_kept: whether updates were kept to be attacked later.
     """
     met, reasons = {client for _, client in attacked}, {}
     for (_, client), why in sorted(fate.spared.items(), key=lambda s: not s[1].startswith(RESTING)):

@@ -1,4 +1,4 @@
-"""Say what a run showed, in sentences that a person can act on, and how far it looked."""
+"""Say in plain sentences what the attacks of a run showed, and how far the audit looked."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -57,13 +57,14 @@ class Verdict:
 
     Attributes:
         sentence: the answer, in plain words.
-        level: ``leak`` where images are exact or recognisable, ``partly`` where parts are seen,
-            ``quiet`` where the strongest attack ended by itself and found nothing, ``unknown``
-            where nothing can be said.
-        details: what the reader must know besides: who is most at risk, whether originals are
-            identified, who was not attacked and why, what failed.
-        head: those of the details that nobody may miss and no picture shows: a failed replay
-            check, updates that are not explained, and what the numbers of this run do not say.
+        level: ``leak`` if images are exact or recognisable; ``partly`` if parts are seen; ``quiet``
+            if the strongest attack ended by itself and found nothing; ``unknown`` if nothing can be
+            said.
+        details: what the reader must know in addition: who is most at risk, whether originals are
+            identified, who was not attacked and why, and what failed.
+        head: those of the details that nobody may miss and no picture shows: a failed repetition of
+            a client's training, updates that the attack does not reproduce, and what the run's
+            numbers do not say.
     """
 
     sentence: str
@@ -75,7 +76,13 @@ class Verdict:
 def judge(
     index: Index, events: Sequence[RunEvent], metadata: Mapping[str, Any] | None = None
 ) -> Verdict:
-    """Derive the verdict from the records, and from the metadata what attack was run, and how."""
+    """Return the verdict on a run.
+
+    Args:
+        index: the run's numbers.
+        events: the run's events, such as warnings and errors.
+        metadata: the run's settings, as in ``run.json``, which name the attack and its limits.
+    """
     metadata = metadata or {}
     found, fate = attempts(index), fates(index)
     known = replays(index, events)
@@ -122,11 +129,11 @@ def judge(
 def not_covered(
     sample: Sample, with_labels: bool = False, with_members: bool = False
 ) -> tuple[str, ...]:
-    """Return a sentence for each question that no run of this kind answers.
+    """Return a sentence for each question on privacy that a run like this one does not answer.
 
     Args:
-        sample: what the run's samples are.
-        with_labels: whether labels were searched for by themselves, with a guess to compare.
+        sample: the nouns for the run's samples.
+        with_labels: whether the attack inferred labels, and a guess was made for comparison.
         with_members: whether membership was tested.
     """
     labels = (
@@ -149,7 +156,10 @@ def not_covered(
 def limits_told(
     index: Index, fate: Fates, found: Sequence[Attempt], metadata: Mapping[str, Any]
 ) -> str:
-    """Return what bounds the answer, for the head of the page: a sentence for each limit."""
+    """Return a sentence for each limit of the verdict, for the head of the page.
+
+    The limits are the defense, the attacked share, what the attacker was given, and its time.
+    """
     told = (
         f"Defense: {own}." if (own := defense_told(metadata)) else "",
         _attacked(index, fate, found),
@@ -160,7 +170,7 @@ def limits_told(
 
 
 def _given(index: Index, metadata: Mapping[str, Any]) -> str:
-    """Return what the attacker was given that no server receives; empty if it was nothing."""
+    """Return a sentence on what the attacker was given that no server receives, if anything."""
     notes = [record.note for record in index.series("attack", "objective").values()]
     told = " ".join(map(str, (metadata.get("threat", ""), *notes)))
     given = [words for phrase, words in BY_FIAT.items() if phrase in told]
@@ -209,7 +219,7 @@ def _most_at_risk(found: Sequence[Attempt]) -> str:
 
 
 def _reached(worst: Attempt) -> str:
-    """Return the worst case in words, where decibels are first met."""
+    """Return the worst attempt's grade in words, with an explanation of decibels."""
     if worst.tokens is not None:
         return f"{worst.grade}, with {100 * worst.tokens:.0f} % of its tokens in place"
     if worst.grade == "exact":
@@ -246,7 +256,7 @@ def _identified(found: Sequence[Attempt], grades: Counter[Grade]) -> str:
 
 
 def _unattacked(fate: Fates, sample: Sample) -> list[str]:
-    """Return which rounds and which clients were not attacked, with the reasons."""
+    """Return sentences on the clients and the rounds that were not attacked, with the reasons."""
     clients, rounds = left_out(fate, sample)
     told = [f"Not attacked: {each}. That is no sign of safety." for each in clients]
     return told + [f"Not attacked: {each}." for each in rounds]
@@ -281,7 +291,11 @@ def _troubles(fate: Fates, events: Sequence[RunEvent]) -> list[str]:
 
 
 def _determined(index: Index, found: Sequence[Attempt]) -> list[str]:
-    """Return in words whether information or search failed, if ``unseen_directions`` tells."""
+    """Return a sentence on why samples stayed hidden: missing information, or a failed search.
+
+    The list is empty unless the score ``unseen_directions`` was computed for them. It counts the
+    directions of a sample in which the update does not change.
+    """
     scored = index.series("score", "unseen_directions")
     hidden = (attempt.key for attempt in found if attempt.grade not in LEAKED)
     unseen = values({key: scored[key] for key in hidden if key in scored})
@@ -310,8 +324,8 @@ def _caveats(events: Sequence[RunEvent]) -> tuple[str, ...]:
 def labels_told(index: Index, metadata: Mapping[str, Any], found: Sequence[Attempt]) -> str:
     """Return a sentence on how many labels the attack had right, and whether it inferred them.
 
-    It is empty if no labels were compared with the true ones, or if the attack was given them and
-    all were right.
+    It is empty if no labels were compared with the true ones, or if the attack was given the labels
+    and all are right.
     """
     told, inferred = labels_right(index, found), labels_inferred(index, metadata)
     if not told or (told[0] == told[1] and not inferred):
@@ -353,7 +367,14 @@ def _attacked(index: Index, fate: Fates, found: Sequence[Attempt]) -> str:
 
 
 def _images(sizes: Mapping[int, int], found: Sequence[Attempt]) -> str:
-    """Return how many images were attacked, and of how many, if images can be told apart."""
+    """Return words for how many images were attacked, of how many that clients use in a round.
+
+    They are empty if images are not numbered, so that they cannot be followed over rounds.
+
+    Args:
+        sizes: the number of images that each client uses in a round, by client.
+        found: the run's attempts.
+    """
     each, whole = worst_by_image(found), sum(sizes.values())
     if not each:
         return ""

@@ -1,4 +1,4 @@
-"""Compute risk scores of a client's samples without an attack."""
+"""Scores of the risk of a client's samples, computed without an attack."""
 
 from flwr_leakage.scores.absolute_influence import AbsoluteInfluence
 from flwr_leakage.scores.base import Column, SampleScore

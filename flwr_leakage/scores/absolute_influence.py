@@ -1,4 +1,4 @@
-"""Compute the I²F with an absolute damping, as its paper has it."""
+"""Compute the inversion influence I²F with an absolute damping, as in its paper."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,19 +14,21 @@ from flwr_leakage.spectral import solve_damped
 
 @dataclass(frozen=True)
 class AbsoluteInfluence(SampleScore):
-    """‖(JJᵀ + εI)⁻¹Jδ‖ with ε in units of λ (Zhang et al. 2023, section 4), J ∈ R^{N×P}.
+    """A score: the inversion influence ‖(JJᵀ + εI)⁻¹Jδ‖ with a damping ε in units of λ.
 
-    This is the paper's extension to a singular J. There ε is a hyperparameter, chosen so that
-    attacks' errors are linear in I²F: 1 to 10 on LeNet and MNIST. The same ε damps another share of
-    the spectrum on every model, as λ scales with the square of the loss: ``InversionInfluence``
-    takes ε/λmax instead.
+    J = ∇ₓ∇_θL ∈ R^{N×P} is the Jacobian of the gradient of a sample with N inputs, λ are the
+    eigenvalues of JJᵀ, and δ is the perturbation of the sample's gradient. This is the extension to
+    a singular J by Zhang et al. (2023, section 4). There ε is a hyperparameter, chosen so that
+    attacks' errors are linear in I²F: 1 to 10 on LeNet and MNIST. As λ scales with the square of
+    the loss, the same ε damps another share of the spectrum on every model. ``InversionInfluence``
+    therefore takes ε/λmax instead.
 
-    ``absolute_influence_rmse_…`` is the norm divided by √N, one for each ε.
+    The quantities ``absolute_influence_rmse_…``, one for each ε, are the norm divided by √N.
 
     Attributes:
-        dampings: ε > 0.
-        tolerance: relative error to which I²F is computed.
-        max_steps: most steps of LSQR, of two products each.
+        dampings: the values of ε, > 0.
+        tolerance: the relative error to which I²F is computed.
+        max_steps: the largest number of LSQR steps, of two Jacobian products each.
     """
 
     dampings: Sequence[float] = (1.0,)
@@ -39,7 +41,7 @@ class AbsoluteInfluence(SampleScore):
             raise ValueError(f"dampings must be positive, got {self.dampings}.")
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """Return one quantity for each damping."""
+        """Return a column ``absolute_influence_rmse_…`` for each damping."""
         count, unit = len(problem), "model input"
         names = [f"absolute_influence_rmse_{damping:.0e}" for damping in self.dampings]
         if bool(problem.undefended.all()):

@@ -1,4 +1,4 @@
-"""Define the interface of scores, and the base of scores that treat each sample separately."""
+"""Define the interface of scores, and a base class of scores that treat samples separately."""
 
 import math
 from abc import ABC, abstractmethod
@@ -23,36 +23,37 @@ FLAT = "J = 0: there is nothing to invert"
 
 @runtime_checkable
 class Score(Protocol):
-    """A risk of every sample of a client's round, computed without an attack."""
+    """A measure of the risk of every sample of a client's round, computed without an attack."""
 
     def __call__(self, client: ClientSamples, seed: int) -> list[Measurement]:
-        """Return one measurement for each quantity; the first one counts the products of all.
+        """Return one measurement for each quantity; the first counts all Jacobian products.
 
         Args:
-            client: the model's gradient map, the exposure of the samples to be scored, and what
-                scores share. It stays as it is, but for the work that it keeps.
+            client: the samples to score, with the model's gradient map, and results that scores
+                share. Only these shared results are changed.
             seed: the seed of the score's own random draws.
 
         Returns:
-            Measurements with one value for each sample of ``client.exposure``, in its order.
+            Measurements with one value for each sample of ``client.exposure``, in the same order.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Column:
-    """One quantity of S samples, as a score computes it.
+    """The values of one quantity for S samples, as a score computes them.
 
     Attributes:
         name: the field's name of the quantity.
-        values: (S,); NaN or infinity where there is no number.
-        unit: ``1``, ``model input``, …
+        values: (S,) the values; NaN or infinity where there is no number.
+        unit: the unit, such as ``1`` or ``model input``.
         direction: the meaning of a larger value.
-        notes: one for each sample, or none at all: why there is no number, or how to read it.
-        errors: (S,) half the width of the error bar, in ``unit``; NaN where it is unknown, ``None``
-            where nothing is said.
-        states: one for each sample, or none at all, see ``Measurement``. A sample that gets no
-            number is ``unresolved`` unless its state is a bound.
+        notes: a text for each sample, or no texts at all: why there is no number, or how to read
+            it.
+        errors: (S,) half the width of each value's error bar, in ``unit``, and NaN where it is
+            unknown; ``None`` if no error bars are given.
+        states: a state for each sample, or no states at all; see ``Measurement``. A sample without
+            a number becomes ``unresolved`` unless its state is a bound.
     """
 
     name: str
@@ -66,12 +67,13 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class SampleScore(ABC):
-    """A score that looks at every sample on its own: a subclass defines ``measure``.
+    """A base class of scores that treat every sample separately; a subclass defines ``measure``.
 
-    As many samples are treated at a time as fit into memory. A sample without a finite gradient, or
-    that training never used, gets no number but the reason; so does a value that is not finite.
-    Products are counted. A sample's value does not depend on the samples beside it, as long as
-    ``measure`` treats all rows alike and draws for each row from that row's generator.
+    As many samples are processed at a time as fit into memory. A sample without a finite gradient,
+    or one that training never used, gets a reason in place of a number; so does a value that is not
+    finite. Jacobian products are counted. A sample's value does not depend on the samples processed
+    with it, as long as ``measure`` treats all rows alike and draws for each row from that row's
+    generator.
 
     Example:
         >>> @dataclass(frozen=True)
@@ -81,10 +83,10 @@ class SampleScore(ABC):
         ...         return [Column("gradient_peak", peaks, "1", "larger leaks more")]
 
     Attributes:
-        point: ``defended``: the samples as they entered training; ``private``: those before the
-            defense encoded them, see ``ClientSamples.problems``.
+        point: ``defended`` to score the samples as they entered training; ``private`` to score them
+            as they were before the defense encoded them.
         precision: the floating-point type of all computations.
-        memory_bytes: how much memory the samples that are treated together may take.
+        memory_bytes: the most bytes that the samples processed together may take.
     """
 
     point: Point = "defended"
@@ -93,19 +95,24 @@ class SampleScore(ABC):
 
     @abstractmethod
     def measure(self, problem: SampleProblem, draws: Draws) -> Sequence[Column]:
-        """Return the quantities of S samples, the same ones for all samples of a round.
+        """Return the quantities of S samples, the same quantities in all calls of a round.
 
         Args:
-            problem: the problem of the samples.
-            draws: one generator for each of them.
+            problem: the samples with their gradients, perturbations and Jacobians.
+            draws: one random generator for each sample.
         """
 
     def extra_bytes(self, num_inputs: int, num_parameters: int) -> int:
-        """Return the bytes that ``measure`` takes for one sample, beside its gradient's graph."""
+        """Return the bytes that ``measure`` needs for one sample, beside its gradient's graph.
+
+        Args:
+            num_inputs: the number N of a sample's inputs.
+            num_parameters: the number P of the model's parameters.
+        """
         return 0
 
     def __call__(self, client: ClientSamples, seed: int) -> list[Measurement]:
-        """Return one measurement for each quantity; the first one counts the products of all."""
+        """Return one measurement for each quantity; the first counts all Jacobian products."""
         before = client.meter.products
         num_inputs = client.exposure.private.inputs[:1].numel()
         num_parameters = sum(value.numel() for value in client.exposure.params.values())
@@ -123,7 +130,13 @@ class SampleScore(ABC):
 
 
 def _measured(column: Column, problem: SampleProblem) -> Measurement:
-    """Replace a number by a reason if its sample is unsound or its value is not finite."""
+    """Return a column as a measurement, with a reason in place of each missing number.
+
+    A number is missing if it is not finite, or if the problem has a note against the sample.
+
+    Raises:
+        ValueError: the column's entries are not one for each sample.
+    """
     count = len(problem)
     bars = column.values.new_full((count,), math.nan) if column.errors is None else column.errors
     given = (column.values.shape, bars.shape, len(column.notes), len(column.states))
@@ -163,7 +176,12 @@ def _measured(column: Column, problem: SampleProblem) -> Measurement:
 
 
 def _join(parts: Sequence[Measurement], order: Sequence[int]) -> Measurement:
-    """Return one quantity of all samples, in order, from the quantities of each window."""
+    """Return a measurement of all samples, joined from measurements of groups of them.
+
+    Args:
+        parts: the measurements of the same quantity for each group of samples.
+        order: for each sample of the result, its place among all samples of ``parts``.
+    """
     names = {part.name for part in parts}
     if len(names) > 1:
         raise ValueError(f"measure must give the same quantities of all samples, got {names}.")
@@ -183,22 +201,22 @@ def _join(parts: Sequence[Measurement], order: Sequence[int]) -> Measurement:
 
 
 def notes_where(condition: Bool[Tensor, " S"], text: str) -> list[str]:
-    """Return ``text`` for the samples for which the condition holds, and nothing for others."""
+    """Return a list with ``text`` for samples for which the condition holds, else empty texts."""
     return [text if holds else "" for holds in condition.tolist()]
 
 
 def first_notes(*notes: Sequence[str]) -> list[str]:
-    """Return, for each sample, the first of its notes that is not empty."""
+    """Return for each sample the first note that is not empty, from several lists of notes."""
     return [next((note for note in own if note), "") for own in zip(*notes, strict=True)]
 
 
 def states_of(values: Float[Tensor, " S"], state: State) -> list[State]:
-    """Return the state of all samples but of those without a number, which are unresolved."""
+    """Return ``state`` for every sample with a finite value, and ``unresolved`` for the others."""
     return [state if number else "unresolved" for number in values.isfinite().tolist()]
 
 
 def root_error(values: Float[Tensor, " S"], errors: Float[Tensor, " S"]) -> Float[Tensor, " S"]:
-    """Return half the width of the error bar of √v, from that of v, without linearisation."""
+    """Return half the width of the error bar of √v, given that of v, without linearisation."""
     root = values.sqrt()
     return torch.maximum(
         (values + errors).sqrt() - root, root - (values - errors).clamp_min(0).sqrt()
@@ -206,11 +224,17 @@ def root_error(values: Float[Tensor, " S"], errors: Float[Tensor, " S"]) -> Floa
 
 
 def mean_of_squares(draws: Float[Tensor, "n S"]) -> tuple[Tensor, Tensor]:
-    """Return the mean of n ≥ 2 squared lengths of random vectors, and half its 99 % bar.
+    """Return the mean of n ≥ 2 squared lengths of random vectors, and half its 99 % error bar.
 
-    Squares are skewed: few draws see too small a variance too often. So the variance is raised to
-    the value that it exceeds in 5 % of the cases, and the bar is that of a χ² variable; see
-    ``sampling_error``.
+    Squared lengths have a skewed distribution, whose variance few draws mostly underestimate. So
+    the estimated variance is replaced by its one-sided 95 % upper limit, and the error bar is that
+    of a χ² variable; see ``sampling_error``.
+
+    Args:
+        draws: (n, S) the squared lengths.
+
+    Returns:
+        The means and the half widths, each (S,).
     """
     count = len(draws)
     mean = draws.mean(0)
@@ -219,7 +243,13 @@ def mean_of_squares(draws: Float[Tensor, "n S"]) -> tuple[Tensor, Tensor]:
 
 
 def mean_with_error(draws: Float[Tensor, "n S"]) -> tuple[Tensor, Tensor]:
-    """Return the mean of n draws, and half its 99 % bar by Student's t; NaN for n = 1."""
+    """Return the mean of n draws, and half its 99 % error bar by Student's t, each (S,).
+
+    The half width is NaN for n = 1.
+
+    Args:
+        draws: (n, S) the draws.
+    """
     count = len(draws)
     mean = draws.mean(0)
     if count == 1:
@@ -229,7 +259,7 @@ def mean_with_error(draws: Float[Tensor, "n S"]) -> tuple[Tensor, Tensor]:
 
 
 class Numbers(NamedTuple):
-    """Values, errors and states of an estimate, one for each of S samples; see ``Column``."""
+    """Values, notes, errors and states of an estimate for each of S samples; see ``Column``."""
 
     values: Float[Tensor, " S"]
     notes: list[str]
@@ -238,13 +268,17 @@ class Numbers(NamedTuple):
 
 
 def numbers_of(estimate: Estimate, bound: str, quantity: str = "") -> Numbers:
-    """Read an estimate. A value that did not converge becomes NaN, and its state a bound.
+    """Return an estimate as values, notes, errors and states.
+
+    A value that did not converge becomes NaN. Its note tells the estimate, and its state says that
+    it is a bound.
 
     Args:
-        estimate: one for each of S samples.
-        bound: how to read a value that did not converge: ``at least``, ``at most``, or nothing
-            where it is no bound.
-        quantity: the estimated quantity, where the measurement is of another one.
+        estimate: the estimate for S samples.
+        bound: what an unconverged estimate is: ``at least`` for a lower bound, ``at most`` for an
+            upper bound, empty for no bound.
+        quantity: the name of the estimated quantity for the note, where the score's quantity is
+            another one.
     """
     subject = f"{quantity} {bound}".strip()
     missed: dict[str, State] = {"at least": "lower bound", "at most": "upper bound"}

@@ -1,4 +1,4 @@
-"""Estimate Lipschitz and angular Lipschitz constants of a whole batch's gradient, as trained."""
+"""Estimate Lipschitz and angular Lipschitz constants of the gradient of a whole training batch."""
 
 from dataclasses import dataclass
 
@@ -16,25 +16,26 @@ OF_THE_BATCH = "of the whole batch, the same for each of its samples"
 
 @dataclass(frozen=True)
 class BatchLipschitz:
-    """L̃ and L̃cos of the batch's gradient: the angular Lipschitz constant as its paper has it.
+    """A score: the Lipschitz constant L̃ and the angular one L̃cos of a batch's gradient.
 
     L̃ = maxₙ ‖g(x + n) − g(x)‖/‖n‖ and L̃cos = maxₙ (1 − cos(g(x + n), g(x)))/(1 − cos(x + n, x)),
     where x is the whole batch and g the gradient of its mean loss. BatchNorm in train mode
-    normalises every draw with that draw's own statistics, as the client does. Each draw takes one
-    gradient of the batch. Both are maxima over draws, hence lower bounds of the constants. A larger
-    value is safer, in the paper's reading. Both are computed in float64.
+    normalises every draw with that draw's own statistics, as the client does. Each draw costs one
+    gradient of the batch. Both values are maxima over draws, hence lower bounds of the constants.
+    The study that proposes the angular constant takes a larger value for safer. Both are computed
+    in float64.
 
     Attributes:
         noise_std: the standard deviation of the noise n ~ N(0, noise_std²), in the units of the
             inputs, > 0.
-        num_draws: gradients of the batch, ≥ 1.
+        num_draws: the number of draws of n, ≥ 1.
     """
 
     noise_std: float = 1e-3
     num_draws: int = 1000
 
     def __call__(self, client: ClientSamples, seed: int) -> list[Measurement]:
-        """Return ``batch_lipschitz`` and ``batch_angular_lipschitz``."""
+        """Return the measurements ``batch_lipschitz`` and ``batch_angular_lipschitz``."""
         exposure = client.exposure.whole
         batch = exposure.defended
         soft = batch.targets.is_floating_point()

@@ -1,4 +1,4 @@
-"""Compute the Bayesian bound, the mean error of the best attacker with a Gaussian prior."""
+"""Compute the Bayesian bound: the mean error of the best attacker with a Gaussian prior."""
 
 import math
 from dataclasses import dataclass
@@ -14,17 +14,20 @@ from flwr_leakage.scores.spectral_bound import SpectralBound
 
 @dataclass(frozen=True)
 class BayesianBound(SpectralBound):
-    """√(Σ 1/(λ/σᵢ² + 1/τ²)/N), the linearised Bayesian bound of the RMSE; J ∈ R^{N×P}.
+    """A score: the linearised Bayesian bound √(Σ 1/(λ/σᵢ² + 1/τ²)/N) of an attacker's RMSE.
 
-    ``TargetRisk`` sets its noise by this formula. It is the expected RMSE of the best attacker,
-    biased or not, to whom every input is N(μ, τ²) before the update is seen, if the gradient were
-    linear in the image. It holds as a mean over images of that prior (van Trees 1968 with JJᵀ
-    averaged over them is the bound of the network itself, and lies at or below the mean of this).
-    It binds on no single image, and real images have a better prior than independent pixels: an
-    attacker with a prior of smooth images may go below it.
+    The sum is over the N eigenvalues λ of JJᵀ, where J ∈ R^{N×P} is the Jacobian of a sample's
+    gradient, and σᵢ is the standard deviation of the noise on that gradient. It is the expected
+    RMSE of the best attacker, biased or not, to whom every input is N(μ, τ²) before the update is
+    seen, if the gradient were linear in the image. It holds as a mean over images of that prior.
+    (The bound of van Trees 1968 with JJᵀ averaged over these images holds for the network itself,
+    and is at most the mean of this one.) It does not hold for a single image. Real images have a
+    better prior than independent pixels: an attacker with a prior of smooth images may have a
+    smaller error. ``TargetRisk`` chooses its noise by this formula.
 
     Attributes:
-        prior_std: τ > 0, in model input units; 1 for standardised inputs.
+        prior_std: the standard deviation τ > 0 of the prior, in model input units; 1 for
+            standardised inputs.
     """
 
     prior_std: float = 1.0
@@ -35,7 +38,11 @@ class BayesianBound(SpectralBound):
             raise ValueError(f"prior_std must be positive, got {self.prior_std}.")
 
     def squared_error(self, eigenvalues: Tensor, noise_std: Tensor) -> Tensor:
-        """Return τ²σ²/(σ² + τ²λ)."""
+        """Return τ²σ²/(σ² + τ²λ), the squared error that belongs to each eigenvalue λ.
+
+        Here λ are eigenvalues of JJᵀ for a sample's Jacobian J, τ is the standard deviation of the
+        attacker's prior, and σ that of the noise.
+        """
         return posterior_variance(eigenvalues, noise_std**2, self.prior_std**2)
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:

@@ -21,28 +21,29 @@ def compute_scores(
     samples: Sequence[int] | None = None,
     warnings: Sequence[str] = (),
 ) -> Scores:
-    """Compute all scores of one exposure; it changes neither the exposure nor the model.
+    """Return the scores of the samples of a client's round; neither they nor the model are changed.
 
-    A score's value of a sample is the same whichever other scores are computed, in whatever
-    order, and whichever samples: each score has a seed of its own, and what scores share
-    depends on none of them.
+    A sample's value does not depend on which other scores and samples are computed, nor on their
+    order: each score has a seed of its own, and the results that scores share do not depend on the
+    scores.
 
     Args:
-        scores: the scores by name; or a sequence, named by their classes (``LAVP``, then ``LAVP
-            2``).
+        scores: the scores by name; or a sequence of scores, which are then named by their classes
+            (``LAVP``, then ``LAVP 2``).
         gradient_map: the gradient map of the client's model and loss.
-        exposure: the client's round.
+        exposure: the private data of the client's round.
         seed: the seed of all random draws; those of a score depend on its name, too.
-        budget: the budget of all scores together, spent in order; ``None`` is no limit.
-        samples: indices of those to score, in ascending order; the
-            others get no number. ``None`` is all.
-        warnings: why the numbers may be of another model than the one that trains; each stands
-            beside every number.
+        budget: the limit on the cost of all scores together, which are computed in order; ``None``
+            is no limit.
+        samples: the indices of the samples to score, in ascending order; the others get no number.
+            ``None`` is all.
+        warnings: reasons why the scored function may differ from the one that trains; each is added
+            to the note of every sample.
 
     Returns:
-        A result for each score, by name and in order, and notes on all of them. A score that
-        fails, or that the budget does not last for, is among them with the reason; the others go
-        on.
+        The result of each score by name, in order, and notes on all of them. A score that fails, or
+        for which the budget is too small, has the reason as its result; the others are computed all
+        the same.
     """
     count = len(exposure.private)
     chosen = tuple(range(count)) if samples is None else tuple(samples)
@@ -62,7 +63,7 @@ def compute_scores(
 
 
 def warned(measured: Measurement, warnings: Sequence[str]) -> Measurement:
-    """Return the measurement with all warnings beside every sample's own note."""
+    """Return the measurement with the warnings added to the note of every sample."""
     if not warnings:
         return measured
     own = measured.notes or ("",) * len(measured.values)
@@ -72,7 +73,13 @@ def warned(measured: Measurement, warnings: Sequence[str]) -> Measurement:
 def score_client(
     scores: Mapping[str, Score] | Sequence[Score], client: ClientSamples, seed: int
 ) -> dict[str, ScoreResult]:
-    """Return all scores of ``client``, which spends its meter; see ``compute_scores``."""
+    """Return the result of each score by name; see ``compute_scores``.
+
+    Args:
+        scores: the scores by name, or a sequence of scores.
+        client: the samples to score; its meter counts, and limits, the cost.
+        seed: the seed of all random draws.
+    """
     return {
         name: _compute(name, score, client, derive_seed(seed, purpose=name))
         for name, score in _named(scores).items()
@@ -114,7 +121,13 @@ def _compute(name: str, score: Score, client: ClientSamples, seed: int) -> Score
 
 
 def _spread(measured: Measurement, chosen: tuple[int, ...], count: int) -> Measurement:
-    """Put the values of the chosen samples in their places among all."""
+    """Return a measurement of chosen samples as one of all ``count`` samples.
+
+    Args:
+        measured: the measurement of the chosen samples.
+        chosen: the indices of these samples among all.
+        count: the number of all samples; those that were not chosen get no number.
+    """
     if len(chosen) == count:
         return measured
     values: list[float | None] = [None] * count

@@ -12,17 +12,21 @@ from flwr_leakage.scores.spectral_bound import SpectralBound
 
 @dataclass(frozen=True)
 class CramerRaoBound(SpectralBound):
-    """σᵢ √(Σ(1/λ)/N), a lower bound of an unbiased attacker's RMSE; J ∈ R^{N×P}.
+    """A score: the Cramér–Rao bound σᵢ √(Σ(1/λ)/N) of an unbiased attacker's RMSE.
 
-    It is the expected I²F without damping (Zhang et al. 2023, equation 6) under its proper name
-    (Cramér 1946, Rao 1945). It holds for the network itself, not for its linearisation, where
+    The sum is over the N eigenvalues λ of JJᵀ, where J ∈ R^{N×P} is the Jacobian of a sample's
+    gradient. For sample i of a batch, σᵢ = σ/wᵢ, with σ the standard deviation of the noise on the
+    pseudo-gradient and wᵢ the sample's weight in it: the strongest attacker knows all other
+    samples. The bound is the expected I²F without damping (Zhang et al. 2023, equation 6) under its
+    proper name (Cramér 1946, Rao 1945). It holds for the network itself, not only for its
+    linearisation, if
 
     - the noise is independent and Gaussian, of known σ on every entry;
     - the attacker is unbiased: no image prior, no clamping to the range of pixels;
-    - J has full rank, else there is no unbiased attacker, and no number here.
+    - J has full rank; otherwise there is no unbiased attacker, and the score gives no number.
 
-    An attacker with a prior trades variance for bias and may go below: see ``BayesianBound``. For
-    sample i of a batch, σᵢ = σ/wᵢ, as an attacker who knows all other samples is the strongest.
+    An attacker with a prior trades variance for bias and may have a smaller error: see
+    ``BayesianBound``.
     """
 
     def squared_error(self, eigenvalues: Tensor, noise_std: Tensor) -> Tensor:

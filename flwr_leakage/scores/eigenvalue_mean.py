@@ -1,4 +1,7 @@
-"""Average over the eigenvalues of JJᵀ, exactly from the dense Jacobian, or as a lower bound."""
+"""Average a function over the squared singular values of a sample's Jacobian.
+
+The mean is exact if the Jacobian is formed, and a lower bound otherwise.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,16 +22,17 @@ ROUNDING = 1e-15
 
 @dataclass(frozen=True)
 class EigenvalueMean:
-    """The mean of f(λ) over the N eigenvalues of JJᵀ, for S samples.
+    """The mean of a function f over the N eigenvalues λ of JJᵀ, for each of S samples.
 
     Attributes:
-        values: (S,).
-        errors: (S,) half widths of error bars: of rounding where exact, else of 99 % over the
-            random probes.
-        exact: whether it comes from the dense Jacobian; else it is a lower bound but for the
-            sampling error.
-        rank: (S,) eigenvalues above ``(rank_cutoff)² λmax``; −1 where not known.
-        largest: (S,) λmax, from below where not exact.
+        values: (S,) the means.
+        errors: (S,) half the width of each mean's error bar: that of rounding if ``exact``, else
+            that of 99 % confidence over the random probes.
+        exact: whether the means come from the dense Jacobian J. If not, they are lower bounds up to
+            the sampling error.
+        rank: (S,) the number of eigenvalues above ``(rank_cutoff)² λmax``; −1 where it is not
+            known.
+        largest: (S,) the largest eigenvalue λmax; a lower bound of it if not ``exact``.
     """
 
     values: Float[Tensor, " S"]
@@ -39,7 +43,14 @@ class EigenvalueMean:
 
 
 def fits(num_inputs: int, num_parameters: int, max_dense_inputs: int, memory_bytes: int) -> bool:
-    """Return whether the dense route is taken."""
+    """Return whether the dense Jacobian of a sample may be formed: by its inputs, and by memory.
+
+    Args:
+        num_inputs: the number N of a sample's inputs.
+        num_parameters: the number P of the model's parameters.
+        max_dense_inputs: the largest N for which it may be formed.
+        memory_bytes: the most bytes that it may take.
+    """
     needed = dense_bytes(num_inputs, num_parameters, torch.float64)
     return num_inputs <= max_dense_inputs and needed <= memory_bytes
 
@@ -53,21 +64,23 @@ def eigenvalue_mean(
     max_steps: int,
     rank_cutoff: float = 1e-12,
 ) -> EigenvalueMean:
-    """Return Σf(λ)/N for a completely monotone f, such as 1/λ or 1/(λ + c).
+    """Return Σf(λ)/N over the N eigenvalues λ of JJᵀ, for a completely monotone function f.
 
-    Without the dense Jacobian, Lanczos quadrature estimates the mean. All even derivatives of such
-    an f are positive, so that Gauss quadrature never exceeds zᵀf(JJᵀ)z, whatever the number of its
-    steps (Golub and Meurant 1994, theorem 3.1): stopped early it is still a bound. Nodes that
-    rounding makes too small are raised, which lowers f.
+    Such functions are 1/λ and 1/(λ + c). J is the Jacobian of a sample's gradient.
+
+    Without the dense Jacobian, Lanczos quadrature estimates the mean by random vectors z. All even
+    derivatives of such an f are positive, so that Gauss quadrature never exceeds zᵀf(JJᵀ)z,
+    whatever the number of its steps (Golub and Meurant 1994, theorem 3.1): if it is stopped early,
+    it is still a lower bound. Nodes that rounding makes too small are raised, which lowers f.
 
     Args:
-        problem: the problem of the samples, in float64.
-        function: f of eigenvalues (S, k).
-        draws: the source of draws for the probes z.
-        dense: whether to form J.
-        num_probes: random z.
-        max_steps: most steps of Lanczos for each.
-        rank_cutoff: relative size of singular values that count as zero.
+        problem: the S samples with their Jacobians, in float64.
+        function: f, applied to eigenvalues (S, k).
+        draws: the random generators of the vectors z.
+        dense: whether to form J, and compute the mean exactly.
+        num_probes: the number of random vectors z.
+        max_steps: the largest number of Lanczos steps for each z.
+        rank_cutoff: singular values of J below this share of the largest count as zero.
     """
     if dense:
         eigenvalues = dense_spectrum(problem.operator)
@@ -92,7 +105,15 @@ def _quadrature(
     num_probes: int,
     max_steps: int,
 ) -> tuple[Float[Tensor, "n S"], Float[Tensor, " S"]]:
-    """Return zᵀf(JJᵀ)z/N by Gauss' rule for each of n random signs z, and λmax from below."""
+    """Return zᵀf(JJᵀ)z/N by Gauss' rule for n vectors z of random signs, and a lower bound of λmax.
+
+    Args:
+        problem: the S samples with their Jacobians J.
+        function: f, applied to eigenvalues (S, k).
+        draws: the random generators of the vectors z.
+        num_probes: the number n of vectors z.
+        max_steps: the largest number of Lanczos steps for each z.
+    """
     operator = problem.operator
     largest = torch.zeros(len(problem), dtype=torch.float64)
     values = []

@@ -1,4 +1,4 @@
-"""Define the common base of scores of the largest and the smallest eigenvalue."""
+"""Define the base class of scores of the extreme singular values of a sample's Jacobian."""
 
 from dataclasses import dataclass, field
 
@@ -9,14 +9,17 @@ from flwr_leakage.scores.lavp import LAVP
 
 @dataclass(frozen=True)
 class ExtremesScore(SampleScore):
-    """A score that is made of λmax and, on demand, λmin of JJᵀ.
+    """A base class of scores made of λmax and, on demand, λmin of JJᵀ.
+
+    J ∈ R^{N×P} is the Jacobian of a sample's gradient.
 
     Attributes:
-        smallest: whether to compute λmin and what needs it, which is dear (see ``LAVP``).
-        tolerance: relative error to which λmax is computed.
-        min_tolerance: relative error to which λmin is computed.
-        max_steps: most steps of a Lanczos run.
-        max_dense_inputs: see ``LAVP``.
+        smallest: whether to compute λmin and the quantities that need it, which is expensive.
+        tolerance: the relative error to which λmax is computed.
+        min_tolerance: the relative error to which λmin is computed.
+        max_steps: the largest number of steps of a Lanczos run.
+        max_dense_inputs: the largest number N of inputs for which λmin may be computed from the
+            dense Jacobian.
     """
 
     smallest: bool = True
@@ -27,11 +30,11 @@ class ExtremesScore(SampleScore):
     precision: Precision = field(default="float64", kw_only=True)
 
     def extra_bytes(self, num_inputs: int, num_parameters: int) -> int:
-        """Return the memory of the dense route to λmin, for one sample."""
+        """Return the bytes of one sample's dense Jacobian, if λmin is computed by it."""
         return self.extremes().extra_bytes(num_inputs, num_parameters)
 
     def extremes(self) -> LAVP:
-        """Return the score that measures λmax, and λmin after it."""
+        """Return the score that measures λmax, and after it λmin if ``smallest`` is set."""
         return LAVP(
             ("lambda_max", "lambda_min") if self.smallest else ("lambda_max",),
             self.tolerance,

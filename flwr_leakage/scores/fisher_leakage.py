@@ -1,4 +1,4 @@
-"""Compute the Fisher information leakage of a sample under noise, from the trace of JJᵀ."""
+"""Compute the Fisher information leakage of a sample under noise, from its Jacobian's norm."""
 
 from dataclasses import dataclass, field
 
@@ -16,23 +16,28 @@ from flwr_leakage.scores.noise_level import check_noise_std, noise_level
 
 @dataclass(frozen=True)
 class FisherLeakage(SampleScore):
-    """dFIL η = √(tr(JJᵀ)/N)/σᵢ, its bound 1/η, and the largest √λmax/σᵢ; J ∈ R^{N×P}.
+    """A score: the diagonal Fisher information leakage η of a sample, its bound 1/η, and √λmax/σᵢ.
+
+    η = √(tr(JJᵀ)/N)/σᵢ, where J ∈ R^{N×P} is the Jacobian of the sample's gradient, λmax the
+    largest eigenvalue of JJᵀ, and σᵢ the standard deviation of the noise on that gradient. The
+    quantities are:
 
     - ``fisher_leakage``: η of Guo et al. (2022, section 4);
-    - ``fisher_leakage_bound_rmse``: 1/η, a lower bound of an unbiased attacker's RMSE. It needs one
-      trace and no full rank, and lies below ``CramerRaoBound``;
-    - ``fisher_information_loss``: √λmax/σᵢ of Hannun et al. (2021): along the direction that the
-      update tells most about, an unbiased attacker is off by at least its inverse.
+    - ``fisher_leakage_bound_rmse``: 1/η, a lower bound of an unbiased attacker's RMSE. It needs
+      only one trace, J need not have full rank, and the bound lies below ``CramerRaoBound``;
+    - ``fisher_information_loss``: √λmax/σᵢ of Hannun et al. (2021). Along the direction that the
+      update reveals best, an unbiased attacker's error is at least its inverse.
 
     The trace is estimated by tr(JJᵀ) = E‖Jᵀz‖² over random signs z (Hutchinson 1990). The error
     bars are of 99 %.
 
     Attributes:
-        noise_std: σ of the noise on the pseudo-gradient; ``None`` reads it from δ, where δ is
-            independent Gaussian noise of one size.
-        num_probes: how many z are drawn, of one product each, ≥ 2.
-        tolerance: relative error to which λmax is computed.
-        max_steps: most products of JJᵀ in the search for λmax.
+        noise_std: the standard deviation σ of the noise on the pseudo-gradient; with ``None`` it is
+            estimated from the defense's perturbation δ, if δ is independent Gaussian noise of one
+            size.
+        num_probes: the number of vectors z, of one Jacobian product each, ≥ 2.
+        tolerance: the relative error to which λmax is computed.
+        max_steps: the largest number of products with JJᵀ in the search for λmax.
     """
 
     noise_std: float | None = None
@@ -104,7 +109,7 @@ def _column(
     errors: Tensor,
     states: list[State],
 ) -> Column:
-    """Return the states; a value that is NaN, and is no bound, is marked as unresolved."""
+    """Return a column in which a value that is not finite has the state ``unresolved``."""
     known = values.isfinite().tolist()
     told: list[State] = [s if ok else "unresolved" for s, ok in zip(states, known, strict=True)]
     return Column(name, values, unit, direction, notes, errors, told)

@@ -1,4 +1,4 @@
-"""Measure the norm of a sample's gradient."""
+"""Measure the norm of each sample's gradient."""
 
 from dataclasses import dataclass
 
@@ -10,10 +10,10 @@ from flwr_leakage.scores.base import Column, SampleScore, states_of
 
 @dataclass(frozen=True)
 class GradientNorm(SampleScore):
-    """‖g‖ = ‖∇_θL(x, y)‖: the baseline against which the papers compare their scores.
+    """A score: the norm ‖g‖ = ‖∇_θL(x, y)‖ of a sample's gradient, the baseline of other scores.
 
-    It carries no information about the curvature. A larger gradient drowns noise of a fixed
-    strength. The score costs one gradient and no product.
+    It carries no information about the curvature. Noise of a fixed strength hides a larger gradient
+    less. The score costs one gradient and no Jacobian product.
     """
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:

@@ -1,4 +1,4 @@
-"""Measure how sensitive each layer's gradient is to the input, or to a latent attribute."""
+"""Measure how sensitive each layer's gradient is to the input, or to an attribute of the input."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,15 +21,20 @@ def sensitivity_along(
     directions: Float[Tensor, "S N"],
     slices: Mapping[str, Sequence[slice]],
 ) -> dict[str, Float[Tensor, " S"]]:
-    """Return ‖J_lᵀd‖/‖d‖, how far each layer l's gradient moves along an input's direction.
+    """Return ‖J_lᵀd‖/‖d‖ for each layer l: how far its gradient moves if the input moves along d.
 
-    With d the change of the input that a latent attribute makes (say, the mean of images that have
-    it less the mean of those that have it not), it is the sensitivity to that attribute.
+    J_l is the Jacobian of layer l's gradient by the sample's input. If d is the change of the input
+    that an attribute makes, such as the mean of images with it less the mean of images without it,
+    the result is the sensitivity to that attribute.
 
     Args:
-        operator: Jᵀ of S samples.
-        directions: d, not zero.
-        slices: the places of the entries of each layer in the gradient, see ``layer_slices``.
+        operator: the operator of the Jacobians Jᵀ of S samples.
+        directions: (S, N) the direction d of each sample, not zero.
+        slices: for each layer by name, the slices of its entries in the flat gradient; see
+            ``layer_slices``.
+
+    Returns:
+        (S,) the values for each layer, by its name.
     """
     image = operator.matvec(directions)
     lengths = row_norms(directions).double()
@@ -41,17 +46,20 @@ def sensitivity_along(
 
 @dataclass(frozen=True)
 class GradientSensitivity(SampleScore):
-    """E‖g_l(x + n) − g_l(x)‖/‖n‖ for small random n, of every layer l and of all, as E‖J_lᵀn‖/‖n‖.
+    """A score: E‖g_l(x + n) − g_l(x)‖/‖n‖ for small random n, of each layer l and of all layers.
 
-    The sensitivity of gradients to the original information (Mo et al. 2021): a layer whose
-    gradient moves more with the input tells more about it, in that paper's reading. LAVP reads it
-    the other way round (``lambda_max``). It is a mean over directions, of which ‖J‖ is the maximum.
+    It is computed as E‖J_lᵀn‖/‖n‖, with J_l the Jacobian of layer l's gradient g_l by the input x.
 
-    ``gradient_sensitivity`` is of all layers, ``gradient_sensitivity/LAYER`` of one. For a latent
-    attribute there is ``sensitivity_along``.
+    Mo et al. (2021) call it the sensitivity of gradients to the original information: in their
+    reading, a layer whose gradient moves more with the input reveals more about it. ``LAVP`` takes
+    a larger ``lambda_max`` for safer, the opposite. The score is a mean over directions n, and ‖J‖
+    is the maximum.
+
+    The quantity ``gradient_sensitivity`` is that of all layers, ``gradient_sensitivity/LAYER`` that
+    of one layer. For the sensitivity to an attribute see ``sensitivity_along``.
 
     Attributes:
-        num_draws: random directions, of one product each, ≥ 2.
+        num_draws: the number of random directions n, of one Jacobian product each, ≥ 2.
     """
 
     num_draws: int = 20
@@ -61,7 +69,7 @@ class GradientSensitivity(SampleScore):
             raise ValueError(f"num_draws must be at least 2, got {self.num_draws}.")
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """Return one quantity for all layers together, and one for each."""
+        """Return a column for all layers together, and one for each layer."""
         layers = layer_slices(problem.samples.params)
         slices = {"": [slice(None)], **{f"/{layer}": parts for layer, parts in layers.items()}}
         found = []

@@ -24,23 +24,24 @@ ROUNDING_FACTOR = 32
 
 @dataclass(frozen=True)
 class InfluenceKrylovBound(SampleScore):
-    """A lower bound ‖x_k‖ of the undamped inversion influence ‖(JJᵀ)⁻¹Jδ‖ (I²F).
+    """A score: a lower bound ‖x_k‖ of the undamped inversion influence ‖(JJᵀ)⁻¹Jδ‖ (I²F).
 
-    J = ∇ₓ∇_θL ∈ R^{N×P} is of a sample with N inputs, δ (P,) is the defense's change of its
-    gradient, and x_k is the k-th iterate of LSQR from zero on ``min ‖Jᵀx − δ‖``. The norms of the
-    iterates grow towards that of the least-squares solution (Paige and Saunders 1982), which is the
-    I²F. On LeNet eight steps reach about a quarter of it, while the lower bound
-    I_lb = ‖Jδ‖/λmax in closed form reaches a thousandth. The eight steps rank samples as attacks do
-    (Spearman .6 under equal noise). I_lb and an I²F with a damping of 1e-3 λmax rank them
-    backwards, as damping removes just the directions in which samples differ. The columns are:
+    J = ∇ₓ∇_θL ∈ R^{N×P} is the Jacobian of the gradient of a sample with N inputs, δ (P,) is the
+    defense's perturbation of that gradient, and x_k is the k-th iterate of LSQR from zero on
+    ``min ‖Jᵀx − δ‖``. The norms of the iterates grow towards that of the least-squares solution
+    (Paige and Saunders 1982), which is the I²F. On LeNet eight steps reach about a quarter of it,
+    while the lower bound I_lb = ‖Jδ‖/λmax in closed form reaches a thousandth. The eight steps rank
+    samples as attacks do (Spearman .6 under equal noise). I_lb and an I²F with a damping of 1e-3
+    λmax rank them backwards, as damping removes just the directions in which samples differ. The
+    quantities are:
 
     - ``influence_krylov_bound_rmse``: ‖x_k‖/√N for the sample's share of the released δ;
-    - ``unit_noise_influence_bound_rmse``: the same for one draw of Gaussian noise of standard
-      deviation 1 on every entry of the sample's gradient, where δ = 0: the number by which to
-      compare the samples of an undefended client.
+    - ``unit_noise_influence_bound_rmse``, only if δ = 0: the same number for one draw of Gaussian
+      noise of standard deviation 1 on every entry of the sample's gradient. By it the samples of an
+      undefended client can be compared.
 
     Attributes:
-        num_steps: k, the steps of LSQR, of two products each.
+        num_steps: the number k of LSQR steps, of two Jacobian products each.
     """
 
     num_steps: int = 8
@@ -50,7 +51,10 @@ class InfluenceKrylovBound(SampleScore):
             raise ValueError(f"num_steps must be at least 1, got {self.num_steps}.")
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """Return the bound for δ, and if every δ is 0 also that for one draw of noise."""
+        """Return a column of the bound for the defense's perturbation of each sample's gradient.
+
+        If no update was perturbed, there is another column for one draw of unit noise.
+        """
         known = problem.deltas.isfinite().all(1)
         hidden = not bool(problem.undefended.all())
         if hidden:

@@ -21,22 +21,29 @@ from flwr_leakage.scores.base import (
 
 @dataclass(frozen=True)
 class InfluenceLowerBound(SampleScore):
-    """I_lb = ‖Jδ‖/λmax(JJᵀ) ≤ I²F (Zhang et al. 2023, equation 5), J ∈ R^{N×P}.
+    """A score: the lower bound I_lb = ‖Jδ‖/λmax(JJᵀ) of the inversion influence I²F.
+
+    J ∈ R^{N×P} is the Jacobian of a sample's gradient, and δ the defense's perturbation of that
+    gradient (Zhang et al. 2023, equation 5).
 
     It is a valid bound of the undamped I²F, but a loose one: on LeNet it lies 16–48 times below the
-    error that attacks reach, and within one noise level it may rank samples backwards. λmax is
-    increased by its own error bound, so that an estimate from below does not spoil the bound.
+    error that attacks reach, and among samples under equal noise it may rank them backwards. λmax
+    is increased by its own error bound, so that the bound holds although λmax is estimated from
+    below.
 
     Attributes:
-        tolerance: relative error to which λmax is computed.
-        max_steps: most products of JJᵀ in the search for λmax.
+        tolerance: the relative error to which λmax is computed.
+        max_steps: the largest number of products with JJᵀ in the search for λmax.
     """
 
     tolerance: float = 1e-2
     max_steps: int = 60
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """Return ``influence_nominal`` (I_nom = ‖Jδ‖) and ``influence_lower_bound``."""
+        """Return the columns ``influence_nominal`` (‖Jδ‖) and ``influence_lower_bound``.
+
+        J is a sample's Jacobian, and δ the defense's perturbation of its gradient.
+        """
         nominal = row_norms(problem.operator.rmatvec(problem.deltas)).double()
         estimate = problem.largest(self.tolerance, self.max_steps).estimate
         top, unresolved, widths, _ = numbers_of(estimate, "at least", "λmax")

@@ -1,4 +1,4 @@
-"""Measure the norm of the loss's gradient in each sample's own pixels, in one batched pass."""
+"""Measure the norm of the loss's gradient with respect to each sample's input, in one pass."""
 
 from dataclasses import dataclass
 
@@ -14,16 +14,18 @@ from flwr_leakage.records import Measurement
 
 @dataclass(frozen=True)
 class InputGradientNorm:
-    """‖∂L/∂x‖ of each sample: the cheap score by which a plan ranks a client's samples.
+    """A score: ‖∂L/∂x‖ of each sample x, a cheap number by which a client's samples are ranked.
 
-    The first layer's gradient is δ₁xᵀ, so that the Jacobian J = ∇ₓ∇_θL has the block δ₁ᵀ ⊗ I: a
-    sample whose first errors δ₁ are large is seen by the update in every pixel. ∂L/∂x = W₁ᵀδ₁
-    measures them without a per-sample gradient. The score costs one forward and one backward pass
-    of the samples in mini-batches, about as much as training on them once, and no product.
+    With weights W₁ of the first layer and the loss's gradient δ₁ by that layer's outputs, the
+    layer's weight gradient is δ₁xᵀ. So the Jacobian J = ∇ₓ∇_θL has the block δ₁ᵀ ⊗ I: if δ₁ is
+    large, a change of any pixel moves the update far. ∂L/∂x = W₁ᵀδ₁ measures δ₁ without a
+    per-sample gradient. The score costs one forward and one backward pass of the samples in
+    mini-batches, about as much as training on them once, and no Jacobian product.
 
     Attributes:
-        point: see ``SampleScore``.
-        batch_size: samples that are treated together, ≥ 1.
+        point: ``defended`` to score the samples as they entered training; ``private`` to score them
+            as they were before the defense encoded them.
+        batch_size: the number of samples that are processed together, ≥ 1.
     """
 
     point: Point = "defended"
@@ -34,7 +36,7 @@ class InputGradientNorm:
             raise ValueError(f"batch_size must be at least 1, got {self.batch_size}.")
 
     def __call__(self, client: ClientSamples, seed: int) -> list[Measurement]:
-        """Return the column ``input_gradient_norm``."""
+        """Return the measurement ``input_gradient_norm``."""
         samples = client.samples(self.point)
         windows = torch.arange(len(samples)).split(self.batch_size)
         norms = torch.cat([input_gradients(samples[window]).norm(dim=1) for window in windows])
@@ -50,7 +52,7 @@ class InputGradientNorm:
 
 
 def input_gradients(samples: Samples) -> Float[Tensor, "S N"]:
-    """Return ∂L/∂x of each sample alone, flat."""
+    """Return the gradient ∂L/∂x of each sample's own loss by its input, as flat rows (S, N)."""
     gradient_map = samples.gradient_map
     if gradient_map.one_by_one:
         return torch.stack(
@@ -70,7 +72,7 @@ def input_gradients(samples: Samples) -> Float[Tensor, "S N"]:
 
 
 def _by_autograd(sample: Samples) -> Float[Tensor, " N"]:
-    """Return ∂L/∂x of one sample of a model that torch.func cannot take."""
+    """Return ∂L/∂x (N,) of one sample, for a model that ``torch.func`` cannot differentiate."""
     with torch.enable_grad():
         inputs = sample.batch.inputs.detach().requires_grad_(True)
         logits = sample.gradient_map.logits(sample.params, inputs, sample.buffers)

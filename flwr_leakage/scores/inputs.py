@@ -1,4 +1,4 @@
-"""Convert samples in arrays, lists or tensors into a batch."""
+"""Convert samples given as arrays, lists or tensors into a batch."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,18 +11,19 @@ from flwr_leakage.records import Batch
 
 
 def as_batch(inputs: Any, targets: Any, like: Tensor) -> Batch:
-    """Return a batch of tensors, arrays, numbers, or lists of them, in a model's own types.
+    """Return a batch from tensors, arrays, numbers, or lists of them, in the dtypes of a model.
 
-    Numbers with a fraction take the type of the model's parameters, class indices int64. Integer
-    inputs are not converted, as a model does not expect values from 0 to 255.
+    Floating-point numbers are cast to the dtype of the model's parameters, class indices to int64.
+    Integer inputs are not converted, as a model does not expect values from 0 to 255.
 
     Args:
         inputs: (B, C, H, W), or a list of B entries of (C, H, W).
-        targets: (B,) or (B, K), or a list of B entries.
-        like: a parameter of the model.
+        targets: class indices (B,) or probabilities (B, K), or a list of B entries.
+        like: a parameter of the model, whose dtype is taken.
 
     Raises:
-        ValueError: they are of another kind, ragged, or of different lengths.
+        ValueError: inputs or targets are of another kind, their entries differ in shape, or there
+            are not as many targets as inputs.
     """
     x, y = _tensor("inputs", inputs), _tensor("targets", targets)
     x = x.to(like.device, like.dtype if x.is_floating_point() else x.dtype)

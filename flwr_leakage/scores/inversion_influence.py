@@ -31,34 +31,39 @@ QUADRATURE_TOLERANCE = 0.02
 
 @dataclass(frozen=True)
 class InversionInfluence(SampleScore):
-    """I²F = ‖(JJᵀ + εI)⁻¹Jδ‖ (Zhang et al. 2023, equation 4), J = ∇ₓ∇_θL ∈ R^{N×P}.
+    """A score: the inversion influence I²F = ‖(JJᵀ + εI)⁻¹Jδ‖ (Zhang et al. 2023, equation 4).
 
-    To first order, this is how far a perfect attacker's reconstruction is off when the gradient is
-    off by δ. There are three measurements for each damping, named by ε/λmax:
+    J = ∇ₓ∇_θL ∈ R^{N×P} is the Jacobian of the gradient of a sample with N inputs, and λ are the
+    eigenvalues of JJᵀ. To first order, I²F is the error of a perfect attacker's reconstruction if
+    the gradient is perturbed by δ. There are three quantities for each damping ε, named by ε/λmax:
 
     - ``inversion_influence_…``: the norm, as in the paper's formula;
-    - ``inversion_influence_rmse_…``: divided by √N, comparable with an RMSE;
+    - ``inversion_influence_rmse_…``: the norm divided by √N, comparable with an RMSE;
     - ``expected_influence_rmse_…``: √(Σλᵢ/(λᵢ + ε)²/N), the expected RMSE for Gaussian noise of
       standard deviation 1 on every entry of the sample's gradient (so n-fold for n). It needs
       no δ, so it ranks the samples of an undefended client, too.
 
-    δ of a sample is its share of the update's, see ``SampleProblem``. The influence is computed by
-    LSQR with full reorthogonalisation, the expected one by stochastic quadrature. Both stop where
-    a lower and an upper bound agree. Few probes say little about a sum over many eigenvalues: the
-    error bar of the expected influence is 8 to 25 % with one probe at ε = 1e-6 λmax and more at
-    larger ε, and falls as 1/√probes.
+    The perturbation of a sample's gradient is δ/wᵢ, with δ that of the update's pseudo-gradient and
+    wᵢ the sample's weight in it. The influence is computed by LSQR with full reorthogonalisation,
+    the expected influence by stochastic quadrature. Both stop when a lower and an upper bound
+    agree. Few probes say little about a sum over many eigenvalues: the error bar of the expected
+    influence is 8 to 25 % with one probe at ε = 1e-6 λmax and more at larger ε, and falls as
+    1/√probes.
 
     Attributes:
-        relative_dampings: ε/λmax, > 0. Only small ones are faithful: on an untrained LeNet, 1e-6
-            ranks 32 digits under equal noise as an attack's error does (Spearman .88), 1e-3
-            backwards (−.46).
-        tolerance: relative error to which I²F is computed.
-        max_steps: most steps of LSQR, and of each probe, of two products each.
-        expected: when to compute the expected influence; ``undefended`` means where δ = 0.
-        num_probes: random probes for the expected influence.
-        max_dense_inputs: N up to which the expected influence is computed from the dense J instead,
-            exactly, in N products.
-        precision: see ``SampleScore``. In ``float32`` the error bars grow as 1e-6/√(ε/λmax).
+        relative_dampings: the values of ε/λmax, > 0. Only small ones predict attacks: on an
+            untrained LeNet, 1e-6 ranks 32 digits under equal noise as an attack's error does
+            (Spearman .88), and 1e-3 ranks them backwards (−.46).
+        tolerance: the relative error to which I²F is computed.
+        max_steps: the largest number of steps of LSQR, and of each random probe, of two Jacobian
+            products each.
+        expected: when to compute the expected influence: ``always``, ``never``, or with
+            ``undefended`` only if δ = 0.
+        num_probes: the number of random probes for the expected influence.
+        max_dense_inputs: the largest N for which the expected influence is computed exactly from
+            the dense J, in N products.
+        precision: the floating-point type of all computations. In ``float32`` the error bars grow
+            as 1e-6/√(ε/λmax).
     """
 
     relative_dampings: Sequence[float] = (1e-6,)
@@ -80,14 +85,14 @@ class InversionInfluence(SampleScore):
             )
 
     def extra_bytes(self, num_inputs: int, num_parameters: int) -> int:
-        """Return the memory of the dense route to the expected influence, for one sample."""
+        """Return the bytes that the dense Jacobian takes for one sample, if it is to be formed."""
         if self.expected == "never" or num_inputs > self.max_dense_inputs:
             return 0
         dtype = torch.float64 if self.precision == "float64" else torch.float32
         return dense_bytes(num_inputs, num_parameters, dtype)
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """Return two or three quantities for each damping."""
+        """Return two columns for each damping, and a third with the expected influence."""
         undefended = bool(problem.undefended.all())
         wanted = self.expected == "always" or (self.expected == "undefended" and undefended)
         columns = []
@@ -120,7 +125,11 @@ class InversionInfluence(SampleScore):
         return [found] * len(self.relative_dampings)
 
     def _influences(self, problem: SampleProblem) -> list[Numbers]:
-        """Return ‖(JJᵀ + εI)⁻¹Jδ‖ of every sample, for each damping."""
+        """Return for each damping the inversion influence of every sample.
+
+        It is ‖(JJᵀ + εI)⁻¹Jδ‖, with the damping ε, the sample's Jacobian J, and the perturbation δ
+        of its gradient.
+        """
         dampings = tuple(self.relative_dampings)
         solved = solve_damped(
             problem.operator, problem.deltas, dampings, self.tolerance, self.max_steps
@@ -159,7 +168,15 @@ class InversionInfluence(SampleScore):
         label: str,
         draws: Draws,
     ) -> Column:
-        """Return the expected influence, from the dense spectrum where there is one."""
+        """Return the column of the expected influence at one damping.
+
+        Args:
+            problem: the S samples with their Jacobians J.
+            spectrum: the eigenvalues of JJᵀ from the dense J; ``None`` to estimate by quadrature.
+            damping: ε/λmax.
+            label: the end of the column's name.
+            draws: the random generators of the quadrature.
+        """
         if spectrum is not None:
             total, width, top = _dense_sum(spectrum, problem.rounding, damping)
             resolved, state = torch.ones_like(top, dtype=torch.bool), "exact"
@@ -196,7 +213,15 @@ class InversionInfluence(SampleScore):
 def _dense_sum(
     eigenvalues: Float[Tensor, "S N"], rounding: Float[Tensor, " S"], damping: float
 ) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"], Float[Tensor, " S"]]:
-    """Return Σλᵢ/(λᵢ + ε)², by how much rounding may change it, and λmax."""
+    """Return Σλᵢ/(λᵢ + ε)², a bound of its rounding error, and λmax, each (S,).
+
+    J is a sample's Jacobian, and λmax the largest of the eigenvalues λᵢ of JJᵀ.
+
+    Args:
+        eigenvalues: (S, N) the eigenvalues λᵢ of each sample's JJᵀ.
+        rounding: (S,) the relative rounding error of products with J.
+        damping: ε/λmax.
+    """
     top = eigenvalues[:, :1]
     shifted = eigenvalues + damping * top
     slopes = 2 * eigenvalues.sqrt() * (damping * top - eigenvalues).abs() / shifted**3

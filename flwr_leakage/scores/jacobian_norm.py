@@ -1,4 +1,4 @@
-"""Measure the norms of the Jacobian of the gradient map."""
+"""Measure the norms of the Jacobian of a sample's gradient by its input."""
 
 from dataclasses import dataclass
 
@@ -19,17 +19,19 @@ from flwr_leakage.spectral.estimate import orthogonalize
 
 @dataclass(frozen=True)
 class JacobianNorm(SampleScore):
-    """‖J‖₂ = √λmax(JJᵀ) and ‖J‖_F = √Σλᵢ, J = ∇ₓ∇_θL ∈ R^{N×P}.
+    """A score: the norms ‖J‖₂ = √λmax and ‖J‖_F = √Σλᵢ of the Jacobian J of a sample's gradient.
 
-    The norms tell how far the update moves with the input. A larger norm drowns noise of a fixed
-    strength. The Lanczos vectors Q of λmax give their part of ‖J‖_F² exactly, ‖JᵀQ‖_F². The rest of
-    ‖J‖_F² is E‖Jᵀ(I − QQᵀ)z‖² over random signs z (Hutchinson 1990; Meyer et al. 2021). The error
-    bar follows from the spread of the probes.
+    J = ∇ₓ∇_θL ∈ R^{N×P}, and λᵢ are the eigenvalues of JJᵀ.
+
+    The norms say how far the update moves with the input. Noise of a fixed strength hides a sample
+    of larger norm less. The Lanczos vectors Q that are computed for λmax give a part of ‖J‖_F²
+    exactly, ‖JᵀQ‖_F². The rest of ‖J‖_F² is E‖Jᵀ(I − QQᵀ)z‖² over vectors z of random signs
+    (Hutchinson 1990; Meyer et al. 2021). The error bar follows from the variance over z.
 
     Attributes:
-        num_probes: how many z are drawn, of one product each.
-        tolerance: relative error to which λmax is computed.
-        max_steps: most products of JJᵀ in the search for λmax.
+        num_probes: the number of vectors z, of one Jacobian product each.
+        tolerance: the relative error to which λmax is computed.
+        max_steps: the largest number of products with JJᵀ in the search for λmax.
     """
 
     num_probes: int = 20
@@ -41,7 +43,7 @@ class JacobianNorm(SampleScore):
             raise ValueError(f"num_probes must be at least 2, got {self.num_probes}.")
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """Return ``jacobian_norm`` and ``jacobian_frobenius_norm``."""
+        """Return the columns ``jacobian_norm`` and ``jacobian_frobenius_norm``."""
         found = problem.largest(self.tolerance, self.max_steps)
         top = numbers_of(found.estimate, "at least", "λmax")
         squares = []

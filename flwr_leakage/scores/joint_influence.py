@@ -1,4 +1,4 @@
-"""Compute the I²F of a whole update, where all samples of the round are unknown at once."""
+"""Compute the inversion influence (I²F) of a whole update, with all its samples unknown at once."""
 
 from dataclasses import dataclass, field, replace
 
@@ -18,28 +18,34 @@ from flwr_leakage.spectral.least_squares import solve_dense
 
 @dataclass(frozen=True)
 class JointInfluence:
-    """Each sample's share of ‖A⁺δ‖/√N, with A the Jacobian of the whole update and δ all of it.
+    """A score: each sample's part of A⁺δ, with A the Jacobian of the whole update, as an RMSE.
+
+    A maps a change of the inputs of all samples to the change of the pseudo-gradient, A⁺ is its
+    pseudoinverse, and δ is the defense's perturbation of the pseudo-gradient.
 
     This is the I²F of Zhang et al. (2023, equation 4) for an attacker who knows none of the
     samples. A is exact over several local steps, batches and batch statistics (``UpdateJacobian``),
-    so that no weight wᵢ enters. It is computed in float64.
+    so that no weights of samples are needed. It is computed in float64. The quantities are:
 
-    - ``joint_influence_rmse``: of this δ;
-    - ``joint_unit_noise_rmse``: √(sum of the diagonal of (AᵀA)⁻¹ over the sample's inputs / N): the
-      Cramér–Rao bound for noise of standard deviation 1 on the pseudo-gradient, where A is dense
-      and of full rank. It is never below that of an attacker who knows the other samples.
+    - ``joint_influence_rmse``: the norm of the sample's part of A⁺δ, divided by √N for N inputs;
+    - ``joint_unit_noise_rmse``: √(sum of the diagonal of (AᵀA)⁻¹ over the sample's inputs / N), if
+      A is formed and has full rank. It is the Cramér–Rao bound for noise of standard deviation 1 on
+      the pseudo-gradient, and never below the bound for an attacker who knows the other samples.
 
-    A lacks rank where the inputs of all samples outnumber the parameters, or units are off. Then
-    some directions are not told at all, and the first value is a lower bound.
+    A lacks rank if the inputs of all samples outnumber the parameters, or if units are inactive.
+    Then the update does not reveal some directions at all, and ``joint_influence_rmse`` is a lower
+    bound.
 
     Attributes:
-        point: ``defended`` or ``private``, see ``ClientSamples.problems``.
-        max_dense_inputs: inputs of all samples together up to which A is formed; beyond, LSQR.
-        rank_cutoff: relative size of singular values that count as zero.
-        relative_damping: ε/λmax > 0 of LSQR.
-        tolerance: relative error of LSQR.
-        max_steps: most steps of LSQR, of two products of the whole update each.
-        memory_bytes: the most bytes that the dense route may take.
+        point: ``defended`` to score the samples as they entered training; ``private`` to score them
+            as they were before the defense encoded them.
+        max_dense_inputs: the largest number of inputs of all samples together for which A is
+            formed; beyond, LSQR is used.
+        rank_cutoff: singular values below this share of the largest count as zero.
+        relative_damping: the damping of LSQR, relative to the largest eigenvalue of AᵀA, > 0.
+        tolerance: the relative error of LSQR's result.
+        max_steps: the largest number of LSQR steps, of two products with A each.
+        memory_bytes: the most bytes that A may take.
     """
 
     point: Point = "defended"
@@ -55,7 +61,7 @@ class JointInfluence:
             raise ValueError(f"relative_damping must be positive, got {self.relative_damping}.")
 
     def __call__(self, client: ClientSamples, seed: int) -> list[Measurement]:
-        """Return one or two quantities of the samples that are scored."""
+        """Return the influence of the defense's perturbation, and if known that of unit noise."""
         before = client.meter.products
         delta = update_perturbation(client.gradient_map, client.exposure.whole, self.point)
         joint = self._solve(_operator(client, self.point), delta[None])
@@ -90,7 +96,12 @@ class JointInfluence:
 
 @dataclass(frozen=True)
 class _Joint:
-    """The solution of a whole update, with the relative error of its length."""
+    """The least-squares solution for a whole update, and the uncertainty of its norm.
+
+    It holds the solution A⁺δ for the update's Jacobian A and perturbation δ; the diagonal of
+    (AᵀA)⁻¹, or ``None`` if it is not known; the state of the result; its relative error; and a
+    note.
+    """
 
     solution: Float[Tensor, " n"]
     variances: Float[Tensor, " n"] | None
@@ -126,7 +137,10 @@ def _measurement(
     state: State,
     note: str,
 ) -> Measurement:
-    """Return √ of the mean over each scored sample's inputs; none for a sample without a step."""
+    """Return a measurement: the root mean over each scored sample's inputs of ``squares``.
+
+    A sample that no training step uses gets no number.
+    """
     exposure = client.exposure
     count = len(exposure.whole.private)
     own = squares.reshape(count, -1).mean(1).sqrt()[list(exposure.indices)]

@@ -1,4 +1,4 @@
-"""λmax of JJᵀ: the steepest curvature of an L2 attack, by Lanczos."""
+"""Compute the largest curvature λmax of an L2 attack's loss at the truth, by Lanczos."""
 
 from dataclasses import dataclass
 
@@ -9,16 +9,18 @@ from flwr_leakage.scores.base import Column, SampleScore, numbers_of
 
 @dataclass(frozen=True)
 class LambdaMax(SampleScore):
-    """λmax of JJᵀ, J = ∇ₓ∇_θL ∈ R^{N×P} (Hong et al. 2024, theorem 3: the L2 LAVP).
+    """A score: the largest eigenvalue λmax of JJᵀ (Hong et al. 2024, theorem 3: the L2 LAVP).
 
-    JJᵀ is the Hessian of ½‖∇_θL(x') − g‖² at x' = x; Hong et al. read a large λmax as a loss that
-    is hard to descend: larger is safer. In I_lb = ‖Jδ‖/λmax the same number stands in the
-    denominator and a larger one is *less* safe; the two papers answer different questions. Lanczos
-    with full reorthogonalisation finds it in about ten products of JJᵀ.
+    J = ∇ₓ∇_θL ∈ R^{N×P} is the Jacobian of a sample's gradient, and JJᵀ is the Hessian of the L2
+    attack's loss ½‖∇_θL(x') − g‖² at the true x' = x. Hong et al. argue that an attack with a large
+    λmax descends badly: larger is safer. In the bound I_lb = ‖Jδ‖/λmax of Zhang et al. (2023) the
+    same number is the denominator, so that a larger one is *less* safe; the two papers answer
+    different questions. Lanczos with full reorthogonalisation finds λmax in about ten products with
+    JJᵀ.
 
     Attributes:
-        tolerance: largest relative error bound; the error itself is usually much smaller.
-        max_steps: most products of JJᵀ; without convergence there is no number.
+        tolerance: the largest relative error bound; the error itself is usually much smaller.
+        max_steps: the largest number of products with JJᵀ; without convergence there is no number.
     """
 
     tolerance: float = 1e-2

@@ -1,4 +1,4 @@
-"""Compute LAVP, the curvature of the attacker's loss at the truth, for L2 and cosine attacks."""
+"""Compute LAVP: the curvature of an attack's loss at the true sample, for L2 and cosine losses."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,25 +25,27 @@ Quantity = Literal["lambda_max", "lambda_min", "angular_max", "angular_min", "la
 
 @dataclass(frozen=True)
 class LAVP(SampleScore):
-    """Loss-aware vulnerability proxies (Hong et al. 2024), J = ∇ₓ∇_θL ∈ R^{N×P}.
+    """A score: the loss-aware vulnerability proxies (LAVP) of Hong et al. (2024).
+
+    J = ∇ₓ∇_θL ∈ R^{N×P} is the Jacobian of a sample's gradient g. The quantities are:
 
     - ``lambda_max``, ``lambda_min``: the extreme eigenvalues of JJᵀ, the Hessian of an L2 attack's
       loss at the truth (theorem 3, whose J is the transpose);
-    - ``angular_max``, ``angular_min``: those of (JJᵀ − (Jg)(Jg)ᵀ/‖g‖²)/‖g‖², the Hessian of a
-      cosine attack's loss (theorem 4);
-    - ``lavp_fusion``: √(λmax · ang_min) (Table 3).
+    - ``angular_max``, ``angular_min``: the extreme eigenvalues of (JJᵀ − (Jg)(Jg)ᵀ/‖g‖²)/‖g‖², the
+      Hessian of a cosine attack's loss (theorem 4);
+    - ``lavp_fusion``: √(``lambda_max`` · ``angular_min``) (Table 3).
 
-    In the paper's reading a larger value is harder to attack, hence safer. The maxima cost about
-    ten products of JJᵀ. The minima are dear: hundreds of products, or the dense Jacobian; where
-    neither resolves them there is no number but a bound in the note.
+    In the paper's reading a sample with a larger value is harder to attack, hence safer. The maxima
+    cost about ten products with JJᵀ. The minima are expensive: hundreds of products, or the dense
+    Jacobian. If neither resolves a minimum, there is no number, and the note has a bound.
 
     Attributes:
-        quantities: which of these to compute, in this order.
-        tolerance: relative error to which the maxima are computed.
-        min_tolerance: relative error to which the minima are computed.
-        max_steps: most steps of a Lanczos run.
-        max_dense_inputs: N above which the dense route is not taken.
-        precision: see ``SampleScore``; the minima need ``float64``.
+        quantities: the quantities to compute, in this order.
+        tolerance: the relative error to which the maxima are computed.
+        min_tolerance: the relative error to which the minima are computed.
+        max_steps: the largest number of steps of a Lanczos run.
+        max_dense_inputs: the largest N for which the dense Jacobian may be formed for the minima.
+        precision: the floating-point type of all computations; the minima need ``float64``.
     """
 
     quantities: Sequence[str] = get_args(Quantity)
@@ -60,7 +62,7 @@ class LAVP(SampleScore):
             raise ValueError(f"quantities must be from {get_args(Quantity)}, got {self.quantities}")
 
     def extra_bytes(self, num_inputs: int, num_parameters: int) -> int:
-        """Return the memory of the dense route to a minimum, for one sample."""
+        """Return the bytes that the dense Jacobian takes for one sample, if a minimum needs it."""
         if {*self.quantities} <= {"lambda_max", "angular_max"}:
             return 0
         dtype = torch.float64 if self.precision == "float64" else torch.float32
@@ -69,7 +71,7 @@ class LAVP(SampleScore):
         )
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """Return one quantity for each of ``quantities``."""
+        """Return a column for each of the chosen ``quantities``."""
         known: dict[str, Numbers] = {}
         columns = []
         for name in self.quantities:
@@ -122,7 +124,7 @@ class LAVP(SampleScore):
 
 
 def _geometric_mean(left: Numbers, right: Numbers) -> Numbers:
-    """Return √(ab) of two quantities, which is resolved where both are."""
+    """Return √(ab) of two quantities a and b for each sample, resolved only where both are."""
     values = (left.values * right.values).sqrt()
     relative = left.errors / left.values + right.errors / right.values
     states: list[State] = [
@@ -132,7 +134,7 @@ def _geometric_mean(left: Numbers, right: Numbers) -> Numbers:
 
 
 def angular_operator(problem: SampleProblem) -> tuple[AngularJacobian, list[str]]:
-    """Return the Jacobian of each gradient's direction, and a note for a sample that has none."""
+    """Return the Jacobian of each gradient's direction g/‖g‖, and a note for each zero gradient."""
     zero = (problem.gradients == 0).all(1)
     # A zero gradient has no direction. Another vector stands in, and a note leaves the sample out.
     stand_in = torch.where(zero[:, None], 1.0, problem.gradients)

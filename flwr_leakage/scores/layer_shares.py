@@ -1,4 +1,4 @@
-"""Compute the share of every layer in JJᵀ, which shows the layers that leak most."""
+"""Compute each layer's share in a sample's Jacobian, which shows the layers that leak most."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,14 @@ from flwr_leakage.scores.base import (
 
 
 def layer_slices(params: dict[str, Tensor]) -> dict[str, list[slice]]:
-    """Return the slice of each layer in the flat gradient, with weight and bias together."""
+    """Return the slices of each layer's weight and bias in the flat gradient, by the layer.
+
+    Args:
+        params: the parameters in the order of the flat gradient.
+
+    Returns:
+        The slices by the layer's name.
+    """
     slices: dict[str, list[slice]] = {}
     start = 0
     for name, value in params.items():
@@ -29,17 +36,20 @@ def layer_slices(params: dict[str, Tensor]) -> dict[str, list[slice]]:
 
 @dataclass(frozen=True)
 class LayerShares(SampleScore):
-    """‖J_l‖_F²/‖J‖_F² and ‖J_lᵀv₁‖²/λmax of every layer l, J_l its columns in J.
+    """A score: each layer's share of ‖J‖_F² and of λmax, for a sample's Jacobian J.
 
-    JJᵀ = Σ_l J_lJ_lᵀ is a sum over layers, so that both shares add up to one over the layers. The
-    first is a layer's share in all that the update tells about the input. It is estimated from
-    random signs (Hutchinson 1990). The second is its share along v₁, the input direction that the
-    update tells most about.
+    The shares of layer l are ‖J_l‖_F²/‖J‖_F² and ‖J_lᵀv₁‖²/λmax, with J_l the layer's columns of J,
+    and λmax and v₁ the largest eigenvalue of JJᵀ and its eigenvector.
+
+    JJᵀ = Σ_l J_lJ_lᵀ is a sum over layers, so that both shares sum to one over the layers. The
+    first is a layer's share in all that the update reveals about the input. It is estimated by
+    vectors of random signs (Hutchinson 1990). The second is its share along v₁, the input direction
+    that the update reveals best.
 
     Attributes:
-        num_probes: random signs, one product each.
-        tolerance: relative error to which λmax is computed.
-        max_steps: most products of JJᵀ in the search for λmax.
+        num_probes: the number of vectors of random signs, of one Jacobian product each.
+        tolerance: the relative error to which λmax is computed.
+        max_steps: the largest number of products with JJᵀ in the search for λmax.
     """
 
     num_probes: int = 20
@@ -51,7 +61,7 @@ class LayerShares(SampleScore):
             raise ValueError(f"num_probes must be at least 1, got {self.num_probes}.")
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """Return ``layer_share/…`` and ``layer_top_share/…`` for each layer."""
+        """Return the columns ``layer_share/…`` and ``layer_top_share/…`` for each layer."""
         slices = layer_slices(problem.samples.params)
         probes = []
         for _ in range(self.num_probes):
@@ -88,7 +98,12 @@ class LayerShares(SampleScore):
 
 
 def _squares(image: Tensor, slices: dict[str, list[slice]]) -> Tensor:
-    """Return the squared length of each layer's part, (L, S)."""
+    """Return the squared norm (L, S) of each of L layers' entries in S flat gradients.
+
+    Args:
+        image: (S, P) the flat gradients.
+        slices: the slices of each layer's entries.
+    """
     squared = image.double() ** 2
     return torch.stack(
         [torch.cat([squared[:, s] for s in where], 1).sum(1) for where in slices.values()]

@@ -1,4 +1,4 @@
-"""Estimate Lipschitz and angular Lipschitz constants of the gradient, as of a black box."""
+"""Estimate Lipschitz and angular Lipschitz constants of a gradient from gradients alone."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ Oracle = Callable[[Tensor], Tensor]
 def one_minus_cosine(
     left: Float[Tensor, "S D"], right: Float[Tensor, "S D"]
 ) -> Float[Tensor, " S"]:
-    """Return 1 − cos of the angle between rows, without the cancellation at small angles."""
+    """Return 1 − cos (S,) of the angle between rows, accurate at small angles."""
     difference = normalize_rows(left)[0] - normalize_rows(right)[0]
     return (difference**2).sum(1) / 2
 
@@ -32,21 +32,23 @@ def lipschitz_constants(
     noise_std: float = 1e-3,
     num_draws: int = 1000,
 ) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
-    """Return L̃ and L̃cos of a gradient oracle around each input.
+    """Return estimates of the Lipschitz and the angular Lipschitz constant around each input.
 
-    L̃ = maxₙ ‖g(x + n) − g(x)‖/‖n‖ and L̃cos = maxₙ (1 − cos(g(x + n), g(x)))/(1 − cos(x + n, x))
-    over ``num_draws`` draws of n ~ N(0, noise_std²). Both are lower bounds of the constants: a
-    random direction in N dimensions sees about the root mean square of the spectrum, not λmax.
+    They are L̃ = maxₙ ‖g(x + n) − g(x)‖/‖n‖ and L̃cos = maxₙ (1 − cos(g(x + n), g(x)))/(1 − cos(x +
+    n, x)) over ``num_draws`` draws of n ~ N(0, noise_std²), with g the gradient. Both are lower
+    bounds of the constants: along a random direction in N dimensions, the gradient changes by about
+    the root mean square of the Jacobian's singular values, not by the largest one.
 
     Args:
-        oracle: inputs (S, N) ↦ gradients (S, P). One row may be a flattened batch.
-        inputs: x.
+        oracle: the function g from inputs (S, N) to gradients (S, P). One row may be a flattened
+            batch.
+        inputs: the inputs x as flat rows (S, N).
         generator: the generator that draws n.
         noise_std: the standard deviation of n, in the units of the inputs.
-        num_draws: oracle calls, besides one at x.
+        num_draws: the number of draws, with one call of the oracle each, and another call at x.
 
     Returns:
-        L̃ and L̃cos, (S,) each; NaN where g(x) or x is zero and has no direction.
+        L̃ and L̃cos, (S,) each; L̃cos is NaN where g(x) or x is zero and has no direction.
     """
     if noise_std <= 0 or num_draws < 1:
         raise ValueError(
@@ -68,15 +70,16 @@ def lipschitz_constants(
 
 @dataclass(frozen=True)
 class Lipschitz(SampleScore):
-    """L̃ and L̃cos of every sample's gradient (angular Lipschitz constant: scale-free).
+    """A score: the Lipschitz constant L̃ and the angular one L̃cos of a sample's gradient.
 
-    The score needs gradients only, so it also works where second derivatives do not. A smaller
-    constant means a flatter gradient, along which the attacker's loss drops faster: larger is
+    Both are estimated from random perturbations of the input, see ``lipschitz_constants``. The
+    score needs gradients only, so it also works for models without second derivatives. A smaller
+    constant means a flatter gradient map, on which the attacker's loss falls faster: larger is
     safer. Both are computed in float64, as the cosines differ from 1 by about noise_std² only.
 
     Attributes:
-        noise_std: see ``lipschitz_constants``.
-        num_draws: gradients of each sample.
+        noise_std: the standard deviation of the perturbation, in the units of the inputs.
+        num_draws: the number of perturbations of each sample, with one gradient each.
     """
 
     noise_std: float = 1e-3

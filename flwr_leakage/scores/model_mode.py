@@ -1,4 +1,4 @@
-"""Check that a model, in its present mode, computes the function that is scored."""
+"""Check whether a model, in its present mode, computes the function that is scored."""
 
 import torch
 from torch import Tensor, nn
@@ -18,16 +18,16 @@ def mode_warnings(
 ) -> list[str]:
     """Return warnings of parts of a model in train mode that scores leave out, such as dropout.
 
-    Scores are of one fixed function. The model is copied, BatchNorm taken care of, and run twice on
-    a few samples in the mode that it is in. Where two runs differ, it draws random numbers; where
-    they differ from the logits that are scored, its train mode is another function than its eval
-    mode. A model in eval mode costs nothing.
+    Scores describe one fixed function. A copy of the model, with BatchNorm made stateless, is run
+    twice on a few samples in the model's present mode. If the two runs differ, the model draws
+    random numbers. If they differ from the logits that are scored, its train mode is another
+    function than its eval mode. For a model in eval mode nothing is run.
 
     Args:
         model: the model as the caller gave it.
         mode: the mode of its BatchNorm layers.
         gradient_map: the gradient map that is scored.
-        batch: samples.
+        batch: the samples that are scored, of which a few are used.
     """
     switched = [
         f"{name or type(layer).__name__} ({layer})"

@@ -1,4 +1,4 @@
-"""σ of the noise on a client's update: given, or read from δ where δ is isotropic Gaussian."""
+"""Determine the noise on a client's update: as given, or estimated if it is isotropic Gaussian."""
 
 import math
 
@@ -19,7 +19,7 @@ _CHANCE = 1e-9
 
 
 def check_noise_std(noise_std: float | None) -> None:
-    """Raise ``ValueError`` unless σ is ``None``, or finite and ≥ 0."""
+    """Raise ``ValueError`` unless ``noise_std`` is ``None``, or finite and ≥ 0."""
     if noise_std is not None and not 0 <= noise_std < math.inf:
         raise ValueError(f"noise_std must be None, or finite and ≥ 0, got {noise_std}.")
 
@@ -27,20 +27,24 @@ def check_noise_std(noise_std: float | None) -> None:
 def noise_level(
     problem: SampleProblem, noise_std: float | None
 ) -> tuple[Float[Tensor, " S"], list[str]]:
-    """Return σᵢ of the noise on each sample's gradient, NaN without a bound, and the reasons.
+    """Return the standard deviation σᵢ of the noise on each sample's gradient, and reasons.
 
-    An attacker who knows all but sample i sees gᵢ + n with n of standard deviation σ/wᵢ, with wᵢ
-    the sample's weight in the pseudo-gradient and σ that of the noise on the pseudo-gradient.
-    Knowing less does not help, so that a bound for this attacker holds for all of them.
+    An attacker who knows all samples but sample i sees its gradient plus noise of standard
+    deviation σᵢ = σ/wᵢ, with wᵢ the sample's weight in the pseudo-gradient and σ that of the noise
+    on the pseudo-gradient. An attacker who knows less does no better, so that a bound for this
+    attacker holds for all of them.
+
+    There is no bound if the client took several steps: its update then consists of the samples' own
+    gradients and weights to first order in the learning rate only.
 
     Args:
-        problem: the problem of S samples.
-        noise_std: σ; ``None`` takes the root mean square of δ, where δ looks like independent
-            Gaussian noise of one size on all entries. Pruning, clipping, Laplacian noise and
-            encodings of the batch do not, and get no bound of this kind.
+        problem: the S samples with their gradients and weights.
+        noise_std: σ; with ``None`` it is the root mean square of the defense's perturbation δ, if δ
+            looks like independent Gaussian noise of one size on all entries. Pruning, clipping,
+            Laplacian noise and encodings of the batch do not, and have no bound of this kind.
 
-    There is no bound where the client took several steps: the samples' own gradients and weights
-    are then its update to first order in the learning rate only.
+    Returns:
+        (S,) the values σᵢ, NaN where there is no bound, and for each sample the reason for this.
     """
     if not problem.single_step:
         return torch.full((len(problem),), torch.nan, dtype=torch.float64), [SEVERAL] * len(problem)
@@ -56,7 +60,7 @@ def noise_level(
 
 
 def _trained(problem: SampleProblem, vectors: Float[Tensor, "S P"]) -> Float[Tensor, "S Q"]:
-    """Return the entries of the parameters that the client trains; the others carry no noise."""
+    """Return the columns of the parameters that the client trains; the others carry no noise."""
     trained = problem.samples.gradient_map.trained
     kept = [
         torch.full((value.numel(),), name in trained)
@@ -66,7 +70,11 @@ def _trained(problem: SampleProblem, vectors: Float[Tensor, "S P"]) -> Float[Ten
 
 
 def _not_gaussian(problem: SampleProblem) -> str:
-    """Return why δ is not independent Gaussian noise of one size; empty if it may be."""
+    """Return why δ is not independent Gaussian noise of one size; empty if it may be.
+
+    δ is the defense's perturbation of the update. Its kurtosis, its mean square in each tensor, and
+    its correlation with the samples' gradients are tested.
+    """
     delta = _trained(problem, problem.deltas)[0]
     standard = delta / delta.square().mean().sqrt()
     count = len(standard)

@@ -1,4 +1,4 @@
-"""Estimate the lower bound of I²F's Theorem 3.1 for perturbations that are not small."""
+"""Estimate a lower bound of the inversion influence for perturbations that are not small."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,10 @@ from flwr_leakage.spectral import largest_eigenvalue, random_start
 
 @dataclass(frozen=True)
 class NonlinearBound(SampleScore):
-    """‖Jδ‖/(μ_L‖J‖ + 2μ_J‖g + δ‖) (Zhang et al. 2023, theorem 3.1), J ∈ R^{N×P}.
+    """A score: the bound ‖Jδ‖/(μ_L‖J‖ + 2μ_J‖g + δ‖) of an attacker's error.
+
+    J ∈ R^{N×P} is the Jacobian of a sample's gradient g, and δ the defense's perturbation of g
+    (Zhang et al. 2023, theorem 3.1).
 
     μ_L and μ_J are Lipschitz constants of the gradient map x ↦ g(x) and of x ↦ J(x). Both are
     estimated from random points at distance ``radius``: μ_L = max(‖J‖, maxₙ‖g(x + n) − g(x)‖/‖n‖)
@@ -24,10 +27,10 @@ class NonlinearBound(SampleScore):
     certificate; and where ReLU makes J jump, μ_J grows without limit as the radius shrinks.
 
     Attributes:
-        radius: ‖n‖ as an RMS per input, in the units of the inputs.
-        num_draws: random points.
-        tolerance: relative error to which spectral norms are computed.
-        max_steps: most steps of a Lanczos run.
+        radius: the distance ‖n‖ as an RMS per input entry, in the units of the inputs.
+        num_draws: the number of random points.
+        tolerance: the relative error to which spectral norms are computed.
+        max_steps: the largest number of steps of a Lanczos run.
     """
 
     radius: float = 1e-2
@@ -69,16 +72,18 @@ def curvature(
     tolerance: float,
     max_steps: int,
 ) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
-    """Return lower estimates of the Lipschitz constants μ_L of x ↦ g(x) and μ_J of x ↦ J(x).
+    """Return lower estimates of the Lipschitz constants μ_L of x ↦ g(x) and μ_J of x ↦ J(x), (S,).
+
+    Here g(x) is a sample's gradient and J(x) its Jacobian by the input x.
 
     Args:
-        problem: the problem of S samples.
-        norm: ‖J‖.
-        draws: the source of draws for the random points.
-        radius: their distance as an RMS per input.
-        num_draws: number of random points.
-        tolerance: relative error to which spectral norms are computed.
-        max_steps: most steps of a Lanczos run.
+        problem: the S samples with their gradients and Jacobians.
+        norm: (S,) the spectral norms ‖J‖.
+        draws: the random generators of the points near x.
+        radius: the distance of these points from x, as an RMS per input entry.
+        num_draws: the number of random points.
+        tolerance: the relative error to which spectral norms are computed.
+        max_steps: the largest number of steps of a Lanczos run.
     """
     mu_gradient, mu_jacobian = norm, torch.zeros_like(norm)
     for _ in range(num_draws):

@@ -1,4 +1,4 @@
-"""Score a batch in one call, from a notebook or any training script."""
+"""Score the samples of a batch in one call, from a notebook or any training script."""
 
 import math
 import warnings
@@ -32,7 +32,7 @@ Samples = Any
 
 
 class ScoreWarning(UserWarning):
-    """Warn that the scores describe another function than the one that the model trains."""
+    """The warning that scores describe another function than the one that the model trains."""
 
 
 def default_scores() -> dict[str, Score]:
@@ -59,43 +59,43 @@ def score(
     budget: Budget | None = None,
     seed: int = 0,
 ) -> Scores:
-    """Score every sample of a batch; the model is not changed.
+    """Return risk scores of every sample of a batch; the model is not changed.
 
-    The scored function is the trained one: BatchNorm is in the model's mode, only parameters that
-    require a gradient count, and the loss keeps its own reduction. Parts of the training that
-    scores leave out, dropout above all, are reported by a ``ScoreWarning``, in ``notes`` of the
-    result, and beside every number.
+    The scored function is the one that is trained: BatchNorm is in the model's mode, only
+    parameters that require a gradient count, and the loss keeps its own reduction. Parts of the
+    training that scores leave out, mostly dropout, are reported by a ``ScoreWarning``, in ``notes``
+    of the result, and in the note of every sample.
 
-    A sample's own δ is δ/wᵢ, with wᵢ its weight in the update: with the mean over B samples,
-    wᵢ = 1/B, and noise of a given ``noise_std`` on the update is B times as much on the sample's
-    own gradient. The result's ``notes`` name wᵢ.
+    A perturbation δ of the update is the perturbation δ/wᵢ of sample i's own gradient, with wᵢ its
+    weight in the update. For a mean over B samples, wᵢ = 1/B, so that noise on the update is B
+    times as large on a sample's own gradient. The result's ``notes`` name wᵢ.
 
     Args:
         model: any module whose gradient is differentiable; it returns logits, or an output that
             has them as ``logits``.
         inputs: (B, C, H, W), normalised as the model expects; a tensor, an array or a list.
-        targets: (B,) class indices or (B, K) probabilities; likewise.
-        scores: the scores by name, or a sequence, named by their classes; ``default_scores()`` if
-            ``None``. An entry of a sequence may be a name of ``flwr-leakage list score``, such as
-            ``"lavp"``.
+        targets: (B,) class indices or (B, K) probabilities; a tensor, an array or a list.
+        scores: the scores by name, or a sequence of scores, which are named by their classes;
+            ``default_scores()`` if ``None``. An entry of a sequence may be a name that
+            ``flwr-leakage list score`` prints, such as ``"lavp"``.
         loss: (logits, targets) ↦ scalar; a mean or a sum over the samples, weighted or not.
-        batch_norm: ``batch`` for a client that trains in train mode, ``running`` in eval mode;
-            ``None`` is the mode that the model's BatchNorm layers are in.
+        batch_norm: ``batch`` for a client that trains in train mode, ``running`` for one in eval
+            mode; ``None`` for the present mode of the model's BatchNorm layers.
         trained: the parameters that the client's optimizer holds, such as
             ``model.head.parameters()``; by default all that require a gradient.
-        perturbation: δ, what a defense adds to the pseudo-gradient of the whole update, keyed as
-            the model's parameters.
-        noise_std: standard deviation of Gaussian noise added to every entry of the pseudo-gradient
-            of the whole update.
+        perturbation: the perturbation δ that a defense adds to the pseudo-gradient of the whole
+            update, keyed as the model's parameters.
+        noise_std: the standard deviation of Gaussian noise that is added to every entry of the
+            pseudo-gradient of the whole update.
         schedule: the schedule of the local training; one step over the whole batch if ``None``.
-        budget: the budget of all scores together.
+        budget: the limit on the cost of all scores together; ``None`` for no limit.
         seed: the seed of all random draws, ≥ 0.
 
     Returns:
-        A result under each name that was asked for, in order, with values, notes, unit and
-        direction of its main quantity and the others under their names. A score that failed is
-        among them: no values, and the reason as ``error`` and as the note of every sample.
-        Printed, it is a table.
+        The result of each score under its name, in order. It has the values, notes, unit and
+        direction of the score's main quantity, and the other quantities under their names. A score
+        that failed has no values, and the reason as ``error`` and as the note of every sample.
+        Printed, all results are one table.
 
     Raises:
         ValueError: ``noise_std`` is negative or not finite, ``perturbation`` has other keys than
@@ -148,7 +148,7 @@ def score(
 
 
 def _by_name(entries: Iterable[Score | str]) -> list[Score]:
-    """Return the scores, with each name of ``conf/score`` replaced by the scores behind it."""
+    """Return a list of scores, each name replaced by the scores in its file of ``conf/score``."""
     named = (
         load_part("score", entry).values() if isinstance(entry, str) else [entry]
         for entry in entries
@@ -157,9 +157,10 @@ def _by_name(entries: Iterable[Score | str]) -> list[Score]:
 
 
 def _trained(gradient_map: GradientMap, batch: Batch, schedule: LocalSchedule) -> Params:
-    """Return the change by local training, or zeros where it fails or is not finite.
+    """Return the change of the parameters by local training; zeros if training fails.
 
-    Each score itself then says what is wrong with the batch, a sample or the model.
+    Training also fails if its result is not finite. Each score itself then reports what is wrong
+    with the batch, a sample or the model.
     """
     params, buffers = gradient_map.params, gradient_map.buffers
     try:

@@ -1,4 +1,4 @@
-"""Compute LAVP's bi-Lipschitz constants, and bound the progress of one step of an attack."""
+"""Compute LAVP's bi-Lipschitz constants, and bound the progress of one step of an L2 attack."""
 
 from dataclasses import dataclass, field
 
@@ -14,24 +14,28 @@ from flwr_leakage.scores.extremes import ExtremesScore
 
 @dataclass(frozen=True)
 class OneStepBounds(ExtremesScore):
-    """The gradient's bi-Lipschitz constants, and bounds of the share of its loss that one step of
-    an L2 attack removes (Hong et al. 2024).
+    """A score: bi-Lipschitz constants of a sample's gradient, and bounds of an attack's first step.
+
+    The bounds are on the share of its loss that one step of an L2 attack removes (Hong et al.
+    2024).
 
     L = √λmax and M = √λmin are the largest and the smallest singular value of the Jacobian of a
     sample's gradient g(x) at the true x*. Near x*, M‖x₁ − x₂‖ ≤ ‖g(x₁) − g(x₂)‖ ≤ L‖x₁ − x₂‖ to
     first order. The attack's loss is ℓ(x) = ‖g(x) − g*‖² with the observed g* = g(x*), and it
-    starts at x* + ρ·(random signs), as in the paper's appendix. The columns are:
+    starts at x* + ρ·(random signs), as in the paper's appendix. The quantities are:
 
     - ``upper_lipschitz`` L, ``lower_lipschitz`` M: larger is safer, in the paper's reading;
-    - ``one_step_drop_least`` ‖∇ℓ‖²/(4L²ℓ): the best step drops at least this share of the loss
-      (theorem 1, step 1/(2L²));
-    - ``one_step_drop_most`` min(1, ‖∇ℓ‖²/(4M²ℓ)): no step drops more (theorem 2).
+    - ``one_step_drop_least`` ‖∇ℓ‖²/(4L²ℓ): the best step lowers the loss by at least this share
+      (theorem 1, with the step size 1/(2L²));
+    - ``one_step_drop_most`` min(1, ‖∇ℓ‖²/(4M²ℓ)): no step lowers the loss by a larger share
+      (theorem 2).
 
     The theorems hold where L and M hold between start and truth. The score uses the values at the
     truth, so that both bounds are approximations, which get better with smaller ρ.
 
     Attributes:
-        start: ρ > 0, in model input units; 0.1 in the paper.
+        start: the distance ρ > 0 of each input entry from the truth, in model input units; 0.1 in
+            the paper.
     """
 
     start: float = field(default=0.1, kw_only=True)
@@ -41,7 +45,10 @@ class OneStepBounds(ExtremesScore):
             raise ValueError(f"start must be positive, got {self.start}.")
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """Return two quantities for L, and two for M."""
+        """Return ``upper_lipschitz`` and ``one_step_drop_least``, each as a column.
+
+        With ``smallest`` there are also ``lower_lipschitz`` and ``one_step_drop_most``.
+        """
         slope, loss = self._at_start(problem, draws)
         found = []
         names = (
@@ -66,7 +73,7 @@ class OneStepBounds(ExtremesScore):
     def _at_start(
         self, problem: SampleProblem, draws: Draws
     ) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
-        """Return ‖∇ℓ‖² and ℓ at the attack's start."""
+        """Return ‖∇ℓ‖² and ℓ, each (S,), of the attack's loss ℓ at its random start."""
         signs = sign_rows(problem.inputs.shape, draws).to(problem.inputs)
         moved = problem.differentiable.with_inputs(problem.inputs + self.start * signs)
         operator = moved.jacobian(problem.meter)

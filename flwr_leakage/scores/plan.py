@@ -1,4 +1,4 @@
-"""Plan when a client scores its samples, which of them, and at what cost."""
+"""Plan in which rounds a client scores its samples, which of them, and at what cost."""
 
 import math
 from dataclasses import dataclass
@@ -20,18 +20,19 @@ Selection = Literal["most_at_risk", "first", "random", "largest_gradient"]
 def rank_samples(
     client: ClientSamples, how: str, seed: int = 0
 ) -> tuple[list[int], list[Measurement]]:
-    """Return the places of all samples in the order in which they are to be scored.
+    """Return the indices of all samples in the order in which they are to be scored.
 
     Args:
-        client: the samples.
-        how: ``most_at_risk``: by ``InputGradientNorm``, which costs about one training pass over
-            the samples and ranks most networks' samples as the dear scores do; ``first`` ones
-            first; ``random``; ``largest_gradient``: those that fixed noise protects least, at one
-            per-sample gradient each.
+        client: the samples of the client's round.
+        how: ``most_at_risk`` orders by ``InputGradientNorm``, which costs about one training pass
+            over the samples and ranks most networks' samples as the expensive scores do. ``first``
+            keeps the given order. ``random`` is a random order. ``largest_gradient`` begins with
+            those that fixed noise protects least, and costs one gradient per sample.
         seed: the seed of the order ``random``.
 
     Returns:
-        The places, and the quantity that ranked them.
+        The indices, and a list with the measurement that ranked them, which is empty for ``first``
+        and ``random``.
     """
     if how not in get_args(Selection):
         raise ValueError(f"how must be one of {get_args(Selection)}, got {how!r}.")
@@ -50,23 +51,29 @@ def rank_samples(
 
 @dataclass(frozen=True)
 class ScorePlan:
-    """The share of a client's time and state that the scores may take; see ``score_round``.
+    """Limits on the rounds, samples, time and state that a client's scores take.
+
+    See ``score_round`` for their use.
 
     Attributes:
-        every: rounds from one scoring to the next, ≥ 1; the first round is scored.
-        relative_cost: limit on the cost of scores over a client's rounds, as a share of its
-            training, > 0. ``None`` is no limit, and scores all samples.
-        min_samples: number of samples that each scored round scores at any cost, ≥ 0.
+        every: the number of rounds from one scoring to the next, ≥ 1; the first round is scored.
+        relative_cost: the limit on the cost of scores over all rounds of a client, as a share of
+            the cost of its training, > 0. With ``None`` there is no limit, and all samples are
+            scored.
+        min_samples: the number of samples that are scored in each scored round at any cost, ≥ 0.
         which: the rule that chooses the samples to score first, see ``rank_samples``.
-        product_price: ``None`` measures CPU seconds, of the training and of the scores: a true
-            limit, but how many samples a round scores then depends on the machine. A number > 0
-            counts instead, so that a simulation can be repeated: a Jacobian product of one sample
-            counts as so many training gradients of one sample.
-        max_samples: most samples that are scored in a round, or ``None`` for all that were kept.
-        products: Jacobian products of one sample that a round may spend, or ``None``.
-        seconds: CPU seconds that a round may spend, or ``None``.
-        keep_rounds: the latest rounds whose notes stay in the client's state, or ``None`` for all,
-            with which the state grows without bound. The owner's folder keeps every round.
+        product_price: with ``None``, costs are measured in CPU seconds, so that the number of
+            scored samples depends on the machine. With a number > 0, costs are counted, so that a
+            simulation can be repeated: a Jacobian product of one sample then costs as much as this
+            number of training gradients of one sample.
+        max_samples: the largest number of samples that are scored in a round, or ``None`` for all
+            that the client kept.
+        products: the largest number of Jacobian products, of one sample each, in a round; ``None``
+            for no limit.
+        seconds: the largest number of CPU seconds in a round; ``None`` for no limit.
+        keep_rounds: the number of latest rounds whose notes stay in the client's state, or ``None``
+            for all, with which the state grows without bound. The folder of the client's owner
+            keeps every round.
         send: whether the scores travel to the server. They describe private data.
     """
 
@@ -98,9 +105,9 @@ class ScorePlan:
 
     @property
     def budget(self) -> Budget:
-        """Return the limit on the cost of one round."""
+        """Return the limit on Jacobian products and CPU seconds of one round."""
         return Budget(self.products, self.seconds)
 
     def includes(self, server_round: int) -> bool:
-        """Return whether a round, counted from 1, is scored."""
+        """Return whether the samples of a round, counted from 1, are scored."""
         return (server_round - 1) % self.every == 0

@@ -1,4 +1,4 @@
-"""Bound the harm that a small change of one sample does to the loss on others."""
+"""Bound how much a small change of one sample raises the loss on other samples."""
 
 import math
 from dataclasses import dataclass
@@ -18,24 +18,31 @@ from flwr_leakage.scores.nonlinear_bound import curvature
 
 @dataclass(frozen=True)
 class PoisoningBound(SampleScore):
-    """η‖J E∇L‖ and its bound η(‖J‖ + μ_J r)‖E∇L‖ (Zhang et al. 2023, section 5.2), J ∈ R^{N×P}.
+    """A score: how much a small change of a sample can raise the loss on a client's other samples.
 
-    A client takes one step θ′ = θ − η g(x + δ_x) on the sample alone. The score tells by how much
-    the mean loss on the others grows for each unit of ‖δ_x‖ ≤ r.
+    It follows Zhang et al. (2023, section 5.2). J ∈ R^{N×P} is the Jacobian of the sample's
+    gradient g.
+
+    A client takes one step θ′ = θ − η g(x + δ_x) on the sample alone, with the learning rate η and
+    a change δ_x of the sample x. The quantities say by how much the mean loss on the client's
+    samples grows for each unit of ‖δ_x‖ ≤ r:
 
     - ``poisoning_amplification``: η‖J E∇_θ′L‖, exact to first order in δ_x;
-    - ``poisoning_bound``: η‖J_δ‖‖E∇_θ′L‖ with ‖J_δ‖ ≤ ‖J‖ + μ_J r, as J moves with the input.
+    - ``poisoning_bound``: η(‖J‖ + μ_J r)‖E∇_θ′L‖, an upper bound, as J changes with the input by at
+      most μ_J r.
 
-    E is the mean over all samples of the client, at θ′ without the change. The paper has η = 1. A
-    sample with a large ‖J‖ gives itself away and can do harm. μ_J is a maximum over a few random
-    points at distance r, and lies below the true constant: with r > 0 the bound is an estimate.
+    E is the mean over all samples of the client, at θ′ without the change δ_x. The paper has η = 1.
+    A sample with a large ‖J‖ both leaks and can do harm. μ_J is a maximum over a few random points
+    at distance r, and lies below the true Lipschitz constant of J: with r > 0 the bound is an
+    estimate.
 
     Attributes:
-        radius: r as an RMS per input, in the units of the inputs; 0 for infinitely small changes.
-        num_draws: random points for μ_J, where ``radius`` > 0.
-        learning_rate: η > 0; ``None`` takes that of the client's schedule.
-        tolerance: relative error to which spectral norms are computed.
-        max_steps: most steps of a Lanczos run.
+        radius: r as an RMS per input entry, in the units of the inputs; 0 for infinitely small
+            changes.
+        num_draws: the number of random points for μ_J, if ``radius`` > 0.
+        learning_rate: η > 0; ``None`` for that of the client's schedule.
+        tolerance: the relative error to which spectral norms are computed.
+        max_steps: the largest number of steps of a Lanczos run.
     """
 
     radius: float = 0.0
@@ -53,7 +60,7 @@ class PoisoningBound(SampleScore):
             raise ValueError(f"learning_rate must be positive, got {self.learning_rate}.")
 
     def __call__(self, client: ClientSamples, seed: int) -> list[Measurement]:
-        """Score every sample by the harm to the loss on the client's other samples."""
+        """Return how much a change of each sample can raise the loss on the client's samples."""
         whole = client.exposure.whole
         rate = self.learning_rate or whole.raw.schedule.learning_rate
         return _Poisoning(
@@ -62,19 +69,19 @@ class PoisoningBound(SampleScore):
         )(client, seed)  # fmt: skip
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """Return two quantities, with the samples of the problem as the others."""
+        """Return ``poisoning_amplification`` and ``poisoning_bound`` for these samples' loss."""
         rate = 1.0 if self.learning_rate is None else self.learning_rate
         return _Poisoning(self, problem.samples.batch, rate).measure(problem, draws)
 
 
 @dataclass(frozen=True)
 class _Poisoning(SampleScore):
-    """The score, bound to the samples and learning rate of one round.
+    """The poisoning score for the samples and the learning rate of one round.
 
     Attributes:
-        settings: the settings of the user.
+        settings: the score with the settings of the user.
         others: the samples on which the loss is counted.
-        rate: η.
+        rate: the learning rate η.
     """
 
     settings: PoisoningBound
@@ -82,7 +89,7 @@ class _Poisoning(SampleScore):
     rate: float
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """Return ``poisoning_amplification`` and ``poisoning_bound``."""
+        """Return the columns ``poisoning_amplification`` and ``poisoning_bound``."""
         settings = self.settings
         found = problem.largest(settings.tolerance, settings.max_steps)
         top, notes, widths, states = numbers_of(found.estimate, "at least", "λmax")
@@ -107,9 +114,10 @@ class _Poisoning(SampleScore):
         ]
 
     def _gradients_after(self, problem: SampleProblem) -> Float[Tensor, "S P"]:
-        """Return E∇L(θ′) (S, P), the gradients of the mean loss on ``others``.
+        """Return the gradients E∇L(θ′) (S, P) of the mean loss on ``others``.
 
-        Row i is taken at θ′ = θ − η g_i, after one step on sample i alone, with its gradient g_i.
+        Row i is the gradient at θ′ = θ − η g_i, after one step on sample i alone, with its gradient
+        g_i.
         """
         samples, dtype = problem.samples, problem.gradients.dtype
         soft = self.others.targets.is_floating_point()

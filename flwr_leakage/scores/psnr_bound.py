@@ -1,4 +1,4 @@
-"""Bound the PSNR of attackers who choose the model, under noise."""
+"""Bound the PSNR of attackers who choose the model, for updates with noise."""
 
 import math
 from dataclasses import dataclass
@@ -16,24 +16,27 @@ from flwr_leakage.scores.reconstruction_robustness import check_clipping, sample
 
 @dataclass(frozen=True)
 class PSNRBound(SampleScore):
-    """(σᵢ/Cᵢ)‖x‖/√T as RMSE, and as PSNR: what is left of an image that is the whole update.
+    """A score: the error (σᵢ/Cᵢ)‖x‖/√T of an attacker who chooses the model, as RMSE and as PSNR.
 
-    Riess et al. (2024): an attacker who chooses the model makes the sample's gradient the image
-    itself, scaled to norm C; the noise on a pixel is then (σ/C)‖x‖. No attacker without a prior of
-    images reads it better, whatever the model. One with a prior does, where the PSNR is low.
+    Such an attacker makes the gradient of sample i the image x itself, scaled to norm Cᵢ (Riess et
+    al. 2024). The noise of standard deviation σᵢ on the gradient is then noise of (σᵢ/Cᵢ)‖x‖ on a
+    pixel, and less after T releases. Whatever the model, no attacker without a prior of images has
+    a smaller error. An attacker with a prior has, if the PSNR is low. The quantities are:
 
-    - ``psnr_bound_rmse``: in model input units, larger is safer;
-    - ``psnr_bound``: 20 log₁₀(range/RMSE) in dB, larger leaks more. The range is
-      ``data_range``, or that of the sample's own inputs.
+    - ``psnr_bound_rmse``: the RMSE in model input units, larger is safer;
+    - ``psnr_bound``: 20 log₁₀(range/RMSE) in dB, larger leaks more. The range is ``data_range``, or
+      the range of the sample's own inputs.
 
     Attributes:
-        clipping_norm: C of every sample's gradient; ``None`` takes ‖gᵢ‖, so that nothing is lost to
-            clipping.
-        num_rounds: T releases of the sample under independent noise, which average out, ≥ 1.
-        data_range: largest less smallest possible model input, > 0; ``None`` takes the
-            sample's own, which is smaller.
-        noise_std: σ of the noise on the pseudo-gradient; ``None`` reads it from δ, where δ is
-            independent Gaussian noise of one size.
+        clipping_norm: the norm C to which every sample's gradient is clipped; ``None`` takes ‖gᵢ‖,
+            the norm of the sample's own gradient.
+        num_rounds: the number T ≥ 1 of releases of the sample under independent noise, which
+            averages out.
+        data_range: the largest less the smallest possible model input, > 0; ``None`` takes the
+            range of the sample's own inputs, which is smaller.
+        noise_std: the standard deviation σ of the noise on the pseudo-gradient; with ``None`` it is
+            estimated from the defense's perturbation δ, if δ is independent Gaussian noise of one
+            size.
     """
 
     clipping_norm: float | None = None

@@ -1,4 +1,4 @@
-"""Name the quantities that scores measure, before a client's round is scored."""
+"""Find the names of the quantities that scores measure, before a client's round is scored."""
 
 import warnings
 from collections.abc import Mapping
@@ -11,15 +11,17 @@ from flwr_leakage.scores.one_call import ScoreWarning, score
 
 
 def quantities(scores: Mapping[str, Score]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the measurements' names, found by scoring one sample of a linear model of 4 inputs.
+    """Return the names of the quantities that scores measure, found on a small linear model.
 
-    A score declares its quantities only by the measurements that it returns.
+    A score declares its quantities only by the measurements that it returns. So each is computed
+    for one sample of a linear model with 4 inputs.
 
     Args:
         scores: the scores by name.
 
     Returns:
-        The names, and the scores that cannot be computed of such a model.
+        The names of the quantities, and the names of the scores that cannot be computed on such a
+        model.
     """
     draws = torch.Generator().manual_seed(0)
     # The client's next random draws must not depend on this call.

@@ -1,4 +1,4 @@
-"""Bound an attacker's chance to identify a sample among candidates (reconstruction robustness)."""
+"""Bound an attacker's probability to identify a sample among candidates."""
 
 import math
 from dataclasses import dataclass
@@ -16,23 +16,30 @@ from flwr_leakage.scores.noise_level import check_noise_std, noise_level
 
 @dataclass(frozen=True)
 class ReconstructionRobustness(SampleScore):
-    """Φ(Φ⁻¹(κ) + μᵢ) with μᵢ = √T Cᵢ/σᵢ: the largest chance of any attacker to name the sample.
+    """A score: the largest probability Φ(Φ⁻¹(κ) + μᵢ) of any attacker to identify a sample.
+
+    Here κ is the probability before the release, and μᵢ = √T Cᵢ/σᵢ, with Cᵢ the norm of sample i's
+    gradient, σᵢ the standard deviation of the noise on it, T the number of releases, and Φ the
+    normal distribution function.
 
     This is the reconstruction robustness (Balle et al. 2022; Hayes et al. 2023; for Gaussian
-    privacy Kaissis et al. 2023) against an attacker who has chance κ without this sample's share of
-    the update, and knows all others. It holds for every attacker and every prior with this κ,
-    biased or not.
+    privacy Kaissis et al. 2023) against an attacker who knows all other samples, and has the
+    probability κ without this sample's part of the update. It holds for every attacker, biased or
+    not, and every prior with this κ.
 
-    With ``clipping_norm`` it is a guarantee for every sample whose gradient is clipped to it.
-    Without, Cᵢ = ‖gᵢ‖: the sample's own, as in individual privacy accounting (Feldman and Zrnic
-    2021), which other samples may not have, and which itself is private.
+    With ``clipping_norm`` it is a guarantee for every sample whose gradient is clipped to that
+    norm. Without, Cᵢ = ‖gᵢ‖ is the norm of the sample's own gradient, as in individual privacy
+    accounting (Feldman and Zrnic 2021): the value does not hold for other samples, and is itself
+    private.
 
     Attributes:
-        prior: κ in (0, 1): 1/n for one of n equally likely candidates.
-        clipping_norm: C of every sample's gradient; ``None`` takes ‖gᵢ‖.
-        num_rounds: T, in which the sample takes part under the same noise, ≥ 1.
-        noise_std: σ of the noise on the pseudo-gradient; ``None`` reads it from δ, where δ is
-            independent Gaussian noise of one size.
+        prior: the probability κ in (0, 1); 1/n for one of n equally likely candidates.
+        clipping_norm: the norm to which every sample's gradient is clipped; ``None`` takes ‖gᵢ‖.
+        num_rounds: the number T ≥ 1 of rounds in which the sample takes part, under noise of the
+            same size.
+        noise_std: the standard deviation σ of the noise on the pseudo-gradient; with ``None`` it is
+            estimated from the defense's perturbation δ, if δ is independent Gaussian noise of one
+            size.
     """
 
     prior: float = 0.1
@@ -46,7 +53,7 @@ class ReconstructionRobustness(SampleScore):
         check_clipping(self.clipping_norm, self.num_rounds)
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """Return ``reconstruction_robustness``, a probability."""
+        """Return the column ``reconstruction_robustness``, a probability."""
         level, notes = noise_level(problem, self.noise_std)
         mu = math.sqrt(self.num_rounds) * sample_norms(problem, self.clipping_norm) / level
         chances = [guess_bound(m, self.prior) for m in mu.tolist()]
@@ -65,7 +72,7 @@ class ReconstructionRobustness(SampleScore):
 
 
 def check_clipping(clipping_norm: float | None, num_rounds: int) -> None:
-    """Raise ``ValueError`` for settings out of range."""
+    """Raise ``ValueError`` unless the clipping norm is ``None`` or positive, and the rounds ≥ 1."""
     if clipping_norm is not None and not 0 < clipping_norm < math.inf:
         raise ValueError(f"clipping_norm must be None or positive, got {clipping_norm}.")
     if num_rounds < 1:
@@ -73,6 +80,6 @@ def check_clipping(clipping_norm: float | None, num_rounds: int) -> None:
 
 
 def sample_norms(problem: SampleProblem, clipping_norm: float | None) -> torch.Tensor:
-    """Return Cᵢ (S,): the clipping norm, or the length of each sample's own gradient."""
+    """Return Cᵢ (S,): the clipping norm, or if it is ``None`` the norm of each gradient."""
     own = row_norms(problem.gradients).double()
     return own if clipping_norm is None else torch.full_like(own, clipping_norm)

@@ -1,4 +1,4 @@
-"""Hold the results of scores by name, as a table, as tensors or as a pandas frame."""
+"""Hold the results of scores, by name, as a table, as tensors or as a pandas frame."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,12 +19,12 @@ class ScoreResult:
     """The measurements of one score, or the reason why there are none.
 
     The first measurement is the score's main quantity: ``values``, ``notes``, ``unit`` and
-    ``direction`` are those of it. The others stand under their names,
+    ``direction`` are its own. The other measurements are found by name, as in
     ``result["lambda_min"].values``.
 
     Attributes:
-        measurements: at least one; of a score that failed, a single one without numbers, under
-            the score's name and with the reason as the note of every sample.
+        measurements: the measurements, at least one. A score that failed has a single one without
+            numbers, under the score's name and with the reason as the note of every sample.
         error: why the score failed, or empty.
     """
 
@@ -35,7 +35,7 @@ class ScoreResult:
         return iter(self.measurements)
 
     def __getitem__(self, name: str) -> Measurement:
-        """Return a measurement by its name; if the score failed, any name gives the reason."""
+        """Return a measurement by its name; if the score failed, it holds only the reason."""
         for measured in self.measurements:
             if measured.name == name:
                 return measured
@@ -46,55 +46,55 @@ class ScoreResult:
 
     @property
     def values(self) -> tuple[float | None, ...]:
-        """Return one number a sample, or ``None`` where there is none."""
+        """Return the main quantity's number for each sample, ``None`` where there is none."""
         return self.measurements[0].values
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return for each sample a note on its number, or the reason why it has none."""
+        """Return for each sample a note on its value, or the reason why it has none."""
         return self.measurements[0].notes
 
     @property
     def errors(self) -> tuple[float | None, ...]:
-        """Return half the width of each value's error bar; the tuple may be empty."""
+        """Return half the width of each sample's error bar; empty if there are no error bars."""
         return self.measurements[0].errors
 
     @property
     def states(self) -> tuple[State, ...]:
-        """Return the note on how each value may be read, see ``Measurement``; or an empty one."""
+        """Return how each sample's value may be read, see ``Measurement``; empty if not stated."""
         return self.measurements[0].states
 
     @property
     def unit(self) -> str:
-        """Return the unit, such as ``1`` or ``model input``; empty where the score failed."""
+        """Return the unit of the main quantity, such as ``1``; empty if the score failed."""
         return self.measurements[0].unit
 
     @property
     def direction(self) -> Direction:
-        """Return the meaning of a larger value; empty where the score failed."""
+        """Return the meaning of a larger value of the main quantity; empty if the score failed."""
         return self.measurements[0].direction
 
     @property
     def products(self) -> int:
-        """Return the number of one sample's Jacobian products that all measurements took."""
+        """Return how many Jacobian products of one sample all measurements took."""
         return sum(measured.products for measured in self.measurements)
 
     def tensor(self) -> Float[Tensor, " S"]:
-        """Return the values in float64, NaN where there is none."""
+        """Return the main quantity's values (S,) in float64, NaN where there is none."""
         return self.measurements[0].tensor()
 
 
 @dataclass(frozen=True)
 class Scores(Mapping[str, ScoreResult]):
-    """The result of each score under the name that it was asked by, in that order.
+    """A mapping from the names of the scores that were asked for to their results, in that order.
 
     Printed, or shown in a notebook, it is a table of samples by measurements, with error bars and
     notes.
 
     Attributes:
         results: the results by name.
-        notes: remarks on all of them: the mode in which the model was scored, the meaning of a
-            sample's δ.
+        notes: remarks on all results: the mode in which the model was scored, and the perturbation
+            of a sample's own gradient.
     """
 
     results: Mapping[str, ScoreResult]
@@ -129,7 +129,7 @@ class Scores(Mapping[str, ScoreResult]):
         ]
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """Return a row for each sample and measurement, with all that is known of it.
+        """Return a pandas frame with one row for each sample and measurement.
 
         Its columns are ``score`` (the name that was asked by), ``measurement``, ``sample``,
         ``value`` (NaN where there is none), ``error``, ``state``, ``unit``, ``direction`` and

@@ -1,4 +1,4 @@
-"""Score one round's samples, most at risk first, within a budget that training earns."""
+"""Score one round's samples, those most at risk first, within a budget that training earns."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ RANKING_PRICES = {"first": 0.0, "random": 0.0, "most_at_risk": 2.0, "largest_gra
 """The cost of ranking one sample, in training gradients, at least as high as measured."""
 
 SETUP_PRICE = 3.0
-"""Products that setting up the Jacobian of one sample counts."""
+"""The cost of setting up the Jacobian of one sample, in Jacobian products."""
 
 PATIENCE = 2.0
 """A round is scored once the account covers so many times the ranking and one sample: prices vary,
@@ -30,10 +30,10 @@ MARGIN = 1.3
 NOT_CHOSEN = "not scored: the plan's max_samples are others"
 
 BLANKS = {"values": None, "errors": None, "states": "unresolved"}
-"""The note of a measurement on a sample that was left out."""
+"""The entries of a measurement for a sample that was left out."""
 
 Part = tuple[list[int], dict[str, ScoreResult]]
-"""Places of some samples, ascending, and their scores."""
+"""The indices of some samples, ascending, and the results of their scores."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class Account:
     sample.
 
     Attributes:
-        balance: negative while the first sample's scores are not paid back.
-        ranking: the latest cost of ranking the samples.
-        sample: the latest cost of the scores of one sample; 0 before the first.
+        balance: the budget that is left; negative while a cost in advance is not yet earned back.
+        ranking: the cost of ranking the samples when this was last done.
+        sample: the cost of scoring one sample when this was last done; 0 before the first time.
     """
 
     balance: float = 0.0
@@ -66,34 +66,35 @@ def score_round(
     seed: int,
     warnings: Sequence[str] = (),
 ) -> tuple[list[Measurement], Account]:
-    """Score as many samples of a round as the training of the rounds so far pays for.
+    """Return scores of as many samples of a round as the budget earned by training allows.
 
-    Every round adds ``plan.relative_cost`` times its training's cost to the account. A scored round
-    ranks all samples, then scores them in that order, in groups, as long as the account covers the
-    next group at the price of the last one and a ``MARGIN``. A round that cannot cover ``PATIENCE``
-    times the ranking and one sample leaves its pay to a later one. The first scored round does not
-    know the prices: it scores one sample in advance, and the next rounds pay it back. So over any
-    number of rounds
+    Every round adds ``plan.relative_cost`` times the cost of its training to the client's account.
+    A scored round ranks all samples, then scores them in that order, in groups, as long as the
+    account covers the next group at the cost of the last one plus a ``MARGIN``. If the account does
+    not cover ``PATIENCE`` times the cost of ranking and of one sample, no sample is scored, and the
+    budget is kept for a later round. The first scored round does not know these costs: it scores
+    one sample in advance, which later rounds earn back. So over any number of rounds
 
         cost(scores) ≤ relative_cost · cost(training) + cost(ranking and one sample),
 
-    and without the last term once the advance is paid back. A round that is dearer than foreseen is
-    paid back likewise. ``plan.min_samples`` comes on top.
+    and without the last term once the advance is earned back. So is the cost of a round that
+    exceeds its estimate. The samples of ``plan.min_samples`` are scored in addition.
 
     Args:
         scores: the scores by name.
         gradient_map: the gradient map of the client's model and loss.
-        exposure: the client's round.
-        plan: the limits of spending.
+        exposure: the private data of the client's round.
+        plan: the limits on samples and cost.
         account: the account as the client's last round left it.
-        server_round: counted from 1.
-        train_seconds: CPU seconds of the round's training.
+        server_round: the number of the round, from 1.
+        train_seconds: the CPU seconds of the round's training.
         seed: the seed of all random draws.
-        warnings: see ``compute_scores``.
+        warnings: reasons why the scored function may differ from the one that trains; each is added
+            to the note of every sample.
 
     Returns:
-        The measurements, and the account for the next round. A sample that was left out has no
-        number, and the reason as note.
+        The measurements of all samples, and the account for the next round. A sample that was not
+        scored has no number, and the reason in its note.
     """
     purse = _Purse(plan, account)
     purse.earn(exposure, train_seconds)
@@ -137,7 +138,7 @@ def score_round(
 
 
 class _Purse:
-    """An account in use, with the clock or counter that measures spending."""
+    """A client's scoring budget during a round, with the clock or counter of its spending."""
 
     def __init__(self, plan: ScorePlan, account: Account) -> None:
         self.plan = plan
@@ -151,13 +152,13 @@ class _Purse:
 
     @property
     def missing(self) -> float:
-        """Return the amount that the account lacks for one more scored round, at latest prices."""
+        """Return how much the budget lacks for one more scored round, at the latest costs."""
         if self.plan.relative_cost is None:
             return 0.0
         return PATIENCE * (self.ranking + self.price) - self.balance
 
     def earn(self, exposure: Exposure, train_seconds: float) -> None:
-        """Add the earnings of a round's training."""
+        """Add to the scoring budget what a round's training earns."""
         if self.plan.product_price is not None:
             schedule, count = exposure.raw.schedule, exposure.raw.num_examples
             cost = float(sum(step.stop - step.start for step in schedule.slices(count)))
@@ -169,7 +170,7 @@ class _Purse:
         self._began = time.process_time()
 
     def affordable(self, count: int) -> int:
-        """Return how many of ``count`` samples the account can pay for, at the latest price."""
+        """Return how many of ``count`` samples the budget covers, at the latest cost of one."""
         if self.plan.relative_cost is None:
             return count
         if not self.price or self.balance <= 0:
@@ -184,7 +185,11 @@ class _Purse:
         self.price = self._pay(counted) / count
 
     def _pay(self, counted: float) -> float:
-        """Subtract the spending since the last call from the account."""
+        """Subtract the cost since the last call from the scoring budget, and return the cost.
+
+        Args:
+            counted: the amount to subtract if costs are counted and not measured in CPU seconds.
+        """
         now = time.process_time()
         cost = now - self._began if self.plan.product_price is None else counted
         self._began = now
@@ -201,7 +206,13 @@ class _Purse:
 def _join(
     parts: Sequence[tuple[list[int], ScoreResult]], left_out: Mapping[int, str], count: int
 ) -> list[Measurement]:
-    """Return one score's measurements of all samples, joined from those of groups."""
+    """Return one score's measurements of all samples, joined from those of groups of samples.
+
+    Args:
+        parts: for each group, the indices of its samples and the score's result.
+        left_out: the reason for each sample that was not scored, by its index.
+        count: the number of all samples.
+    """
     shown = next((found for _, found in parts if not found.error), parts[0][1])
     return [
         _merge([(places, found[model.name]) for places, found in parts], left_out, count)
@@ -212,7 +223,13 @@ def _join(
 def _merge(
     groups: Sequence[tuple[list[int], Measurement]], left_out: Mapping[int, str], count: int
 ) -> Measurement:
-    """Return one quantity of all samples, merged from groups of them."""
+    """Return one quantity's measurement of all samples, merged from those of groups of samples.
+
+    Args:
+        groups: for each group, the indices of its samples and the measurement.
+        left_out: the reason for each sample that was not scored, by its index.
+        count: the number of all samples.
+    """
 
     def column(name: str, blanks: list[Any]) -> tuple[Any, ...]:
         for places, found in groups:

@@ -1,4 +1,4 @@
-"""Compute the influence of a perturbation along a singular direction of J."""
+"""Compute the inversion influence of perturbations along a Jacobian's extreme singular vectors."""
 
 from dataclasses import dataclass
 
@@ -13,17 +13,19 @@ _TURNED: dict[State, State] = {"lower bound": "upper bound", "upper bound": "low
 
 @dataclass(frozen=True)
 class SingularInfluence(ExtremesScore):
-    """I²F of a unit δ along the first and the last right singular vector of J: 1/√λ.
+    """A score: the inversion influence 1/√λ of a unit perturbation along a singular vector of J.
 
-    These are the least and the largest error that noise of norm 1 in the span of J can cause, so
-    that a defense which is free to choose its direction should choose the last vector. (Zhang et
-    al. 2023, section 5.1, print 1/λ, which is the *squared* error: JJᵀ has the eigenvalue λ, J the
-    singular value √λ.)
+    J is the Jacobian of a sample's gradient, and λ the eigenvalue of JJᵀ for the first and for the
+    last right singular vector of J.
 
+    These are the least and the largest reconstruction error that noise of norm 1 in the row space
+    of J can cause, so that a defense which is free to choose its direction should choose the last
+    vector. (Zhang et al. 2023, section 5.1, print 1/λ, which is the *squared* error: JJᵀ has the
+    eigenvalue λ, J the singular value √λ.)
     """
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """Return ``first_singular_influence`` and ``last_singular_influence``."""
+        """Return the columns ``first_singular_influence`` and ``last_singular_influence``."""
         columns = []
         for name, source in zip(
             ("first_singular_influence", "last_singular_influence"),

@@ -1,4 +1,4 @@
-"""Compute the influence of a unit perturbation along any right singular vector of J."""
+"""Compute the inversion influence of perturbations along any singular vector of a Jacobian."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,17 +15,20 @@ from flwr_leakage.spectral.dense import dense_bytes, dense_spectrum
 
 @dataclass(frozen=True)
 class SingularSpectrum(SampleScore):
-    """I²F = 1/√λ_k of a unit δ along the k-th right singular vector of J, J ∈ R^{N×P}.
+    """A score: the inversion influence 1/√λ_k of a unit perturbation along a singular vector of J.
 
-    ``singular_influence_0.5`` is that of the median, ``…_0`` of the first (largest λ) and ``…_1``
-    of the last (Zhang et al. 2023, section 5.1 and figure 5). They come from the dense Jacobian,
-    where N and the memory allow. ``SingularInfluence`` computes the two ends alone, which is
-    cheaper.
+    J ∈ R^{N×P} is the Jacobian of a sample's gradient, and λ_k the k-th largest eigenvalue of JJᵀ,
+    which belongs to the k-th right singular vector of J.
+
+    ``singular_influence_0.5`` is the influence at the median λ, ``…_0`` at the largest and ``…_1``
+    at the smallest (Zhang et al. 2023, section 5.1 and figure 5). They are computed from the dense
+    Jacobian, if N and the memory allow. ``SingularInfluence`` computes the two extremes alone,
+    which is cheaper.
 
     Attributes:
-        positions: the positions in the spectrum, in [0, 1]: k − 1 over N − 1, rounded to the
-            nearest k.
-        max_dense_inputs: N up to which J is formed.
+        positions: the positions (k − 1)/(N − 1) in the spectrum, in [0, 1], rounded to the nearest
+            k.
+        max_dense_inputs: the largest N for which J is formed.
     """
 
     positions: Sequence[float] = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -38,16 +41,17 @@ class SingularSpectrum(SampleScore):
             raise ValueError(f"positions must lie in [0, 1], got {self.positions}.")
 
     def extra_bytes(self, num_inputs: int, num_parameters: int) -> int:
-        """Return the memory of the dense Jacobian, for one sample."""
+        """Return the bytes that the dense Jacobian takes for one sample."""
         if not fits(num_inputs, num_parameters, self.max_dense_inputs, self.memory_bytes):
             return 0
         return dense_bytes(num_inputs, num_parameters, torch.float64)
 
     def measure(self, problem: SampleProblem, draws: Draws) -> list[Column]:
-        """Return one quantity for each position.
+        """Return a column for each of the ``positions``.
 
         Raises:
-            ValueError: the dense Jacobian is not allowed.
+            ValueError: the samples have too many inputs, or too little memory is allowed, to form
+                the Jacobian.
         """
         size = (problem.operator.num_inputs, problem.operator.num_outputs)
         if not fits(*size, self.max_dense_inputs, self.memory_bytes):

@@ -1,4 +1,4 @@
-"""Define the common base of bounds from the eigenvalues of JJᵀ, by a dense or iterative route."""
+"""Define the base class of error bounds from the singular values of a sample's Jacobian."""
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
@@ -23,16 +23,19 @@ LACKING = (
 
 @dataclass(frozen=True)
 class SpectralBound(SampleScore):
-    """A lower bound of an attacker's RMSE that is √ of a mean over the eigenvalues of JJᵀ.
+    """A base class of lower bounds of an attacker's RMSE: √ of a mean over the eigenvalues of JJᵀ.
+
+    J ∈ R^{N×P} is the Jacobian of a sample's gradient.
 
     Attributes:
-        noise_std: σ of the noise on the pseudo-gradient; ``None`` reads it from δ, where δ is
-            independent Gaussian noise of one size (see ``noise_level``).
-        max_dense_inputs: N up to which J is formed, where ``memory_bytes`` allows: N products and
-            an SVD. Beyond, Lanczos quadrature bounds the bound from below.
-        num_probes: random vectors of the quadrature, ≥ 2.
-        max_steps: most Lanczos steps for each, of two products.
-        rank_cutoff: relative size of singular values that count as zero.
+        noise_std: the standard deviation σ of the noise on the pseudo-gradient; with ``None`` it is
+            estimated from the defense's perturbation δ, if δ is independent Gaussian noise of one
+            size (see ``noise_level``).
+        max_dense_inputs: the largest N for which J is formed, if ``memory_bytes`` allows, by N
+            products and an SVD. Otherwise Lanczos quadrature gives a lower bound of the bound.
+        num_probes: the number of random vectors of the quadrature, ≥ 2.
+        max_steps: the largest number of Lanczos steps for each vector, of two products each.
+        rank_cutoff: singular values below this share of the largest count as zero.
     """
 
     noise_std: float | None = None
@@ -53,7 +56,7 @@ class SpectralBound(SampleScore):
             raise ValueError(f"precision must be 'float64' for small λ, got {self.precision!r}.")
 
     def extra_bytes(self, num_inputs: int, num_parameters: int) -> int:
-        """Return the memory of the dense route, for one sample."""
+        """Return the bytes that the dense Jacobian takes for one sample, if it is to be formed."""
         if not fits(num_inputs, num_parameters, self.max_dense_inputs, self.memory_bytes):
             return 0
         return dense_bytes(num_inputs, num_parameters, torch.float64)
@@ -62,19 +65,31 @@ class SpectralBound(SampleScore):
     def squared_error(
         self, eigenvalues: Float[Tensor, "S k"], noise_std: Float[Tensor, "S 1"]
     ) -> Float[Tensor, "S k"]:
-        """Return each eigenvalue's share in the squared error, completely monotone in λ."""
+        """Return the squared error along the singular direction of each eigenvalue λ of JJᵀ.
+
+        J is the Jacobian of a sample's gradient.
+
+        As a function of λ it must be completely monotone, such as 1/λ.
+
+        Args:
+            eigenvalues: (S, k) the eigenvalues λ.
+            noise_std: (S, 1) the standard deviation of the noise on each sample's gradient.
+        """
 
     def bound(
         self, name: str, problem: SampleProblem, draws: Draws, exact: State, full_rank: bool
     ) -> Column:
-        """Return √ of the mean of ``squared_error`` over the eigenvalues, in model input units.
+        """Return the column of √ of the mean of ``squared_error`` over the eigenvalues of JJᵀ.
+
+        Its unit is that of model inputs.
 
         Args:
             name: the name of the quantity.
-            problem: the problem of S samples.
-            draws: the source of draws for the probes.
+            problem: the S samples with their Jacobians J.
+            draws: the random generators of the quadrature.
             exact: the state of a value from the dense Jacobian.
-            full_rank: whether the bound is infinite where J lacks rank.
+            full_rank: whether the bound is infinite, so that there is no number, if J lacks full
+                rank.
         """
         operator = problem.operator
         level, silent = noise_level(problem, self.noise_std)

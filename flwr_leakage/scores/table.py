@@ -1,4 +1,4 @@
-"""Show a table of samples by measurements, in the terminal and in notebooks."""
+"""Format scores as a table of samples by measurements, for the terminal and for notebooks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ _MARKS = {"lower bound": "≥ ", "upper bound": "≤ "}
 
 @dataclass(frozen=True)
 class Column:
-    """A measurement under the name of the score that gave it.
+    """A column of the table: a measurement under the name of its score.
 
     Attributes:
-        score: the name that was asked by.
+        score: the name under which the score was asked for.
         measurement: the measurement of all samples.
         error: why the score failed, or empty.
     """
@@ -25,12 +25,12 @@ class Column:
 
     @property
     def title(self) -> str:
-        """Return the score's name, and the measurement's name where it differs."""
+        """Return the score's name, with the measurement's name if that differs."""
         name = self.measurement.name
         return self.score if name == self.score or self.error else f"{self.score}: {name}"
 
     def entries(self) -> list[tuple[float | None, float | None, State | None, str]]:
-        """Return the value, half the error bar, the state and the note of each sample."""
+        """Return the value, half its error bar, its state and its note, for each sample."""
         measured, count = self.measurement, len(self.measurement.values)
         errors = measured.errors or (None,) * count
         states = measured.states or (None,) * count
@@ -40,7 +40,10 @@ class Column:
 
 @dataclass(frozen=True)
 class _Grid:
-    """Cells as text; a number in brackets points to a remark."""
+    """The table's cells as text; a number in brackets in a cell points to a remark.
+
+    It holds the lines of the head, the rows, the remarks in order, and the number of hidden rows.
+    """
 
     head: list[list[str]]
     rows: list[list[str]]
@@ -49,12 +52,12 @@ class _Grid:
 
 
 def to_text(columns: Sequence[Column], notes: Sequence[str], most_rows: int) -> str:
-    """Return the table in lines of text.
+    """Return the table as lines of text.
 
     Args:
-        columns: all of the same samples.
-        notes: remarks on all of them.
-        most_rows: samples that are shown.
+        columns: the columns, all of the same samples.
+        notes: remarks on all columns.
+        most_rows: the largest number of samples to show.
     """
     grid = _grid(columns, most_rows)
     lines = [f"! {note}" for note in notes]
@@ -109,7 +112,10 @@ def _grid(columns: Sequence[Column], most_rows: int) -> _Grid:
 def _cell(
     value: float | None, error: float | None, state: State | None, note: str, remarks: list[str]
 ) -> str:
-    """Return a value with its bar, its mark and its remark's number; a dash if there is none."""
+    """Return a cell's text: a value with error bar, mark of its state, and remark's number.
+
+    A cell without a value has a dash. A new remark is added to ``remarks``.
+    """
     if note and note not in remarks:
         remarks.append(note)
     mark = f" [{remarks.index(note) + 1}]" if note else ""

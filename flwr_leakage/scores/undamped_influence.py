@@ -1,4 +1,4 @@
-"""Compute the I²F without damping, the error of a perfect attacker under δ itself."""
+"""Compute the inversion influence without damping: a perfect attacker's reconstruction error."""
 
 from dataclasses import dataclass, field
 
@@ -25,18 +25,21 @@ _NO_DAMPING = 1e-14
 
 @dataclass(frozen=True)
 class UndampedInfluence(SampleScore):
-    """‖(JJᵀ)⁻¹Jδ‖/√N (Zhang et al. 2023, equation 4 as it stands), J ∈ R^{N×P}.
+    """A score: the inversion influence ‖(JJᵀ)⁻¹Jδ‖/√N without damping.
 
-    It is exact, from the SVD of the dense Jacobian, where N and the memory allow. Where J lacks
-    rank it is ‖(Jᵀ)⁺δ‖, a lower bound of the error, as the update tells nothing of the other
-    directions. Without the dense route LSQR runs until its iterates stop growing; until then they
-    are lower bounds.
+    J ∈ R^{N×P} is the Jacobian of the gradient of a sample with N inputs, and δ the defense's
+    perturbation of that gradient (Zhang et al. 2023, equation 4).
+
+    It is computed exactly from the SVD of the dense Jacobian, if N and the memory allow. If J lacks
+    rank it is ‖(Jᵀ)⁺δ‖/√N, a lower bound of the error, as the update reveals nothing about the
+    other directions. Without the dense Jacobian, LSQR runs until its iterates stop growing; if it
+    is stopped before, the result is a lower bound.
 
     Attributes:
-        max_dense_inputs: N up to which J is formed.
-        rank_cutoff: relative size of singular values that count as zero.
-        tolerance: relative error of the iterative route.
-        max_steps: most steps of LSQR, of two products each.
+        max_dense_inputs: the largest N for which J is formed.
+        rank_cutoff: singular values below this share of the largest count as zero.
+        tolerance: the relative error of LSQR's result.
+        max_steps: the largest number of LSQR steps, of two products each.
     """
 
     max_dense_inputs: int = 1024
@@ -46,7 +49,7 @@ class UndampedInfluence(SampleScore):
     precision: Precision = field(default="float64", kw_only=True)
 
     def extra_bytes(self, num_inputs: int, num_parameters: int) -> int:
-        """Return the memory of the dense route, for one sample."""
+        """Return the bytes that the dense Jacobian takes for one sample, if it is to be formed."""
         if not fits(num_inputs, num_parameters, self.max_dense_inputs, self.memory_bytes):
             return 0
         return dense_bytes(num_inputs, num_parameters, torch.float64)

@@ -12,18 +12,20 @@ from flwr_leakage.spectral import numerical_rank, rows_needed
 
 @dataclass(frozen=True)
 class UnseenDirections(SampleScore):
-    """N − rank J with J = ∇ₓ∇_θL ∈ R^{N×P}: along these the gradient stays the same.
+    """A score: N − rank J, the number of input directions along which the gradient does not change.
 
-    To first order no attack on the gradient can tell inputs apart that differ in these directions
-    only, and what it puts there comes from its prior. There are many such directions where ReLUs
-    are inactive or P < N. Zero does not mean safe or unsafe by itself: see ``inversion_influence``
-    for how firmly the other directions are seen. The score costs 1.25 N products, fewer where the
-    rank is small.
+    J = ∇ₓ∇_θL ∈ R^{N×P} is the Jacobian of the gradient of a sample with N inputs.
+
+    To first order no attack on the gradient can distinguish inputs that differ in these directions
+    only, and its result along them comes from its prior. There are many such directions if ReLUs
+    are inactive or P < N. A value of zero does not by itself mean safe or unsafe: see
+    ``InversionInfluence`` for how well noise hides the other directions. The score costs 1.25 N
+    Jacobian products, fewer if the rank is small.
 
     Attributes:
         tolerance: singular values below this share of the largest count as zero, in (0, 1).
-        max_products: most products of a sample, ≥ 1; with fewer than needed there is no number but
-            a bound in the note.
+        max_products: the largest number of products for a sample, ≥ 1; if more are needed there is
+            no number, and the note has a bound.
         precision: must be ``float64``.
     """
 
@@ -32,7 +34,7 @@ class UnseenDirections(SampleScore):
     precision: Precision = field(default="float64", kw_only=True)
 
     def extra_bytes(self, num_inputs: int, num_parameters: int) -> int:
-        """Return the memory of the rows, twice for their singular values."""
+        """Return the bytes that one sample's Jacobian takes, counted twice for the SVD."""
         rows = min(self.max_products, rows_needed(num_inputs, num_parameters))
         return 2 * 8 * rows * num_inputs
 
