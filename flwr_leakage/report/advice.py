@@ -123,16 +123,15 @@ def advise(
         steps.insert(0, Step("Who is at risk", _at_risk(found, at_risk)))
         steps.append(_what_helps(index, asked, at_risk, metadata))
     steps += what_it_costs(index, asked, metadata, bool(at_risk))
+    labels = labels_inferred(index, metadata)
     if at_risk:
-        labels = _labels_beyond_guess(index, metadata, found) is not None
         steps.append(_go_on_if(found, metadata, index.sample, True, labels))
     if leaking or (not partly and nothing_seen.asks_to_pause and nothing_seen.level == "partly"):
         steps.append(_test(nothing_seen, metadata))
     else:
         fold = "The command that tests more"
         steps.append(Step("Do", nothing_seen.do, commands=nothing_seen.commands, fold=fold))
-    if not at_risk and nothing_seen.asks_to_pause:
-        labels = _labels_beyond_guess(index, metadata, found) is not None
+    if not at_risk and (nothing_seen.asks_to_pause or nothing_seen.level == "partly"):
         steps.append(_go_on_if(found, metadata, index.sample, with_labels=labels))
     lines = _in_short(index, metadata, found, fate, asked, unsure, nothing_seen)
     return Advice(headline, answer, lines, tuple(step for step in steps if step.text))
@@ -147,11 +146,13 @@ def _test(wanted: Worth, metadata: Mapping[str, Any]) -> Step:
         wanted: the judgement of this run, which names the reasons that keep it from an answer.
         metadata: the run's settings, as in ``run.json``.
     """
-    changes = [*wanted.changes, *([] if defense_of(metadata) else [f"defense={STRONGER}"])]
+    changes = list(wanted.changes)
+    if not defense_of(metadata):
+        changes.append(f"defense={STRONGER}")
     under = "under a stronger defense" if defense_of(metadata) else f"here under {STRONGER} noise"
     if section(metadata, "config", "server").get("attack_max_seconds") is not None:
         changes.append("server.attack_max_seconds=null")  # time is to cut off no attack
-    commands = rerun(metadata, [*changes, "what_if=null"]) if changes else ()
+    commands = rerun(metadata, [*dict.fromkeys(changes), "what_if=null"]) if changes else ()
     fold = f"The command of a new run that attacks every client, {under}"
     return Step("Test", wanted.do if commands else "", commands=commands, fold=fold)
 
@@ -190,7 +191,7 @@ def _in_short(
         *map(Line, (*lines, stop, *_labels_line(index, metadata, found))),
         Line(TEST, changes),
         *([Line(_time_then(index, metadata, not is_raw))] if is_cut_off else []),
-        Line(_go_on(condition, "the new run", index.sample)),
+        Line(_go_on(condition, "the new run")),
     )
 
 
@@ -243,7 +244,7 @@ def _unseen_in_short(
     """
     sentences = re.split(r"(?<=[.:]) (?=[A-Z])", unseen.do) if unseen.do else []
     more = [*lines, *(plain_text(sentence, MAX_LINE) for sentence in sentences)]
-    goal = Line(_go_on("Go on", "a new run", index.sample))
+    goal = Line(_go_on("Go on", "a new run"))
     is_found, already = unseen.level == "partly", _found(index, metadata, found)
     pause = "Pause the training until a new run can say"
     last: list[Line]
@@ -256,7 +257,7 @@ def _unseen_in_short(
         last = [goal, _protection("If no run says enough")]
     elif is_found:
         first = [f"Decide whether the server may know what was found: {already}."]
-        go_on = _go_on("If it may, go on", "a new run", index.sample, is_accepted=True)
+        go_on = _go_on("If it may, go on", "a new run", is_accepted=True)
         last = [Line(go_on), _protection("If it may not")]
     else:
         first = []
@@ -265,19 +266,18 @@ def _unseen_in_short(
     return (*map(Line, [*first, *more][: MAX_LINES - len(last)]), *last)
 
 
-def _go_on(condition: str, run: str, sample: Sample, is_accepted: bool = False) -> str:
-    """Return the sentence that says under which conditions training may go on.
+def _go_on(condition: str, run: str, is_accepted: bool = False) -> str:
+    """Return the conditions to train on in short, without chance if what it tells ``is_accepted``.
 
     Args:
-        condition: the first words of the sentence.
-        run: the run that must meet the conditions, in words.
-        sample: the nouns for the run's samples.
-        is_accepted: whether the identification of originals is accepted, and is no condition.
+        condition: the words before "only if".
+        run: the run that has to meet the conditions.
+        is_accepted: whether the server may know what it infers beyond chance.
     """
-    chance = "" if is_accepted else " identifies none beyond chance,"
+    seen = "nothing seen, even in part" + ", or told beyond chance" * (not is_accepted)
     return (
-        f"{condition} only if {run} sees no {sample.one}, even in part,{chance} attacks every "
-        f"client early and late, and time cuts off no attack."
+        f"{condition} only if {run} meets the list in The answer at length: {seen}; all clients "
+        f"attacked; none cut off."
     )
 
 
@@ -334,11 +334,12 @@ def _protection(otherwise: str) -> Line:
         otherwise: the condition with which the line begins.
     """
     return Line(
-        f"{otherwise}, these protect whatever an attack finds:",
+        f"{otherwise}, go on only with one of these, which rest on no attack of this run:",
         (
             "Differential privacy, as by dp_sgd: at ε = 1 nothing that is sent is more than 2.7 "
             "times (e^ε, but for δ) as likely with a record as without it.",
-            "Secure aggregation: the server sees sums only, and a new run tells what they show.",
+            "Secure aggregation: the server sees sums only. A new run tells how much less they "
+            "show.",
         ),
     )
 
@@ -469,13 +470,13 @@ def _what_helps(
     despite = f"It leaks although the run trained under {own}. " if own else ""
     if not asked:
         text = "No other defense was measured on these updates (what_if), so this run names none."
-        return Step("What helps", despite + text)
+        return Step("Defenses tried", despite + text)
     effects = " ".join(_effect(remedy, at_risk) for remedy in asked)
     notes = [_besides(remedy, at_risk) for remedy in asked]
     note = " ".join(filter(None, (*notes, attack_told(metadata))))
     cut_off = [remedy for remedy in asked if _is_cut_off(remedy, at_risk)]
     if not cut_off:
-        return Step("What helps", despite + effects, note=note)
+        return Step("Defenses tried", despite + effects, note=note)
     do, changes = more_time(index, metadata, not ended(index, attempts(index)))
     names = " and ".join(remedy.name for remedy in cut_off)
     why = (
@@ -486,8 +487,8 @@ def _what_helps(
     text = f"Not established: {why} {despite}{effects}"
     if len(cut_off) < len(asked):
         text = f"{despite}{effects} Of {names} it is not established: {why}"
-    commands, fold = rerun(metadata, changes), "The command that establishes what helps"
-    return Step("What helps", text, (), note, commands, fold)
+    commands, fold = rerun(metadata, changes), "The command that establishes what a defense does"
+    return Step("Defenses tried", text, (), note, commands, fold)
 
 
 def _is_cut_off(remedy: Remedy, at_risk: set[int]) -> bool:
@@ -581,18 +582,20 @@ def _go_on_if(
         metadata: the run's settings, as in ``run.json``.
         sample: the nouns for the run's samples.
         with_changes: whether changes were advised before, of which the new run tests one.
-        with_labels: whether labels were inferred beyond chance, which adds a condition.
+        with_labels: whether the attack inferred labels, which adds a condition.
     """
     limit = time_limit(metadata)
     seconds = f" (here {limit:g} CPU seconds for an update)" if limit is not None else ""
+    is_single = section(metadata, "config").get("num_rounds") == 1
+    more = " (this run had one round: set num_rounds)" * is_single
     return Step(
         "Go on only if",
         f"a new run{' with one of the changes above' * with_changes} meets all of these. Even then "
         f"somebody who answers for the data has to accept what no run tests (see What is not "
         f"covered).",
         items=(
-            "The new run attacks every client, in early and late rounds.",
-            f"Its time limit{seconds} ends no attack.",
+            f"The new run attacks every client, in early and late rounds{more}.",
+            f"No time limit ends an attack: neither the run's{seconds} nor the attack's own.",
             f"No {sample.one} has a grade above “nothing”.",
             condition_told(found),
             *(["No more labels are inferred than by chance, or they may be known."] * with_labels),

@@ -12,6 +12,7 @@ from flwr_leakage.report.attempts import (
     Fates,
     commonest_class,
     ended,
+    labels_by_chance,
     labels_inferred,
     labels_right,
     worst_by_image,
@@ -98,7 +99,9 @@ def _labels(
     if told and labels_inferred(index, metadata):
         guess = "blind guess not known"
         if most := commonest_class(found):
-            guess = f"in all attempts; naming always one class has {most[0]:,}"
+            limit = labels_by_chance(index, found) or 0
+            chance = f", up to {limit:,} by chance" if told[0] <= limit else ""
+            guess = f"in all attempts; naming always one class has {most[0]:,}{chance}"
         return Tile("labels inferred", f"{told[0]:,} of {told[1]:,}", guess)
     if large and large.right is not None:
         return Tile("labels inferred", large.right, f"blind guess: {large.blind}")
@@ -110,7 +113,7 @@ def _members(members: MembershipSection | None) -> Tile:
     if members is None:
         return Tile(term, UNTRIED)
     value = f"{members.called} of {len(members.table.rows)} found"
-    chance = "or near copies of used ones; by chance: none, in 99 of 100 runs"
+    chance = "or near copies; by chance in 1 of 100 runs, if what it assumes holds"
     return Tile(term, value, chance, members.called > 0)
 
 

@@ -257,6 +257,13 @@ RANKED = (
 """For each table and gallery that ranks leaks."""
 
 
+RANKED_CLIENTS = (
+    "Clients are ranked by their worst grade, then by the share of attempts that are seen, then by "
+    "the share that is identified, then by the highest PSNR."
+)
+"""For each table that ranks clients."""
+
+
 def several(numbers: Sequence[int], noun: str = "client", limit: int = 8) -> str:
     """Return words for clients or rounds by their numbers, or by their count if over ``limit``.
 

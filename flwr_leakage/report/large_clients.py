@@ -69,7 +69,7 @@ def large_clients_section(index: Index, metadata: Mapping[str, Any]) -> LargeCli
         return None
     known = _counts(index, "inferred")
     true = _counts(index, "true")
-    labels, right = _labels(index, known, true)
+    labels, right = _labels(index, known, true, is_defended(metadata))
     probe, seen = _probe(index, sizes, is_defended(metadata))
     told, share, guess, many = [], None, "not known", index.sample.many
     if right:
@@ -185,6 +185,7 @@ def _labels(
     index: Index,
     known: Mapping[tuple[int, int], Counts],
     true: Mapping[tuple[int, int], Counts],
+    is_changed: bool,
 ) -> tuple[Table, list[tuple[float, float]]]:
     """Return a table of inferred class counts, and the shares of right labels.
 
@@ -195,6 +196,7 @@ def _labels(
         index: the run's numbers.
         known: the inferred class counts, by (round, client).
         true: the true class counts, by (round, client), as far as they are known.
+        is_changed: whether a defense changed the updates, which the server's expectation ignores.
 
     Returns:
         The table; and for each update with known truth, the share of labels that the inference has
@@ -222,6 +224,8 @@ def _labels(
             cells[1] = f"{percent(blind[key].value)} (expected)"
         least = series["least_right"][key].value
         expected = f"{percent(record.value)} (at least {percent(least)} in each rehearsal)"
+        if is_changed:
+            expected = f"{percent(record.value)}, had no defense changed the update"
         rows.append((who(place[1]), str(place[0]), f"{total:,.0f}", shown, expected, *cells))
     columns = (
         "client", "round", index.sample.many, "inferred from its update alone (largest counts)",

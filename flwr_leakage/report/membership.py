@@ -88,14 +88,20 @@ def membership_section(index: Index) -> MembershipSection | None:
     clients = sorted({key[1] for key in evidence if key[1] >= 0})
     whose = several(clients) if clients else "the sum of all clients"
     tested = f"{count(len(found), 'record')} in {count(len(evidence), 'update')}"
-    sentences = [f"The server tested {tested}: of {whose} in {rounds}. {_told(len(called), exact)}"]
+    apart = (
+        "The test is apart from the attack on images, and also takes updates that were not "
+        "attacked."
+    )
+    found_told = _told(len(called), exact)
+    sentences = [f"The server tested {tested}: of {whose} in {rounds}. {apart} {found_told}"]
     if called:
         sentences.append(
             "The test compares each record with null records: records of the server's own, which "
-            "it assumes no client used. If they are like the tested ones, at most one run in a "
-            "hundred finds any record by chance that was not used. Chance is not the only error. "
-            "What statistics find may be a near copy of a used record, such as a crop or the next "
-            "frame of a film, or a record that somebody made from the update."
+            "it assumes no client used. If they are like the tested ones, and their tail is as it "
+            "was fitted, at most one run in a hundred finds any record by chance that was not "
+            "used. Chance is not the only error. What statistics find may be a near copy of a used "
+            "record, such as a crop or the next frame of a film, or a record that somebody made "
+            "from the update."
         )
     unlabelled = any(UNLABELLED in record.note for record in evidence.values())
     if called and unlabelled:
@@ -125,15 +131,15 @@ def membership_section(index: Index) -> MembershipSection | None:
     notes = (
         "The rows are sorted by p. A record's number is its place in what the server was given, "
         "from 0 on.",
-        f"p: if no record had been used, a p as small as this would stand anywhere in the table "
-        f"with at most this chance. Up to {LEVEL:g} the record counts as found. It is not the "
-        f"chance that the verdict is wrong, and a large p does not show that the record was not "
-        f"used. Where a record is beyond all null records, p is continued by a fitted tail, and "
-        f"its order of magnitude may be wrong.",
-        "Most clearly in: by algebra, an update that holds the record's trace; by statistics, the "
-        "update with the smallest p, and no number says how likely another client used it.",
+        f"A record counts as found where p is at most {LEVEL:g}. With p as the limit, at most that "
+        f"share of runs would find any record that was not used. It is not the chance that the "
+        f"verdict is wrong, and a large p does not show that the record was not used. Where a "
+        f"record is beyond all null records, p is that of a fitted tail, whose order of magnitude "
+        f"may be wrong.",
+        "Most clearly in: the update with the smallest p. Others may hold the record too, and by "
+        "statistics no number says which client used it.",
         *_by_algebra(exact_in, unlabelled),
-        f"How the last update was tested ({where}), in the terms of docs/membership.md: "
+        f"For statisticians, how the last update was tested ({where}): "
         f"{last.note.removesuffix('.')}.",
     )
     truth = any(each.used is not None for each in found)
@@ -178,26 +184,30 @@ def _by_algebra(updates: Sequence[tuple[int, int]], unlabelled: bool) -> list[st
     if not updates:
         return []
     told = (
-        "the record's own gradient is in the update up to rounding, and no null record's is. A "
-        "record that somebody made from the update does not pass; one that the tested layers "
-        "cannot tell from it does, such as the image scaled by a factor"
+        "the record's own gradient is in the update up to rounding, and no null record's is. Only "
+        "a copy that the tested layers cannot tell from it passes as well, such as the image "
+        "scaled by a factor; other records that somebody made from the update do not"
     )
     if unlabelled:
         told = (
             "the inputs that the record gives to the layers are combinations of those of the used "
             "records up to rounding, as no null record's are"
         )
-    return [f"By algebra, as {_places(updates)} could be tested: {told}."]
+    return [f"Only the updates of {_places(updates)} could be tested by algebra: {told}."]
 
 
 def _places(updates: Sequence[tuple[int, int]]) -> str:
-    """Return words for updates: rounds and clients of at most three, and the number of others."""
+    """Return words for updates, each a round and a client: the rounds of at most three clients."""
+    rounds: dict[int, list[int]] = {}
+    for server_round, client in updates:
+        rounds.setdefault(client, []).append(server_round)
     told = [
-        f"{who(client)} in round {server_round}" if client >= 0 else f"round {server_round}"
-        for server_round, client in updates[:3]
+        f"{f'{who(client)} in ' if client >= 0 else ''}{several(sorted(held), 'round')}"
+        for client, held in sorted(rounds.items())[:3]
     ]
-    more = f" and {count(len(updates) - 3, 'other update')}" if len(updates) > 3 else ""
-    return ", ".join(told) + more
+    if len(rounds) > 3:
+        told.append(count(len(rounds) - 3, "other client"))
+    return " and ".join(told)
 
 
 def _candidates(index: Index, updates: int) -> list[_Candidate]:
@@ -247,9 +257,8 @@ def _power(index: Index) -> str:
         low, high = 100 * min(known), 100 * max(known)
         share = f"{low:.0f} %" if round(low) == round(high) else f"{low:.0f} to {high:.0f} %"
         told.append(
-            f"in {count(len(known), 'update')}, by statistics, {share} of them in a rehearsal that "
-            f"allows one false alarm in 100 null records; the table allows fewer, and how many it "
-            f"then finds is not known"
+            f"in {count(len(known), 'update')}, by statistics, not known ({share} in a rehearsal "
+            f"that allowed one false alarm in 100 records, and this table allows far fewer)"
         )
     if untold:
         told.append(f"in {count(untold, 'update')} nobody knows how many")
@@ -317,11 +326,11 @@ def _p_told(p: float | None) -> str:
 
 
 def _row(each: _Candidate, truth: bool) -> tuple[str, ...]:
-    verdict, where = "not found", "–"
+    verdict, where = "not found; may have been used", "–"
     if each.p_value is None:
         verdict = "nothing can be said"
     elif each.is_found:
-        verdict = "was used, by algebra"
+        verdict = "it or a scaled copy was used, by algebra"
         if not each.exact_in:
             verdict = "it or a near copy was probably used, by statistics"
         where = f"{who(each.client_id)} of round {each.server_round}"

@@ -20,6 +20,7 @@ from flwr_leakage.report.grades import GRADES
 from flwr_leakage.report.index import (
     MAX_ROWS,
     RANKED,
+    RANKED_CLIENTS,
     SPARED,
     Index,
     Series,
@@ -269,7 +270,11 @@ def clients_table(
             )
         )
     by_decibels = any(attempt.psnr is not None for attempt in found)
-    notes = (*_left_out(attacked, rows), *ceiling_told(rows), *([RANKED] * by_decibels))
+    notes = (
+        *_left_out(attacked, rows),
+        *ceiling_told(rows),
+        *([RANKED, RANKED_CLIENTS] * by_decibels),
+    )
     table = Table(tuple(columns), tuple(rows), notes, MAX_ROWS, (DOES, BECAUSE, TRAINED))
     return table.without_decibels()
 

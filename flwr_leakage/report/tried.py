@@ -151,7 +151,7 @@ def worth(
         ruling, shows = "Not without a decision", f"no {index.sample.one} shows"
         if not sure:
             ruling = "Not yet"
-            shows = f"whether {index.sample.many} show this run cannot say"
+            shows = f"this run cannot say whether {index.sample.many} show"
         answer = (
             f"{ruling}. {shows[0].upper()}{shows[1:]}{f': {told}' * bool(told)}. Yet the "
             f"reconstructions point to their originals more often than chance does: something "
@@ -162,7 +162,7 @@ def worth(
     if members:
         headline = f"Not without a decision: {members}, though no {index.sample.one} shows."
         if not sure:
-            headline = f"Not yet: {members}; whether {index.sample.many} show this run cannot say."
+            headline = f"Not yet: {members}; this run cannot say whether {index.sample.many} show."
         answer = f"{headline} Of the attacks: {told}." if told else headline
         return Worth(answer, headline, "partly", *do, unsure, bool(sure))
     if not sure:

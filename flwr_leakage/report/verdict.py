@@ -337,8 +337,8 @@ def labels_told(index: Index, metadata: Mapping[str, Any], found: Sequence[Attem
     most = labels_by_chance(index, found)
     if guess is not None and most is not None and not better:
         source += (
-            f"; a blind guess at the commonest class ({guess[0]} of {guess[1]} in the mean) has up "
-            f"to {most} by chance"
+            f"; a guess that is right as often as the commonest class ({guess[0]} of {guess[1]}) "
+            f"has up to {most} by chance"
         )
     noun = index.sample.one
     wrong = (
@@ -361,8 +361,10 @@ def _attacked(index: Index, fate: Fates, found: Sequence[Attempt]) -> str:
     whole = count(len(everybody), "client")
     if len(attacked) == len(everybody):
         return f"Attacked: all of {whole}{_images(sizes, found)}."
-    whom = f"{len(attacked)} of {whole}"
-    told = f"Attacked: only {whom}{_images(sizes, found)}"
+    rounds = {server_round for server_round, _ in fate.attacked} | {a.key[0] for a in found}
+    spared = {server_round for server_round, _ in fate.spared} - rounds
+    when = f" in {len(rounds)} of {len(rounds | spared)} rounds" if spared else ""
+    told = f"Attacked: only {len(attacked)} of {whole}{when}{_images(sizes, found)}"
     return f"{told}; the others’ {index.sample.many} were not attacked."
 
 

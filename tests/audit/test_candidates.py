@@ -126,7 +126,9 @@ def test_the_report_tells_who_was_found_and_whether_that_was_right(tmp_path, gra
     run = audited(tmp_path / "run", gradient_map, [observed(gradient_map, c) for c in (0, 1)])
     section = membership_section(Index(run.records))
     assert section.sentences[0] == (
-        "The server tested 4 records in 2 updates: of clients 0 and 1 in round 1. 2 were used, by "
+        "The server tested 4 records in 2 updates: of clients 0 and 1 in round 1. The test is "
+        "apart from the attack on images, and also takes updates that were not attacked. 2 records "
+        "were used, by "
         "algebra."
     )
     assert section.sentences[-1] == (
@@ -134,8 +136,8 @@ def test_the_report_tells_who_was_found_and_whether_that_was_right(tmp_path, gra
         "that no tested update held."
     )
     rows = {row[0]: row for row in section.table.rows}
-    assert rows["0"][1::2] == ("was used, by algebra", "client 0 of round 1")
-    assert rows["2"][1] == "not found" and rows["2"][3:] == ("–", "no")
+    assert rows["0"][1::2] == ("it or a scaled copy was used, by algebra", "client 0 of round 1")
+    assert rows["2"][1] == "not found; may have been used" and rows["2"][3:] == ("–", "no")
 
 
 def test_the_verdict_tells_what_was_found(tmp_path, gradient_map):
@@ -165,8 +167,8 @@ def test_a_record_below_too_few_null_records_is_not_said_to_be_absent(
     section = membership_section(Index(run.records))
     rows = {row[0]: row[1] for row in section.table.rows}
     assert all(rows[str(sample)].startswith(verdict) for sample in range(3))
-    assert rows["5"] == "not found"
-    assert any("100 % of them in a rehearsal with null records" in each
+    assert rows["5"] == "not found; may have been used"
+    assert any("not known (100 % in a rehearsal" in each
                for each in section.sentences)  # fmt: skip
 
 

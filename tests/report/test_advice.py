@@ -71,7 +71,7 @@ def test_a_leak_names_who_when_what_helps_and_its_price():
         "Client 0: of 2 attempts 1 exact, 1 nothing; seen in round 1 (attacked: rounds 1 and "
         "2). Client 1: of 1 attempt 1 partly; seen in part in round 1."
     )
-    helps = steps["What helps"]
+    helps = steps["Defenses tried"]
     assert helps.startswith("Pruning hides it from this attack. Noise does not hide it: client 0 ")
     for told in (
         "Under pruning: 0 of 1 attempts are seen (without it 1); 0 in part; 1 of 1 attempt still "
@@ -97,7 +97,7 @@ def test_engineers_are_told_what_was_measured_and_when_to_go_on():
     ]
     leaks = [*image(60.0), *under("pruning", 14.0), *ended, images(0, 1), images(4, 30)]
     _, steps = advice(*leaks, config={"what_if": {"pruning": {"_target_": "P", "ratio": 0.99}}})
-    helps = steps["What helps"]
+    helps = steps["Defenses tried"]
     assert helps.startswith("Pruning (ratio 0.99) hides it in part at most")
     assert "The time limit ended the attack on 1 of 2 defended updates: with more" in helps
     asked = steps["In short"]
@@ -111,10 +111,13 @@ def test_engineers_are_told_what_was_measured_and_when_to_go_on():
         "more, was not attacked." in asked
     )
     assert "by which the server sees sums only: not measured here." in asked
-    assert "Its time limit ends no attack." in steps["Go on only if"]
+    assert (
+        "No time limit ends an attack: neither the run's nor the attack's own."
+        in steps["Go on only if"]
+    )
     limited = {"server": {"attack_max_seconds": 4.0}}
     _, steps = advice(*leaks, config=limited)
-    assert "Its time limit (here 4 CPU seconds for an update) ends" in steps["Go on only if"]
+    assert "neither the run's (here 4 CPU seconds for an update) nor" in steps["Go on only if"]
     _, steps = advice(*leaks, *image(11.0, (1, 4, 0)))
     assert "of clients with 30 images nothing was seen here." in steps["In short"]
     stopped = record("attack", "stopped_by_budget", 1.0, (1, 4, -1))
@@ -125,9 +128,9 @@ def test_engineers_are_told_what_was_measured_and_when_to_go_on():
 def test_a_defense_without_results_counts_none_that_is_seen_or_not():
     none = record("what_if", "pruning/label_accuracy", 1.0)
     _, steps = advice(*image(60.0), none)
-    assert "was tried without a result that can be graded" in steps["What helps"]
-    assert "Under pruning: no result that can be graded" in steps["What helps"]
-    assert "are seen (without it" not in steps["What helps"]
+    assert "was tried without a result that can be graded" in steps["Defenses tried"]
+    assert "Under pruning: no result that can be graded" in steps["Defenses tried"]
+    assert "are seen (without it" not in steps["Defenses tried"]
 
 
 def test_the_answer_counts_images_and_names_everybody_of_whom_something_is_seen():
@@ -141,9 +144,9 @@ def test_the_answer_counts_images_and_names_everybody_of_whom_something_is_seen(
         "(exact or recognisable) and 1 more in part, without breaking the protocol."
     )
     told = "client 0 still leaks, and the image of client 1 still shows in part."
-    assert told in steps["What helps"]
+    assert told in steps["Defenses tried"]
     told = "Under noise: 1 of 2 images are seen (without it 1); 1 in part."
-    assert told in steps["What helps"]
+    assert told in steps["Defenses tried"]
     told = "No more attempts identify their original than by chance; chance alone gives more in"
     assert told in steps["Go on only if"]
 
@@ -169,7 +172,7 @@ def test_what_helps_says_what_a_defense_does_and_how_much_it_changes_an_update()
     leak = [*image(60.0), *under("pruning", 9.0), change]
     told = {"pruning": GradientPruning(0.99).in_words()}
     _, steps = advice(*leak, config={"what_if": {"pruning": node}}, defenses_in_words=told)
-    assert steps["What helps"].startswith(
+    assert steps["Defenses tried"].startswith(
         "Pruning (prune ratio 0.99), by which only the largest 1 % of the update’s numbers are "
         "sent, hides it from this attack. Under pruning: 0 of 1 attempts are seen (without it 1); "
         "0 in part; an update changes by 86 % of its size (Euclidean norm, median), which says "
@@ -179,12 +182,12 @@ def test_what_helps_says_what_a_defense_does_and_how_much_it_changes_an_update()
 @pytest.mark.parametrize("told", [None, {}, "x", {"pruning": 3}, {"pruning": ""}])
 def test_what_helps_does_without_the_words_of_a_defense(told):
     _, steps = advice(*image(60.0), *under("pruning", 9.0), defenses_in_words=told)
-    assert steps["What helps"].startswith("Pruning hides it from this attack.")
+    assert steps["Defenses tried"].startswith("Pruning hides it from this attack.")
 
 
 def test_a_defense_that_was_not_tried_on_those_at_risk_has_no_numbers():
     _, steps = advice(*image(60.0), *image(9.0, (1, 1, 0)), *under("noise", 9.0, (1, 1, 0)))
-    assert steps["What helps"] == (
+    assert steps["Defenses tried"] == (
         "Noise was not measured on them. The attack was the same as without the defense; one made "
         "for it may reach more."
     )
@@ -192,8 +195,8 @@ def test_a_defense_that_was_not_tried_on_those_at_risk_has_no_numbers():
 
 def test_a_leak_under_a_defense_and_without_another_one():
     _, steps = advice(*image(20.0), defense="gaussian")
-    assert steps["What helps"].startswith("It leaks although the run trained under gaussian.")
-    assert "this run names none" in steps["What helps"]
+    assert steps["Defenses tried"].startswith("It leaks although the run trained under gaussian.")
+    assert "this run names none" in steps["Defenses tried"]
 
 
 @pytest.mark.parametrize(

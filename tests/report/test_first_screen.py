@@ -181,14 +181,14 @@ def test_the_map_marks_a_client_whose_labels_were_inferred_though_no_image_was_a
 def test_a_page_that_cannot_say_tells_when_training_may_go_on_and_what_protects(kind):
     advice = advise(Index(KINDS[kind]), {"defense": "gaussian"}, [])
     *_, condition, protect = advice.lines
-    assert condition.text.startswith("Go on only if a new run sees no image, even in part")
-    assert protect.text.startswith("If no run says enough, these protect")
+    assert condition.text.startswith("Go on only if a new run meets the list in The answer")
+    assert protect.text.startswith("If no run says enough, go on only with")
     assert "Differential privacy" in protect.items[0]
     assert "Secure aggregation" in protect.items[1]
     identified = advise(Index(KINDS["identified"]), {}, []).lines[-1]
-    assert identified.text.startswith("If it may not, these protect")
+    assert identified.text.startswith("If it may not, go on only with")
     [step] = [step for step in advice.steps if step.term == "Go on only if"]
-    assert "changes above" not in step.text and "ends no attack" in step.items[1]
+    assert "changes above" not in step.text and "ends an attack" in step.items[1]
 
 
 def test_the_map_of_many_clients_has_few_labels():
@@ -224,8 +224,8 @@ def test_each_number_has_its_blind_guess_or_was_not_tested():
         records.append(LeakageRecord("r", 1, 0, sample, "membership", f"membership_{name}", value))
     assert shown(records, threat="labels inferred, single view") == [
         ("1 of 3 seen, 1 in part", "blind guess: 0"),
-        ("2 of 3", "in all attempts; naming always one class has 2"),
-        ("1 of 1 found", "or near copies of used ones; by chance: none, in 99 of 100 runs"),
+        ("2 of 3", "in all attempts; naming always one class has 2, up to 3 by chance"),
+        ("1 of 1 found", "or near copies; by chance in 1 of 100 runs, if what it assumes holds"),
         ("50.0 %", "before training: 10.0 %"),
     ]
     assert shown(records, threat="labels known")[1] == ("not tested", "the attacker was given them")

@@ -26,7 +26,7 @@ def test_a_record_that_the_samples_span_counts_as_found_by_algebra_alone():
     assert section is not None and section.called == 2
     verdicts = {row[0]: row[1] for row in section.table.rows}
     assert verdicts == {
-        "0": "was used, by algebra",
+        "0": "it or a scaled copy was used, by algebra",
         "1": "a near copy or mixture of used records, or made from the update",
         "2": "it or a near copy was probably used, by statistics",
     }

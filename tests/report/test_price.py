@@ -87,7 +87,7 @@ def test_time_that_only_trials_of_a_defense_had_too_little_of_changes_no_command
             replace(PSNR, name="half/blind_psnr", value=12.0)]  # fmt: skip
     index, metadata = Index([CHANGE, PSNR, over, *leak]), {"config": config, "command": command}
     found = advise(index, metadata, remedies(index, metadata))
-    [helps] = [step for step in found.steps if step.term == "What helps"]
+    [helps] = [step for step in found.steps if step.term == "Defenses tried"]
     assert helps.commands == (
         "flwr-leakage run server.attack_max_seconds=30 server.what_if_max_seconds=null",
     )

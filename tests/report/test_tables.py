@@ -7,7 +7,7 @@ from told import blind, column, metric, objective, score, spared, with_blind
 
 from flwr_leakage.records import LeakageRecord, RunEvent
 from flwr_leakage.report.attempts import attempts
-from flwr_leakage.report.index import RANKED, Index
+from flwr_leakage.report.index import RANKED, RANKED_CLIENTS, Index
 from flwr_leakage.report.remedies import remedies, remedies_table
 from flwr_leakage.report.tables import (
     attacks_table,
@@ -122,7 +122,7 @@ def test_attacked_clients_are_ordered_by_their_worst_leak_and_others_stand_apart
     assert "not attacked, because" in others.texts
     capped = clients_table(index, events, found, limit=2)
     assert column(capped, "client") == ["1", "aggregate"]
-    assert capped.notes == ("1 further client left out.", RANKED)
+    assert capped.notes == ("1 further client left out.", RANKED, RANKED_CLIENTS)
     capped = unattacked_table(index, events, found, limit=1)
     assert capped.notes == ("1 further client left out.",)
 

@@ -287,7 +287,7 @@ def test_what_helps_is_not_established_by_attacks_that_were_cut_off(tmp_path):
     data = audited(tmp_path / "cut", "leak", "found", defended="stopped", what_ifs=what_ifs)
     verdict, _, steps, _ = told(data)
     assert verdict.level == "leak"
-    helps = steps["What helps"].text
+    helps = steps["Defenses tried"].text
     assert helps.startswith(
         "Not established: the time limit ended the attack on every update under halving"
     )
@@ -301,11 +301,11 @@ def test_what_helps_is_not_established_by_attacks_that_were_cut_off(tmp_path):
         for key, value in other.items()
         for name in (("stopped_by_budget",) if key[2] < 0 else ("psnr", "blind_psnr"))
     ]
-    helps = told(replace(data, records=(*data.records, *records)))[2]["What helps"].text
+    helps = told(replace(data, records=(*data.records, *records)))[2]["Defenses tried"].text
     assert helps.startswith("Halving hid it from an attack that was cut off. Noise hides it from")
     assert "Of halving it is not established: the time limit ended the attack" in helps
     whole = audited(tmp_path / "whole", "leak", "found", what_ifs=what_ifs)
-    helps = told(whole)[2]["What helps"].text
+    helps = told(whole)[2]["Defenses tried"].text
     assert helps == "Halving hides it from this attack."
 
 
@@ -319,7 +319,7 @@ def test_what_a_defense_let_show_takes_no_more_time_to_establish(tmp_path):
     ]  # fmt: skip
     config = {"choices": {}, "server": {"attack_max_seconds": 30, "what_if_max_seconds": 4}}
     data = replace(data, records=tuple(shown))
-    step = told(data, config=config)[2]["What helps"]
+    step = told(data, config=config)[2]["Defenses tried"]
     assert step.text == (
         "Halving hides it in part at most: no image is exact or recognisable, but parts show."
     )

@@ -86,7 +86,7 @@ def test_verdict_says_where_labels_were_wrong():
     alike = details(1.0, 0.0, threat="labels inferred", classes=("cat", "dog"))
     told = (
         "Labels: the attack got the label right in 1 of 2 attempts, from the update alone; a "
-        "blind guess at the commonest class (1 of 2 in the mean) has up to 2 by chance."
+        "guess that is right as often as the commonest class (1 of 2) has up to 2 by chance."
     )
     assert any(text.startswith(told) for text in alike)
 
