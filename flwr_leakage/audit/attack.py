@@ -29,16 +29,12 @@ class Attempt:
 
 
 def attempt(attack: Attack, job: AttackJob, progress: ProgressCallback | None = None) -> Attempt:
-    """Return an attack's answers to all observations together; its error becomes an answer.
+    """Call ``attack`` on all observations of ``job``; return its answers with their cost.
 
-    If the attack fails on several observations together, each is attacked by itself, as a single
-    one may be the cause. Where the normalisation of the inputs is unknown, several are tried, and
-    the one that fits the update best is used (:func:`flwr_leakage.attacks.by_fit.by_fit`).
-
-    Args:
-        attack: the attack to call.
-        job: the observations, the model and the threat model.
-        progress: a function that is told the attack's progress.
+    An error is returned as a failed answer. If the attack fails on several observations together,
+    each is attacked by itself, as a single one may be the cause. Where the normalisation of the
+    inputs is unknown, several are tried, and the one that fits the update best is used
+    (:func:`flwr_leakage.attacks.by_fit.by_fit`). ``progress`` is told how far the attack is.
     """
     wall, cpu = time.monotonic(), time.process_time()
     error = ""
@@ -63,9 +59,6 @@ def describe_parts(answers: Sequence[Reconstruction]) -> str:
     """Return a line on what each attack of a portfolio achieved over a round's targets.
 
     The line is empty if the answers come from a single attack.
-
-    Args:
-        answers: the reconstructions of the targets.
 
     Example:
         >>> from flwr_leakage.records import Part

@@ -49,13 +49,7 @@ class Candidates:
     def examine(
         self, gradient_map: GradientMap, spec: InputSpec, seen: Observation, seed: int
     ) -> Membership:
-        """Return the test of the samples for membership in an observed update.
-
-        Args:
-            gradient_map: the gradient map of the model.
-            spec: shapes and normalisation of the client's inputs.
-            seen: the observed update.
-            seed: the seed of the test's draws.
+        """Return the test of ``records`` for membership in the observed update ``seen``.
 
         Raises:
             ValueError: the samples do not have the shape of the inputs, the steps use too many
@@ -80,7 +74,7 @@ class Candidates:
         )
 
     def are_among(self, private: Batch) -> list[bool]:
-        """Return, for each tested sample, whether it is a private sample, for simulations.
+        """Return, for each tested sample, whether it is among a client's samples; for simulations.
 
         Inputs are compared entry by entry, with a tolerance of 10⁻⁶.
         """
@@ -101,11 +95,10 @@ class DrawnCandidates:
     Such a server knows the samples of all clients.
 
     Attributes:
-        per_client: the number of each client's private samples that are tested in every update, ≥
-            1.
-        strangers: the number of images of the server's test set that are tested with them, ≥ 0.
-        null_size: the number of further images of that test set, with which each tested sample is
-            compared, ≥ 20; all that are left if the set is smaller.
+        per_client: the number of tested samples that are a client's own, for each client, ≥ 1.
+        strangers: the number of tested images of the server's test set, which no client has, ≥ 0.
+        null_size: the number of further test images, with which each tested sample is compared,
+            ≥ 20; all that are left if the set is smaller.
     """
 
     per_client: int = 2
@@ -120,10 +113,8 @@ class DrawnCandidates:
     def among(self, held: Sequence[Batch], tests: Batch) -> Candidates:
         """Return the candidates made of clients' samples and of test images that no client has.
 
-        Args:
-            held: for each client, its samples to be tested.
-            tests: test images: first the ``strangers``, which are tested too, then the null
-                samples.
+        ``held`` are the tested samples of each client. The first ``strangers`` images of ``tests``
+        are tested, too, and the others are the null samples.
 
         Raises:
             ValueError: there are fewer test images than ``strangers`` + 20.

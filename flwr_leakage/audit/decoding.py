@@ -13,18 +13,18 @@ from flwr_leakage.records import Batch, InputSpec, Reconstruction
 
 @dataclass
 class Decoder:
-    """A decoder that collects a client's recovered encodings over rounds and decodes them together.
+    """A decoder of the encodings that an attack recovered from a client's updates over rounds.
 
-    A defense by mixing (MixUp, InstaHide) trains on encodings, which are weighted sums of samples.
-    The decoder is given the samples in each sum and their weights. So the decoded samples are an
-    upper bound on the leakage of the attack that recovered the encodings (Huang et al. 2021,
-    section 5.1).
+    A defense by mixing (MixUp, InstaHide) trains on encodings, which are weighted sums of a
+    client's samples. The decoder is told the weights of each sum and the classes of the samples,
+    and not the samples. As an attacker hardly knows these weights, the decoded samples are an upper
+    bound on the leakage (Huang et al. 2021, section 5.1).
 
     Attributes:
         spec: shapes and normalisation of the inputs.
         seed: the seed of the starting points of InstaHide's decoding.
-        seen: by client, for each round so far, the B encodings (B, C, H, W) and the weights W (B,
-            n) of the client's n samples in them.
+        seen: by client, for each round so far, the B recovered encodings (B, C, H, W) and the
+            weights (B, n) of the client's n samples in them.
     """
 
     spec: InputSpec
@@ -32,11 +32,10 @@ class Decoder:
     seen: dict[int, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
 
     def __call__(self, case: Case, answer: Reconstruction) -> Reconstruction | None:
-        """Return the samples decoded from all rounds so far; ``None`` if nothing can be decoded.
+        """Return the samples decoded from a client's encodings of all rounds so far.
 
-        Args:
-            case: an attacked target; it can be decoded if its truth tells the mixing.
-            answer: the attack's answer: the encodings, in the order of the mixing's rows.
+        ``answer`` holds the encodings that the attack recovered from ``case``. ``None`` is returned
+        if the mixing of the target is not known, or nothing was recovered.
         """
         truth, seen = case.truth, case.observation
         if truth is None or truth.mixing is None or answer.batch is None or seen.client_id < 0:

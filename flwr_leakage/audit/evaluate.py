@@ -75,12 +75,12 @@ def evaluate(
     attack inferred the normalisation of the inputs, it is used for the answer and the truth alike.
 
     Args:
-        answer: the attack's answer.
+        answer: the reconstruction by an attack.
         truth: the private samples; ``None`` outside of simulations.
         evaluator: the object that computes the metrics; ``None`` for no metrics.
         spec: shapes and normalisation of the inputs.
-        reference: the reconstruction without any attack, with which answers are compared; by
-            default the mean colour.
+        reference: a reconstruction made without any attack, to compare with; by default the mean
+            colour.
     """
     spec = answer.spec or spec
     if spec.is_text:

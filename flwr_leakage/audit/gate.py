@@ -46,26 +46,26 @@ class Gate:
     is sent. If none passes, the client answers with an error that names no reason.
 
     A value is compared with its error on the risky side: ``value + error ≤ limit`` must hold where
-    a larger value leaks more, ``value − error ≥ limit`` where a larger value is safer.
-    ``unmeasured`` decides what happens if a quantity was not measured, which is no evidence of
-    safety: if a score has no number, if an attack has no answer or was ended by its time budget, if
-    samples were not kept, or if the scored model does not explain the update.
+    a larger value leaks more, ``value − error ≥ limit`` where a larger value is safer. A quantity
+    counts as not measured if a score has no number, an attack has no answer or was ended by its
+    time budget, samples were not kept, or the scored model does not explain the update. That is no
+    evidence of safety.
 
     A gate protects against a server that is honest but curious, and not against one that chooses
-    weights: everything here is measured under the weights that the server sent. Such a server
-    passed a limit of the gradient's norm in 60 of 60 rounds, and reconstructed 188 of the 240
-    images of digits in them at 30 dB or more (``simulations/benchmarks/gate_crafted.py``).
+    weights, as everything is measured under the weights that the server sent. Such a server passed
+    a limit of the gradient's norm in 60 of 60 rounds, and reconstructed 188 of the 240 images of
+    digits in them at 30 dB or more (``simulations/benchmarks/gate_crafted.py``).
 
-    A server learns from a refusal that the limits were exceeded under the parameters that it chose,
-    and it can tell from an update that a stronger defense was used. The choice between several
-    defenses depends on the samples, so that the ε (differential privacy) of a single defense does
-    not hold for the whole.
+    A server learns from a refusal that limits were exceeded, and it can tell from an update that a
+    stronger defense was used. The choice between defenses depends on the samples, so that the ε
+    (differential privacy) of a single defense does not hold for the whole.
 
     Attributes:
         scores: by the name of a measurement of ``ClientAudit.scores``, its limit.
         psnr: the largest PSNR in dB that the client's attack on its own update may reach for any
             sample; ``None`` for no limit.
-        grade: the worst grade that a sample may have in that attack; ``None`` for no limit.
+        grade: the worst grade that a sample may have in that attack: ``nothing``, ``partly``,
+            ``recognisable`` or ``exact``; ``None`` for no limit.
         stronger: defenses of updates that are tried in this order; each replaces the client's own.
         unmeasured: ``refuse`` counts a quantity that was not measured as beyond its limit; ``send``
             lets the update pass.
@@ -111,10 +111,8 @@ class Gate:
 
         Args:
             scores: the scores of the update.
-            attacked: the result of the client's attack on the update; ``None`` if it was not
-                attacked.
-            doubts: reasons, in words, why scores and attack may not describe the update that is
-                sent.
+            attacked: the client's attack on the update; ``None`` if it was not attacked.
+            doubts: why, in words, scores and attack may not describe the update that is sent.
         """
         exceeded: list[str] = []
         unknown = list(doubts)
@@ -149,12 +147,8 @@ class Gate:
 def _hold(found: Measurement, limit: float, exceeded: list[str], unknown: list[str]) -> None:
     """Compare the riskiest sample of a score with its limit.
 
-    Args:
-        found: the score, with a value and an error for each sample.
-        limit: the limit of the value.
-        exceeded: a list to which a sentence is added if the limit is exceeded.
-        unknown: a list to which a sentence is added if samples have no value, or if the score does
-            not say whether larger values are safer.
+    A sentence is added to ``exceeded`` if the limit is exceeded, and to ``unknown`` if samples have
+    no value or the score does not say whether larger values are safer.
     """
     errors = found.errors or (None,) * len(found.values)
     pairs = [(v, e or 0.0) for v, e in zip(found.values, errors, strict=True) if v is not None]

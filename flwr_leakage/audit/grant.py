@@ -25,12 +25,9 @@ class Case:
 def check_grantable(threat: ThreatModel, source: TruthSource | None) -> None:
     """Refuse a threat model that grants a fact which nobody knows.
 
-    Args:
-        threat: the threat model.
-        source: the source of the true samples; ``None`` outside of simulations.
-
     Raises:
-        ValueError: labels, a mixing or exact BatchNorm statistics are granted without a source.
+        ValueError: labels, a mixing or exact BatchNorm statistics are granted, and ``source``, the
+            source of the true samples, is ``None``.
     """
     granted = (threat.labels, threat.mixing) != ("inferred", "unknown")
     if (granted or threat.batch_norm == "exact") and source is None:
@@ -45,11 +42,7 @@ def grant(
 ) -> Case:
     """Return a target with its true samples, and with those facts about them that are granted.
 
-    Args:
-        target: the update to attack.
-        threat: the threat model, which grants the facts.
-        gradient_map: the gradient map of the model.
-        source: the source of the true samples; ``None`` outside of simulations.
+    ``source`` is the source of the true samples, ``None`` outside of simulations.
 
     Raises:
         ValueError: the source has no such samples, as where a client lies about their number.
@@ -67,18 +60,9 @@ def disclose(
 ) -> Disclosure:
     """Return the targets and BatchNorm statistics of one round that the threat model grants.
 
-    Both are those of the samples as the defense encoded them for the training. The BatchNorm
+    They are those of the samples as the defense encoded them for the training. The BatchNorm
     statistics of the finished model (``batch_norm="final"``) are taken from the observation, to
-    which they were added after the training had ended.
-
-    Args:
-        seen: the observed update.
-        threat: the threat model.
-        gradient_map: the gradient map of the model.
-        truth: the true samples; ``None`` outside of simulations.
-
-    Returns:
-        The granted facts; a fact that is not granted is ``None``.
+    which they were added after the training. A fact that is not granted is ``None``.
     """
     targets = statistics = None
     if truth is not None and threat.labels == "known":
@@ -91,9 +75,9 @@ def disclose(
 
 
 def _truth(target: Target, source: TruthSource | None) -> Truth | None:
-    """Return the true samples that a target's local steps used; other samples leave no trace.
+    """Return the true samples that a target's local steps used; ``None`` without a source of them.
 
-    ``None`` is returned if there is no source of true samples.
+    Samples that no step used are left out, as they leave no trace in the update.
     """
     if source is None:
         return None
@@ -104,10 +88,7 @@ def _truth(target: Target, source: TruthSource | None) -> Truth | None:
 def _statistics(gradient_map: GradientMap, seen: Observation, batch: Batch) -> Params:
     """Return the BatchNorm statistics by which the first local step normalised its samples.
 
-    Args:
-        gradient_map: the gradient map of the model.
-        seen: the observed update, whose parameters and schedule are used.
-        batch: the client's samples, in the order of training.
+    ``batch`` holds the client's samples in the order of training.
     """
     first = seen.update.schedule.slices(len(batch))[0]
     return gradient_map.statistics(seen.params, batch.inputs[first], seen.buffers)

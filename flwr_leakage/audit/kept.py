@@ -72,10 +72,9 @@ class KeptObservations:
     Attributes:
         folder: the folder, which gets mode 0700 if it is made here.
         max_bytes: the limit of the bytes of all observations together, > 0.
-        policy: the rule by which rounds are dropped beyond ``max_bytes``. ``oldest`` drops the
-            oldest rounds. ``attacked`` drops the oldest rounds that were attacked and recorded, and
-            then the oldest of all. ``newest`` drops no round, and does not keep a new one that
-            exceeds the limit.
+        policy: the rounds that are dropped beyond ``max_bytes``. ``oldest``: the oldest.
+            ``attacked``: the oldest that were attacked and recorded, then the oldest of all.
+            ``newest``: none; a new round that exceeds the limit is not kept.
     """
 
     folder: Path
@@ -91,8 +90,7 @@ class KeptObservations:
     def keep(self, server_round: int, several: Sequence[Kept]) -> list[str]:
         """Write the observations of a round, and drop rounds beyond ``max_bytes`` by the policy.
 
-        Returns:
-            A sentence for each round that was dropped or not kept.
+        A sentence is returned for each round that was dropped or not kept.
 
         Raises:
             FileExistsError: the round was kept before.
@@ -127,10 +125,7 @@ class KeptObservations:
         return self._drop()
 
     def rounds(self) -> list[int]:
-        """Return the numbers of the rounds whose observations are kept, ascending.
-
-        Rounds that were attacked already are included.
-        """
+        """Return the numbers of the kept rounds, ascending, those attacked already included."""
         return sorted(
             int(path.name.removeprefix("round"))
             for path in self.folder.glob("round*")
@@ -138,11 +133,7 @@ class KeptObservations:
         )
 
     def read(self, server_round: int) -> tuple[list[Kept], list[str]]:
-        """Return the observations of a round, and its unreadable files.
-
-        Returns:
-            The observations in the order of their clients, and a sentence for each unreadable file.
-        """
+        """Return a round's observations, by client, and a sentence for each unreadable file."""
         found: list[Kept] = []
         problems: list[str] = []
         room = MAX_TENSORS_BYTES
@@ -169,11 +160,7 @@ class KeptObservations:
         return True
 
     def room(self, server_round: int) -> int:
-        """Return how many rounds fit into ``max_bytes`` if each is as large as the given one.
-
-        Args:
-            server_round: the number of a round that is kept.
-        """
+        """Return how many rounds fit into ``max_bytes`` if each is as large as the given one."""
         return max(1, self.max_bytes // max(1, _size(self._round(server_round))))
 
     def _drop(self) -> list[str]:

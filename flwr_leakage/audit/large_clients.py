@@ -108,12 +108,8 @@ class LabelRound:
     ) -> LabelEstimate:
         """Return the number of samples of each class behind an update, by :func:`rehearse`.
 
-        Args:
-            gradient_map: the gradient map of the client.
-            spec: shapes, classes and normalisation of the client's inputs.
-            seen: the client's observed update.
-            optimizer: the class name of the client's optimizer.
-            trials: the meter of how long a forward pass takes.
+        ``optimizer`` is the class name of the client's optimizer, and ``trials`` measures how long
+        a forward pass takes.
 
         Raises:
             ValueError: the update cannot be attacked, its training cannot be repeated, or that
@@ -156,11 +152,11 @@ def probes(
     """Yield, for each size, the update of one step on this number of the client's images.
 
     It is a step of SGD with the client's learning rate, from the parameters that the client was
-    sent. It is rounded as the difference of two models is. The images are the client's first ones.
+    sent, on the client's first images. It is rounded as the difference of two models is.
 
     Args:
-        gradient_map: the gradient map of the client.
-        seen: the client's observed update, whose parameters, round and learning rate are taken.
+        gradient_map: the model and its loss.
+        seen: the client's update, whose parameters, round and learning rate are taken.
         truth: the samples that the client trained on.
         sizes: the numbers of images; those above the client's own number are left out.
 

@@ -74,12 +74,9 @@ class KeptRun:
         return inside(self.folder, f"{KEPT}/{FINISHED}")
 
     def audit(self, tracker: Tracker) -> tuple[ServerAudit, Disclosure]:
-        """Return the audit of the run, and the BatchNorm statistics disclosed to its attack.
+        """Return the audit of the run, which records to ``tracker``, and the disclosed facts.
 
-        The statistics are those of the finished model, if the threat model grants them.
-
-        Args:
-            tracker: the tracker that the audit records to.
+        They are the BatchNorm statistics of the finished model, if the threat model grants them.
 
         Raises:
             ValueError: there is no attack, or the threat model grants the final statistics and
@@ -147,7 +144,7 @@ def attack_kept(
     chunk: int = 1,
     final_buffers: Mapping[str, Tensor] | None = None,
 ) -> int:
-    """Attack the kept observations of a run folder, round by round.
+    """Attack the kept observations of a run folder, and return how many rounds were finished.
 
     It may be killed at any moment and called again: results of finished targets are read from disk,
     and the records of an unfinished round are completed. Rounds that were attacked before are not
@@ -161,9 +158,6 @@ def attack_kept(
         workers: the number of attacking processes, or the resources of a task on a Ray cluster.
         chunk: the number of targets that are attacked together.
         final_buffers: the buffers of the finished model, for ``ThreatModel.batch_norm`` ``final``.
-
-    Returns:
-        The number of rounds of which all kept observations were attacked in this call.
 
     Raises:
         ValueError: there is no attack, nothing was kept, the file of the images' numbers cannot be
@@ -205,15 +199,7 @@ def _go_on(
 ) -> bool:
     """Attack a round, or read its results again where later rounds need them.
 
-    Args:
-        audit: the audit that attacks.
-        kept: the kept observations.
-        number: the number of the round.
-        file: the tracker that records.
-        disclosed: the BatchNorm statistics that are disclosed to the attack in all rounds, if any.
-
-    Returns:
-        Whether all kept observations of the round were attacked now, for the first time.
+    Return whether all kept observations of the round were attacked now, for the first time.
     """
     is_done, decodes = kept.is_done(number), audit.threat.mixing == "known"
     if is_done and audit.threat.rounds == 1 and not decodes:
@@ -257,7 +243,7 @@ def _read_numbers(path: Path) -> ImageNumbers:
 def _tell_of_missing_encodings(audit: ServerAudit, kept: KeptObservations, run: RunData) -> None:
     """Record which rounds' encodings (MixUp, InstaHide) can no longer be decoded with later ones.
 
-    They were decoded in an earlier call, and their observations have been dropped since.
+    An earlier call decoded them, and their observations have been dropped since.
     """
     if audit.threat.mixing != "known":
         return
@@ -271,11 +257,6 @@ def _attack_round(audit: ServerAudit, server_round: int, several: list[Kept]) ->
     """Attack the kept observations of a round.
 
     Inputs, BatchNorm modes and true samples are those that were kept with them.
-
-    Args:
-        audit: the audit that attacks and records.
-        server_round: the number of the round.
-        several: the kept observations.
     """
     if not several:
         return

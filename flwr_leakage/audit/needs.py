@@ -113,8 +113,8 @@ class Trials:
         """Return in words why an attack on an observation is refused; empty if it is not.
 
         It is refused if its memory would exceed ``max_bytes``, if ``LEAST_GRADIENTS`` gradients
-        would take longer than ``max_seconds``, or if the model does not accept inputs of this
-        shape. Without limits nothing is tried, and the result is empty.
+        would take longer than ``max_seconds``, or if the model does not accept such inputs.
+        Without limits nothing is tried, and the result is empty.
         """
         if self.max_bytes is None and self.max_seconds is None:
             return ""
@@ -143,13 +143,7 @@ class Trials:
     def together(
         self, gradient_map: GradientMap, spec: InputSpec, several: Sequence[T]
     ) -> Iterator[list[T]]:
-        """Yield groups of targets, in their order, that fit into ``max_bytes`` together.
-
-        Args:
-            gradient_map: the gradient map of the model.
-            spec: shapes of the targets' inputs.
-            several: the targets, each with its ``observation``.
-        """
+        """Yield groups of the targets ``several``, in order, that fit into ``max_bytes``."""
         part: list[T] = []
         left = math.inf if self.max_bytes is None else float(self.max_bytes)
         for case in several:
@@ -185,13 +179,9 @@ def _size(params: Params) -> int:
 def measure(gradient_map: GradientMap, spec: InputSpec, max_bytes: float = math.inf) -> Needs:
     """Return the memory and work of a forward pass on one sample, by a pass without values.
 
-    If the model's computation depends on values, such a pass is impossible. Then zeros are passed,
-    if one input has at most 1 MiB.
-
-    Args:
-        gradient_map: the gradient map of the model, with BatchNorm in the mode of the training.
-        spec: shapes of the inputs, which an untrusted client may have told.
-        max_bytes: the limit of the bytes of one sample's intermediate results.
+    If the model's computation depends on values, zeros are passed instead, if one input has at most
+    1 MiB. ``spec`` holds the inputs' shapes, which an untrusted client may have told; the
+    intermediate results of one sample may take ``max_bytes``.
 
     Raises:
         ValueError: the model does not accept such inputs, or one of them takes more than
@@ -236,11 +226,8 @@ def _pass(
 ) -> tuple[Tensor, float]:
     """Return the logits of a forward pass on zeros, and its floating-point operations.
 
-    Args:
-        gradient_map: the gradient map of the model.
-        spec: shapes of the inputs.
-        counted: the mode that counts the bytes of the intermediate results.
-        device: the device of the pass; ``None`` for the model's own.
+    ``counted`` counts the bytes of the intermediate results; ``device`` is ``None`` for the
+    model's own.
     """
     own = next(iter(gradient_map.params.values()))
     place = own.device if device is None else device

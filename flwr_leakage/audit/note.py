@@ -56,8 +56,8 @@ class ReplayResult:
     """The result of replaying a client's captured training.
 
     Attributes:
-        kind: the category of the result, a key of ``REPLAY_WORDS``. By default only the category is
-            sent to the server.
+        kind: the category of the result, such as ``explained`` or ``refuted``, a key of
+            ``REPLAY_WORDS``. By default only the category is sent to the server.
         residual: ‖sent − replayed‖ / ‖sent − received‖ of the parameters; ``None`` where nothing
             was replayed or it is not shared.
         sentence: the result in words.
@@ -165,12 +165,9 @@ class ClientNote:
     def speaks_against(self, assumed: Assumed | None) -> list[str]:
         """Return sentences on why an attack on the client may fail.
 
-        They tell how the client's training differs from the one that the attack assumes, and
-        whether the captured training does not explain the update.
-
-        Args:
-            assumed: the schedule, the inputs and the BatchNorm mode that the attack assumes;
-                ``None`` if the schedule is not known.
+        They tell how the client's training differs from the one that the attack assumes
+        (``assumed``; ``None`` if its schedule is not known), and whether the captured training does
+        not explain the update.
         """
         said = []
         other = differences(self.training, *assumed) if self.training and assumed else ()
@@ -185,13 +182,10 @@ class ClientNote:
 
     @staticmethod
     def from_text(text: object) -> "ClientNote":
-        """Return the note that a client sent as text, after checking it.
+        """Return the note that a client sent as text (JSON by ``to_text``), after checking it.
 
         Clients are not trusted. Names and units are cut at 100 characters, other texts at 500.
         Characters that would control a terminal or be invisible on a page are spelled out.
-
-        Args:
-            text: the note, JSON as ``to_text`` writes it; it may be anything.
 
         Raises:
             ValueError: it is no note that ``to_text`` writes.
@@ -229,13 +223,9 @@ def _written(part: TrainingFacts | ReplayResult) -> str:
 
 
 def _remembered(read: Callable[[str], Read]) -> Callable[[str | None], Read | None]:
-    """Return a function like ``read`` that remembers the results of short texts.
+    """Return a parser like ``read`` that remembers the results of short texts.
 
-    Args:
-        read: a function that parses a text.
-
-    Returns:
-        A function of a text or ``None``; it returns ``None`` for ``None``.
+    It returns ``None`` for ``None``.
     """
     known = lru_cache(maxsize=1024)(read)
 

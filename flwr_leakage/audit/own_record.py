@@ -30,11 +30,11 @@ def write_own_record(
         folder: the folder of one run and client; it is made if it does not exist.
         server_round: the number of the round, from 1.
         note: the client's note, with all scores.
-        update: the update that was sent; if the client refused, the update that was not sent.
+        update: the update that was sent, or would have been if the client had not refused.
         attacked: the result of the client's attack on its update, or ``None``.
-        said: the sentences on the gate's decision.
+        said: sentences on whether the update passed the client's own limits.
         refused: whether nothing was sent.
-        attack: the settings of the client's attack.
+        attack: the settings of the client's attack; ``None`` for no attack.
     """
     from flwr_leakage.audit.record import Recorder
 
@@ -74,16 +74,16 @@ def write_own_record(
 def write_own_probes(
     folder: Path, server_round: int, note: ClientNote, num_examples: int, probed: Iterable[Probed]
 ) -> None:
-    """Append the attack on one step over a few samples to a client's own run folder.
+    """Append attacks on probes to a client's own run folder, which is made if it does not exist.
 
-    It is for a round whose training no attack fits as a whole.
+    A probe is one step on a few samples. It is attacked where no attack fits a whole round.
 
     Args:
-        folder: the folder of one run and client; it is made if it does not exist.
+        folder: the folder of one run and client.
         server_round: the number of the round, from 1.
         note: the client's note, whose remark says why no attack fits.
         num_examples: the number of samples of the round.
-        probed: the results of the attacks on one step.
+        probed: the results of the attacks, one for each number of samples.
     """
     from flwr_leakage.audit.record import Recorder
 

@@ -35,16 +35,16 @@ class Progress(Protocol):
 
 
 class SilentProgress:
-    """Tells nothing."""
+    """A display of progress that shows nothing."""
 
     def line(self, text: str) -> None:
-        """Ignore."""
+        """Ignore the text."""
 
     def status(self, text: str) -> None:
-        """Ignore."""
+        """Ignore the text."""
 
     def close(self) -> None:
-        """Ignore."""
+        """Do nothing."""
 
 
 class ConsoleProgress:
@@ -92,9 +92,9 @@ class ConsoleProgress:
             self._spinner = None
 
     def _encodable(self, text: str) -> str:
-        """Return the text without characters that the console's encoding lacks.
+        """Return the text with a substitute for characters that the console cannot encode.
 
-        They are replaced, as an encoding error would end the training.
+        An encoding error would end the training.
         """
         encoding = self.console.encoding
         return text if self._unicode else text.encode(encoding, "replace").decode(encoding)
@@ -107,9 +107,7 @@ class ConsoleProgress:
 def attack_reporter(progress: Progress, name: str) -> ProgressCallback:
     """Return a callback that shows an attack's progress as the display's status.
 
-    Args:
-        progress: the display.
-        name: the name of the attack's round, which the status begins with.
+    The status begins with ``name``, such as that of the round.
     """
 
     def report(now: AttackProgress) -> None:

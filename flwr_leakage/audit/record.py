@@ -70,12 +70,7 @@ class Recorder:
     ) -> None:
         """Record a quantity of the global model, such as its test accuracy.
 
-        Args:
-            server_round: the number of the round.
-            name: the name of the quantity.
-            value: its value; ``None`` if it is not known.
-            unit: its unit.
-            note: a remark, such as the source of the value.
+        ``value`` is ``None`` if it is not known; ``note`` is a remark, such as the value's source.
         """
         self._number(server_round, SERVER, -1, "utility", name, value, unit, note=note)
 
@@ -98,11 +93,11 @@ class Recorder:
                 self.cost(server_round, name, seconds, note.client_id)
 
     def _replay(self, server_round: int, client_id: int, replay: ReplayResult) -> None:
-        """Record the result of a replay: its residual, or else its category.
+        """Record the result of a replay, under a name that depends on it.
 
-        The record is ``replay_residual``; ``not_replayed`` if the round's training was not
-        replayed; or ``replay_passed`` with the value 1 if the replay explains the update and the
-        residual is not shared.
+        It is ``replay_residual``; ``not_replayed`` if the round's training was not replayed; or
+        ``replay_passed``, with the value 1, if the replay explains the update and the residual is
+        not shared.
         """
         name, value = "replay_residual", replay.residual
         if replay.kind == "unchanged":
@@ -127,7 +122,7 @@ class Recorder:
             client_id: the client.
             schedule: the schedule of its training; ``None`` if its steps are not known.
             num_examples: the number of samples that it reports.
-            kept_out: why it was not attacked; empty if it was.
+            kept_out: why it was not attacked, in words; empty if it was.
             optimizer: the class name of its optimizer.
         """
         count = float(num_examples)
@@ -139,12 +134,7 @@ class Recorder:
             self._number(*where, "client", "not_attacked", count, self.sample, note=kept_out)
 
     def not_attacked(self, seen: Observation, reason: str) -> None:
-        """Record why an update was not attacked, if that was not recorded with its client.
-
-        Args:
-            seen: the observed update.
-            reason: why it was not attacked, in words.
-        """
+        """Record why an update was not attacked, if that was not recorded with its client."""
         where, count = (seen.server_round, seen.client_id, -1), float(seen.update.num_examples)
         self._number(*where, "client", "not_attacked", count, self.sample, note=reason)
 
@@ -158,14 +148,8 @@ class Recorder:
     ) -> None:
         """Record the class and the number of each private sample, which a simulation knows.
 
+        ``names`` are the names of the classes. ``numbers`` identify each sample through all rounds.
         Texts for a model of the next token have no class.
-
-        Args:
-            server_round: the number of the round.
-            client_id: the client.
-            truth: the client's samples.
-            names: the names of the classes, in the order of their indices.
-            numbers: for each sample, the number that identifies it through all rounds.
         """
         targets = truth.private.targets
         has_class = targets.ndim == 1 or targets.is_floating_point()
@@ -185,17 +169,10 @@ class Recorder:
         answer: Reconstruction,
         outcome: Outcome,
     ) -> None:
-        """Record the attack on an update as another defense would have released it.
+        """Record the attack on an update as the defense ``name`` would have released it.
 
-        All records have ``name`` in their names. The training never used this update.
-
-        Args:
-            server_round: the number of the round.
-            client_id: the client.
-            name: the name of the defense.
-            change: ‖released − raw‖ / ‖raw‖ of the update by this defense.
-            answer: the attack's answer.
-            outcome: the evaluation of the answer.
+        All records have ``name`` in their names. ``change`` is ‖released − raw‖ / ‖raw‖ of the
+        update, where raw is the undefended one. The training never used the released update.
         """
         stopped = float(_ended_by_time(answer))
         for what, value in (("relative_change", change), ("stopped_by_budget", stopped)):
@@ -226,13 +203,8 @@ class Recorder:
         of the null samples, which cannot be members. The power is the share of members that the
         test found, at 1 % of false alarms, when the round was repeated on null samples. The p-value
         of a candidate whose statistic is below those of all null samples is recorded as an upper
-        bound.
-
-        Args:
-            server_round: the number of the round.
-            client_id: the client.
-            made: the results of the test.
-            is_member: for each candidate, whether it is a member; ``None`` outside of simulations.
+        bound. ``is_member`` tells the truth for each candidate; it is ``None`` outside of
+        simulations.
         """
         strength = float({"none": 0, "statistical": 1, "exact": 2}[made.evidence])
         null = f"{made.null_size} null records ({made.null_origin})"
@@ -263,12 +235,9 @@ class Recorder:
                 self._number(*where, sample, "membership", "membership_truth", held)
 
     def attempt(self, server_round: int, attempt: Attempt, name: str = "attack") -> None:
-        """Record the wall-clock and CPU seconds that the attack on a round took.
+        """Record the wall-clock and CPU seconds of a round's attack.
 
-        Args:
-            server_round: the number of the round.
-            attempt: the attack's answers, with their cost.
-            name: the beginning of the records' names.
+        The records' names begin with ``name``.
         """
         self.cost(server_round, f"{name}_wall_seconds", attempt.wall_seconds)
         self.cost(server_round, f"{name}_cpu_seconds", attempt.cpu_seconds)
@@ -283,15 +252,8 @@ class Recorder:
     ) -> None:
         """Record the attack on a client: its final objective, the metrics, and the images or texts.
 
-        The objective's note names the facts that the threat model grants, and what each attack of a
-        portfolio achieved.
-
-        Args:
-            server_round: the number of the round.
-            client_id: the client.
-            answer: the attack's answer.
-            threat: the attacker's knowledge.
-            outcome: the evaluation of the answer.
+        The objective's note names the facts that ``threat`` grants the attacker, and what each
+        attack of a portfolio achieved.
         """
         objective = answer.objective if answer.batch is not None else None
         note = answer.error or "; ".join(filter(None, (threat.describe(), answer.summary)))
@@ -319,12 +281,9 @@ class Recorder:
     ) -> None:
         """Record the class counts inferred from an update, or why there are none.
 
-        Args:
-            server_round: the number of the round, from 1.
-            client_id: the client that sent the update.
-            found: the number of samples of each class, with the share of labels that is expected to
-                be right; or the reason why nothing was inferred.
-            truth: the true number of samples of each class; ``None`` where it is not known.
+        ``found`` is the number of samples of each class, with the share of labels that is expected
+        to be right, or else the reason in words. ``truth`` is the true number of samples of each
+        class; ``None`` where it is not known.
         """
         where = (server_round, client_id)
         if isinstance(found, str):
@@ -349,13 +308,8 @@ class Recorder:
     ) -> None:
         """Record the attack on a probe: the update of one step on a few of a client's images.
 
-        Args:
-            server_round: the number of the round.
-            client_id: the client.
-            size: the number of images, with which the records' names begin.
-            answer: the attack's answer.
-            outcome: the evaluation of the answer.
-            seconds: the CPU seconds of the attack.
+        The records' names begin with ``size``, the number of images. ``seconds`` are the attack's
+        CPU seconds.
         """
         note = answer.error or answer.summary
         name = f"{size}/stopped_by_budget"
@@ -369,11 +323,8 @@ class Recorder:
     def blind_guess(self, server_round: int, pixels: Tensor) -> None:
         """Record the image that a guess without any attack gives, to compare reconstructions with.
 
-        Nothing is recorded for texts, whose guess is one token repeated.
-
-        Args:
-            server_round: the number of the round.
-            pixels: (C, H, W) in [0, 1]; token ids for texts.
+        ``pixels`` are (C, H, W) in [0, 1]. Token ids, for texts, are not recorded: their guess is
+        one token repeated.
         """
         if pixels.is_floating_point():
             self.tracker.image(server_round, SERVER, -1, "blind_guess", pixels)
@@ -383,13 +334,7 @@ class Recorder:
     ) -> None:
         """Record the samples that were decoded from the encodings (MixUp, InstaHide) of all rounds.
 
-        The records' names begin with ``decoded_``.
-
-        Args:
-            server_round: the number of the round.
-            client_id: the client.
-            answer: the decoded samples.
-            outcome: their evaluation.
+        The records' names begin with ``decoded_``; ``outcome`` evaluates the decoded samples.
         """
         count = float(answer.stats["encodings"])
         self._number(server_round, client_id, -1, "attack", "decoded_encodings", count, "image")
@@ -415,14 +360,9 @@ class Recorder:
         measurement: Measurement,
         spared: str = "\0",
     ) -> None:
-        """Record a measurement, with a record for each sample.
+        """Record a measurement, with a record for each sample, as records of the given kind.
 
-        Args:
-            server_round: the number of the round.
-            client_id: the client.
-            kind: the kind of the records.
-            measurement: the values, notes and errors of the samples.
-            spared: samples whose note begins with this text share a single record without a value.
+        Samples whose note begins with ``spared`` share a single record without a value.
         """
         count = len(measurement.values)
         notes = measurement.notes or ("",) * count

@@ -31,7 +31,7 @@ PREFIX = "self_attack_"
 
 @dataclass(frozen=True)
 class Probed:
-    """The result of attacking the update of one step over a few images, which was never sent.
+    """The result of attacking the update of one step on a few images, which was never sent.
 
     Attributes:
         size: the number of images.
@@ -73,9 +73,10 @@ class SelfAttacked:
 
     @property
     def grades(self) -> list[Grade]:
-        """Return the grades of the samples that have one, such as ``partly`` or ``exact``.
+        """Return the grades of the samples that have one.
 
-        ``flwr_leakage.report.grades`` defines them.
+        A grade says how well a sample was recovered: ``exact``, ``recognisable``, ``partly`` or
+        ``nothing`` (``flwr_leakage.report.grades``).
         """
         names = ("psnr", "blind_psnr", "ssim", "blind_ssim", "", "affine_psnr", "blind_affine_psnr")
         columns = [self._column(name) for name in names]  # LPIPS is in no self-attack
@@ -164,12 +165,7 @@ class SelfAttack:
     ) -> SelfAttacked:
         """Return the result of attacking the released update, compared with the private samples.
 
-        Args:
-            gradient_map: the gradient map of the client.
-            spec: shapes, classes and normalisation of the client's inputs.
-            exposure: the client's samples, its parameters and the released update.
-            server_round: the number of the round.
-            client_id: the client.
+        ``exposure`` holds the client's samples, its parameters and the released update.
         """
         released = exposure.released
         seen = Observation(
@@ -197,16 +193,9 @@ class SelfAttack:
     ) -> tuple[Probed, ...]:
         """Attack the update of one step on a few samples, and compare the answers with them.
 
-        The attack is given the labels if the threat model grants them, and no batch statistics.
-
-        Args:
-            gradient_map: the gradient map of the client.
-            spec: shapes, classes and normalisation of the client's inputs.
-            seen: the client's observed update, whose parameters and learning rate are taken.
-            private: the client's samples.
-
-        Returns:
-            A result for each of ``probe_sizes`` that the client has enough samples for.
+        A result is returned for each of ``probe_sizes`` that ``private``, the client's samples, are
+        enough for. The parameters and the learning rate are those of the update ``seen``. The
+        attack is given the labels if the threat model grants them, and no batch statistics.
         """
         found = []
         threat = replace(self.threat, batch_norm="none")
@@ -227,10 +216,7 @@ class SelfAttack:
     def _doubt(self, answer: Reconstruction, outcome: Outcome, count: int) -> str:
         """Return in words why the answer says nothing about the update's safety; else empty.
 
-        Args:
-            answer: the attack's answer.
-            outcome: its evaluation.
-            count: the number of private samples.
+        ``count`` is the number of private samples.
         """
         if answer.batch is None:
             return answer.error or "no reconstruction"

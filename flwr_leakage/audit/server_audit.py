@@ -161,10 +161,7 @@ class ServerAudit:
     def warn(self, server_round: int, client_id: int, message: str) -> None:
         """Record a warning: something went wrong, and the run goes on.
 
-        Args:
-            server_round: the number of the round.
-            client_id: the client that it is about; −1 for none.
-            message: the text, which may come from a client.
+        ``client_id`` is −1 if it is about no client. The text may come from a client.
         """
         self._recorder.warning(server_round, client_id, plain_text(message))
         self._tell(server_round, message)
@@ -225,12 +222,8 @@ class ServerAudit:
     ) -> None:
         """Record a quantity of the global model, such as its test accuracy.
 
-        Args:
-            server_round: the number of the round.
-            name: the name of the quantity.
-            value: its value; ``None`` if it is not known.
-            unit: its unit; 1 for a pure number.
-            note: why the value is not known, or who told it.
+        ``value`` is ``None`` if it is not known, and the unit of a pure number is 1. ``note`` tells
+        why the value is not known, or its source.
         """
         self._recorder.utility(server_round, name, value, unit, note)
 
@@ -247,7 +240,7 @@ class ServerAudit:
 
         Args:
             server_round: the number of the round, from 1.
-            observations: the observations of the updates for which ``wants`` returned true.
+            observations: the updates for which ``wants`` returned true.
             notes: the clients' notes.
             unknown: the ids of clients whose true samples nobody can know, beside those that say so
                 themselves.
@@ -368,17 +361,12 @@ class ServerAudit:
         optimizer: str = "SGD",
         is_attacked: bool = False,
     ) -> None:
-        """Infer the class counts behind an update of many images, and record them.
+        """Infer the class counts behind the update ``seen`` of many images, and record them.
 
-        In a simulation, the update of one step on a few of the images is attacked, too.
-
-        Args:
-            seen: the observed update.
-            assumed: the inputs and the BatchNorm mode that are assumed.
-            unknown: the ids of clients whose true samples nobody can know.
-            optimizer: the class name of the optimizer that the client trained with.
-            is_attacked: whether the update itself is attacked, so that the attack on a few images
-                is not needed.
+        In a simulation, the update of one step on a few of the images is attacked, too, unless
+        ``is_attacked`` says that the update itself is. ``assumed`` are the inputs and the BatchNorm
+        mode that are assumed, ``unknown`` the clients whose true samples nobody can know, and
+        ``optimizer`` is the class name of the client's optimizer.
         """
         if self.large_clients is None or self.threat.view == "aggregate":
             return
@@ -437,15 +425,7 @@ class ServerAudit:
         truth: Truth,
         large: LargeClients,
     ) -> None:
-        """Attack the update of one step on a few of the client's images, and record the results.
-
-        Args:
-            gradient_map: the gradient map of the client.
-            spec: shapes, classes and normalisation of its inputs.
-            seen: its observed update.
-            truth: its true samples.
-            large: the settings for updates of many images.
-        """
+        """Attack the update of one step on a few of the client's images, and record the results."""
         assert self.attack is not None
         reference = self.reference or Reference.of(spec)
         for one, shown in probes(gradient_map, seen, truth, large.probe_sizes):
@@ -466,10 +446,7 @@ class ServerAudit:
     def _test(self, part: list[Observation], assumed: Inputs, unknown: Set[int]) -> None:
         """Test the candidates for membership in one client's update, or in the mean of several.
 
-        Args:
-            part: the update, or the updates in the mean.
-            assumed: the inputs and the BatchNorm mode that the test assumes.
-            unknown: the ids of clients whose true samples nobody can know.
+        ``part`` holds the update, or those in the mean.
         """
         assert self.candidates is not None
         spec, mode = assumed
@@ -499,11 +476,6 @@ class ServerAudit:
 
         ``None`` is returned, and the reason recorded, if an attack would take too much memory or
         time.
-
-        Args:
-            target: the update to attack.
-            assumed: the inputs and the BatchNorm mode that the attack assumes.
-            unknown: the ids of clients whose true samples nobody can know.
         """
         seen, (spec, mode) = target.observation, assumed
         gradient_map = self.gradient_map.with_batch_norm(mode)
@@ -526,12 +498,6 @@ class ServerAudit:
         """Attack targets together, then evaluate and record each answer.
 
         The attack is repeated on the updates that each defense of ``what_ifs`` would have released.
-
-        Args:
-            server_round: the number of the round.
-            attack: the attack.
-            cases: the targets.
-            budget: the CPU seconds that are left in this round.
         """
         for case, answer in self._answers(server_round, attack, cases, budget):
             client_id = case.observation.client_id
@@ -548,16 +514,10 @@ class ServerAudit:
     def _of_client(
         self, server_round: int, client_id: int, action: Callable[..., T], *args: Any
     ) -> T | None:
-        """Call a function of the audit for one client; after an error, the other clients go on.
+        """Return the result of ``action(*args)``, a function of the audit for one client.
 
-        Args:
-            server_round: the number of the round.
-            client_id: the client, under whose id an error is recorded.
-            action: the function to call.
-            args: its arguments.
-
-        Returns:
-            The result of the action; ``None`` after an error.
+        An error is recorded under the client's id, and ``None`` is returned, so that the audit goes
+        on with the other clients.
         """
         try:
             return action(*args)
@@ -634,15 +594,9 @@ class ServerAudit:
         cases: list[Case],
         budget: Budget,
     ) -> None:
-        """Attack the updates that another defense would have released from the same training.
+        """Attack the updates that the defense ``name`` would have released from the same training.
 
-        Args:
-            server_round: the number of the round.
-            attack: the attack.
-            name: the name of the defense.
-            source: a function of an observation that returns the update under the defense.
-            cases: the targets.
-            budget: the CPU seconds that are left in this round.
+        ``source`` returns, for an observation, the update under that defense.
         """
         asked: list[Case] = []
         changes: list[float] = []
@@ -729,10 +683,6 @@ class ServerAudit:
         """Return a target with its truth and the facts that the threat model grants.
 
         ``None`` is returned, and the reason recorded, if nobody knows the granted facts.
-
-        Args:
-            target: the target of the attack.
-            unknown: the ids of clients whose true samples nobody can know.
         """
         seen = target.observation
         source = None if unknown & {client for client, _ in target.members} else self.truth
@@ -752,15 +702,10 @@ class ServerAudit:
         budget: Budget,
         what: str = "",
     ) -> list[tuple[Case, Reconstruction]]:
-        """Attack targets together, and return each with its answer.
+        """Attack targets together, within a budget of CPU seconds, and return each with its answer.
 
-        Args:
-            server_round: the number of the round.
-            attack: the attack.
-            cases: the targets.
-            budget: the CPU seconds that are left in this round.
-            what: the words for another defense, under which the updates were computed anew; empty
-                for the updates that were sent.
+        ``what`` names another defense, under which the updates were computed anew; it is empty for
+        the updates that were sent.
         """
         if not cases:
             return []
@@ -829,7 +774,7 @@ class ServerAudit:
 def _sent_back(seen: Observation, gradient_map: GradientMap) -> list[str]:
     """Return the names of trained weights that did not change at all, although others did.
 
-    Biases are left out, as a defense that keeps only the largest entries sets them to zero, too.
+    Biases are left out: a defense that keeps only the largest entries sets them to zero, too.
     """
     delta = seen.update.delta
     names = [name for name in delta if name in gradient_map.trained and delta[name].ndim > 1]

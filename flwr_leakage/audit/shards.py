@@ -81,18 +81,15 @@ class Shard:
 def attack_shard(
     run: KeptRun, shard: Shard, folder: Path | None = None, workers: int | RayTasks = 1
 ) -> int:
-    """Attack one share of a run's kept observations; ``merge_shards`` records the results later.
+    """Attack one share of a run's kept observations, and return its number of chunks of targets.
 
-    It may be killed at any moment and called again.
+    It may be killed at any moment and called again; ``merge_shards`` records the results later.
 
     Args:
         run: the run with the folder ``kept``, which is only read.
         shard: the share that this machine attacks.
         folder: the folder for the results; by default ``kept/shards/i-of-n`` in the run's folder.
         workers: the number of attacking processes, or the resources of a task on a Ray cluster.
-
-    Returns:
-        The number of chunks of targets in the share.
 
     Raises:
         ValueError: there is no attack, nothing was kept, a file cannot be read, a client's
@@ -112,16 +109,10 @@ def attack_shard(
 
 
 def merge_shards(run: KeptRun, shards: Sequence[Path] = ()) -> int:
-    """Record the results of all shares as ``attack_kept`` would have; nothing is attacked.
+    """Record the results of all shares as ``attack_kept`` would have; return the number of rounds.
 
-    It may be called again: nothing is recorded twice.
-
-    Args:
-        run: the run whose rounds are to be recorded.
-        shards: the folders of all shares; by default those in ``kept/shards`` of the run's folder.
-
-    Returns:
-        The number of rounds that were recorded.
+    Nothing is attacked. It may be called again: nothing is recorded twice. ``shards`` are the
+    folders of all shares, by default those in ``kept/shards`` of the run's folder.
 
     Raises:
         ValueError: a share is missing, is not finished, lacks targets, or belongs to another run,
@@ -160,9 +151,7 @@ def merge_shards(run: KeptRun, shards: Sequence[Path] = ()) -> int:
 def _places(run: KeptRun, shards: Sequence[Path]) -> dict[Shard, Path]:
     """Return the folder of each share, after checking that all shares of one division are there.
 
-    Args:
-        run: the run whose targets were divided.
-        shards: the folders of the shares; empty for those in ``kept/shards`` of the run's folder.
+    Without ``shards``, they are the folders in ``kept/shards`` of the run's folder.
     """
     usual = inside(run.folder, f"{KEPT}/{SHARDS}")
     given = list(shards) or [path for path in sorted(usual.glob("*-of-*")) if not path.is_symlink()]

@@ -43,9 +43,8 @@ class Sharing:
     def of(share: "Shared") -> "Sharing":
         """Return the owner's choice of what is shared, from a setting in words.
 
-        Args:
-            share: ``nothing``, ``everything``, one of ``WORDS``, or a sequence of words of
-                ``WORDS`` and names of metrics. A ``Sharing`` stays as it is.
+        ``share`` is ``nothing``, ``everything``, one of ``WORDS``, or a sequence of words of
+        ``WORDS`` and names of metrics. A ``Sharing`` is returned as it is.
 
         Raises:
             ValueError: the setting is a single word, and none of these.
@@ -95,11 +94,7 @@ class Sharing:
 def _without(note: ClientNote, measurement: Measurement) -> Measurement:
     """Return a measurement whose notes do not tell the details of a replay.
 
-    A sentence with the replay's result is replaced by that of its category.
-
-    Args:
-        note: the client's note, which holds the sentences to replace.
-        measurement: the measurement, whose notes may quote them.
+    A sentence of ``note`` with the replay's result is replaced by that of its category.
     """
     told = (note.explained, note.replay.sentence if note.replay else "")
     notes = measurement.notes

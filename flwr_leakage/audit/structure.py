@@ -75,7 +75,7 @@ def structure(
         model: the model, with the weights that the first round starts from.
         spec: shape, classes and normalisation of the inputs.
         num_examples: the number of samples of the client's round.
-        schedule: the schedule of the client's local training; one step over all samples by default.
+        schedule: the client's local training; one step over all samples by default.
         loss: the loss, a function of logits and targets that returns a scalar.
         batch_norm: ``batch`` for a client that trains in train mode, else ``running``.
         attacks: the attacks to check, by name; ``exact_attacks()`` by default.
@@ -167,30 +167,16 @@ def _jacobian(
     schedule: LocalSchedule,
     buffers: Params,
 ) -> LinearOperator:
-    """Return the Jacobian of a batch's update by the batch's inputs, as a linear operator.
-
-    Args:
-        gradient_map: the gradient map of the model.
-        params: the parameters before the update, by name.
-        batch: the inputs and targets.
-        schedule: the steps of the update.
-        buffers: the model's buffers, by name.
-    """
+    """Return the Jacobian of a batch's update by the batch's inputs, as a linear operator."""
     if schedule.num_steps == 1 and not schedule.weight_decay:
         return BatchJacobian(gradient_map, params, batch, buffers)
     return UpdateJacobian(gradient_map, params, batch, schedule, buffers)
 
 
 def synthetic_batch(spec: InputSpec, count: int, seed: int) -> Batch:
-    """Return noise images with the spectrum of natural images, and random labels.
+    """Return ``count`` noise images with the spectrum of natural images, and random labels.
 
-    Args:
-        spec: the shape (C, H, W), the K classes and the normalisation of the inputs.
-        count: the number B of images.
-        seed: the seed of the draws.
-
-    Returns:
-        Inputs (B, C, H, W) of valid pixels, in float64, and labels (B,) in [0, K).
+    They are inputs (B, C, H, W) of valid pixels, in float64, and labels (B,) of the K classes.
     """
     draw = make_generator(seed, purpose="synthetic batch")
     prior = ImagePrior.of(spec)
@@ -203,12 +189,8 @@ def synthetic_batch(spec: InputSpec, count: int, seed: int) -> Batch:
 def _open(name: str, attack: ExactAttack, job: AttackJob, batch: Batch, attempt: bool) -> Opening:
     """Return the verdict of an attack's own check, and if it is run, what it recovers.
 
-    Args:
-        name: the name of the attack.
-        attack: the attack.
-        job: the update of the synthetic batch.
-        batch: the synthetic batch, with which the attack's answer is compared.
-        attempt: whether the attack is run if it applies.
+    ``job`` holds the update of the synthetic batch. If ``attempt`` is true and the attack applies,
+    it is run, and its answer is compared with ``batch``.
     """
     problem = pose(job.gradient_map, job.spec, job.observations[0], job.threat)
     draw = job.generator(0, "structure")

@@ -35,8 +35,7 @@ class Target:
     def join(self, truths: Sequence[Truth]) -> Truth:
         """Return the samples that left a trace in the update, joined in the order of the clients.
 
-        Args:
-            truths: the samples of each client in the target.
+        ``truths`` are the samples of each client in the target.
         """
         if len(truths) == 1 and truths[0].mixing is not None:
             return truths[0]  # a simulation's truth holds the samples after mixing
@@ -54,12 +53,8 @@ def aggregate(observations: Sequence[Observation], batch_statistics: bool = Fals
     It is all that a server sees under secure aggregation. Where every client takes one step on all
     of its samples, the weighted mean is the update of one client that holds all of the samples.
     Otherwise an attack replays every client. The server knows their numbers of samples, as they
-    weight the mean.
-
-    Args:
-        observations: the clients' updates of one round.
-        batch_statistics: whether BatchNorm normalises by each client's own batch, so that even a
-            single step is no step on all samples together.
+    weight the mean. ``batch_statistics`` says that BatchNorm normalises by each client's own batch,
+    so that even a single step is no step on all samples together.
 
     Raises:
         ValueError: the clients train by different schedules.
@@ -150,8 +145,8 @@ def find_targets(
     Args:
         chosen: the updates to attack, of one round.
         threat: the attacker's view: single updates, or their mean.
-        gradient_map: the clients' gradient map, whose BatchNorm mode decides whether the mean is
-            the update of a single client.
+        gradient_map: the model and its loss, whose BatchNorm mode decides whether the mean is the
+            update of a single client.
         history: the earlier rounds of each target; this round is added.
 
     Raises:

@@ -18,8 +18,8 @@ def in_turns(
 
     Each group holds as many targets as the rest of the budget pays for, and at least one. Most
     attacks end before their limit, so the next group is formed when the work on the one before is
-    done. Where the budget may not be enough for all targets, their order is drawn at random. So
-    each has the same chance, whatever names clients give themselves.
+    done. Where the budget may not be enough for all, the targets are drawn in a random order, so
+    that each has the same chance, whatever names clients give themselves.
 
     Args:
         targets: the targets of a round, in their order.
@@ -52,14 +52,10 @@ def least(*limits: float | None) -> float | None:
 
 
 def seconds_each(seconds: float | None, budget: Budget, count: int) -> float | None:
-    """Return the CPU seconds that each of several targets may take; ``None`` for no limit.
+    """Return the CPU seconds that each of ``count`` targets may take; ``None`` for no limit.
 
-    They are the smaller of each target's own limit and an equal share of what a budget has left.
-
-    Args:
-        seconds: the limit of each target; ``None`` for no limit.
-        budget: the budget of all targets together.
-        count: the number of targets.
+    They are the smaller of each target's own limit, ``seconds``, and an equal share of what the
+    budget of all has left.
 
     Example:
         >>> seconds_each(60.0, Budget(), 3), seconds_each(None, Budget(), 3)
