@@ -48,14 +48,9 @@ def tell_accuracy(
 ) -> None:
     """Record the accuracy that an app's own evaluation reports, or that it reports none.
 
-    Where no metric is an accuracy, the names of the metrics are recorded in its place. Where there
-    are no metrics, nothing is recorded.
-
-    Args:
-        audit: the audit that records the accuracy, under the name ``test_accuracy``.
-        server_round: the number of the round that was evaluated.
-        metrics: the metrics that the evaluation reported, by name.
-        source: the side that evaluated, in words, such as ``the server’s evaluation``.
+    It is recorded under the name ``test_accuracy``. Where no metric is an accuracy, the names of
+    the metrics are recorded in its place; where there are no metrics, nothing is. ``source`` is the
+    side that evaluated, in words, such as ``the server’s evaluation``.
     """
     if found := accuracy_of(metrics):
         name = plain_text(found[0], MAX_NAMES)

@@ -37,26 +37,16 @@ class NotFiniteError(MalformedArraysError):
 def diverged(error: NotFiniteError) -> str:
     """Return a sentence which says that the model which the strategy sends is not finite.
 
-    No client is to blame for that.
-
-    Args:
-        error: the error that names the array.
+    ``error`` names the array. No client is to blame for it.
     """
     return f"nothing is observed: the model that the strategy sends has diverged ({error})"
 
 
 def read_arrays(arrays: Mapping[str, Array], gradient_map: GradientMap) -> tuple[Params, Params]:
-    """Return the parameters and the buffers of a model that an ``ArrayRecord`` holds, as copies.
+    """Return copies of the parameters and the buffers, by name, that an ``ArrayRecord`` holds.
 
-    Buffers are cast to the model's own dtype, as averaging turns integer counters into floats. All
-    tensors are put on the model's device.
-
-    Args:
-        arrays: the arrays, under the names of the model's ``state_dict``.
-        gradient_map: the gradient map of the model.
-
-    Returns:
-        The parameters and the buffers, each by name.
+    Its names are those of the model's ``state_dict``. Buffers are cast to the model's own dtype, as
+    averaging turns integer counters into floats. All tensors are put on the model's device.
 
     Raises:
         MalformedArraysError: an array is missing, unknown, of another shape, not numeric, or not
@@ -69,23 +59,16 @@ def read_arrays(arrays: Mapping[str, Array], gradient_map: GradientMap) -> tuple
 def read_reply(
     arrays: Mapping[str, Array], params: Params, buffers: Params
 ) -> tuple[Params, Params, tuple[str, ...]]:
-    """Return the parameters and buffers that a client's reply holds, and its less precise arrays.
+    """Return a reply's parameters, its buffers, and the names of its less precise arrays.
 
     An array is less precise than the model's if it has floating-point numbers of fewer bits, or
-    whole numbers where the model has floating-point ones.
-
-    Args:
-        arrays: the arrays of the reply, by name.
-        params: the model's parameters by name. The caller lists them, as listing takes longer than
-            comparing.
-        buffers: the model's buffers by name.
-
-    Returns:
-        The parameters, the buffers, and the names of the less precise arrays. The tensors are
-        copies with the model's dtype and device.
+    whole numbers where the model has floating-point ones. The tensors are copies, by name, with the
+    dtype and device of the model's ``params`` and ``buffers``. The caller lists these, as listing
+    takes longer than comparing.
 
     Raises:
-        MalformedArraysError: as in :func:`read_arrays`.
+        MalformedArraysError: an array is missing, unknown, of another shape, not numeric, or not
+            finite. The message names the first one.
     """
     expected = {**params, **buffers}
     _check_names(arrays, expected)
@@ -101,20 +84,15 @@ def read_reply(
 
 
 def check_like(arrays: Mapping[str, Array], sent: Mapping[str, Array]) -> tuple[str, ...]:
-    """Check that a reply's arrays have the names and shapes of the arrays that were sent.
+    """Return the names of a reply's arrays that are less precise than those that were sent.
 
-    It is for arrays that belong to no known model. A row of bytes (``uint8``, one axis) may have
-    any length: strategies use it for objects that are no tensors, such as trees.
-
-    Args:
-        arrays: the arrays of the reply, by name.
-        sent: the arrays that the server sent to the client, by name.
-
-    Returns:
-        The names of the arrays that are less precise than those that were sent.
+    An array is less precise if it has numbers of fewer bits. Names and shapes must be those of the
+    arrays in ``sent``. This is for arrays that belong to no known model. A row of bytes (``uint8``,
+    one axis) may have any length: strategies use it for objects that are no tensors, such as trees.
 
     Raises:
-        MalformedArraysError: as in :func:`read_arrays`.
+        MalformedArraysError: an array is missing, unknown, of another shape, not numeric, or not
+            finite. The message names the first one.
     """
     like = {name: torch.tensor(array.numpy()) for name, array in sent.items()}
     if set(arrays) != set(like):
@@ -127,10 +105,10 @@ def check_like(arrays: Mapping[str, Array], sent: Mapping[str, Array]) -> tuple[
 
 
 class Expected:
-    """The names, shapes and types that a reply's arrays must have, prepared once for all rounds.
+    """The names, shapes and types of a model's arrays, to check replies against in all rounds.
 
     Args:
-        gradient_map: the gradient map of the model whose arrays are expected.
+        gradient_map: the model and its loss.
     """
 
     def __init__(self, gradient_map: GradientMap) -> None:
@@ -161,8 +139,8 @@ class Expected:
     def check(self, arrays: Mapping[str, Array]) -> tuple[str, ...]:
         """Check arrays as :func:`read_reply` does, and return the names of the less precise ones.
 
-        It is faster where all arrays have the model's own format, as nothing is copied into
-        tensors.
+        Where all arrays have the model's own format, nothing is copied into tensors, which is
+        faster.
 
         Raises:
             MalformedArraysError: as in :func:`read_arrays`.
@@ -181,10 +159,7 @@ class Expected:
     ) -> bool:
         """Return whether all expected arrays of one type are finite and in the model's own format.
 
-        Args:
-            dtype: the type of the expected arrays.
-            plain: the names and formats of the expected arrays.
-            arrays: the arrays that came, by name.
+        ``plain`` holds their names and formats, and ``arrays`` the arrays that came, by name.
         """
         if dtype not in _PLAIN:
             return False
@@ -273,8 +248,8 @@ def _are_equal(left: Array | None, right: Array | None) -> bool:
 def write_arrays(like: Mapping[str, Array], params: Params, buffers: Params) -> ArrayRecord:
     """Build an ``ArrayRecord`` of parameters and buffers, with the names and the order of ``like``.
 
-    Entries of ``like`` that are in neither ``params`` nor ``buffers`` are kept as they are. So a
-    defense that withholds the client's buffers sends back those that the server had sent.
+    Entries of ``like`` that are in neither ``params`` nor ``buffers`` are kept. So a defense that
+    withholds the client's buffers sends back those that the server had sent.
     """
     state = {**params, **buffers}
     return ArrayRecord(
@@ -321,8 +296,7 @@ def _is_finite(value: Tensor) -> bool:
 def _values(array: Array, like: Tensor) -> NDArray[Any]:
     """Return ``array.numpy()``, and save time where the array has the format of ``like``.
 
-    The array's header is parsed only if it is not the one that ``np.save`` writes for the dtype and
-    shape of ``like``.
+    The array's header is then the one that ``np.save`` writes, and is not parsed.
     """
     dtype, header = _numpy(like.dtype), _header_of(like)
     size = len(header) + like.numel() * dtype.itemsize

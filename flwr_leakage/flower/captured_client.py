@@ -107,32 +107,23 @@ class CapturePlan:
         return self.defends or self.gate is not None
 
     def measures(self, server_round: int) -> bool:
-        """Return whether a round's samples are needed for scores, a defense, a gate, or an attack.
-
-        Args:
-            server_round: the number of the round, from 1.
-        """
+        """Return whether a round's samples are needed for scores, defense, gate, or attack."""
         scores = bool(self.scores) and self.score_plan.includes(server_round)
         return bool(scores or self.withholds or self.truth or self.attack is not None)
 
     def replays(self, server_round: int, kept: Replayed | None, num_arrays: int) -> bool:
         """Return whether a round's training is replayed; with a gate, every round's is.
 
-        Args:
-            server_round: the number of the round, from 1.
-            kept: the result of the client's latest replay; ``None`` before the first.
-            num_arrays: the number of arrays that the server sent.
+        ``kept`` is the result of the client's latest replay, ``None`` before the first, and
+        ``num_arrays`` the number of arrays that the server sent.
         """
         return self.gate is not None or is_due(self.replay_every, server_round, kept, num_arrays)
 
     def kept_of(self, server_round: int, kept: Replayed | None) -> Limits:
         """Return the largest numbers of samples and bytes to keep of a round's training.
 
-        If only a later replay needs the samples, at most ``replay_samples`` are kept.
-
-        Args:
-            server_round: the number of the round, from 1.
-            kept: the result of the client's latest replay; ``None`` before the first.
+        If only a later replay needs the samples, at most ``replay_samples`` are kept. ``kept`` is
+        the result of the client's latest replay, ``None`` before the first.
         """
         few = self.replay_samples
         if few is None or kept is None or kept.again or self.measures(server_round):
@@ -157,20 +148,11 @@ class _Round(SeenRound):
 def train_and_report(
     plan: CapturePlan, app: Callable[[Message, Context], Message], message: Message, ctx: Context
 ) -> Message:
-    """Call the app, and put a record of the captured training beside its update.
+    """Call the app, put a record of the captured training beside its update, and return the reply.
 
     An app's error is handed on as it is. So is the reply to a message without an ``ArrayRecord`` (a
     stage of secure aggregation) or with several. A defense or a gate lets no reply pass with arrays
     that were neither defended nor judged, whatever the message was.
-
-    Args:
-        plan: the settings of the client.
-        app: the wrapped app, a function of message and context.
-        message: the server's message, which asks for training.
-        ctx: the client's context.
-
-    Returns:
-        The reply to send.
     """
     given = list(records_of(message.content, ArrayRecord).values())
     if len(given) != 1:
@@ -238,13 +220,7 @@ def train_and_report(
 
 
 def guard(plan: CapturePlan, message: Message, reply: Message) -> Message:
-    """Return a reply that was not measured, or an error if a defense or a gate forbids to send it.
-
-    Args:
-        plan: the settings of the client.
-        message: the server's message.
-        reply: the app's reply to it.
-    """
+    """Return an unmeasured reply, or an error if a defense or a gate forbids to send it."""
     if plan.withholds and not reply.has_error() and (problem := unseen(reply)):
         return withhold(message, problem, plan.sharing)
     return reply
@@ -279,11 +255,7 @@ class _Todo:
         return self.server_round
 
     def glance(self, received: ArrayRecord) -> AbstractContextManager[Glance | None]:
-        """Return a context that looks at a training which is not replayed, or else does nothing.
-
-        Args:
-            received: the arrays that the server sent.
-        """
+        """Return a context that looks at a training which is not replayed, or else does nothing."""
         if self.replays or self.kept is None:
             return nullcontext()
         return Glance(self.kept.names, partial(differing, received))
@@ -361,12 +333,8 @@ def _work(plan: CapturePlan, seen: _Round, work: _Work) -> _Done:
     """Return the update of a captured training defended, scored and attacked, as the plan says.
 
     If the plan has a gate, the update is compared with its limits. In a simulation with a folder
-    for the truth, the samples are left there first.
-
-    Args:
-        plan: the settings of the client.
-        seen: the training, with the received and sent arrays.
-        work: the facts about the training on which scores and defenses depend.
+    for the truth, the samples are left there first. ``work`` holds what scores and defenses depend
+    on.
 
     Raises:
         ValueError: the update has to be defended or judged, and cannot be.
@@ -407,16 +375,10 @@ def _work(plan: CapturePlan, seen: _Round, work: _Work) -> _Done:
 
 
 def _probe(plan: CapturePlan, seen: _Round, work: _Work, remark: str) -> None:
-    """Attack one step over few samples, and keep the result for the client's owner.
+    """Attack one step on few samples, and keep the result for the client's owner.
 
-    It is done where no attack fits all steps of the training. Nothing of it travels. The plan must
-    have a self-attack and a folder for the owner's record; otherwise nothing is done.
-
-    Args:
-        plan: the settings of the client.
-        seen: the captured training.
-        work: the client and the round.
-        remark: the reason why no attack fits all steps, which the record repeats.
+    It is done where no attack fits all steps of the training, as ``remark`` says, and if the plan
+    has a self-attack and a folder for the owner's record. Nothing of it travels.
     """
     attack, training = cast(Any, plan.attack), seen.training
     due = attack is not None and attack.includes(work.server_round)

@@ -69,15 +69,9 @@ class LeakageMod:
     ) -> Message:
         """Run a client's training, then score and defend the update in its reply.
 
-        Messages that ask for no training, such as evaluations, pass untouched.
-
-        Args:
-            message: the server's message.
-            context: the client's context.
-            call_next: the next mod or the app itself, which handles the message.
-
-        Returns:
-            The reply to send: the defended update, or an error if it must not be sent.
+        The result is the reply to send, or an error if the update must not be sent. ``call_next``
+        is the next mod or the app itself. Messages that ask for no training, such as evaluations,
+        pass untouched.
         """
         if message.metadata.message_type.split(".")[0] != MessageType.TRAIN:
             reply = call_next(message, context)

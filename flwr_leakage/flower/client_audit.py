@@ -130,8 +130,7 @@ class ClientAudit:
     def may_defend(self) -> bool:
         """Return whether the trained update may be changed before it is sent.
 
-        The client's defense may change it, or a stronger defense, which a gate tries if the update
-        exceeds its limits.
+        The client's defense may change it, or a stronger one that a gate tries beyond its limits.
         """
         return self.defends or bool(self.gate and self.gate.stronger)
 
@@ -194,19 +193,15 @@ def check_own(
 
 
 def check_limits(gate: Gate | None, scores: Mapping[str, Score]) -> None:
-    """Refuse a limit on a quantity that no score measures, such as a misspelt name.
+    """Refuse a gate's limit on a quantity that no score measures, such as a misspelt name.
 
     One sample of a small model is scored to learn the quantities, which takes about as long as
     scoring a sample in a round. In a name such as ``layer_share/conv1.weight`` the part behind the
     slash names a layer of the client's model, and is not checked.
 
-    Args:
-        gate: the limits, by the names of quantities; ``None`` for none.
-        scores: the client's scores by name.
-
     Raises:
-        ValueError: no score measures a quantity that is limited. It is not raised if a score
-            does not declare its quantities.
+        ValueError: no score measures a quantity that is limited. It is not raised if a score does
+            not declare its quantities.
     """
     if gate is None or not gate.scores:
         return

@@ -26,12 +26,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def refuse(message: Message, reason: str) -> Message:
-    """Return an error reply to a message.
-
-    Args:
-        message: the message to answer.
-        reason: why the client refuses; the server reads it.
-    """
+    """Return an error reply to a message; the server reads the reason."""
     return Message(
         Error(ErrorCode.MOD_FAILED_PRECONDITION, f"flwr_leakage: {reason}"), reply_to=message
     )
@@ -40,11 +35,8 @@ def refuse(message: Message, reason: str) -> Message:
 def withhold(message: Message, reason: object, sharing: Sharing) -> Message:
     """Return an error reply with a fixed text, and write the true reason into the client's log.
 
-    Args:
-        message: the message to answer.
-        reason: why nothing is sent; it may hold paths, labels and numbers of samples.
-        sharing: the owner's choice of shared facts. If it includes reasons, the server reads the
-            reason in the place of the fixed text.
+    The reason may hold paths, labels and numbers of samples. The server reads it in the place of
+    the fixed text only if the owner shares reasons.
     """
     _LOG.warning("flwr_leakage: the update is kept back: %s", reason)
     return refuse(message, str(reason) if sharing.reasons else FAILED)
@@ -53,13 +45,8 @@ def withhold(message: Message, reason: object, sharing: Sharing) -> Message:
 def sent_note(session: Session, done: Release, note: ClientNote, remark: str) -> ClientNote:
     """Return the note that travels to the server.
 
-    It holds the fields that the client's owner shares, and fixed categories for the others.
-
-    Args:
-        session: the client's round.
-        done: the defended update with its scores.
-        note: the note with all facts that the client knows.
-        remark: the text that travels in the place of the note's remark.
+    It holds the fields of ``note`` that the client's owner shares, and fixed categories for the
+    others; ``remark`` replaces the note's own remark.
     """
     audit = session.audit
     scores = done.measurements if audit.score_plan.send else ()
@@ -71,14 +58,9 @@ def sent_note(session: Session, done: Release, note: ClientNote, remark: str) ->
 def keep_own(session: Session, done: Release, note: ClientNote, context: Context) -> None:
     """Keep a round's measurements and decisions in the client's state and in its owner's folder.
 
-    With error feedback, the client's state also keeps the remainder: the part of the update that
-    the defense left out, to be added to the next update.
-
-    Args:
-        session: the client's round.
-        done: the defended update with its scores and the gate's decisions.
-        note: the note with all facts that the client knows.
-        context: the client's context, whose state does not travel.
+    ``note`` holds all facts that the client knows. With error feedback, the client's state also
+    keeps the remainder: the part of the update that the defense left out, to be added to the next
+    update. The state does not travel.
     """
     carry_on(done, context)
     audit = session.audit
@@ -101,13 +83,7 @@ def keep_own(session: Session, done: Release, note: ClientNote, context: Context
 
 
 def own_folder(folder: str, context: Context, client_id: int) -> Path:
-    """Return the folder for the record of one run and client.
-
-    Args:
-        folder: the folder of all records of the client's owner.
-        context: the client's context, which names the run.
-        client_id: the client.
-    """
+    """Return the folder for the record of one run and client, within its owner's ``folder``."""
     return Path(folder) / f"run-{context.run_id}-client-{client_id}"
 
 
@@ -133,11 +109,7 @@ def remember(
 ) -> None:
     """Keep a round's note in the client's own state, which does not travel.
 
-    Args:
-        context: the client's context.
-        server_round: the number of the round.
-        note: the note to keep.
-        keep_rounds: the number of latest rounds whose notes are kept; ``None`` keeps all.
+    The latest ``keep_rounds`` rounds stay; ``None`` keeps all.
     """
     kept = context.state.get(RECORD_KEY)
     history = kept if isinstance(kept, ConfigRecord) else ConfigRecord()

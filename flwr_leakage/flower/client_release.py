@@ -129,14 +129,8 @@ def release(
     """Return the update defended as the gate demands, with its scores and judgements.
 
     The client's own defense is tried first, then the gate's stronger ones until the update passes.
-    Without a gate, the client's own defense is the only one.
-
-    Args:
-        session: the client's round.
-        trained: the received parameters and the trained update.
-        context: the client's context.
-        explain: a function that checks whether the scored model explains the update.
-        train_seconds: the CPU seconds of the training.
+    Without a gate, the client's own defense is the only one. ``explain`` checks whether the scored
+    model explains the update; ``train_seconds`` are the CPU seconds of the training.
 
     Raises:
         ValueError: the client's own defense cannot be applied, or the gate cannot judge as no
@@ -172,15 +166,8 @@ def defend(
 ) -> Release:
     """Return the update under a defense, without scores.
 
-    Its ``exposure`` is filled in where the mini-batches of the round were seen.
-
-    Args:
-        session: the client's round.
-        trained: the received parameters and the trained update.
-        context: the client's context, which holds the remainder of error feedback.
-        defense: the defense to apply.
-        number: the place of the defense among those that the gate tries, from 0. Each has draws of
-            its own.
+    Its ``exposure`` is filled in where the mini-batches of the round were seen. ``number`` is the
+    place of the defense among those that the gate tries, from 0; each has draws of its own.
     """
     purpose = f"defense, try {number}" if number else "defense"
     randomness, answer = session.randomness(purpose), trained.answer
@@ -208,14 +195,9 @@ def defend(
 
 
 def _carried(context: Context, like: Params) -> Params | None:
-    """Return the remainder of error feedback from the client's earlier updates, by parameter.
+    """Return the remainder of error feedback from earlier updates, by parameter; ``None`` if none.
 
-    Args:
-        context: the client's context, whose state holds the remainder.
-        like: tensors of the dtype and device to return.
-
-    Returns:
-        The remainder, or ``None`` if the client has none yet.
+    It has the dtypes and devices of ``like``.
     """
     kept = context.state.array_records.get(CARRIED_KEY)
     if kept is None:
@@ -237,12 +219,7 @@ def explain_by_replay(session: Session, context: Context, exposure: Exposure) ->
 
     The check repeats the local training with the model that the scores differentiate, and compares
     the update. ``check_update`` and ``check_rounds`` of ``ClientAudit`` decide whether it is made
-    in this round.
-
-    Args:
-        session: the client's round.
-        context: the client's context, whose state keeps the result.
-        exposure: the client's samples and updates.
+    in this round. The client's state keeps the result.
     """
     audit, states = session.audit, context.state.config_records
     if not audit.always_checks(session.server_round):
@@ -281,14 +258,8 @@ def _one(
 ) -> Release:
     """Return the update under one defense, with its scores and the client's attack on it.
 
-    Args:
-        session: the client's round.
-        trained: the received parameters and the trained update.
-        context: the client's context.
-        defense: the defense to apply.
-        number: the place of the defense among those that are tried, from 0.
-        explain: a function that checks whether the scored model explains the update.
-        train_seconds: the CPU seconds of the training, by which the scores' cost is limited.
+    ``number`` is the place of the defense among those that are tried, from 0. ``train_seconds``,
+    the CPU seconds of the training, limit the scores' cost.
     """
     done = defend(session, trained, context, defense, number)
     if (exposure := done.exposure) is None:
@@ -324,13 +295,8 @@ def _named(defense: Defense) -> str:
 def _plan(audit: ClientAudit, second: bool) -> ScorePlan:
     """Return the plan by which the update is scored in this round.
 
-    If there are limits on scores, every round is scored, and its cost has no limit. Otherwise a
-    second defense in the same round gets no further budget, as the round's training was counted
-    before.
-
-    Args:
-        audit: the client's settings.
-        second: whether the update was scored under another defense in this round.
+    If there are limits on scores, every round is scored at any cost. Otherwise a ``second`` defense
+    in the same round gets no further budget, as the training was counted before.
     """
     if audit.gate is not None and audit.gate.scores:
         return replace(audit.score_plan, every=1, relative_cost=None)

@@ -155,10 +155,7 @@ class SeenRound:
 
     @property
     def num_examples(self) -> int:
-        """Return the number of samples that the app reported.
-
-        If it reported none, return the number that was captured, and else 0.
-        """
+        """Return the number of samples that the app reported, else that were captured, else 0."""
         seen = max(1, sum(self.capture.batch_sizes)) if self.capture else 0
         return self.reported or seen
 
@@ -176,10 +173,8 @@ class SeenRound:
     def facts(self, kept: Replayed | None, glance: Glance | None) -> TrainingFacts | None:
         """Return the facts about how the client trained; ``None`` where they cannot be told.
 
-        Args:
-            kept: the result of the client's latest replay; ``None`` before the first.
-            glance: the start, settings, steps and end of a training that is not captured; ``None``
-                if it is captured.
+        ``kept`` is the result of the client's latest replay, ``None`` before the first. ``glance``
+        has seen the start, settings, steps and end of a training that is not captured.
         """
         try:
             known = kept.facts if kept else None
@@ -202,11 +197,7 @@ class SeenRound:
             return None
 
     def trained(self, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the parameters after training, by received name, to compare a masked update with.
-
-        Args:
-            received: the arrays that the server sent, by name.
-        """
+        """Return the parameters after training, by received name, to compare what is sent with."""
         live = name_live(received, [root.live for root in self.training.roots])
         return {name: tensor.detach() for name, (_, _, tensor) in live.items()}
 
@@ -214,13 +205,8 @@ class SeenRound:
 def _is_cut_alike(known: TrainingFacts, count: int, num_steps: int, now: int) -> bool:
     """Return whether steps on ``now`` samples fit the batch size known from ``count`` samples.
 
-    A client may take a number of epochs, with or without a last small batch, or a number of steps.
-
-    Args:
-        known: the facts of the training that was captured.
-        count: the number of samples in the captured training.
-        num_steps: the number of steps of the present training.
-        now: the number of samples in the present training.
+    ``known`` and ``count`` are of the captured training, ``num_steps`` and ``now`` of this one. A
+    client may take a number of epochs, with or without a last small batch, or a number of steps.
     """
     if (now, num_steps) == (count, known.num_steps):
         return True
@@ -299,14 +285,8 @@ def _variates(
 ) -> dict[str, Tensor]:
     """Return the client's control variates (SCAFFOLD) before this training, by received name.
 
-    Those after it are kept in the client's state. The result is empty if the client sends no arrays
-    that fit the parameters as control variates do.
-
-    Args:
-        training: the captured training.
-        received: the arrays that the server sent, by name.
-        sent: the arrays that the client sends, by name.
-        context: the client's context.
+    Those after it are kept in the client's state. The result is empty if no arrays in ``sent`` fit
+    the parameters as control variates do.
     """
     fitting = variate_names(name_tensors(received, training.roots), received)
     if not fitting or any(name not in sent for name in fitting.values()):
@@ -337,13 +317,8 @@ def _names(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the received names of the optimizer's parameters, and those of the other parameters.
 
-    Parameters that the client keeps to itself, such as a head, have no received name. They have an
-    empty name among the first, and are not among the second.
-
-    Args:
-        training: the captured training.
-        received: the arrays that the server sent, by name.
-        sent: the names of the arrays that server and client exchange.
+    ``sent`` holds the names of the exchanged arrays. Parameters that the client keeps to itself,
+    such as a head, have no received name: an empty one among the first, and none in the second.
     """
     found = name_tensors(received, training.roots)
     own = {
@@ -395,11 +370,8 @@ def look(
 def _unreplayed(kept: Replayed, changed: tuple[str, ...], *, told: bool, masked: bool) -> str:
     """Return a sentence on a training that was not replayed and gave no sign of another update.
 
-    Args:
-        kept: the result of the client's latest replay.
-        changed: the names of the settings that differ from the replayed training.
-        told: whether the facts of both trainings are known, so that settings could be compared.
-        masked: whether the sent arrays were masked and could not be compared.
+    ``changed`` names the settings that differ from the replayed training, if the facts of both are
+    known (``told``). ``masked`` arrays could not be compared.
     """
     end = "not the end, which was masked" if masked else "end"
     looked = f"start, optimizer, settings, steps, {end}" if told else f"start, {end}"
@@ -442,10 +414,8 @@ def _changed(
 ) -> tuple[str, ...]:
     """Return the names of the settings in which a training differs from the replayed one.
 
-    Args:
-        facts: the facts about the training; ``None`` if they cannot be told.
-        kept: the result of the client's latest replay.
-        writes: the number of writes to the gradients before the first step; ``None`` if unknown.
+    ``facts`` is ``None`` if they cannot be told. ``writes`` is the number of writes to the
+    gradients before the first step, ``None`` if unknown.
     """
     if facts is None or kept.facts is None:
         return ()

@@ -49,8 +49,7 @@ class Session:
     def seed(self, purpose: str) -> int:
         """Return a seed for draws that hide no data, such as those of the scores.
 
-        Args:
-            purpose: the use of the draws, in words; each has a seed of its own.
+        Each purpose, in words, has a seed of its own.
         """
         if self.audit.seed is None:
             return entropy_seed()
@@ -92,12 +91,8 @@ class Session:
     def encode(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return a mini-batch as the defense encodes it, and keep both forms for the scores.
 
-        Args:
-            inputs: (B, C, H, W) in the model's input space.
-            targets: (B,) class indices.
-
-        Returns:
-            The inputs and targets to train on, on the device of the arguments.
+        Inputs are (B, C, H, W) in the model's input space, targets (B,) class indices. The results
+        are on their device.
 
         Raises:
             ValueError: the inputs have another shape than the client's spec, a label is no class of
@@ -131,14 +126,10 @@ class Session:
         return defended.inputs.to(inputs.device), defended.targets.to(targets.device)
 
     def _unfit(self, expected: str, came: str) -> ValueError:
-        """Return the error of a mini-batch that cannot be used.
+        """Return the error of a mini-batch that cannot be used: the requirement, and what came.
 
-        As Flower sends errors to the server, the details are in the error only if the client's
-        owner shares reasons; otherwise they are in the client's log.
-
-        Args:
-            expected: the requirement, in words.
-            came: the description of what came instead.
+        As Flower sends errors to the server, both are in the error only if the client's owner
+        shares reasons; otherwise they are in the client's log.
         """
         if self.audit.sharing.reasons:
             return ValueError(f"{expected}, {came}.")

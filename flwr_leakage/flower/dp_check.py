@@ -186,11 +186,7 @@ def _local(mod: Any, num_rounds: int, num_pixels: int) -> Iterator[Finding]:
     """Yield the finding about a ``LocalDpMod``.
 
     Its noise has the standard deviation sensitivity · √(2 ln(1.25/δ)) / ε, whatever the clip is.
-
-    Args:
-        mod: the ``LocalDpMod``.
-        num_rounds: the number of rounds of training.
-        num_pixels: the number of values of an input.
+    ``num_pixels`` is the number of values of an input.
     """
     clip, stated, delta = mod.clipping_norm, mod.epsilon, mod.delta
     if not 0 < delta < 1 or stated == 0:
@@ -230,11 +226,8 @@ def _local(mod: Any, num_rounds: int, num_pixels: int) -> Iterator[Finding]:
 def _left_with(noise_to_clip: float, multiplier: float, num_rounds: int, num_pixels: int) -> str:
     """Return in words how well an attacker who sees the noisy update can still read it.
 
-    Args:
-        noise_to_clip: the noise's standard deviation divided by the clip.
-        multiplier: the noise's standard deviation divided by the largest distance of two updates.
-        num_rounds: the number of rounds of training.
-        num_pixels: the number of values of an input.
+    ``noise_to_clip`` is the noise's standard deviation divided by the clip, ``multiplier`` divided
+    by the largest distance of two updates; ``num_pixels`` is the number of values of an input.
     """
     if multiplier == 0:
         return "An attacker sees the clipped update as it is."
@@ -253,14 +246,8 @@ def _central(
     """Yield the findings about a strategy that adds noise on the server.
 
     Its noise on the average has the standard deviation noise_multiplier · clip /
-    num_sampled_clients.
-
-    Args:
-        wrapper: the strategy that adds the noise.
-        inner: the innermost strategy, which asks clients and averages.
-        num_clients: the number of nodes in the federation.
-        num_rounds: the number of rounds of training.
-        delta: the δ for which ε is computed.
+    num_sampled_clients. ``wrapper`` adds the noise; ``inner``, the innermost strategy, asks clients
+    and averages. ε is computed for ``delta``.
     """
     about = type(wrapper).__name__
     yield Finding(

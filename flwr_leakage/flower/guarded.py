@@ -12,16 +12,9 @@ _LOG = logging.getLogger(__name__)
 
 
 def guarded(audit: ServerAudit, server_round: int, action: Callable[..., Any], *args: Any) -> Any:
-    """Call a function of the audit; an error of it is recorded, and never reaches the training.
+    """Return ``action(*args)``, a function of the audit; ``None`` after an error.
 
-    Args:
-        audit: the audit that records the error.
-        server_round: the number of the round that the error is recorded under.
-        action: the function to call.
-        args: the arguments of the function.
-
-    Returns:
-        The result of the action; ``None`` after an error.
+    The audit records the error under the round, and it never reaches the training.
     """
     try:
         with random_states_kept() if audit.draws else nullcontext():

@@ -35,11 +35,9 @@ class Heard:
         self._grids: list[tuple[Grid, object]] = []
 
     def listen(self, server_round: int, proxies: Sequence[Any]) -> None:
-        """Forget the messages of the round before, and listen to the clients asked in this round.
+        """Forget the messages of the round before, and listen to the asked clients in this round.
 
-        Args:
-            server_round: the number of the round.
-            proxies: the client proxies that the strategy asks.
+        ``proxies`` are the client proxies that the strategy asks.
         """
         self.tell_of_lost_round()
         self._round, self._asked = server_round, {int(proxy.node_id) for proxy in proxies}
@@ -80,10 +78,8 @@ class Heard:
     ) -> None:
         """Record each client that failed or never replied, once.
 
-        Args:
-            answered: the node ids of the clients whose models the strategy is shown.
-            failures: the failures that the strategy is shown. The workflow of SecAgg+ tells some of
-                them twice.
+        ``answered`` are the node ids of the clients whose models the strategy is shown. It is also
+        shown ``failures``, of which the workflow of SecAgg+ tells some twice.
         """
         self._tell_of_errors()
         for failure in failures:
@@ -99,10 +95,7 @@ class Heard:
         self._asked = frozenset()
 
     def tell_of_lost_round(self) -> None:
-        """Record that a round began and that the strategy was shown nothing of it.
-
-        Nothing is recorded if no round is under way.
-        """
+        """Record that a round began and that the strategy was shown nothing of it, if so."""
         if not self._asked:
             return
         self._tell_of_errors()

@@ -61,12 +61,12 @@ class InlineGrid(Grid):
         TaskIdentity.node_id = SERVER_NODE_ID
 
     def set_run(self, run: Run) -> None:
-        """Set the run."""
+        """Set the Flower run that the property ``run`` returns."""
         self._run = run
 
     @property
     def run(self) -> Run:
-        """Return the run."""
+        """Return the Flower run that ``set_run`` has set."""
         return self._run
 
     def create_message(
@@ -85,10 +85,7 @@ class InlineGrid(Grid):
         return list(self._contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Serve each message at once, and return an id for each.
-
-        Its reply is kept until ``pull_messages`` is called with the id.
-        """
+        """Serve each message at once, and return an id for each, to pull its reply with."""
         ids = []
         for message in messages:
             identifier = f"{message.metadata.dst_node_id}-{next(self._numbers)}"

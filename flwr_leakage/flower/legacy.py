@@ -105,13 +105,7 @@ class LegacyHonestButCurious(Strategy):
     def _aggregate(self, aggregate: Callable[..., Any], *given: Any, **named: Any) -> Any:
         """Observe the clients' results, call a method that aggregates, then attack the updates.
 
-        Args:
-            aggregate: a method of the wrapped strategy.
-            given: its positional arguments, among which the round and the results are found.
-            named: its keyword arguments.
-
-        Returns:
-            The result of the method.
+        The result is that of the method. The round and the results are found among its arguments.
         """
         try:
             called = inspect.signature(aggregate).bind(*given, **named).arguments
@@ -136,11 +130,8 @@ class LegacyHonestButCurious(Strategy):
     def _inspect(self, server_round: int, looked: Any, num_updates: int) -> None:
         """Let the audit attack the updates of a round, if they could be read.
 
-        Args:
-            server_round: the number of the round.
-            looked: the observations, notes and uncertain clients of the round; ``None`` after an
-                error.
-            num_updates: the number of updates that were aggregated.
+        ``looked`` is the result of ``_look``, ``None`` after an error; ``num_updates`` is the
+        number of updates that were aggregated.
         """
         if looked is not None:
             seen, notes, unknown = looked
@@ -151,32 +142,30 @@ class LegacyHonestButCurious(Strategy):
             guarded(self.audit, server_round, tell_round, self.audit, server_round)
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters | None:
-        """Delegate."""
+        """Call the wrapped strategy's method of the same name."""
         return self.strategy.initialize_parameters(client_manager)
 
     def configure_evaluate(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> Any:
-        """Delegate."""
+        """Call the wrapped strategy's method of the same name."""
         return self.strategy.configure_evaluate(server_round, parameters, client_manager)
 
     def aggregate_evaluate(self, server_round: int, results: Any, failures: Any) -> Any:
-        """Delegate."""
+        """Call the wrapped strategy's method of the same name."""
         return self.strategy.aggregate_evaluate(server_round, results, failures)
 
     def evaluate(self, server_round: int, parameters: Parameters) -> Any:
-        """Delegate."""
+        """Call the wrapped strategy's method of the same name."""
         return self.strategy.evaluate(server_round, parameters)
 
     def _look(
         self, server_round: int, results: Results, failures: Failures
     ) -> tuple[list[Observation], list[ClientNote], Set[int]]:
-        """Return the observations, notes and uncertain clients of a round.
+        """Return the observations, the notes and the uncertain clients of a round.
 
-        Returns:
-            The observations to attack, the notes that clients sent beside their updates, and the
-            ids of the clients whose name is not certain, so that their samples are not known to an
-            evaluator.
+        The observations are those to attack, and the notes those that clients sent beside their
+        updates. A client is uncertain if its name is: an evaluator does not know its samples.
         """
         told = self.heard.notes()
         unknown = self._learn_names(server_round, results, told)
@@ -191,12 +180,7 @@ class LegacyHonestButCurious(Strategy):
         """Return the observations to attack, and record why a client was not observed.
 
         Under secure aggregation all clients show the same sum. It is attacked only if every client
-        in it can be observed.
-
-        Args:
-            server_round: the number of the round.
-            results: the clients' results.
-            facts: by node id, the facts that the client's note tells about its training.
+        in it can be observed. ``facts`` are what the notes tell about trainings, by node id.
         """
         is_sum = len(results) > 1 and len({id(fit.parameters) for _, fit in results}) == 1
         if is_sum and self.audit.threat.view != "aggregate":
@@ -275,13 +259,7 @@ class LegacyHonestButCurious(Strategy):
     ) -> Set[int]:
         """Learn the names that clients claim, and return the nodes whose claim is not believed.
 
-        Args:
-            server_round: the number of the round.
-            results: the clients' results, whose metrics may hold a claim.
-            told: the clients' notes by node id, which hold a claim each.
-
-        Returns:
-            The ids of those nodes.
+        The notes, ``told`` by node id, hold a claim each; the metrics of ``results`` may hold one.
         """
         claims = {node: note.client_id for node, note in told.items()}
         claims |= {
@@ -295,10 +273,9 @@ class LegacyHonestButCurious(Strategy):
         return claims.keys() - self._names.known
 
     def _whole(self, server_round: int, parameters: Parameters) -> tuple[Params, Params, Params]:
-        """Return the whole model's parameters and buffers, and control variates, as they were sent.
+        """Return the sent parameters and buffers of the whole model, and control variates.
 
-        Entries of the model that are not sent have the values of the model that the server was
-        given.
+        Entries that are not sent have the values of the model that the server was given.
         """
         params, buffers, variates = self._read(server_round, parameters)
         gradient_map = self.audit.gradient_map
@@ -435,10 +412,8 @@ class ObservedLegacy(LegacyHonestButCurious):
     def _tell(self, server_round: int, told: Any, source: str) -> None:
         """Record the accuracy that an evaluation told, if there was an evaluation.
 
-        Args:
-            server_round: the number of the round.
-            told: the loss and the metrics of the evaluation; ``None`` if there was none.
-            source: the side that evaluated, in words.
+        ``told`` is its loss and metrics, or ``None``; ``source`` is the side that evaluated, in
+        words.
         """
         if told is not None:
             _, metrics = told

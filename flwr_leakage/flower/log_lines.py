@@ -52,7 +52,7 @@ class RecentRecords(JsonlTracker):
         self._recent: list[LeakageRecord] = []
 
     def log(self, record: LeakageRecord) -> None:
-        """Append one number."""
+        """Append one record, and remember it."""
         super().log(record)
         self._recent.append(record)
 
@@ -72,9 +72,7 @@ def tell_round(audit: ServerAudit, server_round: int) -> None:
 def round_told(records: Sequence[LeakageRecord], is_kept: bool = False) -> str:
     """Return in a sentence who was attacked in a round, for how long, and the worst grade.
 
-    Args:
-        records: the records of the round.
-        is_kept: whether updates are kept, to be attacked after the run.
+    ``is_kept`` says that updates are kept, to be attacked after the run.
     """
     index = Index(records)
     found, fate = attempts(index), fates(index)
@@ -102,11 +100,7 @@ def round_told(records: Sequence[LeakageRecord], is_kept: bool = False) -> str:
 
 
 def tell_end(folder: Path) -> None:
-    """Write the report of a run that ended, and log its answer, its advice and its path.
-
-    Args:
-        folder: the folder of the run.
-    """
+    """Write the report of a run that ended, and log its answer, its advice and its path."""
     path = write_report(folder).resolve()
     run = as_shown(read_run(folder))
     advice = advise(Index(run.records), run.metadata, [], run.events)

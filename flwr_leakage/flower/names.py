@@ -35,16 +35,10 @@ class ClientNames:
         return self._client_of.keys()
 
     def learn(self, claims: Mapping[int, int]) -> dict[int, str]:
-        """Learn the client ids that nodes claim in a round, and return the claims not believed.
+        """Learn the client ids that nodes claim, and return by node id why a claim is not believed.
 
         The first node that claims an id keeps it. If several nodes make the first claim of an id in
         the same round, none of them has it, as nothing tells who is right.
-
-        Args:
-            claims: the claimed client id by node id.
-
-        Returns:
-            By node id, the reason why a claim is not believed.
         """
         holders = {client: node for node, client in self._client_of.items()}
         firsts = Counter(claim for node, claim in claims.items() if node not in self._client_of)

@@ -169,10 +169,10 @@ def told_audit(
 
 
 def gradient_map_of(model: nn.Module | GradientMap, spec: InputSpec | None) -> GradientMap:
-    """Return the gradient map of a model with the mean cross-entropy as its loss.
+    """Return the gradient map of a model: its parameters and loss, as the attacks take them.
 
-    A gradient map is returned as it is. For a spec whose model predicts the next token of a text,
-    the loss is :class:`~flwr_leakage.losses.NextToken`.
+    The loss is the mean cross-entropy; for a spec whose model predicts the next token of a text, it
+    is :class:`~flwr_leakage.losses.NextToken`. A gradient map is returned as it is.
 
     Raises:
         TypeError: the model is neither a module of torch nor a gradient map.
@@ -197,12 +197,7 @@ class Observed(HonestButCurious):
     def start(self, *args: Any, **kwargs: Any) -> Result:
         """Run the wrapped strategy's own ``start``, then close the records and write the report.
 
-        Args:
-            args: the positional arguments of ``start``.
-            kwargs: its keyword arguments.
-
-        Returns:
-            The result of the strategy's ``start``.
+        The arguments and the result are those of the strategy's ``start``.
         """
         try:
             result = super().start(*args, **kwargs)
@@ -222,11 +217,7 @@ class Observed(HonestButCurious):
         return result
 
     def _tell_evaluations(self, told: Mapping[int, MetricRecord]) -> None:
-        """Record the accuracies of the server's own evaluations.
-
-        Args:
-            told: the metrics of the server's evaluation, by round.
-        """
+        """Record the accuracies of the server's own evaluations, told by round."""
         for server_round, metrics in told.items():
             tell_accuracy(self.audit, server_round, metrics, "the server’s evaluation")
 

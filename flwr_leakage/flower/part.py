@@ -47,10 +47,7 @@ class Part:
     def of(shapes: Mapping[str, tuple[int, ...]], gradient_map: GradientMap) -> "Part":
         """Return how arrays of these names and shapes match the entries of a model.
 
-        Args:
-            shapes: the shapes of the arrays by name; arrays without names have the names ``0``,
-                ``1``, ….
-            gradient_map: the gradient map of the model.
+        Arrays without names have the names ``0``, ``1``, ….
 
         Raises:
             MalformedArraysError: no array matches a parameter of the model, or an array has a
@@ -89,13 +86,7 @@ class Part:
     ) -> tuple[Params, Params, tuple[str, ...]]:
         """Return the exchanged parameters and buffers, and the names of less precise arrays.
 
-        Args:
-            arrays: the exchanged arrays by name.
-            gradient_map: the gradient map of the model.
-
-        Returns:
-            The parameters and the buffers by the model's names, and the model's names of those
-            whose array has fewer bits than the model's.
+        All have the model's names. An array is less precise if it has fewer bits than the model's.
 
         Raises:
             MalformedArraysError: as in :func:`flwr_leakage.flower.arrays.read_arrays`.
@@ -114,14 +105,7 @@ class Part:
         """Return an extra array for each parameter of the model, as control variates have it.
 
         An extra array fits a parameter if it has the same shape; both are taken in order. The
-        result is empty if a parameter has no such array.
-
-        Args:
-            arrays: the exchanged arrays by name.
-            gradient_map: the gradient map of the model.
-
-        Returns:
-            The arrays as tensors, by the parameters' names.
+        result, by the parameters' names, is empty if a parameter has no such array.
         """
         others = iter(self.extra)
         found: Params = {}
@@ -177,10 +161,7 @@ class Variates:
     def hear(self, client: int, change: Params, params: Params) -> None:
         """Add the change of control variates that a client sends in a round.
 
-        Args:
-            client: the client.
-            change: the change, by parameter; empty if it sends none.
-            params: the parameters that the client was sent in that round.
+        It is empty if the client sends none; ``params`` are the parameters that it was sent.
         """
         if change:
             _, own = self._heard.get(client, ({}, {}))
@@ -191,14 +172,10 @@ class Variates:
     ) -> Params:
         """Return −η g if the client took one step with control variates, and else ``delta``.
 
-        Here η is its learning rate and g its gradient. The variates are removed only if the step
-        and the change that the client sent agree.
-
-        Args:
-            client: the client, whose change of variates in this round was added by ``hear``.
-            facts: the facts that the client told; ``None`` if it told none.
-            delta: the change of its parameters by the training.
-            server: the server's variates c that it was sent; empty for none.
+        Here η is its learning rate, g its gradient and ``delta`` the change of its parameters. The
+        variates are removed only if the step and the change of variates, which was added by
+        ``hear``, agree. ``facts`` are what the client told, or ``None``; ``server`` are the
+        server's variates c that it was sent, empty for none.
         """
         change, own = self._heard.get(client, ({}, {}))
         rate = facts.learning_rate if facts and facts.num_steps == 1 else 0.0
@@ -219,16 +196,11 @@ explains, for the change to count as one of control variates."""
 def change_made(facts: TrainingFacts | None, local: Params, params: Params) -> Params:
     """Return the change θ_local − θ_t of the parameters by a client's training.
 
-    A client that sends a multiple of its update in the place of its parameters says so in its
-    facts. A client is free to tell anything: a false claim spoils the attack on that client alone,
+    ``local`` are the tensors that the client sent, and ``params`` the parameters θ_t that it was
+    sent. A client that sends a multiple of its update in the place of its parameters says so in its
+    ``facts``; where the multiple depends on a number of steps that it did not tell, it is taken to
+    be 1. A client is free to tell anything: a false claim spoils the attack on that client alone,
     and is no error here.
-
-    Args:
-        facts: the facts that the client told, among them the quantity that it sends; ``None`` if it
-            told none. Where the multiple depends on a number of steps that it did not tell, it is
-            taken to be 1.
-        local: the tensors that the client sent, by parameter.
-        params: the parameters θ_t that it was sent; they include those in ``local``.
     """
     if facts is None or facts.sends == PARAMETERS:
         return subtract(local, {name: params[name] for name in local})

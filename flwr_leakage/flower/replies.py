@@ -52,10 +52,7 @@ class Needs:
     def of(strategy: Strategy, weight: str | None = None) -> "Needs":
         """Return the metrics that a strategy and the strategies it wraps need in a reply.
 
-        Args:
-            strategy: the outermost strategy.
-            weight: the name of the metric that holds the number of samples; by default the
-                strategy's.
+        ``weight`` is the metric with the number of samples, by default the strategy's.
         """
         inner: Any = strategy
         found, numbers, checks = None, [], False
@@ -72,11 +69,7 @@ class Needs:
 
 
 def count_examples(reply: Message, weighted_by_key: str) -> int:
-    """Return the number of samples that a reply claims.
-
-    Args:
-        reply: the reply.
-        weighted_by_key: the name of the metric that holds the number.
+    """Return the number of samples that a reply claims in the metric ``weighted_by_key``.
 
     Raises:
         ValueError: the metric is missing, or is no number in [1, 2⁵³]. A sum of larger numbers may
@@ -97,17 +90,12 @@ def count_examples(reply: Message, weighted_by_key: str) -> int:
 def check_metrics(reply: Message, needs: Needs, *, is_train: bool = True) -> None:
     """Refuse a reply whose metrics a strategy cannot aggregate, whatever the other replies hold.
 
-    It has too many metric records, lacks a number that the strategy needs, or has, in training,
-    metrics that are not finite or beyond 10¹⁰⁰.
-
-    Args:
-        reply: the reply.
-        needs: the metrics that the strategy needs.
-        is_train: whether the reply is to a training; otherwise only the number of records is
-            checked.
+    Of the reply to an evaluation (``is_train`` false), only the number of metric records is
+    checked.
 
     Raises:
-        ValueError: the reply is refused. The message names the first fault.
+        ValueError: the reply has too many metric records, lacks a number that the strategy needs,
+            or has metrics that are not finite or beyond 10¹⁰⁰. The message names the first fault.
     """
     records = records_of(reply.content, MetricRecord)
     if needs.one_record and len(records) != 1:
@@ -131,11 +119,8 @@ def layout(reply: Message, sent: Collection[str] | None = None) -> Layout:
     """Return the names of a reply's records and metrics, with the lengths of lists.
 
     All replies of a round must have the same layout, as Flower otherwise aggregates none of them.
-
-    Args:
-        reply: the reply.
-        sent: the names of the arrays that the server sent. If the reply's arrays have other names,
-            these are a part of the layout. ``None`` leaves array names out.
+    The names of the reply's arrays are a part of it if they differ from the names in ``sent``, the
+    arrays that the server sent; ``None`` leaves them out.
     """
     metrics = [
         (key, tuple(sorted((name, _length(value)) for name, value in record.items())))
@@ -149,15 +134,10 @@ def layout(reply: Message, sent: Collection[str] | None = None) -> Layout:
 
 
 def usual_layout(layouts: Sequence[Layout], before: Layout | None) -> Layout:
-    """Return the most common layout among replies.
+    """Return the most common of at least one layout of replies: names of records and metrics.
 
-    Replies have the same layout if the names of their records and metrics and the lengths of lists
-    are the same. Of several layouts that are equally common, that of earlier rounds is chosen, then
-    the one with the fewest metrics.
-
-    Args:
-        layouts: the layouts of the replies that have no other fault, at least one.
-        before: the most common layout of earlier rounds; ``None`` in the first round.
+    Of several that are equally common, it is that of earlier rounds (``before``), then the one with
+    the fewest metrics.
     """
     counts = Counter(layouts)
 
@@ -168,12 +148,7 @@ def usual_layout(layouts: Sequence[Layout], before: Layout | None) -> Layout:
 
 
 def tell_layout(found: Layout, usual: Layout) -> str:
-    """Return in words how the layout of a reply differs from that of most replies.
-
-    Args:
-        found: the layout of the reply: names of its records and metrics.
-        usual: the layout of most replies.
-    """
+    """Return in words how the names of records and metrics in a reply differ from most replies'."""
     return f"its records are {_named(found)}, most clients' are {_named(usual)}"
 
 
@@ -227,12 +202,9 @@ class Sent:
         return sorted(node for node in self._arrays if node not in answered)
 
     def unasked(self, replies: Sequence[Message]) -> dict[int, str]:
-        """Return the replies that answer no message of this phase.
+        """Return the replies that answer no message of this phase, with the reason in words.
 
-        A reply that is an error is never among them.
-
-        Returns:
-            By the reply's index in ``replies``, the reason in words.
+        The result is by the reply's index. A reply that is an error is never among them.
         """
         seen: Counter[int] = Counter()
         found = {}

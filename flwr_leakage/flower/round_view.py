@@ -231,11 +231,7 @@ class RoundView:
         return part.read(arrays, self.audit.gradient_map)
 
     def _check_precision(self, reply: Message, narrow: tuple[str, ...]) -> None:
-        """Refuse arrays that are less precise than the model's, unless they were sent so.
-
-        Args:
-            reply: the reply that holds the arrays.
-            narrow: the names of its arrays that are less precise.
+        """Refuse a reply's less precise arrays, named in ``narrow``, unless they were sent so.
 
         Raises:
             ValueError: there are such arrays. The message names them.
@@ -253,10 +249,7 @@ class RoundView:
 
     @cached_property
     def _misfit(self) -> str:
-        """Return in words why the arrays that the server sends are not the model's; else empty.
-
-        No client is to blame for that.
-        """
+        """Return in words why the arrays that the server sends are not the model's; else empty."""
         shapes = self.sent.shapes()
         reason = self.expected.misfit(list(shapes)) if shapes else ""
         if reason:
@@ -290,8 +283,8 @@ class RoundView:
     def _state_sent_to(self, node: int) -> tuple[Params, Params, tuple[str, ...]]:
         """Return the parameters, the buffers and the names of less precise arrays sent to a node.
 
-        Entries of the model that are not sent have the values of the model that the server was
-        given. Most strategies send the same record to all nodes, which is read once.
+        Entries that are not sent have the values of the model that the server was given. Most
+        strategies send the same record to all nodes, which is read once.
         """
         arrays = self.sent.arrays(node)
         if id(arrays) not in self._states:
@@ -307,13 +300,7 @@ class RoundView:
     def _unusual(self, layouts: Mapping[int, Layout]) -> dict[int, str]:
         """Return the replies whose names of records and metrics differ from most, with the reason.
 
-        Flower refuses to aggregate such replies.
-
-        Args:
-            layouts: the names of records and metrics of each reply, by its index.
-
-        Returns:
-            By the reply's index, the difference in words.
+        Flower refuses to aggregate such replies. They are known by their index, as in ``layouts``.
         """
         if not layouts:
             return {}
@@ -334,10 +321,8 @@ class RoundView:
     ) -> None:
         """Record a warning about the client that sent a reply.
 
-        Args:
-            reply: the reply.
-            message: the warning; ``{}`` in it is replaced by the client's name.
-            warn: the method of the audit that records it; by default ``warn``.
+        ``{}`` in the message is replaced by the client's name. ``warn`` is the method of the audit
+        that records it, by default ``warn``.
         """
         node = reply.metadata.src_node_id
         self._warn_of(node, message.replace("{}", self._node(node), 1), warn)
@@ -347,11 +332,8 @@ class RoundView:
     ) -> None:
         """Record a warning about a node.
 
-        Args:
-            node: the node id.
-            message: the warning.
-            warn: the method of the audit that records it: by default ``warn``, or ``warn_once`` if
-                the warning may recur in each round.
+        ``warn`` is the method of the audit that records it: by default ``warn``, or ``warn_once``
+        if the warning may recur in each round.
         """
         if node not in self.names.known:
             self.names.mentioned.add(node)

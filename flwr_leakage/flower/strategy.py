@@ -140,10 +140,8 @@ class HonestButCurious(Strategy):
     def _inspect(self, server_round: int, seen: Seen | None, num_updates: int) -> None:
         """Let the audit attack the updates of a round.
 
-        Args:
-            server_round: the number of the round.
-            seen: the observations of the round; ``None`` if an error occurred.
-            num_updates: the number of replies that were handed to the strategy.
+        ``seen`` is ``None`` if an error occurred; ``num_updates`` counts the replies that were
+        handed to the strategy.
         """
         if seen is None:
             return
@@ -180,7 +178,7 @@ class HonestButCurious(Strategy):
         return result
 
     def summary(self) -> None:
-        """Delegate."""
+        """Call the wrapped strategy's method of the same name."""
         self.strategy.summary()
 
     def _view(self, server_round: int, messages: list[Message], usual: Layout | None) -> RoundView:
@@ -193,14 +191,10 @@ class HonestButCurious(Strategy):
         )  # fmt: skip
 
     def _handed_on(self, received: list[Message], faults: dict[int, str]) -> list[Message]:
-        """Return the replies that the strategy is handed.
+        """Return those of the received replies that the strategy is handed.
 
-        They are in the order of arrival, or of the clients if the run is reproducible. Faulty ones
-        are left out if bad replies are dropped.
-
-        Args:
-            received: all replies.
-            faults: by a reply's index, its fault in words.
+        They are in the order of arrival, or of the clients if the run is reproducible. Replies with
+        faults, known by their index, are left out if bad replies are dropped.
         """
         kept = received
         if self.bad_replies == "drop":
@@ -218,14 +212,9 @@ class HonestButCurious(Strategy):
         handed_on: list[Message],
         nothing: Any,
     ) -> Any:
-        """Return the result of a method of the wrapped strategy that aggregates replies.
+        """Return the result of the wrapped strategy's method ``name``, which aggregates replies.
 
-        Args:
-            name: the name of the method.
-            server_round: the number of the round.
-            received: all replies.
-            handed_on: the replies that the strategy is handed.
-            nothing: the result to return if the method fails since all replies were left out.
+        It is ``nothing`` if the method fails since all ``received`` replies were left out.
         """
         try:
             return self._inner(name)(server_round, handed_on)
@@ -267,7 +256,7 @@ class HonestButCurious(Strategy):
                     setattr(self.strategy, name, covered[name])
 
     def _guarded(self, server_round: int, action: Callable[..., Any], *args: Any) -> Any:
-        """Call a function of the audit, and return its result; ``None`` after an error.
+        """Return the result of a function of the audit; ``None`` after an error.
 
         The error is recorded, and never reaches the training.
         """

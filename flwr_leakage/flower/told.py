@@ -58,9 +58,9 @@ class ToldAudit(ServerAudit):
     """A server audit that completes each observation by the client's own account of its training.
 
     Clients may differ in their schedules, their inputs and their BatchNorm mode. Each is attacked
-    under its own account, so that a false account harms the audit of no other client.
-    Inputs that the model does not accept, or that would need too much memory or time, are refused
-    before anything is allocated.
+    under its own account, so that a false account harms the audit of no other client. Inputs that
+    the model does not accept, or that would need too much memory or time, are refused before
+    anything is allocated.
 
     A client whose inputs fit no public normalisation, as after interpolation, is attacked under the
     normalisation that all other clients told, in this round or before. If they told several or
@@ -96,14 +96,9 @@ class ToldAudit(ServerAudit):
     ) -> None:
         """Complete the observations by the clients' notes, then attack as ``ServerAudit`` does.
 
-        Args:
-            server_round: the number of the round.
-            observations: the observed updates.
-            notes: the clients' notes.
-            unknown: the ids of clients whose samples an evaluator cannot know.
-            num_updates: the number of updates that were aggregated; ``None`` for those observed.
-            inputs: by client id, the inputs' spec and the BatchNorm mode, in the place of those
-                told.
+        ``unknown`` are the clients whose samples an evaluator cannot know. ``num_updates`` is the
+        number of updates that were aggregated, ``None`` for those observed. ``inputs`` are, by
+        client id, the inputs' spec and the BatchNorm mode to assume in the place of those told.
         """
         facts = {note.client_id: note.training for note in notes}
         for (when, client_id), num_examples in self._spared.items():
@@ -152,8 +147,7 @@ class ToldAudit(ServerAudit):
     def _remember(self, facts: Mapping[int, TrainingFacts | None]) -> None:
         """Remember the clients' public normalisations, for clients whose inputs fit none.
 
-        Args:
-            facts: by client id, the facts that it told about its training.
+        ``facts`` are, by client id, what it told about its training.
         """
         for client_id, told in facts.items():
             with suppress(ValueError):  # it told nothing
@@ -182,12 +176,8 @@ class ToldAudit(ServerAudit):
     def _test_only(self, seen: Observation, told: TrainingFacts | None, unknown: Set[int]) -> None:
         """Test candidate samples for membership in an update that is not attacked.
 
-        Nothing is done if the client's training is not known.
-
-        Args:
-            seen: the observed update.
-            told: the facts that the client told; ``None`` if it told none.
-            unknown: the ids of clients whose samples an evaluator cannot know.
+        Nothing is done if the client's training is not known. ``unknown`` are the clients whose
+        samples an evaluator cannot know.
         """
         if self.candidates is None or self.threat.view == "aggregate":
             return
@@ -201,13 +191,7 @@ class ToldAudit(ServerAudit):
         self.test_members(seen.server_round, [complete], unknown | self.own_config_clients, inputs)
 
     def _record_refused(self, seen: Observation, told: TrainingFacts | None, reason: str) -> None:
-        """Record the training of a client that is not attacked, as far as the client told it.
-
-        Args:
-            seen: the observed update.
-            told: the facts that the client told; ``None`` if it told none.
-            reason: why the client is not attacked.
-        """
+        """Record the training of a client that is not attacked, as far as it was told, and why."""
         done, optimizer = self._schedule_of(told), "SGD"
         if done is None and told is not None and told.num_steps:
             done, optimizer = _steps_of(told), told.optimizer
@@ -217,10 +201,7 @@ class ToldAudit(ServerAudit):
     def _look_only(self, seen: Observation, told: TrainingFacts | None, unknown: Set[int]) -> None:
         """Infer the labels behind an update that is too large for attacks, if its steps are known.
 
-        Args:
-            seen: the observed update.
-            told: the facts that the client told; ``None`` if it told none.
-            unknown: the ids of clients whose samples an evaluator cannot know.
+        ``unknown`` are the clients whose samples an evaluator cannot know.
         """
         if self.large_clients is None or self.threat.view == "aggregate":
             return
@@ -244,15 +225,9 @@ class ToldAudit(ServerAudit):
     def _assume_all(
         self, observations: list[Observation], facts: Mapping[int, TrainingFacts | None]
     ) -> tuple[dict[int, _Assumed], dict[int, str]]:
-        """Return the assumptions of an attack for each client, and the reasons for refused clients.
+        """Return, by client id, the assumptions of an attack, and why another cannot be attacked.
 
-        Args:
-            observations: the observed updates.
-            facts: by client id, the facts that it told about its training.
-
-        Returns:
-            By client id, the assumptions of clients that can be attacked; and by client id, the
-            reason why another cannot be attacked.
+        The assumptions follow from ``facts``, what each client told about its training.
         """
         assumed, refused = {}, {}
         for seen in observations:
@@ -276,18 +251,12 @@ class ToldAudit(ServerAudit):
     ) -> tuple[dict[int, _Assumed], dict[int, str]]:
         """Return the common assumptions about all clients of a mean update, or the refusals.
 
-        The majority of clients decides. A client that told something else spoils the attack if it
-        told the truth, and hides nobody if it lied.
-
-        Args:
-            server_round: the number of the round.
-            observations: the observed updates of the clients in the mean.
-            assumed: by client id, the assumptions of its own account.
-            refused: by client id, the reason why it could not be attacked alone.
-
-        Returns:
-            By client id, the common assumptions; and by client id, the reason for a refusal. One of
-            the two is empty.
+        They are the schedule, the inputs and the BatchNorm mode that more than half of the clients
+        told. A client that told something else spoils the attack if it told the truth, and hides
+        nobody if it lied. The mean is refused if no such majority agrees, or if the steps of all
+        clients use more than ``max_samples`` samples. Both results, the assumptions and the reasons
+        for a refusal, are by client id, and one of them is empty. ``refused`` are clients without
+        usable assumptions.
         """
         clients = [seen.client_id for seen in observations]
         common, count = Counter(assumed.values()).most_common(1)[0] if assumed else (None, 0)
@@ -315,9 +284,9 @@ class ToldAudit(ServerAudit):
         return dict.fromkeys(clients, common), {}
 
     def _schedule_of(self, told: TrainingFacts | None) -> LocalSchedule | None:
-        """Return the operator's schedule, else the client's, if a schedule can express it.
+        """Return the operator's schedule, else the client's; ``None`` if neither is known.
 
-        ``None`` is returned if it cannot, or if neither is known.
+        ``None`` is returned, too, if no schedule can express the client's training.
         """
         if self.given.schedule or told is None:
             return self.given.schedule
@@ -330,9 +299,6 @@ class ToldAudit(ServerAudit):
         """Return the assumptions of an attack on a client.
 
         Each is the operator's setting, or if the operator gave none, what the client told.
-
-        Args:
-            told: the facts that the client told about its training; ``None`` if it told none.
 
         Raises:
             ValueError: a setting is neither given nor told.

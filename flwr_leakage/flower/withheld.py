@@ -8,13 +8,9 @@ from flwr_leakage.flower.contents import records_of
 def unseen(reply: Message, released: str = "") -> str:
     """Return in words why a reply holds arrays that no defense and no gate has seen; else empty.
 
-    Arrays may be sent outside of an ``ArrayRecord``: as bytes in a config, or as a list of numbers
-    among the metrics. Both are found, too.
-
-    Args:
-        reply: a reply that is no error.
-        released: the name of the ``ArrayRecord`` that was defended and judged; empty where none
-            was.
+    ``released`` names the ``ArrayRecord`` that was defended and judged, if any. Arrays are also
+    found outside of an ``ArrayRecord``: as bytes in a config, or as a list of numbers among the
+    metrics.
     """
     arrays = [name for name in records_of(reply.content, ArrayRecord) if name != released]
     if arrays:
