@@ -29,10 +29,10 @@ class ReplayCheck:
         steps: the number of replayed steps.
         num_steps: the number of steps of the training.
         causes: why the residual is large, in words.
-        sends: the quantity that the client sends: ``PARAMETERS``, or the name of a multiple of the
-            update.
+        sends: the quantity that the client sends: its ``PARAMETERS``, or by a name of
+            ``capture.sent``, a multiple of its update.
         remarks: further findings on an update that the replay explains, in words.
-        problem: why there is no residual, in words.
+        problem: why there is no residual, in words; empty if there is one.
         personal: the names of parameters that were trained, and sent back as they were received.
     """
 
@@ -161,12 +161,7 @@ def check_replay(
 
 
 def _ended_as(sent: Mapping[str, Tensor], names: Mapping[str, NamedTensor]) -> bool:
-    """Return whether a model's present values are those that are sent.
-
-    Args:
-        sent: the arrays that the client sends, by name.
-        names: the model's tensors by the same names.
-    """
+    """Return whether the present values of a model's tensors, by name, are those that are sent."""
     shared = [(named.live, sent[name]) for name, named in names.items() if name in sent]
     return bool(shared) and all(_same(value, live) for live, value in shared)
 
@@ -177,12 +172,7 @@ def _personal(
     """Return the names of tensors that a client trains but sends back as received, as in pFedPara.
 
     If it sends all trained tensors back so, nothing of the training was sent, and the result is
-    empty.
-
-    Args:
-        names: the trained tensors by received name.
-        received: the arrays that the server sent.
-        sent: the arrays that the client sends.
+    empty. ``names`` are the trained tensors by received name.
     """
     trained = [
         name
@@ -198,10 +188,7 @@ def _gap(
 ) -> bool:
     """Return whether sent and trained tensors differ by more than ``TOLERANCE`` of the update.
 
-    Args:
-        sent: the tensors that the client sends, by name.
-        end: the tensors after the training.
-        received: the tensors before the training.
+    ``received`` and ``end`` are the tensors before and after the training.
     """
     trained = {name: _double(end[name]) - _double(received[name]) for name in sent}
     gap = {name: _double(sent[name]) - _double(end[name]) for name in sent}
@@ -218,13 +205,9 @@ def _remarks(
 ) -> Iterable[str]:
     """Yield in words how a client's method deviates from FedAvg in its training and its messages.
 
-    Args:
-        training: the captured training.
-        names: the trained tensors that are exchanged, by received name.
-        received: the arrays that the server sent.
-        own: the number of received arrays that belong to the model.
-        sends: the quantity that the client sends, in words.
-        personal: the names of parameters that were trained and sent back as received.
+    ``names`` are the trained tensors that are exchanged, by received name, and ``own`` is the
+    number of received arrays that belong to the model. ``sends`` names the quantity that the client
+    sends; ``personal`` are the parameters that were trained and sent back as received.
     """
     if sends != PARAMETERS:
         yield f"the client sends {sends} and not its parameters"
@@ -257,12 +240,8 @@ def is_rounded(
 ) -> bool:
     """Return whether sent and trained tensors differ by at most ``TOLERANCE`` of the update.
 
-    A mod that clips nothing still adds the update to the received parameters again, which rounds.
-
-    Args:
-        trained: the tensors after the training, by name.
-        received: the tensors before the training.
-        sent: the tensors that the client sends.
+    ``received`` and ``trained`` are the tensors before and after the training, by name. A mod that
+    clips nothing still adds the update to the received parameters again, which rounds.
     """
     if any(n not in sent or sent[n].shape != value.shape for n, value in trained.items()):
         return False
@@ -325,17 +304,10 @@ def _causes(
 def variate_names(
     names: Mapping[str, NamedTensor], received: Mapping[str, Tensor]
 ) -> dict[str, str]:
-    """Return the received array that fits each trainable parameter as a control variate does.
+    """Return, by parameter, the received array that fits it as a control variate (SCAFFOLD) does.
 
-    Only arrays that are not the model's are considered. An array fits a parameter if it has the
-    same shape; both are taken in order.
-
-    Args:
-        names: the model's tensors by received name.
-        received: the arrays that the server sent.
-
-    Returns:
-        By a parameter's name, the name of its array; empty if a trainable parameter has none.
+    Only arrays that are not the model's are considered. An array fits a trainable parameter if it
+    has the same shape; both are taken in order. The result is empty if a parameter has no array.
     """
     others = iter([name for name in received if name not in names])
     found = {}
@@ -357,12 +329,9 @@ def _variates_of(
 ) -> Correction:
     """Return the change −(c − c_i) of each parameter by control variates (SCAFFOLD).
 
-    Args:
-        names: the model's tensors by received name.
-        received: the arrays that the server sent, among them its variates c.
-        variates: the client's variates c_i, by the names of c; zero where one is missing.
-        of_gradients: whether the negative of the change was added to the gradients, and not the
-            change to the parameters.
+    The server's variates c are among the received arrays; ``variates`` are the client's c_i, by the
+    names of c, zero where one is missing. ``of_gradients`` says that the negative of the change was
+    added to the gradients, and not the change to the parameters.
     """
     return Correction({
         id(names[name].live): variates.get(other, torch.zeros(())) - received[other]
@@ -373,9 +342,7 @@ def _variates_of(
 def _after_training(trained: Params, released: Params) -> str:
     """Return in words how the update was changed after training: by a factor, or otherwise.
 
-    Args:
-        trained: the update by the training, by parameter.
-        released: the update that is sent.
+    ``trained`` is the update by the training, ``released`` the one that is sent, by parameter.
     """
     inner = sum(float((released[name] * trained[name]).sum()) for name in trained)
     norm = _norm(trained.values())

@@ -16,9 +16,9 @@ class Counting:
     """A counter of an optimizer's steps, which also detects writes to parameters between the steps.
 
     It reads the version counters of autograd twice in each step. A write between steps raises the
-    counter of a tensor and is detected. A write through ``.data`` raises no counter and is not
-    detected. Within a step the optimizer writes, and a closure may write too. A step with a closure
-    is unclear if the number of its writes to a parameter differs from that of earlier steps.
+    counter of a tensor and is detected, but not a write through ``.data``. Within a step the
+    optimizer writes, and a closure may write too. A step with a closure is unclear if the number of
+    its writes to a parameter differs from that of earlier steps.
 
     Args:
         optimizer: the optimizer whose steps are counted.
@@ -48,7 +48,7 @@ class Counting:
         self.problem = ""
 
     def before_step(self, optimizer: Optimizer) -> None:
-        """Note that a step begins; check whether parameters or settings changed before it."""
+        """Note that a step begins, and check whether parameters or settings changed before it."""
         if threading.get_ident() != self._thread:
             return
         if optimizer is not self._optimizer:
@@ -114,13 +114,8 @@ def writes_of(parameters: Sequence[Tensor], args: Any, kwargs: Any) -> int:
     """Return the largest number of writes to the gradient of a parameter when a step begins.
 
     A single ``backward`` into an empty gradient counts as 0. Clipping and accumulation add to it.
-    The result is −1 where there is no gradient, or where a closure has yet to compute it, so that
-    the present one is old.
-
-    Args:
-        parameters: the parameters whose gradients are looked at.
-        args: the positional arguments of the step.
-        kwargs: the keyword arguments of the step.
+    The result is −1 where there is no gradient, or where a closure among the step's arguments has
+    yet to compute it, so that the present one is old.
     """
     if has_closure(args, kwargs):
         return -1
@@ -156,12 +151,7 @@ def tensors_of(value: Any) -> list[Tensor]:
 
 
 def reaches(loss: Tensor, parameters: Container[int]) -> bool:
-    """Return whether a gradient of a loss reaches one of several parameters.
-
-    Args:
-        loss: the loss.
-        parameters: the ids (``id(tensor)``) of the parameters.
-    """
+    """Return whether a gradient of a loss reaches a parameter with one of these ids (``id(p)``)."""
     seen, waiting = set(), [loss.grad_fn]
     while waiting:
         node = waiting.pop()

@@ -116,11 +116,8 @@ class TrainingFacts:
         """Return the facts that may be sent to the server.
 
         The optimizer's settings, and the inputs' facts that the client's owner gives, are always
-        among them. Facts that were read off the samples are among them only if the server receives
-        the trained model unchanged (docs/threat-model.md, "What travels").
-
-        Args:
-            as_trained: whether the update is sent as the training made it.
+        among them. Facts that were read off the samples are among them only if the update is sent
+        as the training made it, ``as_trained`` (docs/threat-model.md, "What travels").
         """
         loss = self.loss if self.loss in _LOSSES else ""
         told = replace(self, loss=loss, rewritten=0)
@@ -135,10 +132,9 @@ class TrainingFacts:
         return told
 
     def sending(self, sends: str) -> "TrainingFacts":
-        """Return the same facts with the quantity that the client sends.
+        """Return the same facts with ``sends``, the name of the quantity that the client sends.
 
-        Args:
-            sends: the name of the quantity: the parameters, or a multiple of the update.
+        It is its parameters or a multiple of its update, as named in ``capture.sent``.
         """
         if sends == ANOTHER_MULTIPLE and not self.unscheduled:
             why = f"what it sends is {ANOTHER_MULTIPLE}, and no method that is known here"
@@ -190,10 +186,7 @@ class TrainingFacts:
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> "TrainingFacts":
-        """Return the facts that a client sent, after checking them, as clients are not trusted.
-
-        Args:
-            content: plain values by name, as ``to_dict`` returns them.
+        """Return the facts that a client sent, as ``to_dict`` returns them, after checking them.
 
         Raises:
             ValueError: ``to_dict`` returns no such values, or no training has them.
@@ -388,8 +381,7 @@ def _near(told: Sequence[float], assumed: Sequence[float]) -> bool:
 def _check_told(facts: TrainingFacts) -> None:
     """Refuse facts that no training can have.
 
-    The numbers of a client whose training no schedule describes are not checked, as they are not
-    used.
+    Numbers are checked only if a schedule describes the training, as they are not used otherwise.
 
     Raises:
         ValueError: a number of steps, learning rate, shape or normalisation is impossible or too

@@ -78,11 +78,8 @@ class Glance:
     def facts(self, known: TrainingFacts) -> TrainingFacts:
         """Return the facts about the training.
 
-        The optimizer, its settings and its number of steps are those that were observed; all other
-        facts are copied from ``known``.
-
-        Args:
-            known: the facts about the client's captured training.
+        The optimizer, its settings and its number of steps are those that were observed. All other
+        facts are copied from ``known``, those of the client's captured training.
 
         Raises:
             ValueError: no step was observed, or two optimizers took steps.
@@ -111,13 +108,10 @@ class Glance:
     def causes(self, not_sent: Differing) -> tuple[str, ...]:
         """Return in words the evidence that something else than the training made the update.
 
-        It is empty if there is none. Writes to parameters between the steps are detected if they
-        raise autograd's version counter, which writes through ``.data`` do not. The model's calls
-        and the loss are not looked at.
-
-        Args:
-            not_sent: a function of tensors by name that returns the names of those whose values
-                differ from the arrays that the client sends.
+        It is empty if there is none. ``not_sent`` takes tensors by name, and returns the names of
+        those that differ from the arrays that the client sends. Writes to parameters between the
+        steps are detected if they raise autograd's version counter, which writes through ``.data``
+        do not. The model's calls and the loss are not looked at.
         """
         seen = self._counting
         if self._problem or seen is None:

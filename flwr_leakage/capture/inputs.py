@@ -21,20 +21,14 @@ have."""
 def infer_spec(batch: Batch, num_classes: int) -> InputSpec:
     """Return the spec of a client's samples, inferred from their values, for its own scores.
 
-    The result reveals facts about the samples, so it must not be sent to the server.
+    The result reveals facts about the samples, so it must not be sent to the server. ``batch`` has
+    inputs (B, C, H, W) as the model takes them.
 
     Images of 8 bits hold (k/255 − mean)/std with k = 0 … 255. So all differences of values are
     multiples of 1/(255·std) in each channel, and the smallest value is that of k = 0 if a black
     pixel occurs. Values of interpolated or augmented images lie on no such grid, and those of
     images in black and white are too few to determine it. Then the smallest and the largest value
     of a channel are taken for pixels of 0 and 1.
-
-    Args:
-        batch: samples (B, C, H, W) in the model's input space.
-        num_classes: the number of classes K.
-
-    Returns:
-        The shape, the classes and the normalisation of these samples.
 
     Raises:
         ValueError: the samples are no images.
@@ -57,10 +51,9 @@ def infer_spec(batch: Batch, num_classes: int) -> InputSpec:
 
 
 def _gap(values: Tensor) -> float | None:
-    """Return the spacing of the grid that values lie on; ``None`` if no grid or several fit.
+    """Return the spacing of the grid on which the values of a channel lie.
 
-    Args:
-        values: the values of one channel, of any shape that ``torch.unique`` takes.
+    ``None`` is returned if no grid or several fit.
     """
     if _count_levels(torch.unique(values[:_GLANCE]).double()) > _LEVELS + 1:
         return None  # all values have at least as many levels, and sorting all of them takes long

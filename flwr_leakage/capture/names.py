@@ -42,11 +42,8 @@ def name_tensors(received: Mapping[str, Tensor], roots: tuple[Root, ...]) -> dic
     The names in a called module may be the received ones, or have a wrapper's prefix such as
     ``module.``. The module may be a part of the model, whose received names have a prefix such as
     ``encoder.``; or only a part of the module may be sent, without its prefix. Arrays named 0, 1, …
-    are taken in the order of the module's ``state_dict``, see ``in_order``.
-
-    Args:
-        received: the arrays that the server sent, by name.
-        roots: the captured modules.
+    are taken in the order of the module's ``state_dict``, see ``in_order``. ``roots`` are the
+    captured modules.
     """
     before = [root.copy.state_dict(keep_vars=True) for root in roots]
     found = name_live(received, [root.live for root in roots], before)
@@ -61,13 +58,9 @@ def as_received(
 ) -> dict[str, Tensor]:
     """Return the arrays that a client sends, under the names by which it received the same tensors.
 
-    Arrays without names (0, 1, …) are matched by their order; those that belong to no received
-    array are left out. Other arrays keep their names.
-
-    Args:
-        sent: the arrays that the client sends.
-        received: the arrays that the server sent.
-        roots: the captured modules.
+    Arrays without names (0, 1, …) are matched by their order to the tensors of the captured
+    modules, ``roots``; those that belong to no received array are left out. Other arrays keep their
+    names.
     """
     if not sent or not all(name.isdigit() for name in sent):
         return dict(sent)
@@ -83,15 +76,9 @@ def name_live(
 ) -> dict[str, tuple[int, str, Tensor]]:
     """Match received arrays to the tensors of modules.
 
-    Args:
-        received: the arrays by name.
-        models: the modules.
-        values: the values of the modules' tensors, with which those of arrays without names are
-            compared; the present values by default.
-
-    Returns:
-        By an array's name, the index of the module, the tensor's name in that module, and the
-        tensor.
+    The result holds, by an array's name, the index of the module, the tensor's name in it, and the
+    tensor. Arrays without names are compared with the tensors' values, by default their present
+    ones.
     """
     found: dict[str, tuple[int, str, Tensor]] = {}
     for index, model in enumerate(models):
@@ -105,15 +92,10 @@ def name_live(
 def match(
     shapes: Mapping[str, tuple[int, ...]], state: Mapping[str, Tensor], parameters: Collection[str]
 ) -> dict[str, str]:
-    """Match arrays to the entries of a model's ``state_dict``, by names and shapes.
+    """Return the model's entry for each array, by name, as matched by names and shapes.
 
-    Args:
-        shapes: the shapes of the arrays by name.
-        state: the model's ``state_dict``.
-        parameters: the names of the entries that are parameters, not buffers.
-
-    Returns:
-        By an array's name, the name of its entry. Arrays that match no entry are left out.
+    ``state`` is the model's ``state_dict``, and ``parameters`` are the names of its entries that
+    are no buffers. Arrays that match no entry are left out.
     """
     like = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
     if like and all(name.isdigit() for name in like):
@@ -141,16 +123,10 @@ def _own_names(
     taken: Collection[str],
     values: Mapping[str, Tensor],
 ) -> dict[str, str]:
-    """Return the received name of each tensor of a module that was received.
+    """Return the received name of each tensor of a module that was received, by its own name.
 
-    Args:
-        received: the received arrays by name.
-        live: the module's tensors by their own names.
-        taken: the received names that belong to another module already.
-        values: the values of the module's tensors, with which arrays without names are compared.
-
-    Returns:
-        By a tensor's own name, the name of the received array.
+    ``live`` are the module's tensors, and ``values`` their values, with which arrays without names
+    are compared. Received names in ``taken`` belong to another module already.
     """
     if received and all(name.isdigit() for name in received):
         order = sorted(received, key=int)
@@ -191,15 +167,9 @@ def _part_of(
 ) -> dict[str, str]:
     """Return the received names of a submodule's tensors, if it is sent under its own names.
 
-    The result is empty if no submodule, or several, have tensors of these names and shapes.
-
-    Args:
-        received: the received arrays by name.
-        live: the module's tensors by their own names.
-        taken: the received names that belong to another module already.
-
-    Returns:
-        By a tensor's name in the module, the name of the received array.
+    The result is by a tensor's name in the module, and empty if no submodule, or several, have
+    tensors of these names and shapes. ``live`` are the module's tensors by their own names;
+    received names in ``taken`` belong to another module already.
     """
     first = next((name for name in received if name not in taken), None)
     if first is None:

@@ -48,13 +48,9 @@ def runs(
 ) -> list[str]:
     """Return the names of the entries at which a run of entries with the arrays' shapes begins.
 
-    Two parts of the same architecture, such as a global and a personal one, can only be
-    distinguished by their values.
-
-    Args:
-        arrays: the shapes of the arrays, in order.
-        own: the shapes of the model's ``state_dict`` by name, in its order.
-        parameters: the names of the entries that are parameters, not buffers.
+    ``own`` are the shapes of the model's ``state_dict`` in order, and ``parameters`` its entries
+    that are no buffers. Two parts of the same architecture, such as a global and a personal one,
+    can only be distinguished by their values.
     """
     found: dict[str, None] = {}
     for names in (list(own), [name for name in own if name in parameters]):
@@ -65,14 +61,10 @@ def runs(
 
 
 def _parts(names: list[str], trained: list[str], count: int) -> list[list[str]]:
-    """Return the parts of a model with a given number of entries that known methods send.
+    """Return the parts of a model, of ``count`` entries each, that known methods send.
 
-    These are all entries, or all parameters, without BatchNorm layers; and the first or the last.
-
-    Args:
-        names: the names of the model's entries, in order.
-        trained: the names of its parameters, in order.
-        count: the number of entries in a part.
+    They are all entries, or all parameters (``trained``), without BatchNorm layers; and the first
+    or the last.
     """
     normal = {name.removesuffix("running_mean") for name in names if name.endswith("running_mean")}
 
@@ -89,10 +81,7 @@ def _first_fit(
 ) -> list[str]:
     """Return the names of entries with the arrays' values, in order; empty if one is missing.
 
-    Args:
-        arrays: the shapes of the arrays, in order.
-        own: the shapes of the model's entries by name, in order.
-        same: a function of an array's index and an entry's name that compares their values.
+    ``same`` compares the values of an array, by index, and of an entry, by name.
     """
     found: list[str] = []
     place = 0
@@ -104,11 +93,9 @@ def _first_fit(
 
 
 def _only_fit(arrays: Sequence[Shape], own: Mapping[str, Shape]) -> list[str]:
-    """Return the names of the entries with the arrays' shapes, in order, if only one choice fits.
+    """Return the names of the entries with the arrays' shapes, in order.
 
-    Args:
-        arrays: the shapes of the arrays, in order.
-        own: the shapes of the model's entries by name, in order.
+    The result is empty if no choice of entries fits, or several do.
     """
     names, shapes = list(own), list(own.values())
     early = _greedy(arrays, shapes)

@@ -34,19 +34,14 @@ class Outside:
         self.changed = self.changed_at_end = False
 
     def step(self, rate: float) -> None:
-        """Note that a step has ended, and remember the parameters.
-
-        Args:
-            rate: the learning rate of the step.
-        """
+        """Note that a step with this learning rate has ended, and remember the parameters."""
         self._after = [parameter.detach().clone() for parameter in self._parameters]
         self._rate = rate
 
     def look(self, *, at_end: bool = False) -> None:
         """Compare the parameters with those after the latest step, once for each step.
 
-        Args:
-            at_end: whether that step was the last one of the training.
+        ``at_end`` says that this was the last step of the training.
         """
         after, self._after = self._after, []
         if not after:

@@ -148,7 +148,10 @@ class _Window(FunctionMode):
 
 
 class Recorder:
-    """A recorder of one training; :func:`capture` makes and removes it."""
+    """An observer of one training, which records the model's calls, the losses and the steps.
+
+    :func:`capture` makes it, and removes its hooks afterwards.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -245,14 +248,7 @@ class Recorder:
 
     @_looking
     def after_forward(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        """Record the outermost call of a module when it has ended.
-
-        Args:
-            module: the called module.
-            args: the positional arguments of the call.
-            kwargs: its keyword arguments.
-            output: its result; ``None`` if the call failed.
-        """
+        """Record the outermost call of a module; ``output`` is ``None`` if the call failed."""
         self._inside = False
         if not self._keeps:
             self._count_call(module, args, kwargs, output)
@@ -304,10 +300,7 @@ class Recorder:
     # --- the loss ------------------------------------------------------------------------------
 
     def _open_window(self, *, early: bool) -> None:
-        """Record torch functions from now on.
-
-        Args:
-            early: whether no model was called since the last step.
+        """Record torch functions from now on; ``early`` if no model was called since the last step.
 
         Raises:
             ValueError: another torch function mode is active, so that calls cannot be recorded.
@@ -332,8 +325,7 @@ class Recorder:
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a torch function, and record it if its result depends on trained parameters.
 
-        Returns:
-            The function's result.
+        Its result is returned.
         """
         if (
             self._inside
@@ -446,8 +438,7 @@ class Recorder:
     def _leave_out(self, others: frozenset[int]) -> None:
         """Leave out the models that a second optimizer trains, as a personal model in Ditto.
 
-        Args:
-            others: the ids of the parameters that the second optimizer holds.
+        ``others`` are the ids of the parameters that it holds.
 
         Raises:
             ValueError: the second optimizer trains a part of what the first one trains, or of what
@@ -510,10 +501,9 @@ class Recorder:
     def _rewritten(self) -> tuple[float | None, float | None]:
         """Return the norm of gradients that were changed before the step, and their clip.
 
-        Returns:
-            The Euclidean norm of all gradients together, or ``None`` if they are as ``backward``
-            left them; and the largest absolute entry if several entries have it, as after clipping
-            by value, otherwise ``None``.
+        They are the Euclidean norm of all gradients together, ``None`` if these are as ``backward``
+        left them; and the largest absolute entry if several entries have it, as after clipping by
+        value, otherwise ``None``.
         """
         now = {id(p): p.grad for p in self._trained if p.grad is not None}
         same = now.keys() == self._gradients.keys() and all(

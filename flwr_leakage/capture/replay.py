@@ -106,12 +106,11 @@ def _backward(backward: Backward, translate: Any) -> None:
 
 
 def _correct(training: CapturedTraining, translated: Mapping[int, Any], rate: float) -> None:
-    """Change the parameters or their gradients as the training did after or before each step.
+    """Change the parameters after each step, or their gradients before it, as the training did.
 
-    Args:
-        training: the training, whose ``correction`` tells the change.
-        translated: the copied parameters by the ids of the live ones.
-        rate: the factor of the change: the step's learning rate for parameters, −1 for gradients.
+    ``training.correction`` tells the change, and ``translated`` the copied parameters by the ids of
+    the live ones. ``rate`` is the factor of the change: the step's learning rate for parameters, −1
+    for gradients.
     """
     if (correction := training.correction) is not None:
         with torch.no_grad():
@@ -127,12 +126,10 @@ _CLOSE = 1e-3
 
 
 def _rewrite(parameters: list[nn.Parameter], norm: float, largest: float | None) -> None:
-    """Clip the gradients by value if that gives the norm that they had, or else scale them to it.
+    """Clip the gradients to ±``largest`` if their norm becomes ``norm`` so, else scale them to it.
 
-    Args:
-        parameters: the parameters whose gradients are changed.
-        norm: the Euclidean norm of all gradients together in the training.
-        largest: the value by which they were clipped; ``None`` if they were not.
+    ``norm`` is the Euclidean norm of all gradients together in the training; ``largest`` is
+    ``None`` if they were not clipped by value.
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
     with torch.no_grad():

@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class TapedLoss:
-    """The captured loss, as a function of logits and targets."""
+    """The captured loss of a training, as a function of logits and targets."""
 
     entries: tuple[Entry, ...]
     loss: Value
@@ -55,11 +55,9 @@ class ShiftedLoss:
     replaced: tuple[int, int] | None = None
 
     def __call__(self, logits: Tensor, ids: Tensor) -> Tensor:
-        """Return the loss of logits and texts, a scalar.
+        """Return the loss, a scalar, of logits (B, T, V) and of the token ids (B, T) of B texts.
 
-        Args:
-            logits: the output of the model, (B, T, V) for B texts of T tokens and V token ids.
-            ids: the token ids (B, T).
+        There are T tokens in a text, and V token ids.
         """
         targets = ids[:, 1:]
         if self.replaced is not None:
@@ -87,9 +85,7 @@ class LossCall:
 def read_loss_call(training: CapturedTraining, backward: Backward) -> LossCall:
     """Return the inputs, the targets and the loss of a recorded ``loss(model(inputs), targets)``.
 
-    Args:
-        training: the captured training.
-        backward: the call of ``backward`` on the loss, with all recorded calls before it.
+    ``backward`` is the call of ``backward`` on the loss, with all recorded calls before it.
 
     Raises:
         ValueError: the loss has another form; the message says which.
@@ -136,15 +132,10 @@ def read_loss_call(training: CapturedTraining, backward: Backward) -> LossCall:
 def _shifted(
     inputs: Tensor, leaves: Iterable[object]
 ) -> tuple[Constant, tuple[int, int] | None] | None:
-    """Return the argument of the loss that holds each next token of the inputs, or ``None``.
+    """Return the argument of the loss that holds each next token of the inputs (B, T), or ``None``.
 
-    Args:
-        inputs: token ids (B, T).
-        leaves: the arguments of the recorded calls of the loss.
-
-    Returns:
-        The targets, and a pair of a token id and the value that replaces it in the targets;
-        ``None`` in the place of the pair if no id is replaced.
+    It is the targets, and a pair of a token id and the value that replaces it among them, or
+    ``None`` if no id is replaced. ``leaves`` are the arguments of the recorded calls of the loss.
     """
     if inputs.ndim != 2 or inputs.is_floating_point() or inputs.shape[1] < 3:
         return None
@@ -165,13 +156,9 @@ def _shifted(
 
 
 def _one_call(found: Iterable[tuple[int, Entry]]) -> tuple[int, Entry, Tensor]:
-    """Return the only call of a model among numbered recorded calls.
+    """Return the number and the only call of a model, and the only tensor that it was called with.
 
-    Args:
-        found: pairs of a number and a recorded call.
-
-    Returns:
-        The number, the call, and the only tensor that it was called with.
+    ``found`` are pairs of a number and a recorded call.
 
     Raises:
         ValueError: there are no calls or several, or the call has not exactly one input tensor.
@@ -268,8 +255,7 @@ _MEAN_CROSS_ENTROPY = {
 def _plain(tail: tuple[Entry, ...]) -> Loss | None:
     """Return ``F.cross_entropy`` if a captured loss is just the mean cross-entropy, else ``None``.
 
-    Args:
-        tail: the recorded calls after that of the model.
+    ``tail`` are the recorded calls after that of the model.
     """
     if len(tail) != 1:
         return None
@@ -349,10 +335,7 @@ def captured_gradient_map(
 ) -> GradientMap:
     """Return the gradient map of the captured model and loss, by the names of the received arrays.
 
-    Args:
-        training: the captured training.
-        names: the captured tensors by received name.
-        call: the call of the model and the loss.
+    ``names`` are the captured tensors by received name, and ``call`` the call of model and loss.
 
     Raises:
         ValueError: the model's entries have other names than the received arrays.
@@ -371,11 +354,7 @@ def captured_gradient_map(
 
 
 def captured_schedule(training: CapturedTraining, num_examples: int) -> LocalSchedule:
-    """Return the schedule of the captured training.
-
-    Args:
-        training: the captured training.
-        num_examples: the number of samples that the client reports.
+    """Return the schedule of the captured training on ``num_examples`` samples.
 
     Raises:
         ValueError: a ``LocalSchedule`` cannot express the training; the message says why.
@@ -419,11 +398,9 @@ def captured_schedule(training: CapturedTraining, num_examples: int) -> LocalSch
 
 
 def takes_in_order(training: CapturedTraining, num_examples: int) -> bool:
-    """Return whether the mini-batches are as large as consecutive batches of the samples.
+    """Return whether mini-batches are as large as consecutive batches of ``num_examples`` samples.
 
-    Args:
-        training: the captured training.
-        num_examples: the number of samples, which every epoch takes in the same order.
+    Every epoch takes the samples in the same order.
     """
     if not training.batch_sizes or num_examples < 1:
         return False
@@ -437,10 +414,8 @@ def check_settings(
 ) -> None:
     """Raise an error unless a ``LocalSchedule`` can express the optimizer's settings.
 
-    Args:
-        optimizer: the class of the optimizer.
-        settings: the settings of each group of parameters, in each step that was observed.
-        changed: whether the settings changed in later steps.
+    ``settings`` are those of each group of parameters in each observed step; ``changed`` says that
+    they changed in later steps.
 
     Raises:
         ValueError: a schedule cannot express them; the message says why.
@@ -458,9 +433,7 @@ def check_settings(
 def private_samples(training: CapturedTraining, num_examples: int) -> Batch:
     """Return the samples that the steps used, each once: those of the first epoch, in order of use.
 
-    Args:
-        training: the captured training.
-        num_examples: the number of samples that the client reports.
+    ``num_examples`` is the number of samples that the client reports.
 
     Raises:
         ValueError: a later epoch took the samples in another order, which no schedule expresses; or

@@ -28,11 +28,8 @@ _CLOSE = 1e-3
 def multiple_of(name: str, rate: float, momentum: float, steps: int) -> float:
     """Return the factor by which a method multiplies the update θ_local − θ_t that it sends.
 
-    Args:
-        name: the name of the multiple, a key of ``SENDS``.
-        rate: the learning rate.
-        momentum: the momentum of SGD.
-        steps: the number of local steps, ≥ 1.
+    ``name`` is a key of ``SENDS``, ``rate`` the learning rate, ``momentum`` that of SGD, and
+    ``steps`` the number of local steps, ≥ 1.
 
     Raises:
         ValueError: there is no multiple of this name, or no step.
@@ -47,10 +44,7 @@ def multiple_sent(
 ) -> float:
     """Return the factor f if a client sends f times its update; 0 if it sends anything else.
 
-    Args:
-        sent: the tensors that it sends, by parameter.
-        received: the parameters before training.
-        end: the parameters after training.
+    ``received`` and ``end`` are the parameters before and after training.
     """
     names = [name for name in sent if name in end]
     trained = {name: end[name].double().cpu() - received[name].double() for name in names}
@@ -65,15 +59,11 @@ def multiple_sent(
 
 
 def first_variates(change: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a client's control variates (SCAFFOLD) before it first changed them.
+    """Return a client's control variates (SCAFFOLD) before it first changed them, by ``change``.
 
-    They are zero (Karimireddy et al., 2020), or the parameters that the client received, as in
-    Flower's baseline ``niid_bench``. The first change is a gradient minus these variates. They are
-    taken for the parameters if its component along the parameters is below −1/2.
-
-    Args:
-        change: the first change of each parameter's variate.
-        params: the parameters that the client received, by the same names.
+    They are zero (Karimireddy et al., 2020), or ``params``, the parameters that the client
+    received, as in Flower's baseline ``niid_bench``. The first change is a gradient minus these
+    variates. They are taken for the parameters if its component along the parameters is below −1/2.
     """
     square = sum(float(params[name].double().square().sum()) for name in change)
     inner = sum(
@@ -88,12 +78,8 @@ def first_variates(change: Mapping[str, Tensor], params: Mapping[str, Tensor]) -
 def name_of(multiple: float, training: CapturedTraining) -> str:
     """Return the name of the quantity that a client sends.
 
-    Args:
-        multiple: the factor of the update that it sends; 0 if it sends its parameters.
-        training: the captured training.
-
-    Returns:
-        A key of ``SENDS``, ``PARAMETERS`` or ``ANOTHER_MULTIPLE``.
+    ``multiple`` is the factor of the update that it sends, 0 if it sends its parameters. The result
+    is a key of ``SENDS``, ``PARAMETERS`` or ``ANOTHER_MULTIPLE``.
     """
     if not multiple:
         return PARAMETERS

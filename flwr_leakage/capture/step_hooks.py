@@ -21,11 +21,7 @@ _watching: tuple[tuple[Hook, Hook], ...] = ()
 
 
 def watch_steps(before: Hook, after: Hook) -> Callable[[], None]:
-    """Call ``before`` and ``after`` at each step of any optimizer from now on.
-
-    Returns:
-        A function that ends this.
-    """
+    """Call ``before`` and ``after`` at each step of any optimizer, until the result is called."""
     global _watching
     own = (before, after)
     with _lock:

@@ -179,18 +179,9 @@ class Tape:
         """Record a call whose result depends on trained parameters.
 
         If the call uses a tensor that depends on trained parameters and comes from no recorded
-        call, its result is marked as not repeatable.
-
-        Args:
-            function: the module or torch function that was called.
-            args: its positional arguments.
-            kwargs: its keyword arguments.
-            result: its result.
-            rng_state: the state of the CPU's random generator before the call, if the call drew
-                from it.
-            autocast: the mixed precision under which it ran.
-            samples: the number of samples in a call of a model; 0 for other calls.
-            given: the result of ``before_call`` for this call.
+        call, its result is marked as not repeatable. ``rng_state`` is the state of the CPU's random
+        generator before the call, if the call drew from it; ``samples`` is the number of samples in
+        a call of a model, and 0 for other calls; ``given`` is the result of ``before_call``.
         """
         number = len(self._entries)
         leaves = [result] if isinstance(result, Tensor) else pytree.tree_leaves(result)
@@ -230,9 +221,8 @@ class Tape:
     def cut(self, loss: Tensor, gradient: Tensor | None) -> Backward:
         """Return the recorded calls that lead to a loss.
 
-        Args:
-            loss: the tensor on which ``backward`` is called.
-            gradient: the argument of ``backward``, or ``None``.
+        ``loss`` is the tensor on which ``backward`` is called, and ``gradient`` its argument, if
+        any.
 
         Raises:
             ValueError: the loss, or a part of it, comes from no recorded call.
@@ -303,16 +293,14 @@ def play(
     translate: Callable[[Any], Any],
     given: Mapping[Value, Tensor] | None = None,
 ) -> list[list[Any]]:
-    """Repeat recorded calls on other parameters.
+    """Repeat recorded calls on other parameters, and return for each call the leaves of its result.
 
     Args:
         entries: the recorded calls of a ``Backward``, or the last ones of them.
         translate: a function that returns the module or parameter to use in the place of a live
             one.
-        given: results, by their place, of calls that are not repeated.
-
-    Returns:
-        For each call, the leaves of its result; empty for a call whose result is given.
+        given: results, by their place, of calls that are not repeated; no leaves are returned for
+            these calls.
     """
     results: list[list[Any]] = []
     known = dict(given or {})

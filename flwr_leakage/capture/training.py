@@ -60,11 +60,7 @@ class Correction:
 
 
 def rate_of(options: Sequence[Mapping[str, Any]]) -> float:
-    """Return the learning rate of a step; 1 for an optimizer that has none.
-
-    Args:
-        options: the settings of each parameter group.
-    """
+    """Return the learning rate of a step, given its settings; 1 for an optimizer that has none."""
     return float(options[0].get("lr") or 1.0)
 
 
@@ -126,9 +122,7 @@ class CapturedTraining:
 def copy_root(live: nn.Module, memo: dict[Any, Any]) -> nn.Module:
     """Return a copy of a module whose parameters keep plain attributes, such as Opacus's counters.
 
-    Args:
-        live: the module.
-        memo: the copies made so far, as for ``copy.deepcopy``.
+    ``memo`` holds the copies made so far, as for ``copy.deepcopy``.
     """
     copied = copy.deepcopy(live, memo)
     for theirs, ours in zip(live.parameters(), copied.parameters(), strict=True):
@@ -141,14 +135,10 @@ def copy_root(live: nn.Module, memo: dict[Any, Any]) -> nn.Module:
 def copy_optimizer(live: Optimizer, memo: dict[Any, Any]) -> Optimizer:
     """Return a copy of an optimizer with the attributes of its own class, which torch leaves out.
 
-    Attributes that cannot be copied are left out; a step that uses one then fails. An attribute
-    that replaces a method is left out, too: a scheduler replaces ``step`` by a function that steps
-    ``live``.
-
-    Args:
-        live: the optimizer.
-        memo: the copies made so far, as for ``copy.deepcopy``, so that the parameters are those of
-            the copied modules.
+    ``memo`` holds the copies made so far, as for ``copy.deepcopy``, so that the parameters are
+    those of the copied modules. Attributes that cannot be copied are left out; a step that uses one
+    then fails. So is an attribute that replaces a method: a scheduler replaces ``step`` by a
+    function that steps ``live``.
     """
     copied = copy.deepcopy(live, memo)
     for name, value in vars(live).items():

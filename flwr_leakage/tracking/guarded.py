@@ -37,7 +37,7 @@ class GuardedTracker:
     _last: tuple[str, int] = field(default=("", 0), init=False)
 
     def log(self, record: LeakageRecord) -> None:
-        """Pass a number on to the guarded tracker; an error is logged and counted, not raised."""
+        """Pass a record on to the guarded tracker; an error is logged and counted, not raised."""
         self._try(lambda: self.tracker.log(record), record)
 
     def event(self, event: RunEvent) -> None:

@@ -41,12 +41,7 @@ _encode = json.JSONEncoder(allow_nan=False).encode
 def image_path(folder: Path, server_round: int, client_id: int, sample: int, role: str) -> Path:
     """Return the path of an image in a run folder, whose name holds only integers and the role.
 
-    Args:
-        folder: the run folder.
-        server_round: the number of the round.
-        client_id: the partition id.
-        sample: the index of the sample.
-        role: the kind of image, such as ``original`` or ``reconstruction``.
+    The role is the kind of image, such as ``original`` or ``reconstruction``.
 
     Raises:
         ValueError: the role is unknown.
@@ -118,10 +113,9 @@ class JsonlTracker:
         self._append({"type": "run", "status": "open", "time": _now()})
 
     def log(self, record: LeakageRecord) -> None:
-        """Append one number.
+        """Append one number to ``records.jsonl``, as a line.
 
-        A number that is not finite or beyond ±10¹⁰⁰ is recorded as missing, with a note that tells
-        it.
+        If it is not finite or beyond ±10¹⁰⁰, it is recorded as missing, with a note that says so.
         """
         row = {**vars(record), "note": plain_text(record.note)}
         if record.value is not None:
@@ -136,7 +130,7 @@ class JsonlTracker:
         self._append({"type": "record", **row})
 
     def event(self, event: RunEvent) -> None:
-        """Append one event."""
+        """Append one event to ``records.jsonl``, as a line."""
         self._enter(event.server_round)
         self._append({"type": "event", **vars(event), "message": plain_text(event.message)})
 
@@ -145,12 +139,8 @@ class JsonlTracker:
     ) -> None:
         """Write one image as a PNG file of 8 bits, then append the line that names it.
 
-        Args:
-            server_round: the number of the round.
-            client_id: the partition id.
-            sample: the index of the sample.
-            role: the kind of image, such as ``original`` or ``reconstruction``.
-            pixels: (C, H, W) in [0, 1] with C of 1 or 3; values beyond are clamped.
+        ``pixels`` are (C, H, W) in [0, 1] with C of 1 or 3; values beyond are clamped. The role is
+        the kind of image, such as ``original`` or ``reconstruction``.
 
         Raises:
             ValueError: the pixels have another shape, or the role is unknown.

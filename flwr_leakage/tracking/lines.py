@@ -107,10 +107,7 @@ MIGRATIONS: Mapping[int, Callable[[_Row], _Row]] = {1: _to_2}
 
 
 def migrated(row: _Row) -> _Row:
-    """Return a line of any earlier version as a line of the present version.
-
-    Args:
-        row: the JSON object of the line.
+    """Return a line of any earlier version, as a JSON object, as a line of the present version.
 
     Raises:
         NewerVersionError: the version is newer than this package's.
@@ -139,11 +136,7 @@ def check_version(version: int) -> None:
 
 
 def parsed(kind: type[_Line], row: _Row) -> _Line:
-    """Return a line as an instance of its dataclass; unknown entries are left out.
-
-    Args:
-        kind: the dataclass.
-        row: the JSON object of the line.
+    """Return a line, a JSON object, as an instance of its dataclass; unknown entries are left out.
 
     Raises:
         KeyError: a field is missing.
@@ -196,11 +189,7 @@ def _node(hint: Any) -> dict[str, Any]:
 
 
 def _told(hint: Any) -> str:
-    """Return in words the type that a field must have.
-
-    Args:
-        hint: the type annotation of the field.
-    """
+    """Return in words the type that a field must have, given its annotation."""
     node = _node(hint)
     if "enum" in node:
         return f"one of {node['enum']}"

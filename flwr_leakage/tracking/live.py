@@ -27,7 +27,7 @@ class LiveTracker(ABC):
         self._server_round = 0
 
     def log(self, record: LeakageRecord) -> None:
-        """Add one number to the numbers of its round, whose median is sent."""
+        """Add a record's number to those of its round and quantity, whose median is sent."""
         self._enter(record.server_round)
         self._medians.add(record)
 
@@ -66,13 +66,7 @@ class LiveTracker(ABC):
 
     @abstractmethod
     def _send_image(self, server_round: int, name: str, levels: np.ndarray) -> None:
-        """Send an image under a name.
-
-        Args:
-            server_round: the number of the round.
-            name: the name, ``ROLE/client_I/sample_J``.
-            levels: (H, W, C) integers from 0 to 255.
-        """
+        """Send an image, (H, W, C) levels from 0 to 255, named ``ROLE/client_I/sample_J``."""
 
     @abstractmethod
     def _finish(self) -> None:

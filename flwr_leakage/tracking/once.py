@@ -44,7 +44,7 @@ class OnceTracker:
         )
 
     def log(self, record: LeakageRecord) -> None:
-        """Pass on a number that the run does not hold yet."""
+        """Pass on a record that the run does not hold yet."""
         if self._is_new(_number(record)):
             self._open().log(record)
 

@@ -171,9 +171,7 @@ def read_run(folder: str | Path) -> RunData:
 def _lines(folder: Path, problems: list[str]) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of ``records.jsonl`` with their numbers; a line that is too long is cut.
 
-    Args:
-        folder: the run folder.
-        problems: a list to which a sentence is added if the file cannot be read to its end.
+    A sentence is added to ``problems`` if the file cannot be read to its end.
     """
     if not os.path.lexists(folder / RECORDS_FILE):
         return

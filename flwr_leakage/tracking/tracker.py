@@ -43,22 +43,18 @@ class Tracker(Protocol):
     """
 
     def log(self, record: LeakageRecord) -> None:
-        """Keep one number."""
+        """Store one record: a number, with its name, unit, round and client."""
 
     def event(self, event: RunEvent) -> None:
-        """Keep one event."""
+        """Store one event: a text, with its level, round and client."""
 
     def image(
         self, server_round: int, client_id: int, sample: int, role: str, pixels: Tensor
     ) -> None:
-        """Receive one image.
+        """Receive one image, (C, H, W) in [0, 1] with C of 1 or 3.
 
-        Args:
-            server_round: the number of the round.
-            client_id: the partition id; −1 for none.
-            sample: the index of the sample; −1 for none.
-            role: the kind of image, such as ``original`` or ``reconstruction``.
-            pixels: (C, H, W) in [0, 1] with C of 1 or 3.
+        The client's id and the sample's index are −1 for none. The role is the kind of image, such
+        as ``original`` or ``reconstruction``.
         """
 
     def close(self) -> None:
@@ -70,7 +66,7 @@ class KeepsTexts(Protocol):
     """The interface of a tracker that also takes texts, which live views do not."""
 
     def text(self, text: TextRecord) -> None:
-        """Keep one text."""
+        """Store one text, as token ids."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +83,7 @@ class CompositeTracker:
     trackers: Sequence[Tracker]
 
     def log(self, record: LeakageRecord) -> None:
-        """Pass a number on to each tracker."""
+        """Pass a record on to each tracker."""
         self._each(lambda tracker: tracker.log(record))
 
     def event(self, event: RunEvent) -> None:
@@ -145,7 +141,7 @@ class RoundMedians:
         self._values: dict[str, list[float]] = {}
 
     def add(self, record: LeakageRecord) -> None:
-        """Add one number to its quantity; a missing, NaN or infinite one is left out."""
+        """Add a record's number to its quantity; a missing, NaN or infinite one is left out."""
         if record.value is not None and math.isfinite(record.value):
             self._values.setdefault(f"{record.kind}/{record.name}", []).append(record.value)
 
