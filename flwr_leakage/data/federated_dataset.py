@@ -53,19 +53,12 @@ class FederatedDataset:
         return len(self.partitions)
 
     def client_indices(self, client_id: int, server_round: int, num_examples: int) -> Tensor:
-        """Return the indices in ``train`` of a client's samples in a round.
+        """Return the indices in ``train`` of a client's samples in a round, (num_examples,) int64.
 
-        They depend on the arguments and the seed alone. A client with n samples goes through them
-        in epochs of ⌊n / num_examples⌋ rounds. Each epoch has a random order of its own. So the
-        rounds of an epoch have different samples, and no round holds a sample twice.
-
-        Args:
-            client_id: the client, from 0.
-            server_round: the number of the round, from 1.
-            num_examples: the number of samples in a round, ≥ 1.
-
-        Returns:
-            (num_examples,) int64.
+        They depend on the arguments and the seed alone. Clients are counted from 0, rounds from 1.
+        A client with n samples goes through them in epochs of ⌊n / num_examples⌋ rounds. Each epoch
+        has a random order of its own. So the rounds of an epoch have different samples, and no
+        round holds a sample twice.
 
         Raises:
             ValueError: there is no such client or round, or the client has fewer samples.

@@ -16,9 +16,7 @@ class Partition(Protocol):
     def __call__(self, labels: Tensor, generator: torch.Generator) -> list[Tensor]:
         """Return, for each client, the indices of its samples.
 
-        Args:
-            labels: (N,) int64, the class of each sample.
-            generator: the generator of all random draws.
+        ``labels`` (N,) int64 are the classes of the N samples; ``generator`` makes all draws.
         """
         ...
 
@@ -46,9 +44,7 @@ class IidPartition:
     def __call__(self, labels: Tensor, generator: torch.Generator) -> list[Tensor]:
         """Return, for each client, the indices of its samples.
 
-        Args:
-            labels: (N,) int64, of which only the number N is used.
-            generator: the generator that shuffles the samples.
+        Of ``labels`` (N,) only the number N is used; ``generator`` shuffles the samples.
 
         Raises:
             ValueError: there are fewer samples than clients.
@@ -91,9 +87,7 @@ class SizedPartition:
     def __call__(self, labels: Tensor, generator: torch.Generator) -> list[Tensor]:
         """Return, for each client, the indices of its samples.
 
-        Args:
-            labels: (N,) int64, of which only the number N is used.
-            generator: the generator that shuffles the samples.
+        Of ``labels`` (N,) only the number N is used; ``generator`` shuffles the samples.
 
         Raises:
             ValueError: the sizes add up to more than N.
@@ -138,9 +132,7 @@ class DirichletSizePartition:
     def __call__(self, labels: Tensor, generator: torch.Generator) -> list[Tensor]:
         """Return, for each client, the indices of its samples; every sample belongs to a client.
 
-        Args:
-            labels: (N,) int64, of which only the number N is used.
-            generator: the generator of the shares and of the samples' order.
+        Of ``labels`` (N,) only the number N is used; ``generator`` draws the shares and the order.
 
         Raises:
             ValueError: N is smaller than ``num_partitions`` · ``min_samples``.
@@ -188,9 +180,7 @@ class DirichletPartition:
     def __call__(self, labels: Tensor, generator: torch.Generator) -> list[Tensor]:
         """Return, for each client, the indices of its samples in random order.
 
-        Args:
-            labels: (N,) int64, the class of each sample.
-            generator: the generator of the shares and of the samples' order.
+        ``labels`` (N,) int64 are the classes of the samples; ``generator`` makes all draws.
 
         Raises:
             ValueError: none of ``max_draws`` draws gave every client ``min_samples``.

@@ -35,12 +35,11 @@ def python_docs(
 ) -> tuple[TextDataset, TextDataset]:
     """Return texts cut from topics of Python's own ``help``, labelled by their topic.
 
-    The topics are read from ``pydoc_data`` of the running interpreter, under its licence
-    (PSF-2.0), and no text is copied into this package. Another minor version of Python has
-    slightly other texts. Each paragraph is cut into texts of ``length`` tokens (words in lower
-    case, numbers and signs); its rest is a shorter text. No text occurs twice. Id 0 is the padding,
-    id 1 stands for all words without an id of their own, and the ids from 2 on belong to the most
-    frequent words.
+    The topics are read from ``pydoc_data`` of the running interpreter, under its licence (PSF-2.0),
+    and no text is copied into this package. Another minor version of Python has slightly other
+    texts. Each paragraph is cut into texts of ``length`` tokens (words in lower case, numbers and
+    signs); its rest is a shorter text. No text occurs twice. Id 0 is the padding, id 1 stands for
+    all words without an id of their own, and the ids from 2 on belong to the most frequent words.
 
     Args:
         length: the largest number T of tokens of a text.

@@ -7,15 +7,10 @@ from torch import Tensor
 def stratified_split(
     labels: Tensor, test_fraction: float, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Split samples so that every class gives the same share, rounded, to the test set.
+    """Return the indices of training and of test samples, each in random order.
 
-    Args:
-        labels: (N,) int64, the class of each sample.
-        test_fraction: the share of the test set, in (0, 1).
-        generator: the generator of all random draws.
-
-    Returns:
-        The indices of the training samples and those of the test samples, each in random order.
+    Every class of ``labels`` (N,) gives the same share, ``test_fraction`` in (0, 1), rounded, to
+    the test set.
 
     Raises:
         ValueError: ``test_fraction`` lies outside of (0, 1), or one of the sets is empty.

@@ -18,12 +18,9 @@ _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 
 
 def make_activation(name: str) -> nn.Module:
-    """Return a new activation layer by its name.
+    """Return a new activation layer: relu, leaky_relu, elu, gelu, silu, softplus, sigmoid or tanh.
 
     It does not work in place, as attacks differentiate twice through it.
-
-    Args:
-        name: relu, leaky_relu, elu, gelu, silu, softplus, sigmoid or tanh.
 
     Raises:
         ValueError: no activation has that name.
@@ -34,12 +31,7 @@ def make_activation(name: str) -> nn.Module:
 
 
 def check_sizes(input_shape: Sequence[int], num_classes: int) -> None:
-    """Raise ``ValueError`` unless the input is (C, H, W) and there are at least two classes.
-
-    Args:
-        input_shape: the shape of an input.
-        num_classes: the number of classes.
-    """
+    """Raise ``ValueError`` unless the input is (C, H, W) and there are at least two classes."""
     if len(input_shape) != 3 or min(input_shape) < 1:
         raise ValueError(f"input_shape must be positive (C, H, W), got {tuple(input_shape)}.")
     if num_classes < 2:
@@ -58,11 +50,8 @@ def make_classifier(
 ) -> nn.Sequential:
     """Return the end of AlexNet and VGG: three linear layers with activations between them.
 
-    Args:
-        in_features: the number of values that enter.
-        hidden_features: the width of the two hidden layers.
-        num_classes: the number K of logits.
-        activation: the name of the activation; see ``make_activation``.
+    They map ``in_features`` values to two hidden layers of ``hidden_features`` units, and these to
+    K = ``num_classes`` logits; see ``make_activation``.
     """
     return nn.Sequential(
         nn.Linear(in_features, hidden_features),
@@ -74,14 +63,10 @@ def make_classifier(
 
 
 def count_features(features: nn.Module, input_shape: Sequence[int]) -> int:
-    """Return the number of values that a network's convolutional part returns for one input.
-
-    Args:
-        features: the convolutional part.
-        input_shape: (C, H, W) of an input.
+    """Return the number of values that the convolutional part of a network gives for one input.
 
     Raises:
-        ValueError: the input is too small for the strides and poolings.
+        ValueError: the input (C, H, W) is too small for the strides and poolings.
     """
     was_training = features.training
     try:

@@ -1,4 +1,4 @@
-"""Multilayer perceptron."""
+"""Define a multilayer perceptron."""
 
 import math
 from collections.abc import Sequence

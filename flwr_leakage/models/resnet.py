@@ -83,8 +83,8 @@ def make_shortcut(
 ) -> nn.Module | None:
     """Return the layers that a block's input passes before it is added to the block's output.
 
-    They are the identity, or a 1×1 convolution with BatchNorm if the shape changes; ``None`` is
-    returned without a skip connection.
+    They are the identity, or a 1×1 convolution with BatchNorm if the shape changes; ``None``
+    without a skip connection.
     """
     if not skip_connection:
         return None
@@ -189,15 +189,7 @@ class ResNet8(ResNet):
 class _FourStages(ResNet):
     """A residual network of four stages; a subclass sets the number and the class of their blocks.
 
-    Args:
-        input_shape: (C, H, W) of an input.
-        num_classes: the number K of classes.
-        width: the number of channels of the first stage, before ``width_factor``; 16 for a narrow
-            network.
-        width_factor: the factor of the number of channels of all stages (1, 2, 4 in the papers).
-        skip_connections: whether blocks add their input.
-        activation: the name of the activation, such as ``relu``; see ``make_activation``.
-        stem: the first layers: ``small`` for 32×32 inputs, ``large`` for 224×224.
+    The arguments are those of ``ResNet``, without ``blocks_per_stage`` and ``block``.
     """
 
     stage_sizes: ClassVar[tuple[int, ...]]

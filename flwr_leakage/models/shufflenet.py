@@ -16,11 +16,8 @@ _STEM_CHANNELS = 24
 def shuffle_channels(inputs: Tensor, groups: int) -> Tensor:
     """Return inputs (B, C, H, W) with the channels of several groups interleaved.
 
-    Channel j of group i, of n channels each, becomes channel j · ``groups`` + i.
-
-    Args:
-        inputs: (B, C, H, W).
-        groups: the number of groups of consecutive channels, a divisor of C.
+    Channel j of group i, of n consecutive channels each, becomes channel j · ``groups`` + i. The
+    number of groups divides C.
 
     Example:
         >>> shuffle_channels(torch.arange(4.0).reshape(1, 4, 1, 1), 2).flatten()

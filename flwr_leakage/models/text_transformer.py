@@ -69,13 +69,10 @@ class TextTransformer(nn.Module):
         self.drop = nn.Dropout(dropout)
 
     def embed(self, params: Mapping[str, Tensor], ids: Tensor) -> Tensor:
-        """Return the token embeddings (B, t, d) of token ids, zero at padding.
+        """Return the token embeddings (B, t, d) of token ids (B, t), zero at padding.
 
-        ``forward`` takes them in the place of ids, too.
-
-        Args:
-            params: the parameters by name, which may be others than the model's own.
-            ids: (B, t) token ids.
+        ``forward`` takes them in the place of ids, too. ``params``, by name, may be others than the
+        model's own.
         """
         states = params["tokens.weight"][ids]
         return states if self.padding is None else states * (ids != self.padding)[..., None]
@@ -83,9 +80,8 @@ class TextTransformer(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Return logits: (B, K) of an encoder, (B, t, V) of a decoder.
 
-        Args:
-            inputs: (B, t) token ids with t ≤ T; or floating-point token embeddings (B, t, d), see
-                ``embed``, in which zeros are padding.
+        Inputs are token ids (B, t) with t ≤ T; or floating-point token embeddings (B, t, d), see
+        ``embed``, in which zeros are padding.
         """
         places = torch.arange(inputs.shape[1], device=inputs.device)
         given = inputs.is_floating_point()

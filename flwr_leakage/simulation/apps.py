@@ -47,9 +47,8 @@ node the client's own."""
 def make_client_app(experiment_of: ExperimentOf) -> ClientApp:
     """Return the app that every client runs.
 
-    Args:
-        experiment_of: a function that returns the experiment of a client from its context. It is
-            called for every message, and so should return the same object each time.
+    ``experiment_of`` returns the experiment of a client from its context. It is called for every
+    message, and so should return the same object each time.
     """
 
     def audit(context: Context) -> ClientAudit:
@@ -87,13 +86,10 @@ def local_model(experiment: Experiment) -> nn.Module:
 def train_locally(
     model: nn.Module, batch: Batch, schedule: LocalSchedule, loss_of: Loss = F.cross_entropy
 ) -> float:
-    """Train a model on a client's samples of a round, and return the loss of the last step.
+    """Train a model in place on a client's samples of a round; return the last step's loss.
 
-    Args:
-        model: the model, which is changed in place.
-        batch: the client's samples.
-        schedule: the steps of the training.
-        loss_of: the loss, a function of logits and targets that returns a scalar.
+    ``schedule`` holds the steps, and ``loss_of`` is a function of logits and targets that returns a
+    scalar.
     """
     optimizer = torch.optim.SGD(
         model.parameters(),
@@ -116,11 +112,9 @@ def train_locally(
 def make_server_app(config_of: ConfigOf, console: Console, own_configs: bool = False) -> ServerApp:
     """Return the app of the server: it trains, attacks, and writes the run folder and its report.
 
-    Args:
-        config_of: a function that returns the config of a run from the server's context.
-        console: the console on which progress is shown.
-        own_configs: whether clients may run by configs of their own; the first line of the run then
-            says so.
+    ``config_of`` returns the config of a run from the server's context. Progress is shown on
+    ``console``. ``own_configs`` says that clients may run by configs of their own, which the first
+    line of the run then tells.
     """
     app = ServerApp()
 
@@ -163,17 +157,12 @@ def make_server_app(config_of: ConfigOf, console: Console, own_configs: bool = F
 
 
 def wait_for_nodes(grid: Grid, num_clients: int, seconds: float) -> None:
-    """Wait until Flower has a node for every client, or raise an error after a time.
+    """Wait until Flower has a node for every client, or raise an error after ``seconds``.
 
     Flower's strategies would wait forever.
 
-    Args:
-        grid: Flower's grid.
-        num_clients: the number of clients.
-        seconds: the longest time to wait.
-
     Raises:
-        ConfigError: there are fewer nodes after that time.
+        ConfigError: there are fewer nodes than ``num_clients`` after that time.
     """
     deadline = time.monotonic() + seconds
     while (connected := len(list(grid.get_node_ids()))) < num_clients:
@@ -187,13 +176,9 @@ def wait_for_nodes(grid: Grid, num_clients: int, seconds: float) -> None:
 
 
 def set_training_mode(model: nn.Module, batch_norm: str) -> None:
-    """Set the BatchNorm layers of a model to a mode, and all other layers to eval mode.
+    """Set a model's BatchNorm layers to a mode: ``batch`` (train mode) or ``running`` (eval mode).
 
-    Dropout is so left out, as it is in scores.
-
-    Args:
-        model: the model.
-        batch_norm: ``batch`` for train mode, ``running`` for eval mode.
+    All other layers are set to eval mode, so that dropout is left out, as it is in scores.
     """
     model.eval()
     for module in model.modules():
@@ -206,11 +191,7 @@ def evaluate_global_model(
 ) -> MetricRecord:
     """Record and return the global model's test accuracy and loss, and save its weights.
 
-    Args:
-        experiment: the experiment.
-        audit: the audit that records.
-        server_round: the number of the round; 0 before training.
-        arrays: the global model's ``state_dict``.
+    ``arrays`` are its ``state_dict``; ``server_round`` is 0 before training.
     """
     model = copy.deepcopy(experiment.network)
     state = arrays.to_torch_state_dict()

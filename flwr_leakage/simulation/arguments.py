@@ -54,15 +54,11 @@ def check_node(
 
 
 def check_kind(key: str, found: type, kind: type) -> None:
-    """Check that the instances of a class implement an interface.
+    """Check that the instances of the class ``found`` implement the interface ``kind``.
 
     For an interface with ``__call__`` alone, such as ``Attack``, the arguments of the call are
-    compared, as ``isinstance`` cannot distinguish two such protocols.
-
-    Args:
-        key: the path of the section in the config.
-        found: the class.
-        kind: the interface.
+    compared, as ``isinstance`` cannot distinguish two such protocols. ``key`` is the path of the
+    section in the config.
 
     Raises:
         ConfigError: they do not implement it. The message names the key, the interface and the
@@ -147,15 +143,10 @@ def check_section(
 
 
 def check_value(key: str, value: object, expected: Any) -> None:
-    """Check a value of a config against the type annotation of the argument that it is for.
+    """Check a value of a config against ``expected``, the annotation of the argument it is for.
 
     A section with a ``_target_`` is checked against that target's signature. NaN fits no
-    annotation.
-
-    Args:
-        key: the path of the value in the config.
-        value: the value.
-        expected: the annotation.
+    annotation. ``key`` is the path of the value in the config.
 
     Raises:
         ConfigError: the value does not fit. The message names the key, what it must hold, and what
@@ -175,12 +166,9 @@ def check_value(key: str, value: object, expected: Any) -> None:
 
 
 def unknown_key(section: str, name: object, known: Iterable[str]) -> str:
-    """Return in words that a key does not exist, and which keys do.
+    """Return in words that a section has no key of this name, and which keys it has.
 
-    Args:
-        section: the path of the section; empty at the top.
-        name: the unknown key.
-        known: the keys that exist.
+    ``section`` is its path, empty at the top.
     """
     where = f"in {section!r}" if section else "at the top level"
     keys = [key for key in known if key not in HYDRA_KEYS]

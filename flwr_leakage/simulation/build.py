@@ -45,10 +45,8 @@ def build(config: Config, remark: str | None = None) -> Experiment:
 
     Both apps call this for every message, in every process. The last two experiments are kept, by
     the text of the whole config: the same config gives the same object, which must not be changed.
-
-    Args:
-        config: the whole config.
-        remark: the words of a client on a real node about its own config; ``None`` in a simulation.
+    ``remark`` holds the words of a client on a real node about its own config; it is ``None`` in a
+    simulation.
 
     Raises:
         ConfigError: a setting is wrong. The message names the key and the reason.

@@ -74,10 +74,7 @@ def check_experiment(experiment: Experiment) -> None:
 
 
 def check_texts(experiment: Experiment) -> None:
-    """Refuse a score, a membership test or a limit that is made for images if inputs are texts.
-
-    Defenses are checked by ``check_defense``.
-    """
+    """Refuse a score, a membership test or a limit that is made for images if inputs are texts."""
     if not experiment.spec.is_text:
         return
     for name, score in experiment.scores.items():
@@ -127,7 +124,7 @@ def check_clients(experiment: Experiment) -> None:
 def check_threat(experiment: Experiment) -> None:
     """Check that the facts which the threat model grants the attacker exist here.
 
-    An example are BatchNorm statistics, which a model without BatchNorm does not have.
+    BatchNorm statistics, for example, do not exist in a model without BatchNorm.
 
     Raises:
         ConfigError: such a fact does not exist. The message names the key.

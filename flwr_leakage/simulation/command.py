@@ -14,10 +14,7 @@ def output_problem(arguments: Sequence[str]) -> str:
     """Return in words why Hydra cannot make its output folder; empty if it can.
 
     The folder holds the run folder by default. Hydra itself would end with a traceback. A command
-    that only shows a config or help makes no folder.
-
-    Args:
-        arguments: the arguments of the command line.
+    line that only shows a config or help makes no folder.
     """
     flags = {argument.partition("=")[0] for argument in arguments if argument.startswith("-")}
     if flags - {"-m", "--multirun"}:
@@ -38,12 +35,10 @@ def output_problem(arguments: Sequence[str]) -> str:
 
 
 def check_command(folder: Path) -> None:
-    """Check the command line of this process against a folder of configs; exit on an error.
+    """Check this process's command line against a folder of configs; exit on an error.
 
-    From then on, files that the process writes are readable by their owner only.
-
-    Args:
-        folder: the folder of ``config.yaml`` and the config groups.
+    ``folder`` holds ``config.yaml`` and the config groups. From then on, files that the process
+    writes are readable by their owner only.
     """
     accept_any_text()
     sys.argv[1:] = spell_experiment(sys.argv[1:])

@@ -22,9 +22,7 @@ class ConfigError(ValueError):
 def compose(overrides: list[str], run_dir: str) -> Config:
     """Return the config that Hydra composes without ``@hydra.main``, as apps of ``flwr run`` do.
 
-    Args:
-        overrides: Hydra overrides of the packaged config.
-        run_dir: the run folder.
+    ``overrides`` are Hydra overrides of the packaged config; ``run_dir`` is the run folder.
     """
     # An app under ``@hydra.main`` may be running, whose state stays as it is.
     running = GlobalHydra.instance().hydra
@@ -45,9 +43,8 @@ def compose(overrides: list[str], run_dir: str) -> Config:
 def to_config(cfg: DictConfig, choices: Mapping[str, Any]) -> Config:
     """Return a composed config as plain dictionaries and lists, with all interpolations resolved.
 
-    Args:
-        cfg: the config as composed, without Hydra's own section.
-        choices: the chosen option of each config group, which the result holds under ``choices``.
+    ``cfg`` is without Hydra's own section. The result holds under ``choices`` the chosen option of
+    each config group.
 
     Raises:
         ConfigError: a key without a default was not given, or the config has a key ``choices``.

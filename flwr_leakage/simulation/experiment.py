@@ -111,10 +111,7 @@ class Experiment:
         """Return the settings by which a client audits its update; see ``ClientAudit``.
 
         In a simulation its draws come from the seed; on a real node, from the operating system's
-        entropy.
-
-        Args:
-            client_id: the client; ``None`` for no one, to check the settings.
+        entropy. Without a client the settings are only to be checked.
         """
         client = self.settings.client
         return ClientAudit(
@@ -153,11 +150,7 @@ class Experiment:
 
         If so, the client replays its training, which costs about as much as the training: a failed
         attack says something only if the replay explains the update. ``selection.max_clients`` may
-        still leave the update out.
-
-        Args:
-            client_id: the client; ``None`` for no one.
-            server_round: the number of the round, from 1.
+        still leave the update out. The client is ``None`` for no one.
         """
         if self.remark is not None or client_id is None:
             return False
@@ -171,10 +164,7 @@ class Experiment:
     def server_audit(self, tracker: Tracker, run: str, progress: Progress) -> ServerAudit:
         """Return the server's audit, which compares reconstructions with the true samples.
 
-        Args:
-            tracker: the tracker that records.
-            run: the name of the run.
-            progress: the display of the progress.
+        The tracker records it, ``run`` is the run's name, and ``progress`` displays how far it is.
         """
         return ServerAudit(
             gradient_map=self.gradient_map,
@@ -227,12 +217,8 @@ class Experiment:
 
         It is right for the clients of a simulation only: a client on a real node has samples and
         draws of its own, and says so beside its update (``ClientNote.own_config``). If there are
-        several epochs, the encoding by the defense is that of the first one.
-
-        Args:
-            server_round: the number of the round.
-            client_id: the client.
-            num_examples: the number of samples that the client reports.
+        several epochs, the encoding by the defense is that of the first one. ``num_examples`` is
+        the number of samples that the client reports.
         """
         used = self.schedule.for_client(num_examples).num_samples_used(num_examples)
         private = self._batch(client_id, server_round, num_examples)[:used]
@@ -282,14 +268,10 @@ class Experiment:
         return indices[torch.randperm(len(indices), generator=generator)[:101]]
 
     def what_if(self, name: str, seen: Observation) -> WhatIf:
-        """Return a client's update as it would have been under a defense of ``config.what_if``.
+        """Return a client's update under a defense of ``config.what_if``, as it would have been.
 
         If the client has neither a defense nor a gate, the observed update is its undefended one.
         Otherwise, or if the defense encodes samples, local training is repeated.
-
-        Args:
-            name: the name of the defense in ``config.what_if``.
-            seen: the observed update.
         """
         defense, update = self.what_ifs[name], seen.update
         encodes = defense.encodes_batches or self.defense.encodes_batches
@@ -339,12 +321,9 @@ class Experiment:
     def epsilon(self, num_rounds: int, adjacency: Adjacency) -> float | None:
         """Return the largest ε (differential privacy) of a client's sample; ``None`` if unknown.
 
-        It is unknown with a gate, whose choice of a defense depends on the samples.
-
-        Args:
-            num_rounds: the number of rounds that ε covers.
-            adjacency: the change of a client's samples that ε protects: ``replace-one`` or
-                ``add-or-remove``.
+        It covers ``num_rounds`` rounds, and a change of a client's samples by ``replace-one`` or
+        ``add-or-remove``. It is unknown with a gate, whose choice of a defense depends on the
+        samples.
         """
         if self.gate is not None:
             return None
@@ -356,10 +335,9 @@ class Experiment:
         return max(known) if len(known) == len(found) else None
 
     def privacy(self, num_rounds: int) -> str:
-        """Return a sentence on the updates' differential privacy; empty if it is unknown.
+        """Return a sentence on the updates' differential privacy over ``num_rounds`` rounds.
 
-        Args:
-            num_rounds: the number of rounds that it covers.
+        It is empty if that is unknown.
         """
         found = {each: self.epsilon(num_rounds, each) for each in ADJACENCIES}
         if None in found.values():
@@ -389,9 +367,7 @@ class Experiment:
     def tracker(self, tell: Callable[[str], None]) -> Tracker:
         """Return the tracker of the run folder, which also feeds the config's live view, if any.
 
-        Args:
-            tell: a function that is given a line when one of both can no longer be written; the run
-                goes on.
+        ``tell`` is given a line when one of both can no longer be written; the run goes on.
         """
         folder = GuardedTracker(JsonlTracker(self.settings.run_dir), tell)
         if not self.config["tracker"]:

@@ -41,11 +41,8 @@ def check_targets(config: Config, groups: Collection[str] | None = None) -> None
     """Refuse a config with classes, or ways to call them, that the packaged config does not have.
 
     Interpolations are refused as well. Configs are resolved before they are written or sent; an
-    interpolation that is left, such as ``${oc.env:HOME}``, would be resolved on this machine.
-
-    Args:
-        config: the whole config.
-        groups: the config groups whose classes may be named; ``None`` for all groups.
+    interpolation that is left, such as ``${oc.env:HOME}``, would be resolved on this machine. Only
+    classes of the given config groups may be named, ``None`` for all groups.
 
     Raises:
         ConfigError: such a class or interpolation was found. The message names the first one.
@@ -73,12 +70,8 @@ def paths_outside(
     """Return pairs (key, path) of the paths in a config that lead out of its run folder.
 
     A text is a path if the annotation of its argument is ``os.PathLike``. Paths that the packaged
-    config has, too, are left out.
-
-    Args:
-        config: the config. Its classes must have been checked before, as they are imported here.
-        folder: the folder of the run.
-        allowed: further folders and files that may be read.
+    config has, too, are left out, and so are those into ``allowed`` folders and files. The classes
+    of the config must have been checked before, as they are imported here.
     """
     packaged = {path for _, node in _packaged() for _, path in _paths(node)}
     places = [place.expanduser().resolve() for place in (folder, *allowed)]
@@ -105,15 +98,10 @@ def _packaged() -> tuple[tuple[str, Any], ...]:
 
 
 def _calls(node: Any, path: str = "config") -> Iterator[tuple[str, _Call, Mapping[str, Any]]]:
-    """Yield (path, call, node) for every nested section that Hydra would call.
+    """Yield (path, call, node) for every section, nested in ``node``, that Hydra would call.
 
-    Args:
-        node: a part of a config.
-        path: the path of that part.
-
-    Yields:
-        The section's path, its entries whose keys have the form ``_NAME_`` (such as ``_target_``),
-        and the section.
+    They are the section's path, its entries whose keys have the form ``_NAME_`` (such as
+    ``_target_``), and the section. ``path`` is that of ``node``.
     """
     if isinstance(node, Mapping):
         special = [(str(k), str(v)) for k, v in node.items() if re.fullmatch("_.+_", str(k))]
@@ -155,8 +143,7 @@ def _paths(node: Any) -> Iterator[tuple[str, _Path]]:
 def path_arguments(target: str) -> tuple[str, ...]:
     """Return the names of those arguments of a class or function that take a path.
 
-    Args:
-        target: the dotted name of the class or function; empty for none.
+    ``target`` is its dotted name; empty for none.
     """
     if not target:
         return ()

@@ -36,11 +36,8 @@ def received_config(folder: Path, allowed: Sequence[Path] = ()) -> Config:
     """Return the config of an untrusted run folder, reduced to the sections that attacks need.
 
     Trackers and engines are left out, and so are files that a run starts from or writes elsewhere;
-    nothing is downloaded.
-
-    Args:
-        folder: the folder of the run.
-        allowed: folders and files outside of it that its config may read, such as a data set.
+    nothing is downloaded. ``allowed`` are folders and files outside of the run folder that the
+    config may read, such as a data set.
 
     Raises:
         ConfigError: the config lacks a section, or names a class that the packaged config does not
@@ -96,11 +93,9 @@ def attack_kept_of_run(
 def kept_run(folder: Path, max_seconds: float | None, allowed: Sequence[Path] = ()) -> KeptRun:
     """Return a simulation's kept observations, with the attack of its own config.
 
-    Args:
-        folder: the folder of the run.
-        max_seconds: the CPU seconds that an attack may take for each target; ``None`` for the run's
-            own limit.
-        allowed: folders and files outside of the run folder that its config may read.
+    ``max_seconds`` are the CPU seconds that an attack may take for each target, ``None`` for the
+    run's own limit; ``allowed`` are folders and files outside of the run folder that its config may
+    read.
 
     Raises:
         ConfigError: the run's config has no attack, or cannot be used here.

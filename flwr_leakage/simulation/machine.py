@@ -42,11 +42,9 @@ def check_machine(experiment: Experiment) -> None:
 
 
 def make_folder(key: str, name: str) -> None:
-    """Make a folder and write to it once, as it may exist, be read-only, or have no room.
+    """Make the folder ``name`` and write to it once, as it may be read-only, or have no room.
 
-    Args:
-        key: the path of the setting in the config, for the error.
-        name: the folder.
+    ``key`` is the path of the setting in the config, for the error.
 
     Raises:
         ConfigError: that is not possible. The message names the key and the reason.

@@ -15,13 +15,10 @@ T = TypeVar("T")
 
 
 def instantiate(config: Mapping[str, Any], key: str, kind: type = object, **given: Any) -> Any:
-    """Return the object that a section of a config describes.
+    """Return the object that a section of a config describes, an instance of ``kind``.
 
-    Args:
-        config: the whole config.
-        key: the path of the section, such as ``model.network``.
-        kind: the class or interface of which the object must be an instance.
-        given: arguments of the target that the section does not hold.
+    ``key`` is the path of the section, such as ``model.network``; ``given`` are arguments of its
+    target that the section does not hold.
 
     Raises:
         ConfigError: a setting is wrong. The message names the key and the reason.
@@ -38,12 +35,9 @@ def instantiate(config: Mapping[str, Any], key: str, kind: type = object, **give
 
 
 def instantiate_each(config: Mapping[str, Any], key: str, kind: type) -> dict[str, Any]:
-    """Build the objects of a section that holds named sections, and return them by name.
+    """Build the objects, instances of ``kind``, of a section that holds named sections.
 
-    Args:
-        config: the whole config.
-        key: the path of the section.
-        kind: the class or interface of which each object must be an instance.
+    They are returned by name; ``key`` is the path of the section in the config.
 
     Raises:
         ConfigError: a setting is wrong. The message names the key and the reason.

@@ -31,11 +31,8 @@ def check_overrides(arguments: list[str], folder: Path | None = None) -> str:
     """Return in words what is wrong with the overrides among arguments; empty if nothing is.
 
     Hydra names a mistyped key, but not the keys that exist. Keys that are added by ``+`` or removed
-    by ``~`` are not checked here, but in the composed config.
-
-    Args:
-        arguments: the arguments of the command line.
-        folder: the folder of ``config.yaml`` and the config groups; ``None`` for the package's own.
+    by ``~`` are not checked here, but in the composed config. ``folder`` holds ``config.yaml`` and
+    the config groups; ``None`` for the package's own.
     """
     folder = folder or conf_dir()
     plain = [text for text in _without_values_of_flags(arguments) if not text.startswith("-")]
@@ -79,9 +76,7 @@ def _without_values_of_flags(arguments: list[str]) -> list[str]:
 def _as_option(folder: Path, text: str) -> str:
     """Return a question that names the options ``group=text`` that exist; empty if none does.
 
-    Args:
-        folder: the folder of the config groups.
-        text: an argument without ``=``.
+    ``text`` is an argument without ``=``, and ``folder`` holds the config groups.
     """
     groups = sorted(path.name for path in folder.iterdir() if path.is_dir())
     found = [f"{group}={text}" for group in groups if text in _options(folder, group)]

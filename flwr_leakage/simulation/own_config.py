@@ -111,12 +111,9 @@ def _own_config(
 ) -> tuple[Config, str]:
     """Return a client's own config, and the remark on it for the server.
 
-    Args:
-        of_run: the Hydra overrides of the run config, as one text.
-        of_node: the Hydra overrides of the node config, as one text.
-        allowed: the keys that the client takes from the run config, as one text.
-        num_partitions: the number of clients that the node config tells; ``None`` if it tells none.
-        run_dir: the run folder.
+    ``of_run`` and ``of_node`` are the Hydra overrides of the run config and the node config, and
+    ``allowed`` the keys that the client takes from the former, each as one text. The node config
+    may tell the number of clients, ``num_partitions``, else it is ``None``.
     """
     taken, left_out = split_overrides(shlex.split(of_run), tuple(allowed.split()))
     partitions = [] if num_partitions is None else [f"num_clients={num_partitions}"]
@@ -134,17 +131,10 @@ def _own_config(
 def split_overrides(
     overrides: list[str], allowed: tuple[str, ...]
 ) -> tuple[list[str], tuple[str, ...]]:
-    """Split the overrides of a run into those that a client follows and those that it does not.
+    """Return the overrides of a run that a client follows, and the keys of the others.
 
-    An override is followed if its key is allowed and its value is a number, a truth value or
-    null; for a config group, if it is the name of a packaged option.
-
-    Args:
-        overrides: the overrides.
-        allowed: the allowed keys.
-
-    Returns:
-        The overrides that are followed, and the keys of the others.
+    An override is followed if its key is among ``allowed`` and its value is a number, a truth value
+    or null; for a config group, if it is the name of a packaged option.
 
     Raises:
         ConfigError: an override cannot be parsed.

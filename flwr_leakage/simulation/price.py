@@ -95,11 +95,8 @@ def price_runs(overrides: Sequence[str], multirun: bool = False) -> list[tuple[W
     """Return the work and the price of a run, or of each run of a sweep.
 
     The experiment of every run is built, so that its errors come now. Runs that differ only in
-    their seed and attacks are measured once.
-
-    Args:
-        overrides: the Hydra overrides of the command.
-        multirun: whether values separated by commas are a sweep.
+    their seed and attacks are measured once. ``overrides`` are the Hydra overrides of the command;
+    with ``multirun``, values separated by commas are a sweep.
 
     Raises:
         ConfigError: the config cannot be run, or is of a kind that cannot be priced.
@@ -175,8 +172,7 @@ def measure(experiment: Experiment) -> Measured:
 def score_one(experiment: Experiment) -> int:
     """Score one sample of the smallest client as that client would.
 
-    Returns:
-        The number of products with the Jacobian that it took.
+    The result is the number of products with the Jacobian that it took.
     """
     smallest = experiment.sizes.index(min(experiment.sizes))
     gradient_map, schedule = experiment.gradient_map, experiment.schedule
@@ -215,14 +211,10 @@ def _price(work: Work, measured: Measured, start: float) -> Price:
 
 
 def _seconds(call: Callable[[], object], repeats: int = 10, limit: float = 1.0) -> float:
-    """Return the mean CPU seconds of several calls of a function after a first one.
+    """Return the mean CPU seconds of at most ``repeats`` calls of a function after a first one.
 
-    If the first call takes longer than ``limit`` seconds, its time is returned.
-
-    Args:
-        call: the function.
-        repeats: the largest number of calls that are measured.
-        limit: the CPU seconds after which no further call is made.
+    No call is begun after ``limit`` CPU seconds. If the first call takes longer, its time is
+    returned.
     """
     began = time.process_time()
     call()

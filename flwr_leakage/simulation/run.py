@@ -27,9 +27,8 @@ from flwr_leakage.tracking.guarded import LOST
 def run_by_hydra(cfg: DictConfig) -> Any:
     """Run one audit; Hydra calls it once for each point of a sweep (``-m``).
 
-    Returns:
-        The values of the measures that the config names as ``objective``, which a sweeper such as
-        Optuna's optimises; ``None`` if it names none.
+    The result holds the values of the measures that the config names as ``objective``, which a
+    sweeper such as Optuna's optimises; it is ``None`` if it names none.
     """
     hydra_config = HydraConfig.get()
     try:
@@ -57,9 +56,6 @@ class IncompleteRunError(RuntimeError):
 
 def launch(config: Config) -> None:
     """Build the whole experiment, so that errors come early; then run it on its engine.
-
-    Args:
-        config: the whole config.
 
     Raises:
         ConfigError: the config cannot be run.

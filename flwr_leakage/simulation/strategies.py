@@ -47,12 +47,8 @@ def check_strategy(strategy: Strategy, num_clients: int, key: str = "strategy") 
     """Check the settings of a Flower strategy, and the numbers of clients that it needs.
 
     Flower waits forever for nodes that do not exist. With fewer clients than their guarantees need,
-    Krum, Bulyan and the trimmed mean aggregate without a guarantee, or skip every round.
-
-    Args:
-        strategy: the strategy; the one that it wraps, if any, is checked too.
-        num_clients: the number of nodes in the federation.
-        key: the path of the strategy in the config.
+    Krum, Bulyan and the trimmed mean aggregate without a guarantee, or skip every round. A strategy
+    that this one wraps is checked too. ``key`` is the path of the strategy in the config.
 
     Raises:
         ConfigError: a setting is wrong. The message names its key.
@@ -86,13 +82,7 @@ def check_strategy(strategy: Strategy, num_clients: int, key: str = "strategy") 
 
 
 def _too_few(strategy: Strategy, settings: Mapping[str, Any], asked: int) -> str:
-    """Return in words a setting that needs more clients than a round asks; empty if none does.
-
-    Args:
-        strategy: the strategy.
-        settings: its settings by name.
-        asked: the number of clients that a round asks.
-    """
+    """Return in words a setting that needs more clients than a round asks; empty if none does."""
     if "num_malicious_nodes" in settings:
         # Bulyan: n ≥ 4f + 3 (El Mhamdi et al. 2018); Krum: n > 2f + 2 (Blanchard et al. 2017).
         factor = 4 if isinstance(strategy, Bulyan) else 2

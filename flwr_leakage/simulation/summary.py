@@ -32,10 +32,7 @@ from flwr_leakage.tracking.jsonl import METADATA_FILE, RECORDS_FILE, write_priva
 def headline(config: Config, experiment: Experiment, own_configs: bool = False) -> str:
     """Return a line on a run: its clients, its rounds, its options and the attacker's knowledge.
 
-    Args:
-        config: the whole config.
-        experiment: the experiment.
-        own_configs: whether clients may have configs of their own, which the line then says.
+    With ``own_configs`` it says that clients may have configs of their own.
     """
     settings, choices = experiment.settings, config["choices"]
     groups = ("dataset", "model", "strategy", "defense", "attack", "engine")
@@ -62,12 +59,8 @@ def describe(config: Config, experiment: Experiment) -> None:
 def describe_own_configs(config: Config, clients: Set[int]) -> None:
     """Add to ``run.json`` which clients ran by a config of their own, which nobody else knows.
 
-    Their defenses are told by their remarks, among the events; the defense of the run's config is
-    not theirs.
-
-    Args:
-        config: the whole config.
-        clients: the ids of those clients.
+    ``clients`` are their ids. Their defenses are told by their remarks, among the events; the
+    defense of the run's config is not theirs.
     """
     path = Path(config["run_dir"]) / METADATA_FILE
     metadata = json.loads(path.read_bytes())
@@ -79,9 +72,7 @@ def describe_own_configs(config: Config, clients: Set[int]) -> None:
 def close_broken_run(run_dir: Path, reason: str) -> None:
     """Close the records of a run whose server process died, and write its report.
 
-    Args:
-        run_dir: the run folder.
-        reason: why the run is closed here, in words.
+    ``reason`` tells in words why the run is closed here.
     """
     if not (run_dir / RECORDS_FILE).exists() or read_run(run_dir).closed:
         return

@@ -42,13 +42,8 @@ class CompareRuns(Callback):
 def fail(run_dir: str | Path, error: Exception, objective: str | Sequence[str] | None) -> Any:
     """Write down why a run of a sweep failed, and return NaN as the value of its objective.
 
-    Args:
-        run_dir: the folder of the run.
-        error: the error that ended it.
-        objective: the name of the measure that the sweeper optimises, several of them, or ``None``.
-
-    Returns:
-        NaN, a tuple of NaN for several measures, or ``None`` for none.
+    ``objective`` names the measure that the sweeper optimises: for several measures, the result is
+    a tuple of NaN, and for ``None`` it is ``None``.
     """
     folder = Path(run_dir)
     said = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
@@ -64,15 +59,10 @@ def fail(run_dir: str | Path, error: Exception, objective: str | Sequence[str] |
 
 
 def objective_of(run_dir: str | Path, objective: str | Sequence[str] | None) -> Any:
-    """Return the values of the measures that a sweeper optimises.
+    """Return the value of the measure that a sweeper optimises; NaN if the run does not have it.
 
-    Args:
-        run_dir: the folder of the run.
-        objective: the name of a measure, several of them, or ``None``.
-
-    Returns:
-        The value, a tuple of values for several measures, or ``None`` for none. A measure that the
-        run does not have is NaN.
+    ``objective`` names it: for several measures, the result is a tuple of values, and for ``None``
+    it is ``None``.
     """
     if objective is None:
         return None

@@ -21,9 +21,6 @@ def closed_afterwards(run_dir: Path) -> Iterator[None]:
 
     The second process imports nothing until then, and outlives signals to this process's group. It
     ends at once if the block is left in order.
-
-    Args:
-        run_dir: the run folder.
     """
     command = [sys.executable, "-c", _WATCHER, str(run_dir.resolve())]
     # The pipe is not inherited by other children, so that it closes with this process.

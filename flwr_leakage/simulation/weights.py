@@ -16,15 +16,9 @@ FOLDER = "weights"
 
 
 def save_weights(run_dir: Path, server_round: int, state: Mapping[str, Tensor]) -> Path:
-    """Write the global model after a round to ``weights/round_NNNN.safetensors``.
+    """Write a model's ``state_dict`` to ``weights/round_NNNN.safetensors``; return the file's path.
 
-    Args:
-        run_dir: the run folder.
-        server_round: the number of the round; 0 for the model before training.
-        state: the ``state_dict`` of the model.
-
-    Returns:
-        The path of the file.
+    ``server_round`` is 0 for the model before training.
 
     Raises:
         OSError: the file could not be written, as on a full disk; no incomplete file is left.
@@ -69,12 +63,9 @@ def last_buffers(run_dir: Path, network: nn.Module) -> dict[str, Tensor] | None:
 
 
 def _read(file: Path, own: Mapping[str, Tensor], follow: bool = False) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file, after checking their names and shapes.
+    """Return the tensors of a safetensors file, whose names and shapes must be those of ``own``.
 
-    Args:
-        file: the file.
-        own: the tensors whose names and shapes are expected.
-        follow: whether the file may be a symbolic link.
+    ``follow`` says that the file may be a symbolic link.
     """
     try:
         with open_tensors(file, follow) as found:

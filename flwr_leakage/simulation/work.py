@@ -64,10 +64,8 @@ class Work:
 def count_work(experiment: Experiment, products: int) -> Work:
     """Return the work of a run.
 
-    Args:
-        experiment: the experiment of the run.
-        products: the number of products with the Jacobian that the scores of one sample take. It
-            determines how many samples the plan allows to score.
+    ``products`` is the number of products with the Jacobian that the scores of one sample take. It
+    determines how many samples the plan allows to score.
     """
     settings, sizes = experiment.settings, experiment.sizes
     rounds = settings.num_rounds
@@ -165,14 +163,9 @@ def _replays(experiment: Experiment) -> list[int]:
 def _scores(experiment: Experiment, products: int, share: float) -> tuple[int, int, float | None]:
     """Return the numbers of samples that are ranked and scored over all rounds, and their cost.
 
-    Args:
-        experiment: the experiment of the run.
-        products: the number of products with the Jacobian that the scores of one sample take.
-        share: the share of clients that train in a round.
-
-    Returns:
-        The number of ranked samples; that of scored samples; and the cost as a share of the
-        training's, if the plan limits it by measured seconds, otherwise ``None``.
+    The cost is a share of the training's, if the plan limits it by measured seconds, otherwise
+    ``None``. ``products`` is the number of products with the Jacobian that the scores of one sample
+    take, and ``share`` the share of clients that train in a round.
     """
     plan, settings = experiment.score_plan, experiment.settings
     if not experiment.scores:
@@ -231,12 +224,8 @@ def _limit(experiment: Experiment) -> float | None:
 def _self_attacks(experiment: Experiment, share: float) -> tuple[int, float | None]:
     """Return the largest number of clients' attacks on themselves, and the CPU seconds of each.
 
-    Args:
-        experiment: the experiment of the run.
-        share: the share of clients that train in a round.
-
-    Returns:
-        The number over all rounds, and the seconds; ``None`` for no limit.
+    The number is over all rounds; the seconds are ``None`` for no limit. ``share`` is the share of
+    clients that train in a round.
     """
     own = experiment.self_attack
     if own is None:
