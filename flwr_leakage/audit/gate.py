@@ -109,10 +109,8 @@ class Gate:
     ) -> Judgement:
         """Return whether a defended update passes the limits, and the reasons if it does not.
 
-        Args:
-            scores: the scores of the update.
-            attacked: the client's attack on the update; ``None`` if it was not attacked.
-            doubts: why, in words, scores and attack may not describe the update that is sent.
+        ``attacked`` is the client's attack on the update, if any. ``doubts`` tell why scores and
+        attack may not describe the update that is sent.
         """
         exceeded: list[str] = []
         unknown = list(doubts)

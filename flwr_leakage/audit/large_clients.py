@@ -149,19 +149,11 @@ class LabelRound:
 def probes(
     gradient_map: GradientMap, seen: Observation, truth: Truth, sizes: Sequence[int]
 ) -> Iterator[tuple[Observation, Truth]]:
-    """Yield, for each size, the update of one step on this number of the client's images.
+    """Yield, for each size, the update of one step on this number of images, and these images.
 
     It is a step of SGD with the client's learning rate, from the parameters that the client was
-    sent, on the client's first images. It is rounded as the difference of two models is.
-
-    Args:
-        gradient_map: the model and its loss.
-        seen: the client's update, whose parameters, round and learning rate are taken.
-        truth: the samples that the client trained on.
-        sizes: the numbers of images; those above the client's own number are left out.
-
-    Yields:
-        The observation of the step, and its samples.
+    sent, on its first images; both are taken from its update ``seen``. It is rounded as the
+    difference of two models is. Sizes above the client's own number are left out.
     """
     rate = seen.update.schedule.learning_rate
     for size in sizes:

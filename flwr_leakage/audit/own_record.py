@@ -76,14 +76,9 @@ def write_own_probes(
 ) -> None:
     """Append attacks on probes to a client's own run folder, which is made if it does not exist.
 
-    A probe is one step on a few samples. It is attacked where no attack fits a whole round.
-
-    Args:
-        folder: the folder of one run and client.
-        server_round: the number of the round, from 1.
-        note: the client's note, whose remark says why no attack fits.
-        num_examples: the number of samples of the round.
-        probed: the results of the attacks, one for each number of samples.
+    A probe is one step on a few of the round's samples. It is attacked where no attack fits the
+    round as a whole, for a reason that the note's remark tells. ``num_examples`` is the number of
+    samples of the round, and ``probed`` has a result for each number of images.
     """
     from flwr_leakage.audit.record import Recorder
 

@@ -117,13 +117,8 @@ class Recorder:
     ) -> None:
         """Record a client's training as the server knows it, and why the client was not attacked.
 
-        Args:
-            server_round: the number of the round.
-            client_id: the client.
-            schedule: the schedule of its training; ``None`` if its steps are not known.
-            num_examples: the number of samples that it reports.
-            kept_out: why it was not attacked, in words; empty if it was.
-            optimizer: the class name of its optimizer.
+        The schedule is ``None`` if its steps are not known. ``kept_out`` is empty if the client was
+        attacked, and ``optimizer`` is the class name of its optimizer.
         """
         count = float(num_examples)
         done = schedule.describe(num_examples, self.sample) if schedule else ""

@@ -285,12 +285,8 @@ class ServerAudit:
     ) -> None:
         """Attack the selected updates of a round, evaluate and record each.
 
-        Args:
-            server_round: the number of the round, from 1.
-            observations: the observed updates.
-            unknown: the ids of clients whose true samples nobody can know.
-            inputs: by client id, the inputs and the BatchNorm mode that an attack assumes in the
-                place of ``spec`` and the model's mode.
+        ``unknown`` and ``inputs`` are those of ``inspect``: clients whose true samples nobody can
+        know, and by client id, the inputs and BatchNorm mode to assume in the place of the audit's.
         """
         if self.attack is None:
             return
@@ -330,12 +326,8 @@ class ServerAudit:
     ) -> None:
         """Test the candidates for membership in each update, or in their mean; record p-values.
 
-        Args:
-            server_round: the number of the round, from 1.
-            observations: the updates that are tested, attacked or not.
-            unknown: the ids of clients whose true samples nobody can know.
-            inputs: by client id, the inputs and the BatchNorm mode that the test assumes in the
-                place of ``spec`` and the model's mode.
+        The updates may be attacked or not. ``unknown`` are the clients whose true samples nobody
+        can know, ``inputs`` the inputs and the BatchNorm mode to assume, by client id.
         """
         chosen = [o for o in observations if self.selection.includes(o.server_round, o.client_id)]
         if self.candidates is None or not chosen:

@@ -65,12 +65,11 @@ class Sharing:
     def travelling(
         self, note: ClientNote, *, released_as_trained: bool, remark: str = ""
     ) -> ClientNote:
-        """Return the part of a note that the server is told.
+        """Return the part of a note with all facts that the server is told.
 
-        Args:
-            note: the note with all facts; its measurements are those that may travel.
-            released_as_trained: whether the update is sent as it was trained, without a defense.
-            remark: the text that travels in the place of the note's remark, which may hold reasons.
+        The note's measurements are those that may travel. ``released_as_trained`` says that the
+        update is sent without a defense. ``remark`` replaces the note's own, which may hold
+        reasons.
         """
         told = note
         replay, training = note.replay, note.training

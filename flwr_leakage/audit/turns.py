@@ -16,16 +16,11 @@ def in_turns(
 ) -> Iterator[list[T]]:
     """Yield groups of targets as long as a budget of CPU seconds is not spent.
 
-    Each group holds as many targets as the rest of the budget pays for, and at least one. Most
-    attacks end before their limit, so the next group is formed when the work on the one before is
-    done. Where the budget may not be enough for all, the targets are drawn in a random order, so
-    that each has the same chance, whatever names clients give themselves.
-
-    Args:
-        targets: the targets of a round, in their order.
-        budget: the CPU seconds for all targets together.
-        seconds: the CPU seconds that each target may take; ``None`` for the rest of the budget.
-        seed: the seed of the order.
+    Each group holds as many targets as the rest of the budget pays for at ``seconds`` each, and at
+    least one; ``None`` stands for the rest of the budget. Most attacks end before their limit, so
+    the next group is formed when the work on the one before is done. Where the budget may not be
+    enough for all, the targets come in an order drawn by ``seed``, so that each has the same
+    chance, whatever names clients give themselves.
 
     Example:
         >>> [part for part in in_turns("abc", Budget(), 60.0, "round 1")]

@@ -18,13 +18,8 @@ class Counting:
     It reads the version counters of autograd twice in each step. A write between steps raises the
     counter of a tensor and is detected, but not a write through ``.data``. Within a step the
     optimizer writes, and a closure may write too. A step with a closure is unclear if the number of
-    its writes to a parameter differs from that of earlier steps.
-
-    Args:
-        optimizer: the optimizer whose steps are counted.
-        parameters: the parameters that are trained.
-        before: the counters of the parameters when the latest step began; ``None`` before the first
-            step.
+    its writes to a parameter differs from that of earlier steps. ``before`` are the counters of the
+    trained parameters when the latest step began, ``None`` before the first step.
     """
 
     def __init__(

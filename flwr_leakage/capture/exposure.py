@@ -24,7 +24,7 @@ class CapturedRound:
     """A round of a client, as read off its captured training.
 
     Attributes:
-        gradient_map: the gradient map of the captured model and loss.
+        gradient_map: the captured model and loss.
         spec: shapes, classes and normalisation of the inputs, given or inferred from the samples.
         schedule: the schedule of the captured steps.
         private: the samples that the steps used, in the order of use.
@@ -51,14 +51,9 @@ def read_round(
 ) -> CapturedRound:
     """Return the round of a client that its captured training tells.
 
-    Args:
-        training: the captured training.
-        received: the arrays that the server sent, by name.
-        num_examples: the number of samples that the client reports.
-        spec: shapes, classes and normalisation of the inputs; ``None`` infers them from the
-            samples.
-        schedule: a schedule to use in the place of the captured steps, if no schedule can express
-            these.
+    ``num_examples`` is the number of samples that the client reports. The spec of the inputs is
+    inferred from the samples by default; ``schedule`` replaces the captured steps if no schedule
+    can express these.
 
     Raises:
         ValueError: the model, the loss or the steps are of a kind that scores do not support. The

@@ -13,21 +13,18 @@ def in_order(
 ) -> list[str]:
     """Return the names of the model's entries to which arrays without names belong.
 
-    Arrays may be the whole ``state_dict`` or all parameters, which further arrays may follow
-    (SCAFFOLD's control variates). Otherwise they are a part of either, which is found in this
-    order: the entries with the same values; all entries but those of BatchNorm layers (FedBN); the
-    first layers (FedPer, FedRep) or the last; the only entries whose shapes fit.
+    The names are those of the leading arrays, in order; they are empty if no part or several parts
+    of the model fit. Arrays may be the whole ``state_dict`` or all parameters, which further arrays
+    may follow (SCAFFOLD's control variates). Otherwise they are a part of either, which is found in
+    this order: the entries with the same values; all entries but those of BatchNorm layers (FedBN);
+    the first layers (FedPer, FedRep) or the last; the only entries whose shapes fit.
 
     Args:
         arrays: the shapes of the arrays, in order.
         own: the shapes of the model's ``state_dict`` by name, in its order.
         parameters: the names of the entries that are parameters, not buffers.
-        same: a function of an array's index and an entry's name that returns whether both have the
+        same: a function that returns whether an array, by index, and an entry, by name, have the
             same values; ``None`` if the values are not known.
-
-    Returns:
-        The name of the entry for each of the leading arrays, in order; further arrays are not the
-        model's. It is empty if no part or several parts fit.
     """
     names = list(own)
     trained = [name for name in names if name in parameters]

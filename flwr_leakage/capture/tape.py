@@ -25,11 +25,11 @@ class ChangedConstantError(ValueError):
 
 @dataclass(frozen=True)
 class Value:
-    """The place of a result on the tape.
+    """The place of a tensor among the results of recorded calls.
 
     Attributes:
         entry: the number of the recorded call.
-        leaf: the index of the tensor among the leaves of the call's result.
+        leaf: the index of the tensor among the leaves of the call's nested result.
     """
 
     entry: int
@@ -38,7 +38,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Constant:
-    """A tensor on the tape that depends on no trained parameter.
+    """A tensor in the recorded calls that depends on no trained parameter.
 
     Attributes:
         tensor: the tensor.

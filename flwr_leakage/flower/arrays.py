@@ -105,11 +105,7 @@ def check_like(arrays: Mapping[str, Array], sent: Mapping[str, Array]) -> tuple[
 
 
 class Expected:
-    """The names, shapes and types of a model's arrays, to check replies against in all rounds.
-
-    Args:
-        gradient_map: the model and its loss.
-    """
+    """The names, shapes and types of a model's arrays, to check replies against in all rounds."""
 
     def __init__(self, gradient_map: GradientMap) -> None:
         self.params, self.buffers = gradient_map.params, gradient_map.buffers
@@ -177,11 +173,10 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class _Plain:
-    """The format of one expected array, as ``np.save`` writes it.
+    """The name, shape and bytes of one expected array, as ``np.save`` writes it.
 
     Attributes:
         name: its name in the model's ``state_dict``.
-        shape: its shape.
         header: the bytes that ``np.save`` writes before the entries.
         size: the number of bytes of header and entries together.
     """

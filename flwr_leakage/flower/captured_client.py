@@ -231,10 +231,8 @@ class _Todo:
     """The decisions for one round: what is captured and whether it is replayed.
 
     Attributes:
-        limits: the most samples and bytes to capture, for a replay, scores or defenses; ``None`` if
-            nothing is captured.
-        replays: whether the training is replayed; otherwise only its start, steps and end are
-            looked at.
+        limits: the most samples and bytes to capture; ``None`` if nothing is captured.
+        replays: whether the training is replayed; otherwise only its start, steps and end are seen.
         kept: the result of the client's latest replay; ``None`` before the first.
         server_round: the number of the round, or the error of reading it.
     """
@@ -306,9 +304,6 @@ class _Work:
     """The facts about one captured training on which scores and defenses depend.
 
     Attributes:
-        server_round: the number of the round.
-        client_id: the id of the client.
-        context: the client's context.
         train_seconds: the CPU seconds of the training.
         check: the result of the replay.
         sends: the quantity that the client sends, in words, such as its parameters or its gradient.

@@ -175,10 +175,7 @@ def check_own(
 ) -> None:
     """Refuse a gate that limits a quantity which the client never measures.
 
-    Args:
-        gate: the limits beyond which an update is not sent; ``None`` for none.
-        scores: the client's scores by name.
-        attack: the client's attack on its own update; ``None`` for none.
+    ``scores`` are the client's, by name, and ``attack`` is its attack on its own update, if any.
 
     Raises:
         ValueError: the gate limits a score, and there are no scores; or it limits the result of an

@@ -95,12 +95,10 @@ class Release:
         measurements: the scores of the update.
         attacked: the result of the client's attack on the update; ``None`` if there was none.
         explained: whether the scored model explains the update.
-        tries: the gate's judgements, one for each defense that was tried, in order; empty without a
-            gate.
-        exposure: the client's samples and updates that the scores measure; ``None`` where the
-            mini-batches were not seen.
-        left: the remainder of error feedback: the part of the update that the defense left out, to
-            be added to the next update; ``None`` if the defense has no error feedback.
+        tries: the gate's judgements, one for each defense that was tried; empty without a gate.
+        exposure: the client's samples and updates; ``None`` where no mini-batch was seen.
+        left: the part of the update that a defense with error feedback left out, to be added to the
+            next update; ``None`` without error feedback.
         seconds: the CPU seconds of scores and attacks, without the replay.
     """
 

@@ -69,8 +69,7 @@ class Replayed:
         names: for each parameter of the optimizer, in its order, the name under which it is
             received; empty for one that is not received.
         untrained: the names of the received parameters that the optimizer did not hold.
-        writes: the number of writes to the gradients before the first step, as PyTorch's version
-            counters show it; see ``writes_of``.
+        writes: the number of writes to the gradients before the first step; see ``writes_of``.
         num_examples: the number of samples that the client reported.
         num_arrays: the number of received arrays if just as many parameters were sent, so that
             later rounds can be compared array by array; 0 otherwise.
@@ -122,11 +121,9 @@ def is_due(
 ) -> bool:
     """Return whether a client's training is replayed.
 
-    Args:
-        every: rounds from one replay to the next; ``None`` for the first training alone.
-        server_round: the number of the training's round, from 1; 0 if it is unknown.
-        kept: the result of the client's latest replay; ``None`` before the first.
-        num_arrays: the number of received arrays; ``None`` if it does not matter.
+    ``every`` is the number of rounds from one replay to the next, ``None`` for the first training
+    alone. The round is 0 if it is unknown. ``kept`` is the result of the latest replay, ``None``
+    before the first, and ``num_arrays`` the number of received arrays, if it matters.
     """
     if kept is None or num_arrays not in (None, kept.num_arrays):
         return True
@@ -231,17 +228,10 @@ def replay_now(
 ) -> tuple[ReplayResult, TrainingFacts | None]:
     """Replay a captured training, and keep the result in the client's state.
 
-    Args:
-        seen: the training, with the received and sent arrays.
-        facts: the facts about the training; ``None`` if they cannot be told.
-        kept: the result of the client's latest replay; ``None`` before the first.
-        server_round: the number of the round; 0 if the server named none.
-        context: the client's context.
-        state: a function that returns the received and the sent arrays, as tensors by name.
-
-    Returns:
-        The result, and the facts, completed by the quantity that the client sends (parameters, an
-        update, a gradient, …).
+    The result is returned with the facts about the training, completed by the quantity that the
+    client sends (parameters, an update, a gradient, …); they are ``None`` if they cannot be told.
+    ``kept`` is the result of the latest replay, ``None`` before the first. ``state`` returns the
+    received and the sent arrays, as tensors by name. The round is 0 if the server named none.
     """
     names: tuple[str, ...] = ()
     untrained: tuple[str, ...] = ()
@@ -340,12 +330,9 @@ def look(
 ) -> ReplayResult:
     """Return the result for a training that is not replayed; a change makes the next one replayed.
 
-    Args:
-        glance: the start, the settings, the steps and the end of the training.
-        seen: the training, with the received and sent arrays.
-        facts: the facts about the training; ``None`` if they cannot be told.
-        kept: the result of the client's latest replay.
-        context: the client's context, which remembers that the next training is to be replayed.
+    ``glance`` has seen its start, settings, steps and end, and ``seen`` holds the received and sent
+    arrays. The facts are ``None`` if they cannot be told; ``kept`` is the result of the latest
+    replay.
     """
     if not kept.explains:
         sentence = f"not replayed since round {kept.server_round}, where {kept.sentence}"

@@ -26,11 +26,6 @@ _LOG = logging.getLogger(__name__)
 class Session:
     """One round of one client, with the mini-batches that pass through ``encode``.
 
-    Args:
-        audit: the client's settings.
-        server_round: the number of the round.
-        client_id: the id of the client.
-
     Attributes:
         private: the kept mini-batches before the defense.
         defended: the same mini-batches after the defense.

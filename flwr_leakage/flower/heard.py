@@ -19,10 +19,6 @@ class Heard:
 
     A strategy of ``flwr.server`` gets models, numbers and metrics only. Its client proxies know the
     grid, through which all messages pass. The messages are read there, and handed on as they are.
-
-    Args:
-        audit: the audit that records errors.
-        names: the clients' names by node.
     """
 
     def __init__(self, audit: ServerAudit, names: ClientNames) -> None:

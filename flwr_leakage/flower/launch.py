@@ -84,14 +84,7 @@ class RayEngine:
         num_clients: int,
         run_config: UserConfig | None = None,
     ) -> None:
-        """Run a pair of Flower apps.
-
-        Args:
-            server_app: the app of the server, which runs in a thread of this process.
-            client_app: the app of the clients, which is sent to the actors; it must be picklable.
-            num_clients: the number of nodes and of partitions.
-            run_config: the settings that both apps find in ``context.run_config``.
-        """
+        """Run a pair of Flower apps; the arguments are those of ``run_ray``."""
         if run_config:
             server_app = _ConfiguredServer(server_app, run_config)
             client_app = _ConfiguredClient(client_app, run_config)

@@ -28,8 +28,7 @@ MAX_REASON = 150
 class LogProgress(SilentProgress):
     """The progress of an attack, written to the log every ``SECONDS`` seconds at most.
 
-    Args:
-        limit: the CPU seconds that an attack may take for each target; ``None`` for no limit.
+    ``limit`` is the CPU seconds that an attack may take for each target; ``None`` for no limit.
     """
 
     def __init__(self, limit: float | None = None) -> None:

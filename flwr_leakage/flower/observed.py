@@ -136,19 +136,10 @@ def told_audit(
     attack: Attack | str | None,
     **settings: Any,
 ) -> ToldAudit:
-    """Return the audit that ``observe`` and ``observe_legacy`` use, which records into a folder.
+    """Return the audit that ``observe`` and ``observe_legacy`` use, which records into ``folder``.
 
-    Args:
-        model: the model that is trained, with the mean cross-entropy as its loss; or its gradient
-            map.
-        folder: the folder for the records of the run.
-        spec: shapes, classes and normalisation of the inputs; ``None`` to take them from the
-            clients' notes.
-        schedule: the schedule of local training; ``None`` to take each client's from its note.
-        max_samples: the largest number of samples that the steps of an attacked client use.
-        truth: in a simulation, the folder with the clients' samples, else ``None``.
-        attack: an attack, the name of a preset, or ``None``.
-        settings: further settings of the audit.
+    Its arguments are theirs: ``spec`` and ``schedule`` are ``None`` to take each client's from its
+    note, and ``settings`` are further ones of ``ServerAudit``.
     """
     gradient_map = gradient_map_of(model, spec)
     if truth is not None:

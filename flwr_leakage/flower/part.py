@@ -30,8 +30,7 @@ class Part:
     Attributes:
         names: for the name of each matched array, the name of the model's entry.
         extra: the names of arrays that match no entry of the model, such as control variates.
-        missing: the names of the model's parameters that are not exchanged: personal or frozen
-            ones.
+        missing: the names of the model's parameters that are personal or frozen: not exchanged.
         num_entries: the number of entries of the model's ``state_dict``.
         alike: where arrays without names have the shapes of several parts of the model, the name of
             the first entry of each such part; empty where only one part fits.

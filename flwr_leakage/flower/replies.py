@@ -38,10 +38,9 @@ class Needs:
 
     Attributes:
         weight: the name of the metric that holds the number of samples.
-        numbers: the names of further metrics that the strategy reads in training, each a number ≥
-            0.
-        one_record: whether a reply must hold exactly one ``MetricRecord``, as all strategies of
-            Flower demand.
+        numbers: the names of further metrics, each a number ≥ 0, that the strategy reads.
+        one_record: whether a reply must hold exactly one ``MetricRecord``, as Flower's strategies
+            demand.
     """
 
     weight: str = "num-examples"
@@ -167,11 +166,7 @@ def _length(value: object) -> int:
 
 
 class Sent:
-    """The messages that were sent in one training or evaluation of a round, by node id.
-
-    Args:
-        messages: all messages that were sent.
-    """
+    """The messages that were sent in one training or evaluation of a round, by node id."""
 
     def __init__(self, messages: Sequence[Message]) -> None:
         self._arrays: dict[int, list[list[ArrayRecord]]] = {}

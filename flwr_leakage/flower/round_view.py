@@ -66,8 +66,7 @@ class RoundView:
         sent: the messages that were sent, by node.
         needs: the metrics that the strategy needs in every reply.
         drop: whether bad replies will be left out; warnings say so.
-        usual: the most common layout (names of records and metrics) of replies in earlier rounds,
-            then in this one; ``None`` before the first.
+        usual: the most common names of records and metrics in earlier replies; ``None`` before.
         expected: the names, shapes and types that a reply's arrays must have.
         variates: the control variates of SCAFFOLD's clients, from this round and those before.
     """

@@ -13,12 +13,9 @@ from flwr_leakage.tracking.jsonl import write_private
 
 @dataclass(frozen=True)
 class TruthFolder:
-    """A folder with the samples that each client used in its latest round.
+    """A folder with the samples that each client used in its latest round; it is made if missing.
 
     An evaluator on the server reads the samples from it, to measure how good an attack was.
-
-    Attributes:
-        path: the path of the folder, which is made if it does not exist.
     """
 
     path: Path

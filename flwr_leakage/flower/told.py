@@ -40,13 +40,7 @@ class Given:
 
 @dataclass(frozen=True)
 class _Assumed:
-    """The assumptions of an attack on one client.
-
-    Attributes:
-        spec: shapes, classes and normalisation of the inputs.
-        schedule: the schedule of local training.
-        batch_norm: the mode of BatchNorm in the training.
-    """
+    """The inputs, the schedule and the BatchNorm mode that an attack on one client assumes."""
 
     spec: InputSpec
     schedule: LocalSchedule

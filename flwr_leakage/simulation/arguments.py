@@ -26,12 +26,8 @@ def check_node(
 ) -> None:
     """Check a section that has a ``_target_``, and all sections nested in it.
 
-    Args:
-        key: the path of the section in the config.
-        node: the section.
-        given: the names of arguments that the caller adds.
-        kind: the class or interface that the target must make. If the target is a function, its
-            result is checked only when it is built.
+    ``key`` is its path in the config, and ``given`` are arguments that the caller adds. The target
+    must make an instance of ``kind``; if it is a function, its result is checked when it is built.
 
     Raises:
         ConfigError: a key is unknown, missing, or holds a value of another type. The message names

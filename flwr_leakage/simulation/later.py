@@ -79,12 +79,8 @@ def attack_kept_of_run(
 ) -> int:
     """Attack a simulation's kept observations, and return the number of rounds that were attacked.
 
-    Args:
-        folder: the folder of the run.
-        workers: the number of attacking processes, or the resources of a task on a Ray cluster.
-        max_seconds: the CPU seconds that an attack may take for each target; ``None`` for the run's
-            own limit.
-        allowed: folders and files outside of the run folder that its config may read.
+    ``workers`` is the number of attacking processes, or the resources of a task on a Ray cluster;
+    the other arguments are those of ``kept_run``.
     """
     run = kept_run(folder, max_seconds, allowed)
     return attack_kept(folder, run.audit_of, workers, run.chunk, run.final_buffers)

@@ -228,7 +228,7 @@ def _seconds(call: Callable[[], object], repeats: int = 10, limit: float = 1.0) 
 
 
 def _same_sample(config: Config) -> str:
-    """Return a text that is the same for two configs if one measurement holds for both."""
+    """Return a text that two configs share if costs measured for one also hold for the other."""
     keys = ("model", "dataset", "partition", "client", "defense", "score", "num_clients")
     return json.dumps({key: config[key] for key in keys}, default=str) + str(
         torch.get_num_threads()
