@@ -58,11 +58,12 @@ def grant(
 def disclose(
     seen: Observation, threat: ThreatModel, gradient_map: GradientMap, truth: Truth | None
 ) -> Disclosure:
-    """Return the targets and BatchNorm statistics of one round that the threat model grants.
+    """Return the training targets and the BatchNorm statistics that the threat model grants.
 
-    They are those of the samples as the defense encoded them for the training. The BatchNorm
-    statistics of the finished model (``batch_norm="final"``) are taken from the observation, to
-    which they were added after the training. A fact that is not granted is ``None``.
+    They are those of the samples of one round, as the defense encoded them for the training. The
+    BatchNorm statistics of the finished model (``batch_norm="final"``) are taken from the
+    observation, to which they were added after the training. A fact that is not granted is
+    ``None``.
     """
     targets = statistics = None
     if truth is not None and threat.labels == "known":

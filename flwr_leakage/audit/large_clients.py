@@ -151,9 +151,9 @@ def probes(
 ) -> Iterator[tuple[Observation, Truth]]:
     """Yield, for each size, the update of one step on this number of images, and these images.
 
-    It is a step of SGD with the client's learning rate, from the parameters that the client was
-    sent, on its first images; both are taken from its update ``seen``. It is rounded as the
-    difference of two models is. Sizes above the client's own number are left out.
+    It is a step of SGD from the parameters and with the learning rate of the client's update
+    ``seen``, on the client's first images. It is rounded as the difference of two models is. Sizes
+    above the client's own number of images are left out.
     """
     rate = seen.update.schedule.learning_rate
     for size in sizes:

@@ -324,7 +324,7 @@ class ServerAudit:
         unknown: Set[int],
         inputs: Mapping[int, Inputs],
     ) -> None:
-        """Test the candidates for membership in each update, or in their mean; record p-values.
+        """Test the candidate samples for membership in each update, or their mean; record p-values.
 
         The updates may be attacked or not. ``unknown`` are the clients whose true samples nobody
         can know, ``inputs`` the inputs and the BatchNorm mode to assume, by client id.

@@ -71,7 +71,7 @@ class ImageNumbers:
         )
 
     def to_json(self) -> str:
-        """Return as JSON the images' digests by client, in the order of their numbers."""
+        """Return as JSON the digests of each client's images, in the order of their numbers."""
         # A dictionary keeps the order in which its entries came, which is that of the numbers.
         return json.dumps(
             {str(client_id): [one.hex() for one in known] for client_id, known in self.seen.items()}

@@ -59,9 +59,9 @@ class Outside:
             self._alike += gap <= _ALIKE * _norm(expected) + _ROUNDING * _norm(now)
 
     def correction(self) -> Correction | None:
-        """Return the change per learning rate, if every step was followed by the same one.
+        """Return the change of the parameters, per learning rate, that followed every step.
 
-        ``None`` is returned if there were fewer than two steps, or different changes.
+        ``None`` is returned if there were fewer than two steps, or different changes after them.
         """
         if self._first is None or self._steps < 2 or self._alike < self._steps:
             return None

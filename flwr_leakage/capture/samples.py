@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class TapedLoss:
-    """The captured loss of a training, as a function of logits and targets."""
+    """A function of logits and targets that repeats the loss of a captured training."""
 
     entries: tuple[Entry, ...]
     loss: Value
@@ -46,8 +46,8 @@ class ShiftedLoss:
         loss: the captured loss, a function of logits and of the targets as the app made them.
         is_flat: whether these targets have the shape (B (T − 1),), and not (B, T − 1), for B texts
             of T tokens.
-        replaced: a pair of a token id and the value that stands for it among the targets, so that
-            the loss ignores it; ``None`` if no id is replaced.
+        replaced: a pair of a token id that the loss ignores, mostly the padding, and the value that
+            stands for it among the targets; ``None`` if no id is replaced.
     """
 
     loss: Loss
@@ -398,9 +398,9 @@ def captured_schedule(training: CapturedTraining, num_examples: int) -> LocalSch
 
 
 def takes_in_order(training: CapturedTraining, num_examples: int) -> bool:
-    """Return whether mini-batches are as large as consecutive batches of ``num_examples`` samples.
+    """Return whether the training's mini-batches have the sizes of consecutive batches.
 
-    Every epoch takes the samples in the same order.
+    Such batches are cut from ``num_examples`` samples, in the same order in every epoch.
     """
     if not training.batch_sizes or num_examples < 1:
         return False

@@ -59,11 +59,12 @@ def multiple_sent(
 
 
 def first_variates(change: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a client's control variates (SCAFFOLD) before it first changed them, by ``change``.
+    """Return a client's control variates (SCAFFOLD) before it first changed them.
 
     They are zero (Karimireddy et al., 2020), or ``params``, the parameters that the client
-    received, as in Flower's baseline ``niid_bench``. The first change is a gradient minus these
-    variates. They are taken for the parameters if its component along the parameters is below −1/2.
+    received, as in Flower's baseline ``niid_bench``. The first change, ``change``, is a gradient
+    minus these variates. They are taken for the parameters if its component along the parameters is
+    below −1/2.
     """
     square = sum(float(params[name].double().square().sum()) for name in change)
     inner = sum(

@@ -126,6 +126,9 @@ class Expected:
     def read(self, arrays: Mapping[str, Array]) -> tuple[Params, Params, tuple[str, ...]]:
         """Return the parameters and buffers that arrays hold, and the names of less precise arrays.
 
+        These have fewer bits than the model's, or whole numbers in the place of floating-point
+        ones.
+
         Raises:
             MalformedArraysError: the arrays have other names, shapes or types than the model's, or
                 hold values that are not finite.
@@ -135,11 +138,13 @@ class Expected:
     def check(self, arrays: Mapping[str, Array]) -> tuple[str, ...]:
         """Check arrays as :func:`read_reply` does, and return the names of the less precise ones.
 
-        Where all arrays have the model's own format, nothing is copied into tensors, which is
-        faster.
+        These have fewer bits than the model's, or whole numbers in the place of floating-point
+        ones. It is faster where all arrays have the model's own format, as nothing is copied into
+        tensors.
 
         Raises:
-            MalformedArraysError: as in :func:`read_arrays`.
+            MalformedArraysError: an array is missing, unknown, of another shape, not numeric, or
+                not finite. The message names the first one.
         """
         count = len(self.params) + len(self.buffers)
         held = dict(arrays.items())

@@ -119,7 +119,7 @@ def _read(text: str) -> Replayed:
 def is_due(
     every: int | None, server_round: int, kept: Replayed | None, num_arrays: int | None = None
 ) -> bool:
-    """Return whether a client's training is replayed.
+    """Return whether a client's training is replayed: repeated to check the update that it sends.
 
     ``every`` is the number of rounds from one replay to the next, ``None`` for the first training
     alone. The round is 0 if it is unknown. ``kept`` is the result of the latest replay, ``None``
@@ -330,9 +330,9 @@ def look(
 ) -> ReplayResult:
     """Return the result for a training that is not replayed; a change makes the next one replayed.
 
-    ``glance`` has seen its start, settings, steps and end, and ``seen`` holds the received and sent
-    arrays. The facts are ``None`` if they cannot be told; ``kept`` is the result of the latest
-    replay.
+    A replay repeats the training to check the sent update. Here ``glance`` has seen only its start,
+    settings, steps and end. The facts are ``None`` if they cannot be told; ``kept`` is the result
+    of the latest replay.
     """
     if not kept.explains:
         sentence = f"not replayed since round {kept.server_round}, where {kept.sentence}"

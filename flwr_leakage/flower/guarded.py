@@ -14,7 +14,7 @@ _LOG = logging.getLogger(__name__)
 def guarded(audit: ServerAudit, server_round: int, action: Callable[..., Any], *args: Any) -> Any:
     """Return ``action(*args)``, a function of the audit; ``None`` after an error.
 
-    The audit records the error under the round, and it never reaches the training.
+    The error is recorded by the audit under the round, and never reaches the training.
     """
     try:
         with random_states_kept() if audit.draws else nullcontext():

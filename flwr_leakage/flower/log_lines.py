@@ -71,7 +71,8 @@ def tell_round(audit: ServerAudit, server_round: int) -> None:
 def round_told(records: Sequence[LeakageRecord], is_kept: bool = False) -> str:
     """Return in a sentence who was attacked in a round, for how long, and the worst grade.
 
-    ``is_kept`` says that updates are kept, to be attacked after the run.
+    A grade says how well a sample was recovered, from ``nothing`` to ``exact``. ``is_kept`` says
+    that updates are kept, to be attacked after the run.
     """
     index = Index(records)
     found, fate = attempts(index), fates(index)
@@ -99,7 +100,7 @@ def round_told(records: Sequence[LeakageRecord], is_kept: bool = False) -> str:
 
 
 def tell_end(folder: Path) -> None:
-    """Write the report of a run that ended, and log its answer, its advice and its path."""
+    """Write the report of a run that ended; log whether training may go on, and advice."""
     path = write_report(folder).resolve()
     run = as_shown(read_run(folder))
     advice = advise(Index(run.records), run.metadata, [], run.events)

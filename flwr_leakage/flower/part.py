@@ -101,10 +101,10 @@ class Part:
         return read_reply(held, params, buffers)
 
     def variates(self, arrays: Mapping[str, Array], gradient_map: GradientMap) -> Params:
-        """Return an extra array for each parameter of the model, as control variates have it.
+        """Return, by parameter, the extra array that fits it, as SCAFFOLD's control variates do.
 
-        An extra array fits a parameter if it has the same shape; both are taken in order. The
-        result, by the parameters' names, is empty if a parameter has no such array.
+        An extra array belongs to no entry of the model, and fits a parameter of the same shape;
+        both are taken in order. The result is empty if a parameter has no such array.
         """
         others = iter(self.extra)
         found: Params = {}

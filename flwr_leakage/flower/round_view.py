@@ -211,7 +211,8 @@ class RoundView:
     def _read_part(self, reply: Message) -> tuple[Params, Params, tuple[str, ...]]:
         """Return the parameters, the buffers and the names of less precise arrays in a reply.
 
-        It is for a reply that holds a part of the model, or other arrays besides.
+        It is for a reply that holds a part of the model, or other arrays besides. An array is less
+        precise if it has fewer bits than the model's.
 
         Raises:
             MalformedArraysError: the reply holds no array of the model that was sent, or, where bad
@@ -230,10 +231,11 @@ class RoundView:
         return part.read(arrays, self.audit.gradient_map)
 
     def _check_precision(self, reply: Message, narrow: tuple[str, ...]) -> None:
-        """Refuse a reply's less precise arrays, named in ``narrow``, unless they were sent so.
+        """Refuse a reply's arrays of fewer bits than the model's, unless the server sent them so.
 
         Raises:
-            ValueError: there are such arrays. The message names them.
+            ValueError: one of the arrays named in ``narrow`` was sent with more bits. The message
+                names them.
         """
         if not narrow:
             return
@@ -280,10 +282,11 @@ class RoundView:
             self.audit.inform_once(self.server_round, -1, f"{self._part.sentence()}.")
 
     def _state_sent_to(self, node: int) -> tuple[Params, Params, tuple[str, ...]]:
-        """Return the parameters, the buffers and the names of less precise arrays sent to a node.
+        """Return the parameters and buffers sent to a node, and the names of less precise arrays.
 
-        Entries that are not sent have the values of the model that the server was given. Most
-        strategies send the same record to all nodes, which is read once.
+        These have fewer bits than the model's. Entries that are not sent have the values of the
+        model that the server was given. Most strategies send the same record to all nodes; it is
+        read once.
         """
         arrays = self.sent.arrays(node)
         if id(arrays) not in self._states:

@@ -243,7 +243,7 @@ def _holds_a_list(kind: Any) -> bool:
 
 
 def _describe(expected: Any, many: bool = False) -> str:
-    """Return a type annotation in words."""
+    """Return a type annotation in words, in the plural if ``many``."""
     origin, arguments = typing.get_origin(expected), typing.get_args(expected)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(_describe(argument) for argument in arguments)

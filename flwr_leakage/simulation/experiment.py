@@ -150,7 +150,7 @@ class Experiment:
 
         If so, the client replays its training, which costs about as much as the training: a failed
         attack says something only if the replay explains the update. ``selection.max_clients`` may
-        still leave the update out. The client is ``None`` for no one.
+        still leave the update out. The result is false if ``client_id`` is ``None``.
         """
         if self.remark is not None or client_id is None:
             return False
