@@ -80,7 +80,7 @@ class ReplayResult:
 
     @property
     def replayed(self) -> bool:
-        """Return whether the training of this round was replayed, and not only looked at."""
+        """Return whether this round's training was repeated, and not only looked at."""
         return self.kind in ("explained", "masked", "refuted")
 
 

@@ -436,7 +436,7 @@ class ServerAudit:
             )  # fmt: skip
 
     def _test(self, part: list[Observation], assumed: Inputs, unknown: Set[int]) -> None:
-        """Test the candidates for membership in one client's update, or in the mean of several.
+        """Test the candidate samples for membership in one client's update, or in several's mean.
 
         ``part`` holds the update, or those in the mean.
         """

@@ -33,7 +33,7 @@ class Target:
         return Target(observation, ((observation.client_id, observation.update.num_examples),))
 
     def join(self, truths: Sequence[Truth]) -> Truth:
-        """Return the samples that left a trace in the update, joined in the order of the clients.
+        """Return the samples that the steps of the update used, joined in the order of the clients.
 
         ``truths`` are the samples of each client in the target.
         """

@@ -62,7 +62,7 @@ class ImageNumbers:
 
     @staticmethod
     def from_json(text: str) -> "ImageNumbers":
-        """Return the numbers that ``to_json`` wrote."""
+        """Return the images' numbers from the text that ``to_json`` wrote."""
         return ImageNumbers(
             {
                 int(client_id): {bytes.fromhex(one): n for n, one in enumerate(digests, start=1)}

@@ -58,10 +58,10 @@ def runs(
 
 
 def _parts(names: list[str], trained: list[str], count: int) -> list[list[str]]:
-    """Return the parts of a model, of ``count`` entries each, that known methods send.
+    """Return the lists of ``count`` entries' names that known methods may send of a model.
 
-    They are all entries, or all parameters (``trained``), without BatchNorm layers; and the first
-    or the last.
+    They are taken from all entries (``names``) and from the parameters alone (``trained``): those
+    outside of BatchNorm layers, if these are ``count``; the first ``count``; and the last.
     """
     normal = {name.removesuffix("running_mean") for name in names if name.endswith("running_mean")}
 

@@ -134,8 +134,8 @@ def _shifted(
 ) -> tuple[Constant, tuple[int, int] | None] | None:
     """Return the argument of the loss that holds each next token of the inputs (B, T), or ``None``.
 
-    It is the targets, and a pair of a token id and the value that replaces it among them, or
-    ``None`` if no id is replaced. ``leaves`` are the arguments of the recorded calls of the loss.
+    It comes with a pair of a token id and the value that replaces it among the targets, or ``None``
+    if no id is replaced. ``leaves`` are the arguments of the recorded calls of the loss.
     """
     if inputs.ndim != 2 or inputs.is_floating_point() or inputs.shape[1] < 3:
         return None

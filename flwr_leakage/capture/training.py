@@ -115,7 +115,7 @@ class CapturedTraining:
 
     @property
     def complete(self) -> bool:
-        """Return whether every step was kept."""
+        """Return whether every step was recorded, so that none was only counted."""
         return len(self.steps) == self.num_steps
 
 

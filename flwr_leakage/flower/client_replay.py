@@ -355,10 +355,10 @@ def look(
 
 
 def _unreplayed(kept: Replayed, changed: tuple[str, ...], *, told: bool, masked: bool) -> str:
-    """Return a sentence on a training that was not replayed and gave no sign of another update.
+    """Return a sentence on a training that was not replayed, but whose signs fit its update.
 
     ``changed`` names the settings that differ from the replayed training, if the facts of both are
-    known (``told``). ``masked`` arrays could not be compared.
+    known (``told``). ``masked`` says that the sent arrays could not be compared.
     """
     end = "not the end, which was masked" if masked else "end"
     looked = f"start, optimizer, settings, steps, {end}" if told else f"start, {end}"

@@ -169,11 +169,11 @@ class Variates:
     def without(
         self, client: int, facts: TrainingFacts | None, delta: Params, server: Params
     ) -> Params:
-        """Return −η g if the client took one step with control variates, and else ``delta``.
+        """Return a client's change of the parameters in a round, freed of control variates.
 
-        Here η is its learning rate, g its gradient and ``delta`` the change of its parameters. The
-        variates are removed only if the step and the change of variates, which was added by
-        ``hear``, agree. ``facts`` are what the client told, or ``None``; ``server`` are the
+        If the client took one step, it is −η g with its learning rate η and gradient g. Otherwise,
+        or if the step and the change of variates that ``hear`` added do not agree, it is ``delta``,
+        the change as observed. ``facts`` are what the client told, or ``None``; ``server`` are the
         server's variates c that it was sent, empty for none.
         """
         change, own = self._heard.get(client, ({}, {}))

@@ -231,11 +231,12 @@ class RoundView:
         return part.read(arrays, self.audit.gradient_map)
 
     def _check_precision(self, reply: Message, narrow: tuple[str, ...]) -> None:
-        """Refuse a reply's arrays of fewer bits than the model's, unless the server sent them so.
+        """Refuse a reply's less precise arrays, named in ``narrow``, unless they were sent so.
+
+        They have fewer bits than the model's, or whole numbers in the place of floating-point ones.
 
         Raises:
-            ValueError: one of the arrays named in ``narrow`` was sent with more bits. The message
-                names them.
+            ValueError: there are such arrays. The message names the first ones.
         """
         if not narrow:
             return

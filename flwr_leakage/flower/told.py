@@ -141,7 +141,7 @@ class ToldAudit(ServerAudit):
     def _remember(self, facts: Mapping[int, TrainingFacts | None]) -> None:
         """Remember the clients' public normalisations, for clients whose inputs fit none.
 
-        ``facts`` are, by client id, what it told about its training.
+        ``facts`` are, by client id, what each client told about its training.
         """
         for client_id, told in facts.items():
             with suppress(ValueError):  # it told nothing

@@ -164,7 +164,8 @@ class Experiment:
     def server_audit(self, tracker: Tracker, run: str, progress: Progress) -> ServerAudit:
         """Return the server's audit, which compares reconstructions with the true samples.
 
-        The tracker records it, ``run`` is the run's name, and ``progress`` displays how far it is.
+        ``tracker`` receives its records, ``run`` is the run's name, and ``progress`` shows how far
+        it is.
         """
         return ServerAudit(
             gradient_map=self.gradient_map,
@@ -262,7 +263,7 @@ class Experiment:
         )
 
     def _pool(self) -> Tensor:
-        """Return the indices of 101 samples of clients, the pool of ``reference``."""
+        """Return the indices of 101 samples of clients: the pool of images of ``reference``."""
         indices = torch.cat(list(self.data.partitions))
         generator = make_generator(self.settings.seed, purpose="identification")
         return indices[torch.randperm(len(indices), generator=generator)[:101]]

@@ -20,9 +20,9 @@ LOST = "entries were lost"
 class GuardedTracker:
     """A tracker that passes everything on to another one, and raises none of that one's errors.
 
-    An error is logged, and the lost entry is counted. Each later entry is tried again, as the disk
-    may have room by then. The first entry that succeeds is followed by an event with the number of
-    lost ones.
+    An error is logged, and the lost entry is counted. Later entries are still passed on, as the
+    disk may have room by then. The first one that succeeds is followed by an event with the number
+    of lost ones.
 
     Attributes:
         tracker: the tracker that is guarded.

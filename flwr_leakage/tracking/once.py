@@ -44,19 +44,19 @@ class OnceTracker:
         )
 
     def log(self, record: LeakageRecord) -> None:
-        """Pass on a record that the run does not hold yet."""
+        """Pass a record on, unless the run holds it already."""
         if self._is_new(_number(record)):
             self._open().log(record)
 
     def event(self, event: RunEvent) -> None:
-        """Pass on an event that the run does not hold yet."""
+        """Pass an event on, unless the run holds it already."""
         if self._is_new(_event(event)):
             self._open().event(event)
 
     def image(
         self, server_round: int, client_id: int, sample: int, role: str, pixels: Tensor
     ) -> None:
-        """Pass on an image that the run does not hold yet."""
+        """Pass an image on, unless the run holds it already."""
         if self._is_new((server_round, client_id, sample, role)):
             self._open().image(server_round, client_id, sample, role, pixels)
 
