@@ -35,7 +35,7 @@ class Decoder:
         """Return the samples decoded from a client's encodings of all rounds so far.
 
         ``answer`` holds the encodings that the attack recovered from ``case``. ``None`` is returned
-        if the mixing of the target is not known, or nothing was recovered.
+        if these are of no single client, its mixing is not known, or nothing was recovered.
         """
         truth, seen = case.truth, case.observation
         if truth is None or truth.mixing is None or answer.batch is None or seen.client_id < 0:

@@ -64,8 +64,8 @@ class Gate:
         scores: by the name of a measurement of ``ClientAudit.scores``, its limit.
         psnr: the largest PSNR in dB that the client's attack on its own update may reach for any
             sample; ``None`` for no limit.
-        grade: the worst grade that a sample may have in that attack: ``nothing``, ``partly``,
-            ``recognisable`` or ``exact``; ``None`` for no limit.
+        grade: the most leaking grade that a sample may have in that attack, in this order:
+            ``nothing``, ``partly``, ``recognisable``, ``exact``; ``None`` for no limit.
         stronger: defenses of updates that are tried in this order; each replaces the client's own.
         unmeasured: ``refuse`` counts a quantity that was not measured as beyond its limit; ``send``
             lets the update pass.

@@ -43,8 +43,9 @@ class Sharing:
     def of(share: "Shared") -> "Sharing":
         """Return the owner's choice of what is shared, from a setting in words.
 
-        ``share`` is ``nothing``, ``everything``, one of ``WORDS``, or a sequence of words of
-        ``WORDS`` and names of metrics. A ``Sharing`` is returned as it is.
+        ``share`` is ``nothing``, ``everything``, or one or a sequence of the words ``numbers``,
+        ``replay``, ``training``, ``times`` and ``reasons``, each an attribute of this class; a
+        sequence may also name metrics. A ``Sharing`` is returned as it is.
 
         Raises:
             ValueError: the setting is a single word, and none of these.
