@@ -355,7 +355,7 @@ def look(
 
 
 def _unreplayed(kept: Replayed, changed: tuple[str, ...], *, told: bool, masked: bool) -> str:
-    """Return a sentence on a training that was not replayed, but whose signs fit its update.
+    """Return a sentence on a training that was not replayed and shows no sign of a changed update.
 
     ``changed`` names the settings that differ from the replayed training, if the facts of both are
     known (``told``). ``masked`` says that the sent arrays could not be compared.
