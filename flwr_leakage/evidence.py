@@ -27,7 +27,7 @@ from flwr_leakage.report.attempts import (
     worst_by_image,
 )
 from flwr_leakage.report.index import Index, count, label, values
-from flwr_leakage.report.membership import UNTESTED, Share, membership_section
+from flwr_leakage.report.membership import Share, membership_section, untested_told
 from flwr_leakage.report.nodes import NODES
 from flwr_leakage.report.page import as_shown, rounds_of, unfinished
 from flwr_leakage.report.remedies import attack_told, remedies
@@ -163,6 +163,8 @@ def make_evidence(run: str | Path) -> Evidence:
     statements = []
     for place, (part, text, source, chosen) in enumerate(_sentences(as_shown(data)), 1):
         ids = sorted({record_id(r) for r in data.records if chosen(r)}) if chosen else []
+        if source == METADATA_FILE and not (data.folder / METADATA_FILE).is_file():
+            source = METHOD
         digest = files[METADATA_FILE] if source == METADATA_FILE else ""
         digest = _digest("\n".join(ids).encode()) if ids else digest
         source = METHOD if source == "records" and not ids else source
@@ -238,7 +240,7 @@ def _sentences(data: RunData) -> list[tuple[str, str, str, Chosen | None]]:
     labels = labels_told(index, metadata, attempts(index)) or "Not tested."
     add("Labels", labels, _of("metric", "client", names="^label|^class$"))
     members = membership_section(index)
-    for text in members.sentences if members else (UNTESTED,):
+    for text in members.sentences if members else (untested_told(data.events),):
         add("Membership", text, _of("membership"))
     for remedy in asked:
         before, under = (

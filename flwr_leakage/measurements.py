@@ -25,6 +25,9 @@ MAX_CLIENT = 2**31
 it is known by its node's id, and a node that claims a number up there could take the name of a node
 that is yet to come."""
 
+NOT_TESTED = "candidates were not tested"
+"""Begins the event that tells why given records were not tested for membership."""
+
 KEPT_FOR_LATER = "kept to be attacked later"
 """The end of an event's message on updates that are kept. The report finds these events by it."""
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.members import Membership, Records, examine_observation
+from flwr_leakage.members.verdict import MIN_NULL
 from flwr_leakage.records import Batch, InputSpec, Observation
 
 MAX_SAMPLES = 10_000
@@ -43,8 +44,18 @@ class Candidates:
                 raise ValueError(
                     f"{name} must be a Batch or inputs (N, C, H, W), got {type(value).__name__}."
                 )
+            if not inputs_of(value).is_floating_point():
+                raise ValueError(
+                    f"{name} must be inputs as the model takes them, of a floating type, got "
+                    f"{inputs_of(value).dtype}."
+                )
         if not len(inputs_of(self.records)):
             raise ValueError("records must hold at least one record, got none.")
+        if len(inputs_of(self.null)) < MIN_NULL:
+            raise ValueError(
+                f"null must hold at least {MIN_NULL} samples that no client has, got "
+                f"{len(inputs_of(self.null))}."
+            )
 
     def examine(
         self, gradient_map: GradientMap, spec: InputSpec, seen: Observation, seed: int

@@ -33,7 +33,7 @@ from flwr_leakage.audit.turns import Once, in_turns, least, seconds_each
 from flwr_leakage.audit.what_if import WhatIfSource
 from flwr_leakage.capture.glance import some
 from flwr_leakage.gradient_map import GradientMap
-from flwr_leakage.measurements import KEPT_FOR_LATER
+from flwr_leakage.measurements import KEPT_FOR_LATER, NOT_TESTED
 from flwr_leakage.metrics import Evaluator, Reference
 from flwr_leakage.metrics.labels import class_indices
 from flwr_leakage.normalization import BatchNormMode
@@ -451,7 +451,7 @@ class ServerAudit:
             made = self.candidates.examine(gradient_map, spec, seen, self.seed)
         except ValueError as error:
             first = part[0]
-            message = f"candidates were not tested for client {first.client_id}: {error}"
+            message = f"{NOT_TESTED} for client {first.client_id}: {error}"
             self.warn_once(first.server_round, first.client_id, message)
             return
         truths = [self._truth(each, unknown) for each in part]

@@ -1,5 +1,6 @@
 """Find out which packages and files are installed here, and which are missing."""
 
+import importlib
 import importlib.util
 import os
 import platform
@@ -58,11 +59,16 @@ def _python() -> Finding:
 def _package(name: str) -> Callable[[], Finding]:
     def check() -> Finding:
         try:
-            return Finding(name, "ok", metadata.version(name))
+            version = metadata.version(name)
         except metadata.PackageNotFoundError:
             extra = _EXTRAS.get(name)
             what = f"'flwr-leakage[{extra}]'" if extra else name
             return Finding(name, "broken", f"not installed: pip install {what}")
+        try:
+            importlib.import_module(_MODULES.get(name, name))
+        except Exception as error:  # a build for another torch fails in any way
+            return Finding(name, "broken", f"{version} cannot be imported: {error}")
+        return Finding(name, "ok", version)
 
     return check
 
@@ -120,3 +126,4 @@ def _lpips() -> Finding:
 
 
 _EXTRAS = {"hydra-core": "server", "torchvision": "server"}
+_MODULES = {"hydra-core": "hydra"}

@@ -38,6 +38,9 @@ Correction = Literal["holm", "benjamini_hochberg"]
 Statistic = Literal["row_space", "outer_product", "gradient_cosine", "gradient_difference", "loss"]
 STATISTICS: tuple[Statistic, ...] = get_args(Statistic)
 
+MIN_NULL = 20
+"""Null records that a test needs: of fewer, a p-value cannot be less than 0.05."""
+
 UNLABELLED = (
     "without labels whoever knows the update can make a record that passes for one that was used, "
     "and records whose origin nobody vouches for prove nothing"
@@ -210,10 +213,10 @@ def check_records(
             )
         if not bool(torch.isfinite(records.inputs).all()):
             raise ValueError(f"{name} hold NaN or infinite entries.")
-    if len(null) < 20:
+    if len(null) < MIN_NULL:
         raise ValueError(
-            f"null must hold at least 20 records that cannot be members, got {len(null)}: a "
-            f"p-value cannot be less than 1 / (1 + their number)."
+            f"null must hold at least {MIN_NULL} records that cannot be members, got {len(null)}: "
+            f"a p-value cannot be less than 1 / (1 + their number)."
         )
     unknown = sorted(set(statistics) - set(STATISTICS))
     if unknown or not statistics:

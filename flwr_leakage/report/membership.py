@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from scipy import stats
 
+from flwr_leakage.measurements import NOT_TESTED, RunEvent
 from flwr_leakage.members.verdict import UNLABELLED
 from flwr_leakage.report.index import MAX_ROWS, Index, Table, count, number, several, who
 
@@ -15,10 +16,19 @@ in a hundred finds one."""
 SMALLEST = 1e-6
 """p-values below this are not told apart: some hundreds of null records support no more."""
 
-UNTESTED = (
-    "Whether a given record was used (membership): the server was given none to look for "
-    "(candidates=…)."
-)
+
+def untested_told(events: Sequence[RunEvent]) -> str:
+    """Return why no record was tested, in a sentence.
+
+    Args:
+        events: the events of the run, among them the refusals to test candidates.
+    """
+    asked = "Whether a given record was used (membership)"
+    for event in events:
+        if event.message.startswith(NOT_TESTED):
+            why = event.message.removeprefix(NOT_TESTED).strip()
+            return f"{asked}: the server was given records, and could not test them {why}"
+    return f"{asked}: the server was given none to look for (candidates=…)."
 
 
 @dataclass(frozen=True)
@@ -96,12 +106,11 @@ def membership_section(index: Index) -> MembershipSection | None:
     sentences = [f"The server tested {tested}: of {whose} in {rounds}. {apart} {found_told}"]
     if called:
         sentences.append(
-            "The test compares each record with null records: records of the server's own, which "
-            "it assumes no client used. If they are like the tested ones, and their tail is as it "
-            "was fitted, at most one run in a hundred finds any record by chance that was not "
-            "used. Chance is not the only error. What statistics find may be a near copy of a used "
-            "record, such as a crop or the next frame of a film, or a record that somebody made "
-            "from the update."
+            "The test compares each record with null records, which the server assumes that no "
+            "client used. If they are like the tested ones, and their tail is as it was fitted, at "
+            "most one run in a hundred finds any record by chance that was not used. Chance is not "
+            "the only error. What statistics find may be a near copy of a used record, such as a "
+            "crop or the next frame of a film, or a record that somebody made from the update."
         )
     unlabelled = any(UNLABELLED in record.note for record in evidence.values())
     if called and unlabelled:

@@ -35,7 +35,7 @@ from flwr_leakage.report.gallery import Gallery, make_gallery
 from flwr_leakage.report.grades import SURENESS, grades_table, measures_table
 from flwr_leakage.report.index import RANKED, Index, Table, count, median, values
 from flwr_leakage.report.large_clients import large_clients_section
-from flwr_leakage.report.membership import UNTESTED, membership_section
+from flwr_leakage.report.membership import membership_section, untested_told
 from flwr_leakage.report.membership_curve import membership_curve
 from flwr_leakage.report.nodes import with_short_names
 from flwr_leakage.report.remedies import remedies, remedies_table
@@ -178,7 +178,7 @@ def render_report(run: RunData, max_gallery: int = 1000, live: str = "") -> str:
             members_curve=membership_curve(index),
             not_covered=(
                 *not_covered(index.sample, bool(large and large.labels.rows), members is not None),
-                *([] if members else [UNTESTED]),
+                *([] if members else [untested_told(run.events)]),
                 *_absent(index, [*clients.rows, *others.rows], costs, bool(texts), gallery),
             ),
             clients_chart=clients_chart,
