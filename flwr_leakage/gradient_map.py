@@ -22,6 +22,10 @@ from flwr_leakage.normalization import (
 from flwr_leakage.params import Params
 from flwr_leakage.records import Batch, LocalSchedule
 
+OPTIMIZERS = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "RMSprop")
+"""Optimizers of ``torch.optim`` with which :func:`repeat_training` takes steps. Beyond the learning
+rate, momentum and weight decay they have their defaults."""
+
 
 class GradientMap:
     """The map x ↦ ∇_θ L(x, y; θ) of a model with parameters θ and a loss L, without side effects.
@@ -374,3 +378,53 @@ def local_update(
             velocity = {k: schedule.momentum * velocity[k] + g for k, g in gradient.items()}
         current = {k: v - schedule.learning_rate * velocity[k] for k, v in current.items()}
     return {k: value - params[k] for k, value in current.items()}
+
+
+def require_optimizer(optimizer: str) -> None:
+    """Raise ``ValueError`` unless the name is one of ``OPTIMIZERS``."""
+    if optimizer not in OPTIMIZERS:
+        raise ValueError(
+            f"the optimizer must be one that a rehearsal repeats, {', '.join(OPTIMIZERS)}, got "
+            f"{optimizer!r}."
+        )
+
+
+def repeat_training(
+    optimizer: str,
+    gradient_map: GradientMap,
+    params: Mapping[str, Tensor],
+    batches: Iterable[Batch],
+    schedule: LocalSchedule,
+    buffers: Mapping[str, Tensor] | None = None,
+) -> Params:
+    """Return θ_local − θ_t after one step of an optimizer of ``torch.optim`` on each batch.
+
+    Unlike :func:`local_update`, it is not differentiable.
+
+    Args:
+        optimizer: the name of the optimizer's class, one of ``OPTIMIZERS``.
+        gradient_map: the gradient map of the client's model and loss.
+        params: θ_t.
+        batches: the samples of each step.
+        schedule: the learning rate, the weight decay, and the momentum of SGD and RMSprop.
+        buffers: BatchNorm statistics, where the map uses running ones.
+
+    Raises:
+        ValueError: the optimizer is another one.
+    """
+    require_optimizer(optimizer)
+    moved = {
+        name: value.detach().clone().requires_grad_(name in gradient_map.trained)
+        for name, value in params.items()
+    }
+    settings = {"lr": schedule.learning_rate, "weight_decay": schedule.weight_decay}
+    if optimizer in ("SGD", "RMSprop"):
+        settings["momentum"] = schedule.momentum
+    leaves = [value for value in moved.values() if value.requires_grad]
+    steps = getattr(torch.optim, optimizer)(leaves, **settings)
+    for batch in batches:
+        steps.zero_grad()
+        with torch.enable_grad():
+            gradient_map.loss_value(moved, batch, buffers).backward()
+        steps.step()
+    return {name: (moved[name] - value).detach() for name, value in params.items()}

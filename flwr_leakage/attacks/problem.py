@@ -15,7 +15,7 @@ from flwr_leakage.attacks.dropout_masks import read_masks
 from flwr_leakage.attacks.loss_check import check_loss
 from flwr_leakage.attacks.network.trace import Trace
 from flwr_leakage.dropout import Dropouts
-from flwr_leakage.gradient_map import GradientMap, local_update
+from flwr_leakage.gradient_map import GradientMap, local_update, repeat_training
 from flwr_leakage.normalization import derive_statistics
 from flwr_leakage.params import Params, ravel
 from flwr_leakage.records import Batch, InputSpec, LocalSchedule, Observation, ThreatModel
@@ -146,13 +146,16 @@ class Problem:
             return self.spec.blank(count, self.like)
         return self.like.new_zeros(count, *self.spec.shape)
 
-    def replay(self, batch: Batch) -> Params:
-        """Return the pseudo-gradient, by parameter name, that a client with this batch would send.
-
-        It is that of local training with the same schedule, without clipping.
-        """
+    def replay(self, batch: Batch, optimizer: str = "SGD") -> Params:
+        """Return the pseudo-gradient that the client would send for a batch without scaling it."""
         return simulate_gradient(
-            self.gradient_map, self.params, self.buffers, self.schedule, batch, self.members
+            self.gradient_map,
+            self.params,
+            self.buffers,
+            self.schedule,
+            batch,
+            self.members,
+            optimizer,
         )
 
     def gradient_of(self, names: Sequence[str], batch: Batch) -> Params:
@@ -217,33 +220,34 @@ def simulate_gradient(
     schedule: LocalSchedule,
     batch: Batch,
     members: Sequence[int] = (),
+    optimizer: str = "SGD",
 ) -> Params:
     """Return the pseudo-gradient −(θ_local − θ_t)/η that a client with ``batch`` would cause.
 
-    θ_t are the parameters before training, θ_local those after it, and η the learning rate. One
-    plain SGD step gives the gradient itself. For other schedules, local training is replayed. For
-    the mean of several clients c, each is replayed on its own samples, which gives g_c, and the
-    result is ``Σ_c n_c/n · g_c``, with n_c = ``members[c]`` and n = Σ_c n_c (McMahan et al. 2017).
+    One plain SGD step gives the gradient itself. For other schedules, ``local_update``, which
+    defines local training, is replayed. For the mean of several clients, each client is replayed on
+    its own samples: ``Σ_c n_c/n · g_c``, with n_c = ``members[c]`` (McMahan et al. 2017).
 
-    Args:
-        gradient_map: the model and the loss.
-        params: the parameters θ_t.
-        buffers: the buffers of the model.
-        schedule: the local training.
-        batch: the samples, one client after another.
-        members: the number n_c of examples of each client; empty for a single client.
+    Another optimizer than SGD takes the same steps, and the result is not differentiable; see
+    :func:`~flwr_leakage.gradient_map.repeat_training`.
     """
     if members:
         mean: Params = {}
         used = [schedule.num_samples_used(count) for count in members]
         for count, part in zip(members, _split(batch, used), strict=True):
-            gradient = simulate_gradient(gradient_map, params, buffers, schedule, part)
+            gradient = simulate_gradient(
+                gradient_map, params, buffers, schedule, part, (), optimizer
+            )
             weight = count / sum(members)
             mean = {k: mean.get(k, 0) + weight * value for k, value in gradient.items()}
         return mean
-    if schedule.num_steps == 1 and not schedule.weight_decay:
+    if optimizer != "SGD":
+        batches = (batch[window] for window in schedule.slices(len(batch)))
+        delta = repeat_training(optimizer, gradient_map, params, batches, schedule, buffers)
+    elif schedule.num_steps == 1 and not schedule.weight_decay:
         return gradient_map(params, batch[: schedule.batch_size], buffers)
-    delta = local_update(gradient_map, params, batch, schedule, buffers)
+    else:
+        delta = local_update(gradient_map, params, batch, schedule, buffers)
     return {name: -value / schedule.learning_rate for name, value in delta.items()}
 
 

@@ -58,9 +58,14 @@ class Candidates:
             )
 
     def examine(
-        self, gradient_map: GradientMap, spec: InputSpec, seen: Observation, seed: int
+        self,
+        gradient_map: GradientMap,
+        spec: InputSpec,
+        seen: Observation,
+        seed: int,
+        optimizer: str = "SGD",
     ) -> Membership:
-        """Return the test of ``records`` for membership in the observed update ``seen``.
+        """Test the records for membership in the update that a client's optimizer made.
 
         Raises:
             ValueError: the samples do not have the shape of the inputs, the steps use too many
@@ -82,6 +87,7 @@ class Candidates:
             self.null,
             null_origin=self.null_origin,
             seed=seed,
+            optimizer=optimizer,
         )
 
     def are_among(self, private: Batch) -> list[bool]:

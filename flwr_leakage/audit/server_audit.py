@@ -323,11 +323,17 @@ class ServerAudit:
         observations: list[Observation],
         unknown: Set[int],
         inputs: Mapping[int, Inputs],
+        optimizer: str = "SGD",
     ) -> None:
         """Test the candidate samples for membership in each update, or their mean; record p-values.
 
-        The updates may be attacked or not. ``unknown`` are the clients whose true samples nobody
-        can know, ``inputs`` the inputs and the BatchNorm mode to assume, by client id.
+        Args:
+            server_round: counted from 1.
+            observations: the updates that are tested, attacked or not.
+            unknown: clients whose samples nobody can know.
+            inputs: the facts that are assumed of a client's inputs in the place of ``spec`` and the
+                model's mode, by client.
+            optimizer: the name of the class that these clients trained with.
         """
         chosen = [o for o in observations if self.selection.includes(o.server_round, o.client_id)]
         if self.candidates is None or not chosen:
@@ -343,7 +349,7 @@ class ServerAudit:
                 self.warn_once(server_round, client, f"candidates were not tested: {spent}.")
                 return
             assumed = inputs.get(part[0].client_id, usual)
-            self._of_client(server_round, client, self._test, part, assumed, unknown)
+            self._of_client(server_round, client, self._test, part, assumed, unknown, optimizer)
 
     def look_at_large(
         self,
@@ -435,11 +441,10 @@ class ServerAudit:
                 made.cpu_seconds,
             )  # fmt: skip
 
-    def _test(self, part: list[Observation], assumed: Inputs, unknown: Set[int]) -> None:
-        """Test the candidate samples for membership in one client's update, or in several's mean.
-
-        ``part`` holds the update, or those in the mean.
-        """
+    def _test(
+        self, part: list[Observation], assumed: Inputs, unknown: Set[int], optimizer: str
+    ) -> None:
+        """Test the candidates for membership in one client's update, or in the mean of several."""
         assert self.candidates is not None
         spec, mode = assumed
         gradient_map = self.gradient_map.with_batch_norm(mode)
@@ -448,7 +453,7 @@ class ServerAudit:
         try:
             (target,) = find_targets(part, threat, gradient_map, History())
             seen = target.observation
-            made = self.candidates.examine(gradient_map, spec, seen, self.seed)
+            made = self.candidates.examine(gradient_map, spec, seen, self.seed, optimizer)
         except ValueError as error:
             first = part[0]
             message = f"{NOT_TESTED} for client {first.client_id}: {error}"

@@ -46,6 +46,11 @@ class _Assumed:
     schedule: LocalSchedule
     batch_norm: BatchNormMode
 
+    @property
+    def inputs(self) -> Inputs:
+        """The inputs and the BatchNorm mode alone."""
+        return self.spec, self.batch_norm
+
 
 @dataclass
 class ToldAudit(ServerAudit):
@@ -119,7 +124,7 @@ class ToldAudit(ServerAudit):
             self._doubt(seen, assumed[client_id].schedule, facts.get(client_id))
             update = replace(update, schedule=assumed[client_id].schedule, mixed=mixed)
             attacked.append(replace(seen, update=update))
-        told_inputs = {client: (one.spec, one.batch_norm) for client, one in assumed.items()}
+        told_inputs = {client: one.inputs for client, one in assumed.items()}
         super().inspect(
             server_round, attacked, notes, unknown, num_updates, {**told_inputs, **(inputs or {})}
         )
@@ -175,14 +180,21 @@ class ToldAudit(ServerAudit):
         """
         if self.candidates is None or self.threat.view == "aggregate":
             return
+        optimizer = "SGD"
         try:
             one = self._assume(told)
         except ValueError:  # it is recorded as the reason why the client is not attacked
-            return
+            if told is None or told.optimizer == "SGD":
+                return
+            try:
+                one = self._told_steps(told)
+            except ValueError:  # it told neither steps nor inputs
+                return
+            optimizer = told.optimizer
         update = replace(seen.update, schedule=one.schedule, mixed=_mixes(told))
         complete = replace(seen, update=update)
-        inputs = {seen.client_id: (one.spec, one.batch_norm)}
-        self.test_members(seen.server_round, [complete], unknown | self.own_config_clients, inputs)
+        inputs, unknown = {seen.client_id: one.inputs}, unknown | self.own_config_clients
+        self.test_members(seen.server_round, [complete], unknown, inputs, optimizer)
 
     def _record_refused(self, seen: Observation, told: TrainingFacts | None, reason: str) -> None:
         """Record the training of a client that is not attacked, as far as it was told, and why."""
@@ -204,17 +216,25 @@ class ToldAudit(ServerAudit):
             return
         try:
             training = _of(told)
-            spec = self.given.spec or training.spec()
-            if not training.num_steps:
-                raise ValueError("it told neither its steps nor its batch size")
-            schedule = _steps_of(training)
+            one = self._told_steps(training)
         except ValueError as error:
             self._recorder.labels(seen.server_round, seen.client_id, str(error))
             return
-        complete = replace(seen, update=replace(seen.update, schedule=schedule))
-        mode = self.given.batch_norm or ("batch" if training.batch_norm == "batch" else "running")
+        complete = replace(seen, update=replace(seen.update, schedule=one.schedule))
         unknown = unknown | self.own_config_clients
-        self.look_at_large(complete, (spec, mode), unknown, training.optimizer)
+        self.look_at_large(complete, one.inputs, unknown, training.optimizer)
+
+    def _told_steps(self, told: TrainingFacts) -> _Assumed:
+        """Return the steps and inputs that a client told, whichever optimizer it used.
+
+        Raises:
+            ValueError: it told no inputs, or not its steps.
+        """
+        spec = self.given.spec or told.spec()
+        if not told.num_steps:
+            raise ValueError("it told neither its steps nor its batch size")
+        mode = self.given.batch_norm or ("batch" if told.batch_norm == "batch" else "running")
+        return _Assumed(spec, _steps_of(told), mode)
 
     def _assume_all(
         self, observations: list[Observation], facts: Mapping[int, TrainingFacts | None]

@@ -32,6 +32,7 @@ def examine_observation(
     correction: Correction = "holm",
     noise_std: float | None = None,
     seed: int = 0,
+    optimizer: str = "SGD",
 ) -> Membership:
     """Return the test of records for membership in the update that a server observed.
 
@@ -65,6 +66,7 @@ def examine_observation(
             noise_std=noise_std,
             seed=seed,
             mixed=observation.update.mixed,
+            optimizer=optimizer,
         )
 
 

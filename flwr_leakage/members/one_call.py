@@ -39,6 +39,7 @@ def membership(
     loss: Loss = F.cross_entropy,
     batch_norm: BatchNormMode | None = None,
     mixed: bool = False,
+    optimizer: str = "SGD",
     seed: int = 0,
 ) -> Membership:
     """Return a test of whether each record was among the samples behind an update.
@@ -67,14 +68,18 @@ def membership(
             default the model's mode decides.
         mixed: whether the client states that it trained on mixtures of its records, as by MixUp.
             The evidence is then ``statistical`` at most.
-        seed: the seed of random draws, if the test repeats the round on null records (a rehearsal).
+        optimizer: name of the client's optimizer in ``torch.optim``, such as ``Adam``, which a
+            rehearsal repeats; the schedule has its learning rate, momentum and weight decay. On
+            another than SGD the evidence is ``statistical`` at most.
+        seed: the seed of a rehearsal's draws.
 
     Returns:
         The p-values, the strength of the evidence, and the reason in words; ``print`` shows them.
 
     Raises:
         ValueError: there are fewer than 20 null records; shapes differ from the spec; the model
-            takes token ids; the update is not of this model, or zero everywhere.
+            takes token ids; the update is not of this model, or zero everywhere; the optimizer is
+            none that a rehearsal repeats.
 
     Example:
         The update of a linear model after one step contains the inputs of the step.
@@ -112,4 +117,5 @@ def membership(
         correction=correction,
         noise_std=noise_std,
         seed=seed,
+        optimizer=optimizer,
     )

@@ -241,6 +241,7 @@ def rehearse(
     statistics: Sequence[str],
     generator: torch.Generator,
     noise_std: float = 0.0,
+    optimizer: str = "SGD",
 ) -> Rehearsal:
     """Return weights of the statistics, from repetitions of a round on the server's records.
 
@@ -260,9 +261,10 @@ def rehearse(
         observed: the client's update, with the row spaces of its layers.
         pool: records with labels, none of which is a member of the observed update.
         statistics: the statistics to measure; see :func:`compute_features`.
-        generator: the generator that draws the records that become members.
-        noise_std: the standard deviation of a defense's noise on the pseudo-gradient, which is
-            added to the repeated update, too.
+        generator: draws the records that become members.
+        noise_std: σ of a defense's noise on the pseudo-gradient. The repeated update gets it, too.
+        optimizer: the name of the client's optimizer, one of
+            :data:`~flwr_leakage.gradient_map.OPTIMIZERS`.
 
     Raises:
         ValueError: the pool is smaller than the number of the update's samples plus ``STRANGERS``,
@@ -284,13 +286,13 @@ def rehearse(
     weighings: list[Callable[[Tensor, Tensor], Tensor]]
     weighings = [*(partial(discriminant, ridge=ridge) for ridge in RIDGES), best_alone]
     (usual,) = _compute_each([observed], pool, statistics)
-    size = _signal_size(client, flat, pool, noise_std) if noise_std else 1.0
+    size = _signal_size(client, flat, pool, noise_std, optimizer) if noise_std else 1.0
     for wanted in MEMBERS:
         draws = min(DRAWS, math.ceil(wanted / count), STEPS // client.schedule.num_steps)
         seen = []
         for _ in range(draws - len(orders)):
             order = torch.randperm(len(pool), generator=generator)
-            shown = _repeated(client, flat, pool[order[:count]])
+            shown = _repeated(client, flat, pool[order[:count]], optimizer)
             gradient = {name: size * value for name, value in shown.gradient.items()}
             gradient = _as_released(gradient, client.gradient, noise_std, generator)
             shown = replace(shown, gradient=gradient)
@@ -317,17 +319,10 @@ def rehearse(
     return Rehearsal(weights, spread, len(members), caught, auc, is_clear)
 
 
-def _repeated(client: Problem, flat: Problem, batch: Batch) -> Problem:
-    """Return the update that training on a batch gives before any defense, as a problem.
-
-    Args:
-        client: the client's update with its model, parameters and schedule, and BatchNorm as the
-            client trained.
-        flat: the same with BatchNorm by running statistics; its update is replaced.
-        batch: the records to train on.
-    """
+def _repeated(client: Problem, flat: Problem, batch: Batch, optimizer: str) -> Problem:
+    """Return the update that a batch of null records gives, before any defense."""
     with torch.no_grad():
-        gradient = client.replay(batch)
+        gradient = client.replay(batch, optimizer)
         buffers = flat.buffers
         if client.own_statistics:
             own = client.gradient_map.statistics(client.params, batch.inputs, client.buffers)
@@ -336,8 +331,10 @@ def _repeated(client: Problem, flat: Problem, batch: Batch) -> Problem:
     return replace(flat, gradient=gradient, buffers=buffers)
 
 
-def _signal_size(client: Problem, flat: Problem, pool: Batch, noise_std: float) -> float:
-    """Return the size s of the released update G without its noise, relative to repeated updates.
+def _signal_size(
+    client: Problem, flat: Problem, pool: Batch, noise_std: float, optimizer: str
+) -> float:
+    """Return the size s of the released update G without its noise, relative to repeated ones Rₖ.
 
     It is the larger of two estimates. With repeated updates Rₖ that share no record,
     ``s = mean_k ⟨G, Rₖ⟩ / mean_{k≠l} ⟨Rₖ, Rₗ⟩`` also works if G is mostly noise.
@@ -351,7 +348,8 @@ def _signal_size(client: Problem, flat: Problem, pool: Batch, noise_std: float) 
     total, energies = torch.zeros_like(given), []
     size = client.num_samples
     for start in range(0, len(pool) - size + 1, size):
-        row = ravel(_repeated(client, flat, pool[start : start + size]).gradient).double()
+        batch = pool[start : start + size]
+        row = ravel(_repeated(client, flat, batch, optimizer).gradient).double()
         total += row
         energies.append(float(row.square().sum()))
     count, energy = len(energies), sum(energies)
@@ -424,9 +422,8 @@ def _as_released(
         sizes = torch.cat([value.abs().flatten() for value in gradient.values()])
         limit = sizes.kthvalue(len(sizes) - kept).values
         gradient = {k: torch.where(v.abs() > limit, v, 0.0) for k, v in gradient.items()}
-    sizes = torch.cat([value.abs().flatten() for value in observed.values()])
-    size = sizes[sizes > 0].median()
-    if float(((sizes / size - 1).abs() < 0.01).double().mean()) > 0.5 * kept / entries:
+    if _has_one_size(observed) and not _has_one_size(gradient):
+        size = _typical_size(observed)
         gradient = {k: size * v.sign() for k, v in gradient.items()}
     if noise_std:
         gradient = {
@@ -434,3 +431,16 @@ def _as_released(
             for k, v in gradient.items()
         }
     return gradient
+
+
+def _has_one_size(gradient: Params) -> bool:
+    """Return whether most entries other than zero differ by less than 1 % from the typical size."""
+    entries = torch.cat([value.abs().flatten() for value in gradient.values()])
+    kept = entries[entries > 0]
+    return bool(((kept / _typical_size(gradient) - 1).abs() < 0.01).double().mean() > 0.5)
+
+
+def _typical_size(gradient: Params) -> float:
+    """Return the median absolute entry of those that are not zero."""
+    entries = torch.cat([value.abs().flatten() for value in gradient.values()])
+    return float(entries[entries > 0].median())

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from flwr_leakage.attacks.problem import Problem
+from flwr_leakage.gradient_map import require_optimizer
 from flwr_leakage.members.algebra import (
     are_members,
     are_silent,
@@ -244,6 +245,7 @@ def examine(
     noise_std: float | None = None,
     seed: int = 0,
     mixed: bool = False,
+    optimizer: str = "SGD",
 ) -> Membership:
     """Return the test of each record for membership in one update.
 
@@ -262,19 +264,25 @@ def examine(
         null_origin: the source of the null records, in words.
         statistics: the names of the statistics that may be used.
         correction: the method that corrects p-values for the number of candidates.
-        noise_std: the standard deviation of a defense's noise on the entries of the
-            pseudo-gradient. With ``None`` it is estimated from the spectrum, if one step's samples
-            are fewer than a layer's units.
-        seed: the seed of the random draws of the rehearsal.
-        mixed: whether the client states that it trained on mixtures of its records. Then the row
-            space contains the mixtures' inputs and not the records'. Nothing is exact, and there is
-            no rehearsal, as nobody knows the mixtures.
+        noise_std: σ of a defense's noise on the entries of the pseudo-gradient. ``None`` reads it
+            from the spectrum, if one step's samples are fewer than a layer's units.
+        seed: the seed of the rehearsal's draws.
+        mixed: whether the client states that it trained on mixtures of its records. Then the inputs
+            of the mixtures span the row space, which holds a record only as far as they show it.
+            Nothing is exact, and nobody knows the mixtures to rehearse.
+        optimizer: the name of the client's optimizer, which a rehearsal repeats. Only a step of SGD
+            is a sum of outer products, so that evidence on another is statistical at most, and its
+            noise must be given.
 
     Raises:
-        ValueError: the update or the records cannot be tested; see :func:`check_records`.
+        ValueError: see :func:`check_records`; the optimizer is none of
+            :data:`~flwr_leakage.gradient_map.OPTIMIZERS`.
     """
     began = time.process_time()
     check_records(problem, candidates, null, statistics)
+    require_optimizer(optimizer)
+    if optimizer != "SGD" and noise_std is None:
+        noise_std = 0.0
     used = [name for name in statistics if labelled or name not in LABELLED]
     flat = replace(
         problem,
@@ -286,7 +294,7 @@ def examine(
     if {"row_space", "outer_product"} & set(used):
         spans, left_out = find_spans(flat, noise_std)
     train_mode = problem.gradient_map.uses_batch_statistics and not problem.own_statistics
-    one_step = problem.schedule.num_steps == 1
+    one_step = problem.schedule.num_steps == 1 and optimizer == "SGD"
     fuller = next((span for span in spans if one_step and span.is_too_full), None)
     complete = [
         span
@@ -337,7 +345,7 @@ def examine(
             )
     else:
         values, null_values, rehearsal, evidence, statistic, reason = _weigh(
-            problem, flat, spans, candidates, null, used, noise_std, seed, mixed
+            problem, flat, spans, candidates, null, used, noise_std, seed, mixed, optimizer
         )
         if fuller is not None:
             reason += (
@@ -401,6 +409,7 @@ def _weigh(
     noise_std: float | None,
     seed: int,
     mixed: bool,
+    optimizer: str,
 ) -> _Weighed:
     """Return statistics of candidates and null records where algebra cannot decide.
 
@@ -439,7 +448,7 @@ def _weigh(
         (others,) = compute_features([observed], null, statistics)
         return usual.values[:, column], others.values[:, column], None, "statistical", name, why
     std = noise_std if noise_std is not None else _told_noise(spans)
-    rehearsal = rehearse(problem, observed, null[:size], statistics, generator, std)
+    rehearsal = rehearse(problem, observed, null[:size], statistics, generator, std, optimizer)
     (others,) = compute_features([observed], null[size:], statistics)
     weights = rehearsal.weights / rehearsal.spread
     values, null_values = usual.values @ weights, others.values @ weights

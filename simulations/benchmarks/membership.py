@@ -170,7 +170,9 @@ def measure(case: Case, sources: Sources, seeds: range, alone: bool) -> list[obj
         own, gradient_map = members[: case.count], mapped(network)
         seen = released(case, network, own, seed)
         records = joined(own, others)
-        made = examine_observation(gradient_map, spec, seen, records, null, seed=seed)
+        made = examine_observation(
+            gradient_map, spec, seen, records, null, seed=seed, optimizer=case.optimizer
+        )
         seconds += made.cpu_seconds
         evidence[made.evidence] = evidence.get(made.evidence, 0) + 1
         exact += int(made.is_exact[: case.count].sum())
@@ -324,7 +326,7 @@ def print_labels(sources: Sources, seeds: range, rows: Sequence[int] | None) -> 
             members = members[: case.count]
             seen = released(case, network, members, seed)
             problem = pose(mapped(network), spec, seen, ThreatModel())
-            made = rehearse(problem, "Adam" if case.adam else "SGD").estimate(problem)
+            made = rehearse(problem, case.optimizer).estimate(problem)
             truth = torch.bincount(members.targets, minlength=spec.num_classes)
             uniform = torch.full((spec.num_classes,), case.count / spec.num_classes)
             rights = [share_right(counts, truth) for counts in (made.counts, uniform)]

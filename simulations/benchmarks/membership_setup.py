@@ -23,7 +23,7 @@ from flwr_leakage.defenses import (
     PercentilePrivacy,
 )
 from flwr_leakage.defenses.base import LocalRound
-from flwr_leakage.gradient_map import GradientMap
+from flwr_leakage.gradient_map import GradientMap, repeat_training
 from flwr_leakage.models import MLP, ConvNet, ResNet18
 from flwr_leakage.normalization import mode_of
 from flwr_leakage.params import Params
@@ -66,7 +66,8 @@ class Case:
         null: null records.
         others: records that are no members.
         defense: of the update, and its name.
-        adam: whether the client steps by Adam, while the server assumes SGD.
+        optimizer: of the client; the server is told.
+        momentum: of SGD.
         sent: whether the client sends the buffers of its BatchNorm layers, as Flower's own do.
         told: whether the client says that it mixes its records.
         clients: clients of the round, for FedMIA-II; 1 leaves it out.
@@ -83,7 +84,8 @@ class Case:
     others: int = 50
     defense: Defense | None = None
     name: str = ""
-    adam: bool = False
+    optimizer: str = "SGD"
+    momentum: float = 0.0
     told: bool = False
     sent: bool = False
     clients: int = 4
@@ -93,7 +95,7 @@ class Case:
     def schedule(self) -> LocalSchedule:
         """The client's, as the server assumes it."""
         size = self.batch_size or self.count
-        return LocalSchedule(self.rate, self.epochs * -(-self.count // size), size)
+        return LocalSchedule(self.rate, self.epochs * -(-self.count // size), size, self.momentum)
 
     def __str__(self) -> str:
         """The update in words."""
@@ -102,7 +104,9 @@ class Case:
         words += ", buffers sent" * self.sent
         words += f", batches of {size}" * (size < self.count)
         words += f", {self.epochs} epochs" * (self.epochs > 1)
-        words += ", trained" * self.trained + ", by Adam" * self.adam
+        words += ", trained" * self.trained
+        words += f", by {self.optimizer}" * (self.optimizer != "SGD")
+        words += f", momentum {self.momentum:g}" * bool(self.momentum)
         return words + f", {self.name}" * bool(self.name) + ", told" * self.told
 
 
@@ -116,10 +120,10 @@ ROWS = (
     Case(count=100, batch_size=32, epochs=2, null=600),
     Case(count=100, batch_size=32, epochs=3, null=600),
     Case(count=320, batch_size=32, null=1000),
-    Case(count=8, adam=True, rate=0.001, null=400),
-    Case(count=32, adam=True, rate=0.001, null=400),
-    Case(count=8, epochs=5, adam=True, rate=0.001, null=400),
-    Case(count=32, batch_size=8, adam=True, rate=0.001, null=400),
+    Case(count=8, optimizer="Adam", rate=0.001, null=400),
+    Case(count=32, optimizer="Adam", rate=0.001, null=400),
+    Case(count=8, epochs=5, optimizer="Adam", rate=0.001, null=400),
+    Case(count=32, batch_size=8, optimizer="Adam", rate=0.001, null=400),
     Case("mlp", 8, clients=10),
     Case("mlp", 32, clients=10),
     Case("mlp", 100),
@@ -133,7 +137,12 @@ ROWS = (
     Case("resnet18, eval mode", 32, clients=1, null=200, others=200, share=0.25),
     Case("resnet18, train mode", 8, clients=1, null=200, sent=True),
     Case("resnet18, train mode", 32, clients=1, null=200, others=200, sent=True, share=0.25),
-    Case("resnet18, train mode", 8, clients=1, null=250, share=0.05),
+    Case("resnet18, train mode", 8, clients=1, null=250, others=250, share=0.2),
+    Case(count=8, epochs=5, null=400),
+    Case(count=8, epochs=5, momentum=0.9, null=400),
+    Case(count=32, batch_size=8, null=400),
+    Case(count=32, batch_size=8, momentum=0.9, null=400),
+    Case("resnet18, eval mode", 8, trained=True, clients=1, null=200),
 )
 
 
@@ -277,16 +286,11 @@ def released(
         own = copy.deepcopy(network)
         own(used.inputs)
         seen = replace(seen, update=replace(seen.update, buffers=dict(own.named_buffers())))
-    if case.adam:
-        stepped = {name: p.detach().clone().requires_grad_() for name, p in seen.params.items()}
-        optimizer = torch.optim.Adam(stepped.values(), case.rate)
-        for window in case.schedule.slices(len(members)):
-            batch = members[window]
-            optimizer.zero_grad()
-            loss = F.cross_entropy(gradient_map.logits(stepped, batch.inputs), batch.targets)
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-        delta = {name: stepped[name].detach() - value for name, value in seen.params.items()}
+    if case.optimizer != "SGD":
+        batches = (members[window] for window in case.schedule.slices(len(members)))
+        delta = repeat_training(
+            case.optimizer, gradient_map, seen.params, batches, case.schedule, seen.buffers
+        )
         return replace(seen, update=replace(seen.update, delta=delta))
     if case.defense is None:
         return seen

@@ -108,7 +108,7 @@ def test_logits_that_shift_by_the_log_of_the_prior_tell_it():
 
 def test_what_cannot_be_repeated_is_refused():
     problem = problem_of()
-    with pytest.raises(ValueError, match="a rehearsal repeats SGD, Adam, AdamW"):
+    with pytest.raises(ValueError, match="that a rehearsal repeats, SGD, Adam, AdamW"):
         rehearse(problem, "LBFGS")
     with pytest.raises(ValueError, match="take more than the CPU seconds"):
         rehearse(problem, max_seconds=1e-6)

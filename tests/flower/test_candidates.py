@@ -28,6 +28,16 @@ def test_candidates_are_tested_whether_or_not_a_client_is_attacked(tmp_path, mos
     assert "the server was given none to look for" not in page
 
 
+def test_clients_that_tell_of_adam_are_tested_though_no_attack_takes_their_updates(tmp_path):
+    candidates = Candidates(records(0, 4), records(1, 300))
+    app = audited(client_app(optimizer=lambda p: torch.optim.Adam(p, 0.01)))
+    _, data, _ = run(tmp_path / "run", app, candidates=candidates)
+    rows = {(r.client_id, r.sample) for r in data.records if r.name == "membership_p_value"}
+    assert rows == {(client, sample) for client in (0, 1) for sample in range(4)}
+    evidence = [r for r in data.records if r.name == "membership_evidence"]
+    assert len(evidence) == 2 and all(r.value < 2 for r in evidence)
+
+
 def test_candidates_of_another_shape_are_told_and_nothing_ends(tmp_path):
     wrong = torch.zeros(30, 1, 5, 5)
     candidates = Candidates(wrong[:2], wrong)

@@ -24,10 +24,10 @@ def data(seed, count):
     return Batch(inputs, torch.randint(5, (count,), generator=generator))
 
 
-def trained(model, batch, rate=0.1, steps=1, noise=0.0, **settings):
+def trained(model, batch, rate=0.1, steps=1, noise=0.0, by=torch.optim.SGD, **settings):
     before = {k: v.clone() for k, v in model.state_dict().items()}
     learned = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.SGD(learned, rate, **settings)
+    optimizer = by(learned, rate, **settings)
     for part in (batch[i::steps] for i in range(steps)):
         optimizer.zero_grad()
         F.cross_entropy(model(part.inputs), part.targets).backward()
@@ -188,6 +188,34 @@ def test_a_rehearsal_normalises_as_its_own_batch_does():
     assert found.rank_p_values.max() < 0.05
 
 
+def test_a_rehearsal_repeats_the_steps_of_the_optimizer_that_is_told():
+    model, members, others, null = network(), data(0, 8), data(2, 100), data(1, 600)
+    samples = Batch(members.inputs.repeat_interleave(5, 0), members.targets.repeat_interleave(5))
+    change = trained(model, samples, 0.01, steps=5, by=torch.optim.Adam)  # all 8 in each step
+    told = {"num_examples": 8, "schedule": LocalSchedule(0.01, 5, 8)}
+    by_adam, by_sgd = (
+        membership(
+            model, change, joined(members, others), spec=SPEC, null=null, optimizer=name, **told
+        )
+        for name in ("Adam", "SGD")
+    )
+    found = [int((each.rank_p_values[:8] <= 0.05).sum()) for each in (by_adam, by_sgd)]
+    assert by_adam.evidence == "statistical" and found[0] == 8 > found[1] + 3
+    assert (by_adam.rank_p_values[8:] <= 0.05).double().mean() < 0.15
+
+
+def test_one_step_of_another_optimizer_than_sgd_is_no_exact_evidence():
+    """The first step of Adam is the sign of the gradient, whose rows span no inputs."""
+    model, members, null = network(), data(0, 1), data(1, 300)
+    change = trained(model, members, 0.01, by=torch.optim.Adam)
+    found = membership(
+        model, change, members, spec=SPEC, null=null, num_examples=1,
+        schedule=LocalSchedule(0.01), optimizer="Adam",
+    )  # fmt: skip
+    assert found.evidence == "statistical" and not found.is_exact.any()
+    assert found.rank_p_values[0] < 0.05
+
+
 def test_too_few_null_records_for_a_rehearsal_are_told():
     model, members, null = network(), data(0, 60), data(1, 100)
     found = membership(
@@ -233,6 +261,7 @@ def test_a_rehearsal_under_noise_knows_how_small_the_client_made_its_update():
         ({"null": data(1, 19)}, "at least 20 records"),
         ({"null": Batch(torch.rand(30, 1, 5, 5), torch.zeros(30).long())}, r"\(1, 6, 6\), got"),
         ({"statistics": ("fisher",)}, "statistics must be some of"),
+        ({"optimizer": "LBFGS"}, "the optimizer must be one that a rehearsal repeats, SGD, Adam"),
     ],
 )
 def test_refusals(change, message, unchecked):

@@ -4,7 +4,7 @@ A rehearsal repeats the client's local training on dummy images whose labels are
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,13 +16,10 @@ from flwr_leakage.attacks.budget import Budget
 from flwr_leakage.attacks.labels.counts import ClassCounts, class_counts
 from flwr_leakage.attacks.network.linear import find_last_bias
 from flwr_leakage.attacks.problem import Problem
+from flwr_leakage.gradient_map import repeat_training, require_optimizer
 from flwr_leakage.params import Params, scale
 from flwr_leakage.records import Batch
 from flwr_leakage.spectral.image_prior import ImagePrior
-
-OPTIMIZERS = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "RMSprop")
-"""Optimizers of ``torch.optim`` that a rehearsal can repeat. Except for learning rate, momentum and
-weight decay, they have torch's default settings."""
 
 KINDS = ((0.5, 0.0), (0.9, 0.0), (0.7, 0.3))
 """The kinds of dummies: for each, the probability of its own class up to which a dummy is moved,
@@ -264,8 +261,9 @@ def rehearse(
     Args:
         problem: the problem of an update of the client. The client's training is repeated; the
             update itself is not used.
-        optimizer: the name of the client's optimizer, one of ``OPTIMIZERS``.
-        draws: number of rehearsals with each kind of dummies (``KINDS``), ≥ 1.
+        optimizer: the name of the client's optimizer, one of
+            :data:`~flwr_leakage.gradient_map.OPTIMIZERS`.
+        draws: number of rehearsals with each kind of dummies, ≥ 1.
         seed: the seed of all draws.
         max_seconds: CPU seconds; once they are spent, one rehearsal with each kind is enough.
             ``None`` for no limit.
@@ -274,8 +272,7 @@ def rehearse(
         ValueError: the optimizer is not one of ``OPTIMIZERS``, ``draws`` is less than 1, or even
             one rehearsal with each kind takes more than ``max_seconds``.
     """
-    if optimizer not in OPTIMIZERS:
-        raise ValueError(f"a rehearsal repeats {', '.join(OPTIMIZERS)}, got {optimizer!r}.")
+    require_optimizer(optimizer)
     if draws < 1:
         raise ValueError(f"draws must be at least 1, got {draws}.")
     budget = Budget.of(max_seconds)
@@ -434,37 +431,18 @@ def _train(
     sources: Tensor,
     budget: Budget,
 ) -> Params:
-    """Return the change of the parameters by a training on dummies, by name.
+    """Return the change θ_local − θ_t of parameters by a training on dummies."""
 
-    Args:
-        problem: the network, the parameters to start from, and the schedule.
-        optimizer: the name of the optimizer in ``torch.optim``.
-        inputs: (N, C, H, W) the dummies.
-        labels: (T, B) the labels of the mini-batch of each step.
-        sources: (T, B) the index of the dummy for each label.
-        budget: the limit of CPU time.
+    def batches() -> Iterator[Batch]:
+        for step, row in enumerate(sources):
+            if budget.is_spent:
+                raise ValueError(
+                    f"the {len(labels)} steps of a rehearsal take more than the CPU seconds that "
+                    f"there are for it"
+                )
+            yield Batch(inputs[row], labels[step].to(inputs.device))
 
-    Raises:
-        ValueError: the budget is spent before the training ends.
-    """
-    gradient_map, schedule = problem.gradient_map, problem.schedule
-    params = {
-        name: value.detach().clone().requires_grad_(name in gradient_map.trained)
-        for name, value in problem.params.items()
-    }
-    settings = {"lr": schedule.learning_rate, "weight_decay": schedule.weight_decay}
-    if optimizer in ("SGD", "RMSprop"):
-        settings["momentum"] = schedule.momentum
-    leaves = [value for value in params.values() if value.requires_grad]
-    steps = getattr(torch.optim, optimizer)(leaves, **settings)
-    for step in range(len(labels)):
-        if budget.is_spent:
-            raise ValueError(
-                f"the {len(labels)} steps of a rehearsal take more than the CPU seconds that there "
-                f"are for it"
-            )
-        batch = Batch(inputs[sources[step]], labels[step].to(inputs.device))
-        steps.zero_grad()
-        gradient_map.loss_value(params, batch, problem.buffers).backward()
-        steps.step()
-    return {name: (params[name] - value).detach() for name, value in problem.params.items()}
+    start, schedule = problem.params, problem.schedule
+    return repeat_training(
+        optimizer, problem.gradient_map, start, batches(), schedule, problem.buffers
+    )
