@@ -57,6 +57,11 @@ STEPS = 1000
 """Largest number of local steps that all draws of a rehearsal repeat together, as a client states
 that number itself. For an update of more steps there is no rehearsal."""
 
+LONGEST = 8.0
+"""How many times as long as the longest repeated update the client's may be, to be called alike. On
+120 development draws of two networks, untrained and trained, clients of SGD reached 5.7, those with
+samples of one class included. On 120 draws of Adam the number was 11 to 811 if SGD was repeated."""
+
 POOL = 300
 """Null records that a rehearsal takes; more only for larger updates."""
 
@@ -98,17 +103,17 @@ class Rehearsal:
     A *stranger* is a record of the rehearsal that was not in the repeated update.
 
     Attributes:
-        weights: (F,) the weights w of the statistics x, which are in units of ``spread``. A record
-            is the likelier a member, the smaller Σ w x is.
-        spread: (F,) the standard deviations of the statistics among null records, which cannot be
-            members, for the observed update.
-        members: the number of members in all repeated updates.
-        found: the number of members whose Σ w x is below that of 99 % of the strangers. The weights
-            for one half of the members are determined from the other half.
-        auc: the probability that a member has a smaller Σ w x than a stranger, with the same two
-            sets of weights.
-        is_clear: whether ``auc`` is above 1/2 by two standard deviations of chance. As it is the
-            largest of several ways to weight, it is somewhat too large.
+        weights: (F,) weights w of the statistics in units of their spread. A record with
+            statistics x is the likelier a member, the smaller Σ w x is.
+        spread: (F,) standard deviations of the observed update's statistics among null records.
+        members: number of members of all draws.
+        found: number of members with a sum below those of 99 % of the strangers. The weights that
+            score one half of the members come from the other half.
+        auc: the chance that a member has a smaller sum than a stranger, scored in the same way.
+        is_clear: whether the best AUC is above 1/2 by two standard deviations of chance. It is
+            the best of several weighings, and so somewhat too large.
+        length: length of the client's update over that of the longest repeated one. Beyond
+            ``LONGEST`` the client trained in another way, such as by another optimizer.
     """
 
     weights: Float[Tensor, " F"]
@@ -117,6 +122,7 @@ class Rehearsal:
     found: int
     auc: float
     is_clear: bool
+    length: float
 
 
 def discriminant(
@@ -287,6 +293,7 @@ def rehearse(
     weighings = [*(partial(discriminant, ridge=ridge) for ridge in RIDGES), best_alone]
     (usual,) = _compute_each([observed], pool, statistics)
     size = _signal_size(client, flat, pool, noise_std, optimizer) if noise_std else 1.0
+    longest = 0.0
     for wanted in MEMBERS:
         draws = min(DRAWS, math.ceil(wanted / count), STEPS // client.schedule.num_steps)
         seen = []
@@ -295,6 +302,7 @@ def rehearse(
             shown = _repeated(client, flat, pool[order[:count]], optimizer)
             gradient = {name: size * value for name, value in shown.gradient.items()}
             gradient = _as_released(gradient, client.gradient, noise_std, generator)
+            longest = max(longest, float(ravel(gradient).norm()))
             shown = replace(shown, gradient=gradient)
             by_name = {span.name: span for span in find_spans(shown, noise_std or None, layers)[0]}
             orders.append(order)
@@ -316,7 +324,9 @@ def rehearse(
     spread = usual.std(0).clamp_min(1e-12)
     weights = weighings[at](members, strangers)
     auc, caught = tried[at]
-    return Rehearsal(weights, spread, len(members), caught, auc, is_clear)
+    own = float(ravel(client.gradient).norm())
+    length = own / max(longest, torch.finfo(torch.float32).tiny)
+    return Rehearsal(weights, spread, len(members), caught, auc, is_clear, length)
 
 
 def _repeated(client: Problem, flat: Problem, batch: Batch, optimizer: str) -> Problem:

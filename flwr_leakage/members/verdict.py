@@ -20,6 +20,7 @@ from flwr_leakage.members.algebra import (
 from flwr_leakage.members.layers import LayerSpan, agreements, emptiest, find_spans, leftovers
 from flwr_leakage.members.p_values import benjamini_hochberg, holm, rank_p_values, tail_p_values
 from flwr_leakage.members.rehearsal import (
+    LONGEST,
     POOL,
     STEPS,
     STRANGERS,
@@ -270,9 +271,10 @@ def examine(
         mixed: whether the client states that it trained on mixtures of its records. Then the inputs
             of the mixtures span the row space, which holds a record only as far as they show it.
             Nothing is exact, and nobody knows the mixtures to rehearse.
-        optimizer: the name of the client's optimizer, which a rehearsal repeats. Only a step of SGD
-            is a sum of outer products, so that evidence on another is statistical at most, and its
-            noise must be given.
+        optimizer: the name of the client's optimizer, which a rehearsal repeats. If its updates are
+            far too short for the client's, the rehearsal repeats Adam. Only a step of SGD is a sum
+            of outer products, so that evidence on another is statistical at most, and its noise
+            must be given.
 
     Raises:
         ValueError: see :func:`check_records`; the optimizer is none of
@@ -413,16 +415,11 @@ def _weigh(
 ) -> _Weighed:
     """Return statistics of candidates and null records where algebra cannot decide.
 
-    The statistic is ``Σ_f w_f x_f / σ_f`` over the values x_f of several statistics, with weights
-    w_f from a rehearsal, which repeats the round on null records, known not to be members (see
-    :func:`~flwr_leakage.members.rehearsal.discriminant`) and the standard deviations σ_f on the
-    observed update. If a defense's noise makes the rehearsal no better than chance, it is the
-    gradient cosine.
-
-    Returns:
-        The statistics of the candidates; those of the null records that the rehearsal did not use;
-        the rehearsal, or ``None``; the kind of evidence; the statistic's name; and the reason in
-        words.
+    The results are the statistics of both, the rehearsal, the evidence, the statistic's name and
+    the reason. The statistic is ``Σ_f w_f x_f / σ_f`` over values x_f, with the rehearsal's weights
+    w_f (see :func:`~flwr_leakage.members.rehearsal.discriminant`) and the spread σ_f on the
+    observed update. If noise leaves the rehearsal no better than chance, or the update is too long
+    for any optimizer that was repeated, it is the gradient cosine.
     """
     generator = torch.Generator().manual_seed(seed)
     size = min(len(null) // 2, max(POOL, 3 * problem.num_samples))
@@ -448,11 +445,23 @@ def _weigh(
         (others,) = compute_features([observed], null, statistics)
         return usual.values[:, column], others.values[:, column], None, "statistical", name, why
     std = noise_std if noise_std is not None else _told_noise(spans)
-    rehearsal = rehearse(problem, observed, null[:size], statistics, generator, std, optimizer)
+    for repeated in dict.fromkeys((optimizer, "Adam")):
+        rehearsal = rehearse(problem, observed, null[:size], statistics, generator, std, repeated)
+        if rehearsal.length <= LONGEST:
+            break
+        why += f"the update is {rehearsal.length:.0f} times as long as {repeated} makes it here; "
     (others,) = compute_features([observed], null[size:], statistics)
+    if rehearsal.length > LONGEST:
+        column, name = _first_choice(usual.names, observed)
+        if "gradient_cosine" in usual.names:
+            column, name = usual.names.index("gradient_cosine"), "gradient_cosine"
+        why += f"nobody knows how to repeat it, and {name} ranks the records"
+        return usual.values[:, column], others.values[:, column], None, "statistical", name, why
+    if why:
+        why += f"{repeated} was repeated; "
     weights = rehearsal.weights / rehearsal.spread
     values, null_values = usual.values @ weights, others.values @ weights
-    why = (
+    why += (
         f"in a rehearsal on null records, {rehearsal.found} of {rehearsal.members} members lay "
         f"below 99 % of the others (AUC {rehearsal.auc:.2f})"
     )

@@ -170,8 +170,9 @@ def measure(case: Case, sources: Sources, seeds: range, alone: bool) -> list[obj
         own, gradient_map = members[: case.count], mapped(network)
         seen = released(case, network, own, seed)
         records = joined(own, others)
+        optimizer = "SGD" if case.untold else case.optimizer
         made = examine_observation(
-            gradient_map, spec, seen, records, null, seed=seed, optimizer=case.optimizer
+            gradient_map, spec, seen, records, null, seed=seed, optimizer=optimizer
         )
         seconds += made.cpu_seconds
         evidence[made.evidence] = evidence.get(made.evidence, 0) + 1

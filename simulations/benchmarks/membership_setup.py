@@ -66,7 +66,8 @@ class Case:
         null: null records.
         others: records that are no members.
         defense: of the update, and its name.
-        optimizer: of the client; the server is told.
+        optimizer: of the client.
+        untold: whether the server takes SGD for the client's optimizer.
         momentum: of SGD.
         sent: whether the client sends the buffers of its BatchNorm layers, as Flower's own do.
         told: whether the client says that it mixes its records.
@@ -85,6 +86,7 @@ class Case:
     defense: Defense | None = None
     name: str = ""
     optimizer: str = "SGD"
+    untold: bool = False
     momentum: float = 0.0
     told: bool = False
     sent: bool = False
@@ -106,6 +108,7 @@ class Case:
         words += f", {self.epochs} epochs" * (self.epochs > 1)
         words += ", trained" * self.trained
         words += f", by {self.optimizer}" * (self.optimizer != "SGD")
+        words += ", which is not told" * self.untold
         words += f", momentum {self.momentum:g}" * bool(self.momentum)
         return words + f", {self.name}" * bool(self.name) + ", told" * self.told
 
@@ -143,6 +146,8 @@ ROWS = (
     Case(count=32, batch_size=8, null=400),
     Case(count=32, batch_size=8, momentum=0.9, null=400),
     Case("resnet18, eval mode", 8, trained=True, clients=1, null=200),
+    Case(count=8, epochs=5, optimizer="Adam", untold=True, rate=0.001, null=400),
+    Case(count=32, batch_size=8, optimizer="Adam", untold=True, rate=0.001, null=400),
 )
 
 

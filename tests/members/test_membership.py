@@ -188,20 +188,29 @@ def test_a_rehearsal_normalises_as_its_own_batch_does():
     assert found.rank_p_values.max() < 0.05
 
 
-def test_a_rehearsal_repeats_the_steps_of_the_optimizer_that_is_told():
+@pytest.mark.parametrize("optimizer", ["Adam", "SGD"])
+def test_a_rehearsal_repeats_the_optimizer_that_is_told_or_that_the_length_shows(optimizer):
     model, members, others, null = network(), data(0, 8), data(2, 100), data(1, 600)
     samples = Batch(members.inputs.repeat_interleave(5, 0), members.targets.repeat_interleave(5))
     change = trained(model, samples, 0.01, steps=5, by=torch.optim.Adam)  # all 8 in each step
-    told = {"num_examples": 8, "schedule": LocalSchedule(0.01, 5, 8)}
-    by_adam, by_sgd = (
-        membership(
-            model, change, joined(members, others), spec=SPEC, null=null, optimizer=name, **told
-        )
-        for name in ("Adam", "SGD")
-    )
-    found = [int((each.rank_p_values[:8] <= 0.05).sum()) for each in (by_adam, by_sgd)]
-    assert by_adam.evidence == "statistical" and found[0] == 8 > found[1] + 3
-    assert (by_adam.rank_p_values[8:] <= 0.05).double().mean() < 0.15
+    told = {"num_examples": 8, "schedule": LocalSchedule(0.01, 5, 8), "optimizer": optimizer}
+    found = membership(model, change, joined(members, others), spec=SPEC, null=null, **told)
+    assert found.evidence == "statistical" and 0.5 < found.rehearsal.length < 2
+    assert (found.rank_p_values[:8] <= 0.01).all()
+    assert (found.rank_p_values[8:] <= 0.05).double().mean() < 0.15
+    assert ("times as long as SGD makes it here; Adam was" in found.reason) is (optimizer == "SGD")
+
+
+def test_an_update_that_no_optimizer_makes_so_long_is_ranked_by_gradient_cosine():
+    model, members, null = network(), data(0, 8), data(1, 600)
+    change = trained(model, members, steps=2)
+    longer = {k: v + 1e4 * (change.after[k] - v) for k, v in change.before.items()}
+    found = membership(
+        model, ParameterChange(change.before, longer), members, spec=SPEC, null=null,
+        num_examples=8, schedule=LocalSchedule(0.1, 2, 4),
+    )  # fmt: skip
+    assert found.statistic == "gradient_cosine" and found.rehearsal is None
+    assert "nobody knows how to repeat it" in found.reason
 
 
 def test_one_step_of_another_optimizer_than_sgd_is_no_exact_evidence():
