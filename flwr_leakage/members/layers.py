@@ -351,10 +351,10 @@ def _outer_products(
 
 
 def _own_gradient(problem: Problem, name: str) -> Float[Tensor, "m n"]:
-    """Return a weight's pseudo-gradient as a matrix, without a single step's weight decay."""
-    gradient = problem.gradient[name].double()
+    """Return a weight's pseudo-gradient as a matrix, without the weight decay of a single step."""
+    gradient = problem.gradient[name]
     if problem.schedule.weight_decay and problem.schedule.num_steps == 1:
-        gradient = gradient - problem.schedule.weight_decay * problem.params[name].double()
+        gradient = gradient - problem.schedule.weight_decay * problem.params[name]
     return gradient.flatten(1)
 
 

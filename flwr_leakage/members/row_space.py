@@ -15,7 +15,8 @@ from torch import Tensor
 
 RELATIVE_FLOOR = 1e-6
 """Singular values below this share of the largest one are taken for rounding of single precision,
-whose relative error is 6e-8 for each of the numbers that are summed."""
+whose relative error is 6e-8 for each of the numbers that are summed. In another precision the share
+changes with this error."""
 
 
 @dataclass(frozen=True)
@@ -23,14 +24,15 @@ class RowSpace:
     """The row space of a matrix G (m, n) by its singular vectors, and the noise on it.
 
     Attributes:
-        directions: (r, n) the right singular vectors vₖ as orthonormal rows, by falling singular
-            value.
-        singular_values: (r,) the singular values sₖ.
-        noise: the number λ₀ that noise adds to ‖G v‖² for a unit vector v, at least
-            ``RELATIVE_FLOOR`` squared times the largest sₖ².
-        rounding: λ₀ without this floor; some 20 times smaller in a trained network with weights in
+        directions: (r, n) right singular vectors vₖ in orthonormal rows, by falling singular value.
+        singular_values: (r,) singular values sₖ.
+        noise: λ₀, the energy that noise adds to ‖G v‖² for a unit vector v, at least
+            ``floor`` squared times the largest sₖ².
+        rounding: λ₀ without this floor, some 20 times smaller in a trained network with weights in
             single precision.
-        left: (m, r) the left singular vectors uₖ as columns.
+        left: (m, r) left singular vectors uₖ.
+        floor: share of the largest singular value that is taken for rounding, in the precision of
+            the matrix.
     """
 
     directions: Float[Tensor, "r n"]
@@ -38,6 +40,7 @@ class RowSpace:
     noise: float
     rounding: float
     left: Float[Tensor, "m r"]
+    floor: float = RELATIVE_FLOOR
 
     @classmethod
     def of(cls, matrix: Float[Tensor, "m n"], noise_std: float = 0.0) -> "RowSpace":
@@ -45,9 +48,8 @@ class RowSpace:
 
         Args:
             matrix: the matrix G, such as a layer's pseudo-gradient.
-            noise_std: the standard deviation σ ≥ 0 of independent noise on the entries of G. The
-                noise λ₀ on a squared singular value is then m σ², and at least ``RELATIVE_FLOOR``
-                squared times the largest one.
+            noise_std: σ ≥ 0 of independent noise on the entries of G. Then λ₀ = m σ², and at least
+                ``floor`` squared times the largest sₖ².
 
         Example:
             >>> space = RowSpace.of(torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0]]))
@@ -58,13 +60,15 @@ class RowSpace:
         # time.
         basis, core = torch.linalg.qr(matrix.double().T)
         left, values, directions = torch.linalg.svd(core.T, full_matrices=False)
-        return cls(directions @ basis.T, values, 0.0, 0.0, left).with_noise(noise_std)
+        relative = torch.finfo(matrix.dtype).eps / torch.finfo(torch.float32).eps
+        space = cls(directions @ basis.T, values, 0.0, 0.0, left, RELATIVE_FLOOR * relative)
+        return space.with_noise(noise_std)
 
     def with_noise(self, noise_std: float) -> "RowSpace":
         """Return the same row space for another standard deviation of the noise on the matrix."""
         largest = float(self.singular_values[0]) if len(self.singular_values) else 0.0
         told = len(self.left) * noise_std**2
-        return replace(self, noise=max(told, (RELATIVE_FLOOR * largest) ** 2), rounding=told)
+        return replace(self, noise=max(told, (self.floor * largest) ** 2), rounding=told)
 
     @property
     def rank(self) -> int:

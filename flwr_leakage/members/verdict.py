@@ -283,8 +283,6 @@ def examine(
     began = time.process_time()
     check_records(problem, candidates, null, statistics)
     require_optimizer(optimizer)
-    if optimizer != "SGD" and noise_std is None:
-        noise_std = 0.0
     used = [name for name in statistics if labelled or name not in LABELLED]
     flat = replace(
         problem,
@@ -444,7 +442,9 @@ def _weigh(
         column, name = _first_choice(usual.names, observed)
         (others,) = compute_features([observed], null, statistics)
         return usual.values[:, column], others.values[:, column], None, "statistical", name, why
-    std = noise_std if noise_std is not None else _told_noise(spans)
+    std = noise_std or 0.0
+    if noise_std is None and optimizer == "SGD":  # the spectrum of another optimizer's step is full
+        std = _told_noise(spans)
     for repeated in dict.fromkeys((optimizer, "Adam")):
         rehearsal = rehearse(problem, observed, null[:size], statistics, generator, std, repeated)
         if rehearsal.length <= LONGEST:

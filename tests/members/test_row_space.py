@@ -65,3 +65,8 @@ def test_noise_is_read_from_the_spectrum_also_where_there_is_little_else():
     assert noise_of_spectrum(alone, 30) == pytest.approx(1, rel=0.03)
     with pytest.raises(ValueError, match="rows must be below 60"):
         noise_of_spectrum(RowSpace.of(noisy), 60)
+
+
+@pytest.mark.parametrize(("dtype", "rank"), [(torch.float32, 1), (torch.float64, 2)])
+def test_what_counts_as_rounding_depends_on_the_precision(dtype, rank):
+    assert RowSpace.of(torch.diag(torch.tensor([1.0, 1e-9], dtype=dtype))).rank == rank
