@@ -315,25 +315,42 @@ def _of_the_class(images: Images, labels: Tensor, null: Batch, seed: int) -> Ten
 
 
 def print_labels(sources: Sources, seeds: range, rows: Sequence[int] | None) -> None:
-    """Class counts that the same updates tell, beside equal counts and what was expected."""
-    lab.print_header("network", "update", "updates", "labels right", "expected", "equal counts")
+    """Class counts that the same updates tell, beside equal counts and what was expected.
+
+    ``covered`` counts the estimates that have at least the share ``least_right``, the least of the
+    rehearsals. ``refused`` counts updates of whose counts nothing was said.
+    """
+    lab.print_header(
+        "network", "update", "updates", "refused", "labels right", "expected", "least",
+        "covered", "equal counts", "CPU s",
+    )  # fmt: skip
     cases = [case for case in ROWS if not case.network.startswith("resnet")]
     cases += [Case(defense=defense, name=name) for name, defense in DEFENSES]
     for case in _chosen(cases, rows):
-        found = []
+        found, blind, refused, began = [], [], 0, time.process_time()
         for seed in seeds:
             network, spec = make(case, sources(case.network), seed)
             members, _, _ = split(sources(case.network), case, spec, seed)
             members = members[: case.count]
             seen = released(case, network, members, seed)
             problem = pose(mapped(network), spec, seen, ThreatModel())
-            made = rehearse(problem, case.optimizer).estimate(problem)
             truth = torch.bincount(members.targets, minlength=spec.num_classes)
             uniform = torch.full((spec.num_classes,), case.count / spec.num_classes)
-            rights = [share_right(counts, truth) for counts in (made.counts, uniform)]
-            found.append((rights[0], made.expected_right, rights[1]))
-        cells = [f"{sum(column) / len(seeds):.2f}" for column in zip(*found, strict=True)]
-        lab.print_row(case.network, case, len(seeds), *cells)
+            blind.append(share_right(uniform, truth))
+            try:
+                made = rehearse(problem, case.optimizer).estimate(problem)
+            except ValueError:
+                refused += 1
+                continue
+            right = share_right(made.counts, truth)
+            found.append((right, made.expected_right, made.least_right, right >= made.least_right))
+        means = [sum(column) / len(found) for column in zip(*found, strict=True)]
+        cells = [f"{value:.2f}" for value in means] or ["–"] * 4
+        seconds = (time.process_time() - began) / len(seeds)
+        lab.print_row(
+            case.network, case, len(seeds), refused, *cells, f"{mean_of(blind):.2f}",
+            f"{seconds:.1f}",
+        )  # fmt: skip
 
 
 # Canaries

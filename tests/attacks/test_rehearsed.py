@@ -1,5 +1,7 @@
 """Class counts of whole clients: many steps, Adam, several epochs, with an error of their own."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -120,3 +122,43 @@ def test_neighbouring_sizes_share_the_steps_of_a_rehearsal():
     assert [rehearsed_steps(n) for n in (1, 5, 8)] == [1, 5, 8]
     assert rehearsed_steps(157) == rehearsed_steps(160)
     assert all(abs(rehearsed_steps(n) / n - 1) < 0.12 for n in range(9, 250))
+
+
+def with_noise(problem, std):
+    stream = torch.Generator().manual_seed(7)
+    noisy = {
+        name: value + std * torch.randn(value.shape, generator=stream)
+        for name, value in problem.gradient.items()
+    }
+    return replace(problem, gradient=noisy)
+
+
+def test_noise_on_an_update_lowers_what_its_counts_are_expected_to_have_right():
+    problem = problem_of(batch_size=96)
+    rehearsals = rehearse(problem)
+    plain = rehearsals.estimate(problem)
+    noisy = rehearsals.estimate(with_noise(problem, 0.1))
+    assert noisy.least_right < noisy.expected_right < plain.expected_right - 0.05
+    assert share_right(noisy.counts, COUNTS) >= noisy.least_right
+
+
+def test_noise_that_is_larger_than_the_counts_leaves_nothing_to_say():
+    problem = problem_of(batch_size=96)
+    with pytest.raises(ValueError, match="hides the class counts: under it"):
+        rehearse(problem).estimate(with_noise(problem, 3.0))
+
+
+def test_zeros_in_the_last_layer_are_no_noise():
+    problem = problem_of(batch_size=96)
+    name = "3.weight"
+    pruned = problem.gradient[name].clone()
+    pruned[pruned.abs() < pruned.abs().median()] = 0
+    pruned = replace(problem, gradient={**problem.gradient, name: pruned})
+    rehearsals = rehearse(problem)
+    assert rehearsals.estimate(pruned).expected_right == rehearsals.estimate(problem).expected_right
+
+
+def test_noise_on_more_steps_than_are_kept_is_refused():
+    problem = problem_of(epochs=20)
+    with pytest.raises(ValueError, match="rehearsals of more than 100 steps"):
+        rehearse(problem, draws=1).estimate(with_noise(problem, 1.0))

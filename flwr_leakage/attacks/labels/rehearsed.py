@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from flwr_leakage.attacks.budget import Budget
 from flwr_leakage.attacks.labels.counts import ClassCounts, class_counts
-from flwr_leakage.attacks.network.linear import find_last_bias
+from flwr_leakage.attacks.network.linear import find_last_bias, find_last_layer
 from flwr_leakage.attacks.problem import Problem
 from flwr_leakage.gradient_map import repeat_training, require_optimizer
 from flwr_leakage.params import Params, scale
@@ -47,6 +47,13 @@ for each rehearsal."""
 CONCENTRATION = 0.5
 """The concentration of the symmetric Dirichlet law from which rehearsals draw their class
 frequencies: skewed clients, as in experiments on label skew. No table."""
+
+NOISE_DRAWS = 2
+"""Draws of an update's noise for each rehearsal, whole and clipped: 24 for six rehearsals."""
+
+NOTICED = 0.01
+"""Noise counts as a defense's beyond this share of the last layer's update. Counts follow from an
+update with less noise to within a percent, and rounding is smaller."""
 
 RATES = torch.logspace(-3, 4, 57).tolist()
 """The values among which the free rate r of a method is chosen."""
@@ -146,16 +153,19 @@ class _Rehearsed:
     """One rehearsal of a client's training on dummy samples with known labels.
 
     Attributes:
-        kind: the index of the kind of dummies in ``KINDS``.
-        delta: the change of the parameters by the training, by name; empty once it is not needed.
-        shift: the change of the classifier's outputs by the training.
+        kind: the number of the kind of dummies, such as noise.
+        delta: the update that the training gave; empty if it is not kept.
+        shift: the change of the classifier's outputs by that training.
         truth: (K,) the frequencies of the dummies' classes.
+        replayed: share of labels that a replay of the last layer has right; ``None`` if it does not
+            apply.
     """
 
     kind: int
     delta: Params
     shift: Shift
     truth: Tensor
+    replayed: float | None
 
 
 @dataclass(frozen=True)
@@ -168,7 +178,9 @@ class Rehearsals:
     Attributes:
         problem: the problem of one of these clients.
         probes: (M, C, H, W) inputs whose logits are compared before and after training.
-        bias: the name of the logits' bias, or ``None`` if they have no trained bias.
+        bias: the name of the logits' bias, or ``None``.
+        head: the name of the last layer's trained weight. It is empty if no layer gives the logits,
+            or if its rows do not sum to zero in rehearsals, as after steps of Adam.
         made: the rehearsals.
         schedule_steps: number of local steps of each rehearsal.
     """
@@ -176,16 +188,27 @@ class Rehearsals:
     problem: Problem
     probes: Tensor
     bias: str | None
-    made: Sequence[_Rehearsed]
+    head: str
+    made: list[_Rehearsed]
     schedule_steps: int
 
     def estimate(self, problem: Problem, num_examples: int | None = None) -> LabelEstimate:
-        """Return the class counts behind an update, by the method that was best in rehearsals.
+        """Return the class counts behind a client's update.
 
-        Args:
-            problem: the client's update.
-            num_examples: the client's number of samples; by default that of the samples used.
+        If the update has noise, the rehearsals get noise of the same size, so that the methods are
+        calibrated under it. Who adds noise may also have clipped, which a length cannot tell from
+        other class counts. So the expected share is that of rehearsals as they are and of clipped
+        ones.
+
+        Raises:
+            ValueError: under the update's noise no method has more labels right than equal counts,
+                or the rehearsals' updates, to which noise is added, were not kept.
         """
+        std = self._noise_of(problem)
+        made = self._under_noise(problem, std, 1.0) if std else self.made
+        tests = made
+        if std:
+            tests = [*made, *self._under_noise(problem, std, self._clipped_to(problem, std))]
         best, least, name = -1.0, -1.0, ""
         rate: float | None = None
         for tried, method in METHODS.items():
@@ -193,54 +216,113 @@ class Rehearsals:
                 continue
             shares = []
             for kind in range(len(KINDS)):
-                others = [each for each in self.made if each.kind != kind]
+                others = [each for each in made if each.kind != kind]
                 fitted = _best_rate(method, others)
                 shares += [
                     share_right(method(each.shift, fitted), each.truth)
-                    for each in self.made
+                    for each in tests
                     if each.kind == kind
                 ]
             mean = sum(shares) / len(shares)
             if mean > best:
                 best, least, name = mean, min(shares), tried
-                rate = _best_rate(method, self.made)
-        if replayed := self._replayed():
+                rate = _best_rate(method, made)
+        replayed = [each.replayed for each in tests if each.replayed is not None]
+        if len(replayed) == len(tests):
             mean = sum(replayed) / len(replayed)
             if mean > best:
                 best, least, name, rate = mean, min(replayed), REPLAY, None
+        uniform = torch.full_like(made[0].truth, 1 / len(made[0].truth))
+        blind = sum(share_right(uniform, each.truth) for each in made) / len(made)
+        if std and best <= blind:
+            raise ValueError(
+                f"noise of {std:.2g} on each entry of the update hides the class counts: under it "
+                f"{best:.0%} of labels are right in rehearsals, and {blind:.0%} by equal counts"
+            )
         observed = scale(problem.gradient, -problem.schedule.learning_rate)
         if rate is None:
             frequencies = _replay(problem)
         else:
             frequencies = METHODS[name](_shift(problem, observed, self.probes, self.bias), rate)
-        nothing = torch.zeros_like(frequencies)
-        uniform = torch.full_like(nothing, 1 / len(nothing))
-        blind = [share_right(uniform, each.truth) for each in self.made]
         return LabelEstimate(
-            class_counts(nothing, frequencies, num_examples or problem.num_samples),
+            class_counts(
+                torch.zeros_like(frequencies), frequencies, num_examples or problem.num_samples
+            ),
             best,
             least,
-            sum(blind) / len(blind),
+            blind,
             name,
             len(self.made),
         )
 
-    def _replayed(self) -> list[float]:
-        """Return the share of labels that a replay of the last layer has right in each rehearsal.
+    def _noise_of(self, problem: Problem) -> float:
+        """Return σ of the noise on the entries of a pseudo-gradient, 0 if none is noticed.
 
-        The list is empty if such a replay is not possible: it needs a last linear layer, plain SGD
-        and few steps.
+        The errors of a softmax sum to zero over K classes. So do the K rows of the last layer's
+        gradient, whatever the samples, and each entry of their sum has the noise Kσ² alone. Noise
+        leaves no entry at zero, as pruning does.
         """
-        shares = []
-        try:
-            for each in self.made:
-                gradient = scale(each.delta, -1 / self.problem.schedule.learning_rate)
-                schedule = replace(self.problem.schedule, num_steps=self.schedule_steps)
-                posed = replace(self.problem, gradient=gradient, schedule=schedule)
-                shares.append(share_right(_replay(posed), each.truth))
-        except ValueError:  # a replay needs a last linear layer, plain SGD and few steps
-            return []
-        return shares
+        if not self.head:
+            return 0.0
+        matrix = problem.gradient[self.head]
+        zeros = float((matrix == 0).double().mean())
+        if zeros > NOTICED or _noise_share(matrix) <= NOTICED:
+            return 0.0
+        return float(matrix.double().sum(0).square().mean() / len(matrix)) ** 0.5
+
+    def _clipped_to(self, problem: Problem, std: float) -> float:
+        """Return the size s ≤ 1 of a client's update G in the last layer, without its noise.
+
+        It is relative to repeated updates R: ``s² = (‖G‖² − dσ²) / mean ‖R‖²`` for d entries with
+        noise σ. The numerator is at least the standard deviation √(2d) σ² of the noise's energy.
+        """
+        released, rate = problem.gradient[self.head].double(), problem.schedule.learning_rate
+        energies = [float(each.delta[self.head].double().square().sum()) for each in self.made]
+        repeated = sum(energies) / len(energies) / rate**2
+        own = float(released.square().sum()) - released.numel() * std**2
+        own = max(own, (2 * released.numel()) ** 0.5 * std**2)
+        return min(1.0, math.sqrt(own / max(repeated, 1e-300)))
+
+    def _under_noise(self, problem: Problem, std: float, size: float) -> list[_Rehearsed]:
+        """Return the rehearsals, scaled to a size and with noise σ on each gradient's entry.
+
+        Raises:
+            ValueError: the rehearsals' updates were not kept.
+        """
+        if not all(each.delta for each in self.made):
+            raise ValueError(
+                f"the update has noise of {std:.2g} on each entry, and rehearsals of more than "
+                f"{REPLAYED_STEPS} steps or of a mean update keep nothing to which it can be added"
+            )
+        step, stream = problem.schedule.learning_rate * std, torch.Generator().manual_seed(0)
+
+        def noisy(value: Tensor) -> Tensor:
+            noise = torch.randn(value.shape, generator=stream, dtype=value.dtype).to(value.device)
+            return size * value + step * noise
+
+        found = []
+        for each in self.made * NOISE_DRAWS:
+            delta = {name: noisy(value) for name, value in each.delta.items()}
+            shift = _shift(problem, delta, self.probes, self.bias)
+            replayed = _replayed(self.problem, self.schedule_steps, delta, each.truth)
+            found.append(replace(each, delta={}, shift=shift, replayed=replayed))
+        return found
+
+
+def _noise_share(matrix: Tensor) -> float:
+    """Return ``‖Σₖ Gₖ‖ / ‖G‖`` of the rows of a last layer's update: about 1 for noise alone."""
+    whole = float(matrix.double().norm())
+    return float(matrix.double().sum(0).norm()) / max(whole, 1e-300)
+
+
+def _replayed(problem: Problem, steps: int, delta: Params, truth: Tensor) -> float | None:
+    """Return the share of labels that a replay has right in a rehearsal; ``None`` if unfit."""
+    gradient = scale(delta, -1 / problem.schedule.learning_rate)
+    posed = replace(problem, gradient=gradient, schedule=replace(problem.schedule, num_steps=steps))
+    try:
+        return share_right(_replay(posed), truth)
+    except ValueError:  # a replay needs a last linear layer, plain SGD and few steps
+        return None
 
 
 def rehearse(
@@ -276,7 +358,9 @@ def rehearse(
     if draws < 1:
         raise ValueError(f"draws must be at least 1, got {draws}.")
     budget = Budget.of(max_seconds)
-    bias = find_last_bias(problem)
+    bias, head = find_last_bias(problem), _head(problem)
+    is_short = problem.schedule.num_steps <= REPLAYED_STEPS
+    keeps_deltas = optimizer == "SGD" and is_short and not problem.members
     stream = torch.Generator().manual_seed(seed)
     probes, _ = _dummies(problem, 0.7, max(DUMMIES // 3 // problem.spec.num_classes, 2), stream)
     steps = rehearsed_steps(problem.schedule.num_steps)
@@ -292,11 +376,22 @@ def rehearse(
             delta = _train(problem, optimizer, inputs, labels, sources, limit)
             counts = torch.bincount(labels.flatten(), minlength=problem.spec.num_classes)
             truth = counts.to(inputs) / counts.sum()
-            made.append(_Rehearsed(kind, delta, _shift(problem, delta, probes, bias), truth))
-    is_short = problem.schedule.num_steps <= REPLAYED_STEPS
-    keeps_deltas = optimizer == "SGD" and is_short and not problem.members
-    made = [each if keeps_deltas else replace(each, delta={}) for each in made]
-    return Rehearsals(problem, probes, bias, made, steps)
+            shift = _shift(problem, delta, probes, bias)
+            if head and _noise_share(delta[head]) > NOTICED:
+                head = ""
+            delta = delta if keeps_deltas else {}
+            replayed = _replayed(problem, steps, delta, truth)
+            made.append(_Rehearsed(kind, delta, shift, truth, replayed))
+    return Rehearsals(problem, probes, bias, head, made, steps)
+
+
+def _head(problem: Problem) -> str:
+    """Return the name of the last layer's trained weight; empty if no layer gives the logits."""
+    try:
+        name = find_last_layer(problem).weight
+    except ValueError:
+        return ""
+    return name if name in problem.gradient_map.trained else ""
 
 
 def rehearsed_steps(num_steps: int) -> int:
