@@ -51,6 +51,9 @@ frequencies: skewed clients, as in experiments on label skew. No table."""
 NOISE_DRAWS = 2
 """Draws of an update's noise for each rehearsal, whole and clipped: 24 for six rehearsals."""
 
+NOISE_AGAIN = 24
+"""Draws of noise that are added to a noisy update again, to see how far its own counts move."""
+
 NOTICED = 0.01
 """Noise counts as a defense's beyond this share of the last layer's update. Counts follow from an
 update with less noise to within a percent, and rounding is smaller."""
@@ -198,17 +201,18 @@ class Rehearsals:
         If the update has noise, the rehearsals get noise of the same size, so that the methods are
         calibrated under it. Who adds noise may also have clipped, which a length cannot tell from
         other class counts. So the expected share is that of rehearsals as they are and of clipped
-        ones.
+        ones. It is at most the share of its own counts that the update keeps on average if such
+        noise is added to it again (a parametric bootstrap; Efron 1979), and likewise the least.
 
         Raises:
             ValueError: under the update's noise no method has more labels right than equal counts,
                 or the rehearsals' updates, to which noise is added, were not kept.
         """
         std = self._noise_of(problem)
-        made = self._under_noise(problem, std, 1.0) if std else self.made
-        tests = made
+        made = tests = self._under_noise(problem, std, 1.0) if std else self.made
+        size = self._clipped_to(problem, std) if std else 1.0
         if std:
-            tests = [*made, *self._under_noise(problem, std, self._clipped_to(problem, std))]
+            tests = [*made, *self._under_noise(problem, std, size)]
         best, least, name = -1.0, -1.0, ""
         rate: float | None = None
         for tried, method in METHODS.items():
@@ -234,16 +238,26 @@ class Rehearsals:
                 best, least, name, rate = mean, min(replayed), REPLAY, None
         uniform = torch.full_like(made[0].truth, 1 / len(made[0].truth))
         blind = sum(share_right(uniform, each.truth) for each in made) / len(made)
+        observed = scale(problem.gradient, -problem.schedule.learning_rate)
+
+        def inferred(delta: Params) -> Tensor:
+            if rate is not None:
+                return METHODS[name](_shift(problem, delta, self.probes, self.bias), rate)
+            gradient = scale(delta, -1 / problem.schedule.learning_rate)
+            return _replay(replace(problem, gradient=gradient))
+
+        frequencies = inferred(observed)
+        if std:
+            stream = torch.Generator().manual_seed(1)
+            step = problem.schedule.learning_rate * std / size
+            again = (_with_noise(observed, step, stream) for _ in range(NOISE_AGAIN))
+            kept = [share_right(inferred(delta), frequencies) for delta in again]
+            best, least = min(best, sum(kept) / len(kept)), min(least, *kept)
         if std and best <= blind:
             raise ValueError(
-                f"noise of {std:.2g} on each entry of the update hides the class counts: under it "
-                f"{best:.0%} of labels are right in rehearsals, and {blind:.0%} by equal counts"
+                f"noise of {std:.2g} on each entry of the update hides the class counts: "
+                f"{best:.0%} of labels are expected to be right, and {blind:.0%} by equal counts"
             )
-        observed = scale(problem.gradient, -problem.schedule.learning_rate)
-        if rate is None:
-            frequencies = _replay(problem)
-        else:
-            frequencies = METHODS[name](_shift(problem, observed, self.probes, self.bias), rate)
         return LabelEstimate(
             class_counts(
                 torch.zeros_like(frequencies), frequencies, num_examples or problem.num_samples
@@ -295,18 +309,21 @@ class Rehearsals:
                 f"{REPLAYED_STEPS} steps or of a mean update keep nothing to which it can be added"
             )
         step, stream = problem.schedule.learning_rate * std, torch.Generator().manual_seed(0)
-
-        def noisy(value: Tensor) -> Tensor:
-            noise = torch.randn(value.shape, generator=stream, dtype=value.dtype).to(value.device)
-            return size * value + step * noise
-
         found = []
         for each in self.made * NOISE_DRAWS:
-            delta = {name: noisy(value) for name, value in each.delta.items()}
+            delta = _with_noise(scale(each.delta, size), step, stream)
             shift = _shift(problem, delta, self.probes, self.bias)
             replayed = _replayed(self.problem, self.schedule_steps, delta, each.truth)
             found.append(replace(each, delta={}, shift=shift, replayed=replayed))
         return found
+
+
+def _with_noise(delta: Params, std: float, stream: torch.Generator) -> Params:
+    """Return an update with independent Gaussian noise on each entry."""
+    return {
+        name: value + std * torch.randn(value.shape, generator=stream).to(value)
+        for name, value in delta.items()
+    }
 
 
 def _noise_share(matrix: Tensor) -> float:
