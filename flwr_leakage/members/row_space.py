@@ -198,7 +198,6 @@ def noise_of_spectrum(space: RowSpace, rows: int) -> float:
 
     Raises:
         ValueError: there is no singular value behind the first ``rows``.
-        ValueError: there is no singular value behind them.
     """
     values, longer = space.singular_values, max(len(space.left), space.directions.shape[1])
     if rows >= len(values):

@@ -273,8 +273,8 @@ class Rehearsals:
         """Return σ of the noise on the entries of a pseudo-gradient, 0 if none is noticed.
 
         The errors of a softmax sum to zero over K classes. So do the K rows of the last layer's
-        gradient, whatever the samples, and each entry of their sum has the noise Kσ² alone. Noise
-        leaves no entry at zero, as pruning does.
+        gradient, whatever the samples. So each entry of their sum is noise alone, of variance Kσ².
+        If entries are zero, the update was pruned and not noised.
         """
         if not self.head:
             return 0.0
