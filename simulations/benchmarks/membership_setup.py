@@ -158,7 +158,7 @@ class TruncatedSVD(Defense):
     """The core of SVDefense: singular values of each weight's update that hold 99 % of energy."""
 
     def on_update(
-        self, update: Update, randomness: Randomness, local_round: LocalRound | None
+        self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
     ) -> Update:
         """Drop the smaller singular values."""
         delta = {}
