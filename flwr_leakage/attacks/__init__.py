@@ -18,7 +18,6 @@ from flwr_leakage.attacks.optimizers.base import Adam
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 from flwr_leakage.attacks.parallel import Parallel
 from flwr_leakage.attacks.problem import pose
-from flwr_leakage.attacks.restarts import Restarts
 from flwr_leakage.attacks.starts import Grey, Normal
 from flwr_leakage.attacks.strongest import Strongest
 from flwr_leakage.attacks.text.read_text import ReadText
@@ -45,7 +44,6 @@ __all__ = [
     "Normal",
     "Parallel",
     "ReadText",
-    "Restarts",
     "Strongest",
     "TotalVariation",
     "pose",

@@ -16,7 +16,6 @@ from flwr_leakage.attacks import (
     Attack,
     AttackJob,
     GradientInversion,
-    Restarts,
     Strongest,
     TotalVariation,
     presets,
@@ -149,8 +148,6 @@ def shortened(attack):
     if isinstance(attack, Strongest):
         attacks = {name: shortened(part) for name, part in attack.attacks.items()}
         return replace(attack, attacks=attacks)
-    if isinstance(attack, Restarts):
-        return replace(attack, attack=shortened(attack.attack))
     if isinstance(attack, GradientInversion):
         iterations = min(attack.optimizer.iterations, 300)
         return replace(attack, optimizer=replace(attack.optimizer, iterations=iterations))

@@ -3,7 +3,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flwr_leakage.attacks import AttackJob, DenseGaussNewton, GradientInversion, Normal, Restarts
+from flwr_leakage.attacks import (
+    AttackJob,
+    DenseGaussNewton,
+    FeatureMatching,
+    GradientInversion,
+    Normal,
+)
 from flwr_leakage.attacks.optimizers.lbfgs import LBFGS
 from flwr_leakage.records import ThreatModel
 
@@ -57,11 +63,24 @@ def test_wrong_seeds_and_restarts_are_refused(job):
     ids=lambda attack: type(attack).__name__,
 )
 def test_a_result_does_not_depend_on_the_other_targets(attack, job):
-    attack = Restarts(attack, 2)
     together = attack(job)
     for index in (1, 2):
         (alone,) = attack(job.take([index]))
         torch.testing.assert_close(
             alone.batch.inputs, together[index].batch.inputs, atol=1e-5, rtol=0
         )
-        assert alone.stats["restart"] == together[index].stats["restart"]
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        GradientInversion(optimizer=LBFGS(iterations=3), dtype="float64", batching="loop"),
+        FeatureMatching(layer_iterations=20, fit_iterations=5),
+    ],
+    ids=lambda attack: type(attack).__name__,
+)
+def test_restarts_start_elsewhere_and_the_first_is_that_of_a_job_without_any(attack, job):
+    (one,) = attack(job.take([0]))
+    three = attack(replace(job, observations=[job.observations[0]] * 3, restarts=[0, 1, 2]))
+    assert torch.equal(three[0].batch.inputs, one.batch.inputs)
+    assert len({result.objective for result in three}) == 3

@@ -22,7 +22,6 @@ from flwr_leakage.attacks import (
     FeatureRecursion,
     GaussNewton,
     GradientInversion,
-    Restarts,
     Strongest,
     pose,
 )
@@ -306,7 +305,6 @@ ITERATING = {
     "LBFGS": GradientInversion(optimizer=LBFGS(50)),
     "Adam": GradientInversion(optimizer=Adam(50)),
     "order": GradientInversion(optimizer=LBFGS(20), order=OrderSearch(2, 1)),
-    "restarts": Restarts(GradientInversion(optimizer=LBFGS(50)), 2),
     "second order": GaussNewton(steps=4),
     "matching": FeatureMatching(),
     "portfolio": Strongest({"one": GradientInversion(), "two": GaussNewton(steps=4)}),

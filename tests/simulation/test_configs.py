@@ -129,7 +129,7 @@ def test_a_mistyped_override_names_what_exists(argument, said):
         ["-m", "defense=none,pruning,gaussian"],
         ["defense=pruning", "defense.prune_ratio=0.5"],
         ["experiment=single_digit", "engine=ray", "engine.num_cpus=2"],
-        ["attack=none", "+attack.restarts=2", "hydra.run.dir=/x", "--cfg", "job"],
+        ["attack=none", "+attack.count=2", "hydra.run.dir=/x", "--cfg", "job"],
         ["selection.clients=[0,1]"],
         *([f"dataset={option}", "dataset.root=x"] for option in sorted(NEED_FILES)),
         ["dataset=npz", "dataset.root=x", "dataset.name=y"],
