@@ -20,7 +20,6 @@ SECTIONS = {
     "maxima": scores_accuracy.section_maxima,
     "papers": scores_papers.section_papers,
     "default": scores_cost.section_default,
-    "batch": scores_cost.section_batch,
     "sizes": scores_sizes.section_sizes,
     "pages": scores_sizes.section_pages,
     "budget": scores_budget.section_budget,

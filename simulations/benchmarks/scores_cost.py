@@ -1,13 +1,10 @@
-"""What scores cost: a client's default set, batches, clients."""
-
-from collections.abc import Callable
+"""What scores cost: a client's default set, clients."""
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from flwr_leakage.gradient_map import GradientMap, local_update
-from flwr_leakage.params import ravel
 from flwr_leakage.records import Batch, Exposure, LocalSchedule, Update
 from simulations.benchmarks import lab
 from simulations.benchmarks.scores_papers import (
@@ -74,43 +71,6 @@ def section_default(cifar: str | None, only: str | None) -> None:
         lab.print_row(
             "five epochs over 320 samples", f"{1e3 * seconds:.0f}", f"batch size {batch_size}"
         )
-
-
-def section_batch(cifar: str | None, only: str | None) -> None:
-    """One JJᵀ product of a sample, alone and in a batch."""
-    shape = (1, 28, 28)
-    model = build_model("LeNet", shape)
-    gradient_map = GradientMap(model)
-    lab.print_header("how", "batch", "CPU ms a sample", "times cheaper")
-    single = load_batch(shape, 1, cifar)
-
-    def plain(x: Tensor) -> Tensor:
-        return ravel(gradient_map(gradient_map.params, Batch(x, single.targets)))
-
-    def naive() -> None:
-        v = torch.ones_like(single.inputs)
-        image = torch.func.jvp(plain, (single.inputs,), (v,))[1]
-        torch.func.vjp(plain, single.inputs)[1](image)
-
-    base = _milliseconds(naive)
-    lab.print_row("fresh jvp and vjp, one by one", 1, f"{base:.2f}", "1.0")
-    for size in (1, 8, 32, 64):
-        operator = operator_of(model, load_batch(shape, size, cifar), torch.float32)
-        v = torch.ones(size, operator.num_inputs)
-        cost = _milliseconds(lambda o=operator, v=v: o.gram(v)) / size
-        lab.print_row("this package", size, f"{cost:.3f}", f"{base / cost:.1f}")
-    for size in (1, 32):
-        gradient_map, exposure = exposure_of(model, load_batch(shape, size, cifar), 1e-2)
-        cost = _milliseconds(lambda m=gradient_map, e=exposure: lab.run_scores(m, e), repeats=3)
-        lab.print_row("whole default set", size, f"{cost / size:.1f}", "")
-
-
-def _milliseconds(function: Callable, repeats: int = 20) -> float:
-    function()
-    with lab.Stopwatch() as clock:
-        for _ in range(repeats):
-            function()
-    return 1e3 * clock.seconds / repeats
 
 
 def published_seconds(model: nn.Module, batch: Batch) -> float:
