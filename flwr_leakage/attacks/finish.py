@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from flwr_leakage.attacks.base import ProgressCallback
-from flwr_leakage.attacks.budget import UNLIMITED, Budget, Stopwatch
+from flwr_leakage.attacks.budget import UNLIMITED, Budget, Stopwatch, stop_mark
 from flwr_leakage.attacks.evidence import Evidence
 from flwr_leakage.attacks.inversion.dense_gauss_newton import DenseGaussNewton
 from flwr_leakage.attacks.inversion.gradient_inversion import GradientInversion
@@ -38,15 +37,8 @@ class Finish:
 
     attack: GradientInversion | LeastAbsolute | DenseGaussNewton
 
-    def __call__(
-        self, job: AttackJob, candidate: Batch, progress: ProgressCallback | None = None
-    ) -> Reconstruction:
-        """Return the reconstruction at which the attack arrives from a candidate.
-
-        Args:
-            job: a job of one observation.
-            candidate: the batch to start from; its labels are kept.
-            progress: a callback that is called from time to time.
+    def __call__(self, job: AttackJob, candidate: Batch) -> Reconstruction:
+        """Return the reconstruction of the job's only observation from a candidate.
 
         Raises:
             ValueError: the job has no observation, or several.
@@ -62,7 +54,7 @@ class Finish:
             initialisation=lambda *_: candidate.inputs.clone(),
             labels=lambda *_: candidate.targets,
         )
-        (result,) = attack(job, progress)
+        (result,) = attack(job)
         return result
 
 
@@ -124,7 +116,14 @@ class Denoising:
         require(self, "be at least 1", "iterations")
         require(self, "lie in (0, 1)", "tolerance")
 
-    def __call__(
+    def __call__(self, job: AttackJob, candidate: Batch, evidence: Evidence) -> Reconstruction:
+        """Return the reconstruction of the job's only observation, which the evidence describes."""
+        budget = Budget.of(job.max_seconds)
+        batch, steps = self.denoised(evidence, candidate, budget)
+        stats = {"stage": f"{steps} steps", **stop_mark(budget.is_spent)}
+        return Reconstruction(batch, evidence.judge(batch).distance, stats)
+
+    def denoised(
         self, evidence: Evidence, candidate: Batch, budget: Budget = UNLIMITED
     ) -> tuple[Batch, int]:
         """Return a denoised batch, and the number of Gauss–Newton steps that both runs took.
@@ -208,3 +207,7 @@ def fitted(prior: ImagePrior, inputs: Tensor) -> tuple[ImagePrior, Tensor]:
     point = [own.coordinates(image[None]) for own, image in zip(each, inputs, strict=True)]
     deviations = torch.stack([own.deviations for own in each])
     return replace(prior, deviations=deviations), torch.cat(point)
+
+
+Continuation = Finish | Denoising
+"""An attack that continues from a candidate of another attack."""

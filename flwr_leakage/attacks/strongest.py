@@ -8,10 +8,10 @@ from functools import partial
 import torch
 
 from flwr_leakage.attacks.base import Attack, AttackProgress, DeclaresShare, ProgressCallback
-from flwr_leakage.attacks.budget import Budget, Stopwatch, stop_mark
+from flwr_leakage.attacks.budget import Stopwatch, stop_mark
 from flwr_leakage.attacks.evidence import Candidate, Evidence, Judgement, fuse
 from flwr_leakage.attacks.exact.analytic import POSTERIOR
-from flwr_leakage.attacks.finish import Denoising, Finish
+from flwr_leakage.attacks.finish import Continuation, Denoising, Finish
 from flwr_leakage.attacks.job import AttackJob
 from flwr_leakage.attacks.one_by_one import NORMALISATION, PROVEN_INPUTS, in_box, unscaled
 from flwr_leakage.attacks.problem import Problem
@@ -34,18 +34,12 @@ class Strongest:
     clamped to valid pixels before it is compared, unless its inputs are proven and contradict the
     assumed normalisation (:func:`flwr_leakage.attacks.one_by_one.in_box`).
 
-    ``finish`` is an optimizer that continues from each candidate that is not far less likely than
-    the best, so that candidates are compared at their minima, unless samples are proven or only
-    rounding is left. Its result is one more candidate. For a noised update, ``denoising`` continues
-    in its place: at once from a candidate that explains the update to its noise, and from others
-    after all attacks.
-
-    An attack among ``attacks`` may itself be a :class:`flwr_leakage.attacks.finish.Finish`, which
-    starts from candidates of others. It continues from the likely candidates of the attacks before
-    it, most likely first, until the observation is solved, and once more from those of the attacks
-    after it. So it may be too slow to continue from every candidate. If an observation is solved,
-    but its gradient is not yet met to rounding, it continues from the best candidate. It is not run
-    on a noised update, as it would fit the noise.
+    A *continuation* among ``attacks`` starts from the likely candidates of others, most likely
+    first, until one solves the target. Its answer is one more candidate. A
+    :class:`flwr_leakage.attacks.finish.Finish` continues from the attacks before it, and once more
+    from those after it. If a target is solved, but its gradient is not yet met to rounding, it
+    continues from the winner. It is not run on a noised update, as it would fit the noise. A
+    :class:`flwr_leakage.attacks.finish.Denoising` is run on noised updates only, after all attacks.
 
     If no attack solved an observation, the result is the weighted mean of the candidates around the
     most likely one, if there are several; see :func:`flwr_leakage.attacks.evidence.fuse`.
@@ -74,19 +68,14 @@ class Strongest:
             ``attacks`` changes nothing.
         batches_first: the names of attacks that work best on batches. On an update of one sample
             they come after all others that do not continue from a candidate.
-        behind_batches: the names of attacks of type ``Finish`` that also continue right after each
-            of ``batches_first``, on updates of several samples. There ``finish`` comes after them,
-            and only if they do not solve the observation, as they gain more in a second.
+        behind_batches: the names of finishes that also continue right after each of
+            ``batches_first``, on targets of several samples.
         without_features: the names of attacks that are left out once an attack has proven the
-            features (a layer's inputs) of all samples of a batch, and has fitted images to the
-            equations that remain. The attacks left out only fit the gradient, which tells less.
-        finish: the attack that continues from a candidate, or ``None``. It may take half as much
-            time as an attack.
-        denoising: the attack that continues from a candidate under noise, or ``None``. It may also
-            take half as much time as an attack.
+            features of all samples of a batch, and has answered by the equations of what is left of
+            the update. These attacks only fit the gradient, which tells less.
     """
 
-    attacks: Mapping[str, Attack | Finish]
+    attacks: Mapping[str, Attack | Continuation]
     tolerance: float = 1e-7
     max_seconds: float | None = 120.0
     share: float = 0.5
@@ -94,8 +83,6 @@ class Strongest:
     batches_first: Collection[str] = ()
     behind_batches: Collection[str] = ()
     without_features: Collection[str] = ()
-    finish: Finish | None = None
-    denoising: Denoising | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.attacks, Mapping) or not self.attacks:
@@ -120,7 +107,7 @@ class Strongest:
             attack = self.attacks[name]
             chosen = []
             for index, target in enumerate(targets):
-                goes_on = isinstance(attack, Finish) and not target.is_done
+                goes_on = isinstance(attack, Continuation) and not target.is_done
                 if target.evidence is None or not counts(target.num_samples):
                     continue
                 if target.is_solved and not goes_on:
@@ -136,14 +123,10 @@ class Strongest:
                     chosen.append(index)
             if not chosen:
                 continue
-            if isinstance(attack, Finish):
+            if isinstance(attack, Continuation):
                 for index in chosen:
                     target = targets[index]
-                    alone = target.alone(job, index)
-                    self._end(alone, target, name, attack, limit)
-                    if target.followed and not target.is_solved:
-                        self._go_on(alone, target, target.followed, limit)
-                    target.followed = ""
+                    self._continue(target.alone(job, index), target, name, attack, limit)
                 continue
             left = min(targets[index].left(limit) for index in chosen)
             share = 1.0 if name == visits[-1][0] else self.share
@@ -159,16 +142,6 @@ class Strongest:
             shares = _seconds(found, watch.seconds)
             for index, result, seconds in zip(chosen, found, shares, strict=True):
                 targets[index].take(name, result, seconds)
-                if targets[index].waits(name):
-                    targets[index].waiting.append(name)
-                elif self._is_followed(name, targets[index].num_samples):
-                    targets[index].followed = name
-                else:
-                    self._go_on(targets[index].alone(job, index), targets[index], name, limit)
-        for index, target in enumerate(targets):
-            target.waiting.sort(key=lambda name: target.candidates[name].energy)
-            for name in [] if target.is_solved else target.waiting[:MOST]:
-                self._go_on(target.alone(job, index), target, name, limit)
         for target in targets:
             target.fuse()
         if progress is not None:
@@ -185,69 +158,22 @@ class Strongest:
         several times, as the place depends on the number of samples.
         """
         later = [name for name in self.attacks if name in self.batches_first]
-        fresh = [name for name, each in self.attacks.items() if not isinstance(each, Finish)]
+        fresh = [n for n, each in self.attacks.items() if not isinstance(each, Continuation)]
+        last = [name for name, each in self.attacks.items() if isinstance(each, Denoising)]
         visits: list[tuple[str, Callable[[int], bool]]] = []
         for name in self.attacks:
-            visits.append((name, _several if name in later else _any))
+            if name not in last:
+                visits.append((name, _several if name in later else _any))
             if name in later:
                 visits += [(each, _several) for each in self.attacks if each in self.behind_batches]
             if fresh and name == fresh[-1]:
                 visits += [(each, _one) for each in later]
                 before = [seen for seen, _ in visits]
                 visits += [(each, _any) for each in before if each not in fresh]
-        return visits
+        return visits + [(each, _any) for each in last]
 
-    def _is_followed(self, name: str, count: int) -> bool:
-        """Return whether an attack's result is directly continued by other attacks.
-
-        These are the attacks that the setting ``behind_batches`` names. They follow those of
-        ``batches_first`` on several samples.
-
-        Args:
-            name: the name of the attack.
-            count: number of samples of the update.
-        """
-        return bool(self.behind_batches) and name in self.batches_first and _several(count)
-
-    def _go_on(
-        self, job: AttackJob, target: "_Target", name: str, limit: float, most: int = 4
-    ) -> None:
-        """Run ``finish`` or ``denoising`` from an attack's candidate, if it may become the best.
-
-        If the result's gradient meets the observed one, this is repeated as long as the squared
-        distance at least halves.
-
-        Args:
-            job: the job of this observation alone.
-            target: the state of the observation, which is updated.
-            name: the name of the attack.
-            limit: CPU seconds for the observation in total.
-            most: largest number of repetitions.
-        """
-        assert target.evidence is not None
-        if job.spec.is_text:
-            return  # no attack continues from token ids
-        attack: GoOn | None = None if self.finish is None else partial(_finish, self.finish)
-        suffix = FINISHED
-        if target.evidence.is_noised and self.denoising is not None:
-            attack, suffix = partial(_denoise, self.denoising, target.evidence), DENOISED
-        for _ in range(most):
-            left = target.left(limit) * self.share / 2  # a later one may be better
-            if attack is None or target.is_done or left <= 0 or not target.may_lead(name):
-                return
-            before = target.candidates[name]
-            watch = Stopwatch()
-            part = replace(job, max_seconds=_or_none(left))
-            (found,) = _attempt(partial(attack, before.batch), part, None)
-            seconds = watch.seconds
-            denoised = suffix == DENOISED
-            target.take(name + suffix, found, seconds, fits_noise=True, replaces=denoised)
-            after = target.candidates[name].judged
-            if not (after.is_met and after.distance < before.judged.distance / 2):
-                return
-
-    def _end(
-        self, job: AttackJob, target: "_Target", name: str, attack: Finish, limit: float
+    def _continue(
+        self, job: AttackJob, target: "_Target", name: str, attack: Continuation, limit: float
     ) -> None:
         """Run an attack of type ``Finish`` from the likely candidates of other attacks.
 
@@ -261,24 +187,27 @@ class Strongest:
             limit: CPU seconds for the observation in total.
         """
         assert target.evidence is not None
-        if target.evidence.is_noised:
-            target.leave_out(name, "it would fit the noise")
+        is_denoising = isinstance(attack, Denoising)
+        if target.evidence.is_noised != is_denoising:
+            reason = "it would fit the noise" if target.evidence.is_noised else "there is no noise"
+            target.leave_out(name, reason)
             return
         for origin, candidate in target.likely()[:MOST]:
             if name in target.refused or (name, candidate.name) in target.ended:
                 continue
             target.ended |= {(name, candidate.name), (name, f"{origin} + {name}")}
-            left, inner = target.left(limit), attack.attack
+            left = target.left(limit)
             if left <= 0:
                 return
-            if isinstance(inner, DeclaresShare):
-                attack = replace(attack, attack=inner.with_share(self.share))
+            if isinstance(attack, Finish) and isinstance(attack.attack, DeclaresShare):
+                attack = replace(attack, attack=attack.attack.with_share(self.share))
             else:
                 left *= self.share
             watch = Stopwatch()
             part = replace(job, max_seconds=_or_none(left))
-            (found,) = _attempt(partial(_finish, attack, candidate.batch), part, None)
-            target.take(f"{origin} + {name}", found, watch.seconds)
+            start = partial(_started, attack, candidate.batch, target.evidence)
+            (found,) = _attempt(start, part, None)
+            target.take(f"{origin} + {name}", found, watch.seconds, is_denoised=is_denoising)
             if found.batch is None:
                 # An attack that refuses a target would refuse it from every start.
                 target.refused.add(name)
@@ -298,7 +227,6 @@ class _Target:
     best: Reconstruction
     problem: Problem | None = None
     energy: float = math.inf
-    plain: float = math.inf  # least energy of the attacks' results before they were continued
     seconds: float = 0.0
     posing: float = 0.0
     judging: float = 0.0
@@ -308,8 +236,6 @@ class _Target:
     parts: list[Part] = field(default_factory=list)
     candidates: dict[str, Candidate] = field(default_factory=dict)
     features_of: str = ""
-    waiting: list[str] = field(default_factory=list)
-    followed: str = ""
     ended: set[tuple[str, str]] = field(default_factory=set)
     refused: set[str] = field(default_factory=set)
     answers: dict[str, Reconstruction] = field(default_factory=dict)
@@ -395,20 +321,6 @@ class _Target:
     def num_samples(self) -> int:
         return 0 if self.evidence is None else self.evidence.problem.num_samples
 
-    def waits(self, name: str) -> bool:
-        """Return whether continuing from an attack's candidate must wait for the other attacks.
-
-        It must if the update is noised and the candidate does not explain it to the noise. Under
-        noise, continuing costs more than most attacks, and another start may be far better.
-
-        Args:
-            name: the name of the attack.
-        """
-        assert self.evidence is not None
-        candidate = self.candidates.get(name)
-        is_noised = self.evidence.is_noised
-        return candidate is not None and is_noised and not candidate.judged.is_explained
-
     @property
     def winner(self) -> str:
         return str(self.best.stats.get("attack", ""))
@@ -431,8 +343,7 @@ class _Target:
         name: str,
         result: Reconstruction,
         seconds: float,
-        fits_noise: bool = False,
-        replaces: bool = False,
+        is_denoised: bool = False,
     ) -> bool:
         """Compare an attack's result with the best so far, and return whether it is now the best.
 
@@ -442,11 +353,10 @@ class _Target:
             name: the name of the attack.
             result: the attack's result.
             seconds: the CPU seconds that the attack took.
-            fits_noise: whether the result may have fitted the noise, as it began from another
-                candidate. Then the search continues even if the result explains a noised update.
-            replaces: whether the result replaces the candidate from which it began if both explain
-                a noised update. Both then differ in the prior only, and the result's is the finer
-                one.
+            is_denoised: whether the answer is that of a :class:`Denoising`. It may have fitted the
+                noise, so that the search continues even if it explains the update. If it and its
+                candidate both explain the update, it replaces the candidate: they differ in the
+                prior only, and the prior of the answer is the finer one.
         """
         assert self.evidence is not None
         self.seconds += seconds
@@ -481,7 +391,7 @@ class _Target:
         self.seconds += watch.seconds
         is_mean = POSTERIOR in result.stats and not self.evidence.is_noised
         is_done = is_known or (judged.misfit <= 1 and (judged.is_met or is_mean))
-        solved = judged.is_met or is_done or (judged.is_explained and not fits_noise)
+        solved = judged.is_met or is_done or (judged.is_explained and not is_denoised)
         outcome = "solved" if solved else "stopped" if stopped else "found"
         reason = _proof(result) if proven else str(result.stats.get("stage", ""))
         if scale != 1:
@@ -489,11 +399,9 @@ class _Target:
         self.parts.append(Part(name, outcome, judged.distance, judged.energy, seconds, reason))
         origin = name.partition(" + ")[0]  # a candidate and its finish have the same errors
         rival = self.candidates.get(origin)
-        if name == origin:
-            self.plain = min(self.plain, judged.energy)
         is_better = rival is None or judged.energy < rival.energy
         is_best = self.best.batch is None or judged.energy < self.energy
-        if replaces and rival is not None and judged.is_explained and rival.judged.is_explained:
+        if is_denoised and rival and judged.is_explained and rival.judged.is_explained:
             is_better, is_best = True, is_best or self.winner == rival.name
         answer = _judged(result, name, judged)
         if is_best:
@@ -515,42 +423,12 @@ class _Target:
         if self.candidates:
             leads = min(self.candidates, key=lambda origin: self.candidates[origin].energy)
             self.best, self.energy = self.answers[leads], self.candidates[leads].energy
-            self.plain = self.energy
-
-    def may_win(self, name: str, energy: float) -> bool:
-        """Return whether an attack's result is about as likely as one of the given energy.
-
-        It is if its weight in a mean of both, relative to the other one's, is at least a tenth.
-
-        Args:
-            name: the name of the attack.
-            energy: −2 log posterior of the other result, up to a constant.
-        """
-        return self._has_weight(name, energy, 0.1)
-
-    def may_lead(self, name: str) -> bool:
-        """Return whether it is worth the time to continue from an attack's candidate.
-
-        Continuing may change the energy by far more than the difference of two candidates, above
-        all after an attack that fits other equations. So a weight of 1e-3 relative to the best
-        candidate is enough. But once the best one has been continued, all others may look unlikely.
-        So it is also enough to be about as likely as the best result of an attack by itself.
-        """
-        return self._has_weight(name, self.energy, 1e-3) or self.may_win(name, self.plain)
-
-    def _has_weight(self, name: str, energy: float, least: float) -> bool:
-        assert self.evidence is not None
-        candidate = self.candidates.get(name)
-        return candidate is not None and candidate.weight(energy, self.evidence) >= least
 
     def likely(self) -> list[tuple[str, Candidate]]:
-        """Return the batches found so far that are about as likely as the best one.
-
-        The most likely one comes first. Each entry is the name of the attack that found the batch
-        at first, and the batch with its energy.
-        """
-        found = sorted(self.candidates.items(), key=lambda each: each[1].energy)
-        return [each for each in found if self.may_win(each[0], self.energy)]
+        """Return the candidates about as likely as the best, most likely first, with origins."""
+        evidence, found = self.evidence, sorted(self.candidates.items(), key=_by_energy)
+        assert evidence is not None
+        return [each for each in found if each[1].weight(self.energy, evidence) >= 0.1]
 
     def fuse(self) -> None:
         """Take a mean of the batches that attacks found as the result, if there is one.
@@ -591,12 +469,6 @@ MOST = 3
 """Largest number of candidates that are continued after all attacks. Less likely ones have seldom
 won."""
 
-FINISHED = " + finish"
-"""The end of an attack's name after ``finish`` continued from its candidate."""
-
-DENOISED = " + denoising"
-"""The end of an attack's name after ``denoising`` continued from its candidate."""
-
 FUSED = "fusion"
 """The name of the mean of several attacks' candidates."""
 
@@ -620,8 +492,8 @@ def _or_none(seconds: float) -> float | None:
     return seconds if seconds < math.inf else None
 
 
-GoOn = Callable[..., list[Reconstruction]]
-"""An attack whose first argument is the candidate to continue from."""
+def _by_energy(item: tuple[str, Candidate]) -> float:
+    return item[1].energy
 
 
 def _grey(problem: Problem) -> Batch:
@@ -638,23 +510,16 @@ def _grey(problem: Problem) -> Batch:
     return Batch(inputs, targets)
 
 
-def _finish(
-    finish: Finish, candidate: Batch, job: AttackJob, progress: ProgressCallback | None = None
-) -> list[Reconstruction]:
-    return [finish(job, candidate, progress)]
-
-
-def _denoise(
-    denoising: Denoising,
-    evidence: Evidence,
+def _started(
+    attack: Continuation,
     candidate: Batch,
+    evidence: Evidence,
     job: AttackJob,
     progress: ProgressCallback | None = None,
 ) -> list[Reconstruction]:
-    budget = Budget.of(job.max_seconds)
-    batch, steps = denoising(evidence, candidate, budget)
-    stats = {"stage": f"{steps} steps", **stop_mark(budget.is_spent)}
-    return [Reconstruction(batch, evidence.judge(batch).distance, stats)]
+    if isinstance(attack, Denoising):
+        return [attack(job, candidate, evidence)]
+    return [attack(job, candidate)]
 
 
 def _attempt(

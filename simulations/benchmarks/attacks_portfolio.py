@@ -27,7 +27,7 @@ from torch import Tensor
 
 from flwr_leakage.attacks import Attack, AttackJob, Strongest
 from flwr_leakage.attacks.base import ProgressCallback
-from flwr_leakage.attacks.finish import Finish
+from flwr_leakage.attacks.finish import Continuation
 from flwr_leakage.attacks.presets import load_preset, preset_names
 from flwr_leakage.gradient_map import GradientMap
 from flwr_leakage.records import Reconstruction, ThreatModel
@@ -89,7 +89,7 @@ def run_preset(name: str, job: AttackJob) -> dict[str, Answer]:
     attack = load_preset(name)
     parts: dict[str, Noted] = {}
     if isinstance(attack, Strongest):
-        own = {k: part for k, part in attack.attacks.items() if not isinstance(part, Finish)}
+        own = {k: part for k, part in attack.attacks.items() if not isinstance(part, Continuation)}
         parts = {key: Noted(part, []) for key, part in own.items()}
         attack = replace(attack, attacks={**attack.attacks, **parts})
     whole = Noted(attack, [])

@@ -63,7 +63,7 @@ def test_unknown_names_and_settings_fail():
         ("strongest", ["~attacks.ordered"], "attacks",
          ["text", "patches", "analytic", "exact_batch", "feature_matching", "feature_recursion",
           "batch_images", "dense_gauss_newton", "gauss_newton", "posterior", "least_absolute",
-          "gauss_newton_multistart", "gauss_newton_smooth", "pruning_aware",
+          "finish", "denoising", "gauss_newton_multistart", "gauss_newton_smooth",
           "inverting_gradients"]),
         ("strongest", ["attacks.gauss_newton.products=5"], "attacks[gauss_newton].products", 5),
         ("idlg", ["+normalize_by=running"], "normalize_by", "running"),

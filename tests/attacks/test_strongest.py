@@ -271,11 +271,11 @@ def test_an_attack_that_declares_its_share_shares_the_budget_out_itself(job, gre
 def test_a_best_candidate_is_gone_on_from(job, smooth, grey):
     near = Batch(0.8 * smooth.inputs, smooth.targets)
     finish = Finish(GradientInversion(Euclidean(), optimizer=LBFGS(200, tolerance=1e-12)))
-    attacks = {"near": Answering(near), "later": Answering(grey)}
-    (result,) = Strongest(attacks, finish=finish)(job)
-    first, *finished, last = [(part.name, part.outcome) for part in result.parts]
-    assert (first, last) == (("near", "found"), ("later", "not run"))
-    assert set(finished) == {("near + finish", "solved")}  # again, as long as that halves it
+    attacks = {"near": Answering(near), "finish": finish, "later": Answering(grey)}
+    (result,) = Strongest(attacks)(job)
+    assert [(part.name, part.outcome) for part in result.parts] == [
+        ("near", "found"), ("near + finish", "solved"), ("later", "not run"),
+    ]  # fmt: skip
     assert result.stats["attack"] == "near + finish"
     with pytest.raises(ValueError, match="one observation, got 2"):
         finish(replace(job, observations=list(job.observations) * 2), near)
@@ -393,33 +393,10 @@ def test_a_candidate_gone_on_from_does_not_end_the_search_by_explaining_noise(jo
     candidate = Reconstruction(Batch(torch.zeros(1, *job.spec.shape), torch.tensor([0])), 0.0)
     answers = iter([Judgement(1.0, 0.1, 1.0, False, True), Judgement(2.0, 0.1, 1.0, False, True)])
     monkeypatch.setattr(Evidence, "judge", lambda self, batch: next(answers))
-    assert target.take("first + denoising", candidate, 0.0, fits_noise=True)
+    assert target.take("first + denoising", candidate, 0.0, is_denoised=True)
     assert not target.is_solved
     assert not target.take("second", candidate, 0.0)
     assert target.is_solved and target.winner == "first + denoising"
-
-
-def test_candidates_are_compared_where_they_lead(job, smooth):
-    best, near, far = (Batch(x * smooth.inputs, smooth.targets) for x in (0.9, 0.8, -9.0))
-    finish = Finish(GradientInversion(Euclidean(), optimizer=LBFGS(2)))
-    attacks = {"best": Answering(best), "near": Answering(near), "far": Answering(far)}
-    (result,) = Strongest(attacks, finish=finish)(job)
-    energies = {part.name: part.energy for part in result.parts}
-    assert energies["best"] < energies["near"] < energies["far"]
-    assert set(energies) - {"fusion"} == {*attacks, "best + finish", "near + finish"}
-
-
-def test_a_finish_of_one_candidate_does_not_bar_the_others_from_theirs(job, monkeypatch):
-    target = _Target.of(job, 0, 1e-7, math.inf)
-    scale = target.evidence.equations
-    candidate = Reconstruction(Batch(torch.zeros(1, *job.spec.shape), torch.tensor([0])), 0.0)
-    energies = {"first": 0.0, "first + finish": -20.0, "better": -1.0, "worse": 6.0}
-    answers = iter(Judgement(e * scale, 0.1, 9.0, False, False) for e in energies.values())
-    monkeypatch.setattr(Evidence, "judge", lambda self, batch: next(answers))
-    for name in energies:
-        target.take(name, candidate, 0.0)
-    assert target.winner == "first + finish"
-    assert [name for name in energies if target.may_lead(name)] == ["first", "better"]
 
 
 def test_an_image_that_has_little_of_a_ring_pays_for_noise_there():
@@ -442,10 +419,8 @@ def test_noise_is_taken_out_by_the_spectrum_of_the_image_itself(job, smooth):
     fitted = Answering(
         GradientInversion(Euclidean(), optimizer=LBFGS(100), box=False)(job)[0].batch
     )
-    finish = Finish(GradientInversion(Euclidean(), optimizer=LBFGS(100)))
-    attack = Strongest({"fitted": fitted}, finish=finish)
-    (left,) = attack(job)
-    (result,) = replace(attack, denoising=Denoising())(job)
+    (left,) = Strongest({"fitted": fitted})(job)
+    (result,) = Strongest({"fitted": fitted, "denoising": Denoising()})(job)
     assert result.stats["attack"] == result.parts[-1].name == "fitted + denoising"
     assert result.parts[-1].energy < min(part.energy for part in left.parts)
     assert error(result, smooth) < 0.5 * error(left, smooth)
@@ -463,7 +438,7 @@ def test_of_two_that_explain_the_noise_the_denoised_one_is_the_answer(job, monke
         )
         monkeypatch.setattr(Evidence, "judge", lambda self, batch: next(answers))
         target.take("first", candidate, 0.0)
-        target.take("first + denoising", candidate, 0.0, fits_noise=True, replaces=True)
+        target.take("first + denoising", candidate, 0.0, is_denoised=True)
         assert target.candidates["first"].name == target.winner
         return target.winner
 
@@ -479,23 +454,26 @@ def test_both_priors_of_denoising_have_a_part_in_the_answer(job, smooth):
     double = Batch(start.inputs.double(), start.targets)
     answers = [denoising.solve(evidence, double, prior)[0] for prior in (None, patches)]
     assert not torch.allclose(*answers, atol=1e-3)
-    mean, _ = denoising(evidence, start)
+    mean, _ = denoising.denoised(evidence, start)
     expected = job.spec.clamp(torch.stack(answers).mean(0)).float()
     torch.testing.assert_close(mean.inputs, expected)
 
 
 def test_what_was_not_noised_is_not_denoised(job, smooth, grey):
-    (result,) = Strongest({"far": Answering(grey)}, denoising=Denoising())(job)
-    assert [part.name for part in result.parts] == ["far"]
+    (result,) = Strongest({"far": Answering(grey), "denoising": Denoising()})(job)
+    assert [(part.name, part.outcome) for part in result.parts] == [
+        ("far", "found"), ("denoising", "not run"),
+    ]  # fmt: skip
+    assert result.parts[1].reason == "there is no noise"
 
 
 def test_denoising_ends_once_the_budget_is_spent(job, smooth):
     job = noised(job)
     evidence = Evidence.of(pose(job.gradient_map, job.spec, job.observations[0], job.threat), 0.0)
     denoising, start = Denoising(steps=3), erring(smooth, 0, 0.2)
-    assert denoising(evidence, start, Budget.of(1e-9))[1] == 0
-    assert denoising(evidence, start)[1] == 6  # under each of two priors
-    same, none = replace(denoising, steps=0)(evidence, start)
+    assert denoising.denoised(evidence, start, Budget.of(1e-9))[1] == 0
+    assert denoising.denoised(evidence, start)[1] == 6  # under each of two priors
+    same, none = replace(denoising, steps=0).denoised(evidence, start)
     torch.testing.assert_close(same.inputs, job.spec.clamp(start.inputs))
     assert none == 0
 
@@ -511,19 +489,6 @@ def test_denoising_ends_once_the_budget_is_spent(job, smooth):
 def test_impossible_settings_of_denoising_are_refused(setting, message):
     with pytest.raises(ValueError, match=message):
         Denoising(**setting)
-
-
-def test_what_meets_the_gradient_is_gone_on_from_but_not_what_is_proven(job, smooth, grey):
-    near = erring(smooth, 0, 1e-4)
-    finish = Finish(GradientInversion(Euclidean(), optimizer=LBFGS(5, tolerance=1e-12)))
-    attacks = {"near": Answering(near), "later": Answering(grey)}
-    (result,) = Strongest(attacks, finish=finish)(job)
-    first, *finished, later = result.parts
-    assert (first.outcome, later.outcome) == ("solved", "not run")
-    assert len(finished) > 1 and {part.name for part in finished} == {"near + finish"}
-    assert result.objective < 0.25 * first.objective
-    proven = {"proven": Answering(near, {"verdicts": ("proven",)})}
-    assert len(Strongest(proven, finish=finish)(job)[0].parts) == 1
 
 
 def test_an_attack_among_others_goes_on_from_the_likely_ones_until_one_is_solved(job, smooth, grey):
@@ -575,7 +540,8 @@ def test_under_noise_the_likeliest_is_gone_on_from_once_all_attacks_have_answere
     job = noised(job, 0.01)
     far, near = erring(smooth, 0, 1.0), erring(smooth, 1, 0.5)
     attacks = {"far": Answering(far), "near": Answering(near)}
-    (result,) = Strongest(attacks, tolerance=0.0, denoising=Denoising(1, 5))(job)
+    attacks = {"denoising": Denoising(1, 5), **attacks}
+    (result,) = Strongest(attacks, tolerance=0.0)(job)
     assert [part.name for part in result.parts][:3] == ["far", "near", "near + denoising"]
 
 
@@ -616,7 +582,7 @@ def test_an_update_is_posed_once_for_all_attacks(job, monkeypatch):
     monkeypatch.setattr(jobs, "pose", lambda *args: posed.append(args) or pose(*args))
     fits = {name: GradientInversion(Euclidean(), optimizer=LBFGS(2)) for name in ("one", "two")}
     finish = Finish(GradientInversion(Euclidean(), optimizer=LBFGS(2)))
-    (result,) = Strongest(fits, finish=finish)(job)
+    (result,) = Strongest({**fits, "finish": finish})(job)
     assert {part.name for part in result.parts} >= {"one", "two", "one + finish"}
     assert len(posed) == 1
 

@@ -121,7 +121,7 @@ EASY = ("max_seconds=null", "attacks.exact_batch.search.max_seconds=1000",
 SOLO = ("~attacks.inverting_gradients", "~attacks.gauss_newton_multistart",
      "~attacks.gauss_newton_smooth", "~attacks.ordered",
      *(f"attacks.gauss_newton.{text}" for text in LESS), *EASY,
-     "attacks.pruning_aware.optimizer.iterations=40", "finish.attack.optimizer.iterations=60")
+     "attacks.finish.attack.optimizer.iterations=60")
 """The overrides of a portfolio of second-order attacks alone, cut short."""
 
 STRONGEST = [
