@@ -10,12 +10,12 @@ from simulations.papers.i2f.cost import Cost
 from simulations.papers.i2f.damping import Damping
 from simulations.papers.i2f.directions import Directions
 from simulations.papers.i2f.dynamics import Dynamics
-from simulations.papers.i2f.fairness import Fairness, FairnessPanel
+from simulations.papers.i2f.fairness import Fairness
 from simulations.papers.i2f.initialisation import Initialisation
 from simulations.papers.i2f.noise import Noise, Panel
 from simulations.papers.i2f.perception import Perception
 from simulations.papers.i2f.pruning import Pruning
-from simulations.papers.i2f.trained import TrainedVictim
+from simulations.papers.i2f.trained import FairnessPanel, TrainedVictim
 from simulations.papers.i2f.victim import Victim
 
 __all__ = [

@@ -18,9 +18,9 @@ from simulations.papers.i2f.evidence import (
     slope,
     spearman,
     table_of,
+    without_resnet18,
 )
 from simulations.papers.i2f.noise import Noise, Panel, noise_rows
-from simulations.papers.judge import not_compared
 from simulations.papers.lab import Lab
 
 NEAR = 3.0
@@ -95,15 +95,9 @@ class Bound:
         return cells
 
     def _missing(self) -> list[Claim]:
-        if any(panel.victim.network == "ResNet18" for panel in self.panels):
-            return []
-        return [
-            not_compared(
-                "ResNet-18: I_lb approximates or bounds the RMSE on MNIST and CIFAR-10 (Fig. 1, 2)",
-                "plot only",
-                "ResNet-18 is attacked at size=paper only; the claims above are of other networks",
-            )
-        ]
+        text = "ResNet-18: I_lb approximates or bounds the RMSE on MNIST and CIFAR-10 (Fig. 1, 2)"
+        why = "ResNet-18 is attacked at size=paper only; the claims above are of other networks"
+        return without_resnet18(self.panels, text, why)
 
 
 def _norm(table: Table) -> np.ndarray:

@@ -1,6 +1,5 @@
 """Figure 18 of I²F: I_lb and the error of attacks while a network learns."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,35 +7,25 @@ import numpy as np
 from simulations.papers.findings import Claim, Findings, Row
 from simulations.papers.i2f import charts
 from simulations.papers.i2f.attack import ATTACKER
-from simulations.papers.i2f.evidence import Table, bootstrap, judged, spearman, table_of
-from simulations.papers.i2f.fairness import FairnessPanel
-from simulations.papers.i2f.trained import trained_rows
-from simulations.papers.judge import not_compared
+from simulations.papers.i2f.evidence import (
+    Table,
+    bootstrap,
+    judged,
+    spearman,
+    table_of,
+    without_resnet18,
+)
+from simulations.papers.i2f.trained import FairnessPanel, TrainedStudy
 from simulations.papers.lab import Lab
 
 
 @dataclass(frozen=True)
-class Dynamics:
+class Dynamics(TrainedStudy):
     """I_lb and RMSE over the epochs of training (Zhang et al. 2023, appendix F, figure 18).
 
     Gaussian noise of variance 1e-3; the same images at every epoch. The paper shows epochs 0 to 80
     of LeNet on MNIST and of ResNet-18 on CIFAR-10.
-
-    Attributes:
-        panels: networks with the epochs at which they are attacked, and attacks.
-        each: test images of every class in a block.
-        first: the first test image that may be taken.
-        seeds: of training, noise and starts.
-        variance: of the noise.
-        blocks: of images, each from 100 images after the former; a part is one.
     """
-
-    panels: Sequence[FairnessPanel]
-    each: int
-    first: int
-    seeds: Sequence[int]
-    variance: float = 1e-3
-    blocks: int = 1
 
     def run(self, lab: Lab) -> Findings:
         """Train, attack, compare, judge."""
@@ -56,35 +45,14 @@ class Dynamics:
         )
 
     def _table(self, lab: Lab, panel: FairnessPanel) -> Table:
-        rows = [
-            row
-            for seed in self.seeds
-            for block in range(self.blocks)
-            for row in trained_rows(
-                lab,
-                panel.victim,
-                panel.attack,
-                panel.iterations,
-                self.variance,
-                self.each,
-                self.first + 100 * block,
-                seed,
-            )
-        ]
-        table = dict(table_of(rows))
+        table = dict(table_of(self.rows(lab, panel)))
         table["i_lb_rmse"] = table["i_lb"] / table["root"]
         return table
 
     def _missing(self) -> list[Claim]:
-        if any(panel.victim.network == "ResNet18" for panel in self.panels):
-            return []
-        return [
-            not_compared(
-                "ResNet-18, CIFAR-10: I_lb and the RMSE rise with training (Fig. 18)",
-                "plot only",
-                "ResNet-18 is trained and attacked at size=paper only",
-            )
-        ]
+        text = "ResNet-18, CIFAR-10: I_lb and the RMSE rise with training (Fig. 18)"
+        why = "ResNet-18 is trained and attacked at size=paper only"
+        return without_resnet18(self.panels, text, why)
 
 
 def _claims(panel: str, table: Table) -> list[Claim]:

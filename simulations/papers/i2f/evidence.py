@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +10,7 @@ from scipy import stats
 
 from simulations.papers.findings import Claim, Row
 from simulations.papers.intervals import share_interval
-from simulations.papers.judge import decide
+from simulations.papers.judge import decide, not_compared
 
 Table = Mapping[str, NDArray]
 """Columns of equal length; a missing number is NaN."""
@@ -106,6 +107,13 @@ def median_ratio(table: Table, x: str, y: str) -> float:
     """The median of x/y."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return float(np.nanmedian(table[x] / table[y]))
+
+
+def without_resnet18(panels: Sequence[Any], text: str, why: str) -> list[Claim]:
+    """The claim that a plot of ResNet-18 shows, as not compared; none if a panel has ResNet-18."""
+    if any(panel.victim.network == "ResNet18" for panel in panels):
+        return []
+    return [not_compared(text, "plot only", why)]
 
 
 def judged(

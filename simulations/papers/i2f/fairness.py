@@ -1,6 +1,5 @@
 """Figures 7, 14 and 15 of I²F: the same noise protects some images and classes, and not others."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,9 +9,15 @@ from scipy import stats
 from simulations.papers.findings import Claim, Findings, Row
 from simulations.papers.i2f import charts
 from simulations.papers.i2f.attack import ATTACKER
-from simulations.papers.i2f.evidence import Table, bootstrap, judged, share, table_of
-from simulations.papers.i2f.trained import TrainedVictim, trained_rows
-from simulations.papers.judge import not_compared
+from simulations.papers.i2f.evidence import (
+    Table,
+    bootstrap,
+    judged,
+    share,
+    table_of,
+    without_resnet18,
+)
+from simulations.papers.i2f.trained import FairnessPanel, TrainedStudy
 from simulations.papers.lab import Lab
 
 PRINTED = {"mnist": ((5, 8), (7, 9)), "digits": ((5, 8), (7, 9)), "cifar10": ((7, 8), ())}
@@ -20,45 +25,12 @@ PRINTED = {"mnist": ((5, 8), (7, 9)), "digits": ((5, 8), (7, 9)), "cifar10": ((7
 
 
 @dataclass(frozen=True)
-class FairnessPanel:
-    """One network under one attack.
-
-    Attributes:
-        victim: attacked at its last epoch.
-        attack: ``DGL`` or ``GS``.
-        iterations: of the attack.
-    """
-
-    victim: TrainedVictim
-    attack: str
-    iterations: int
-
-    def __str__(self) -> str:
-        return f"{self.victim} {self.attack}"
-
-
-@dataclass(frozen=True)
-class Fairness:
+class Fairness(TrainedStudy):
     """Unequal protection by equal noise (Zhang et al. 2023, section 5.2, figures 7, 14, 15).
 
     Gaussian noise of variance 1e-3 on the gradients of a trained network. The paper's CIFAR-10
     network is a ResNet-18.
-
-    Attributes:
-        panels: networks and attacks.
-        each: test images of every class in a block.
-        first: the first test image that may be taken.
-        seeds: of training, noise and starts.
-        variance: of the noise.
-        blocks: of images, each from 100 images after the former; a part is one.
     """
-
-    panels: Sequence[FairnessPanel]
-    each: int
-    first: int
-    seeds: Sequence[int]
-    variance: float = 1e-3
-    blocks: int = 1
 
     def run(self, lab: Lab) -> Findings:
         """Train, attack, compare, judge."""
@@ -93,36 +65,14 @@ class Fairness:
         )
 
     def _table(self, lab: Lab, panel: FairnessPanel) -> Table:
-        rows = [
-            row
-            for seed in self.seeds
-            for block in range(self.blocks)
-            for row in trained_rows(
-                lab,
-                panel.victim,
-                panel.attack,
-                panel.iterations,
-                self.variance,
-                self.each,
-                self.first + 100 * block,
-                seed,
-                [max(panel.victim.epochs)],
-            )
-        ]
-        table = dict(table_of(rows))
+        table = dict(table_of(self.rows(lab, panel, [max(panel.victim.epochs)])))
         table["mse"] = table["rmse"] ** 2
         return table
 
     def _missing(self) -> list[Claim]:
-        if any(panel.victim.network == "ResNet18" for panel in self.panels):
-            return []
-        return [
-            not_compared(
-                "ResNet-18, CIFAR-10, GS: classes 7 and 8 are more vulnerable (Fig. 15)",
-                "plot only",
-                "a trained ResNet-18 is attacked at size=paper only",
-            )
-        ]
+        text = "ResNet-18, CIFAR-10, GS: classes 7 and 8 are more vulnerable (Fig. 15)"
+        why = "a trained ResNet-18 is attacked at size=paper only"
+        return without_resnet18(self.panels, text, why)
 
 
 def _claims(panel: str, data: str, table: Table) -> list[Claim]:

@@ -87,3 +87,54 @@ def trained_rows(
         extra: Row = {"epoch": epoch, "accuracy": trained.accuracy[epoch]}
         found += [{**row, **extra} for row in rows]
     return found
+
+
+@dataclass(frozen=True)
+class FairnessPanel:
+    """One network under one attack.
+
+    Attributes:
+        victim: attacked at all of its epochs, or at the last one.
+        attack: ``DGL`` or ``GS``.
+        iterations: of the attack.
+    """
+
+    victim: TrainedVictim
+    attack: str
+    iterations: int
+
+    def __str__(self) -> str:
+        return f"{self.victim} {self.attack}"
+
+
+@dataclass(frozen=True)
+class TrainedStudy:
+    """Attacks on the noised gradients of trained networks.
+
+    Attributes:
+        panels: networks with the epochs at which they are attacked, and attacks.
+        each: test images of every class in a block.
+        first: the first test image that may be taken.
+        seeds: of training, noise and starts.
+        variance: of the noise.
+        blocks: of images, each from 100 images after the former; a part is one.
+    """
+
+    panels: Sequence[FairnessPanel]
+    each: int
+    first: int
+    seeds: Sequence[int]
+    variance: float = 1e-3
+    blocks: int = 1
+
+    def rows(
+        self, lab: Lab, panel: FairnessPanel, epochs: Sequence[int] | None = None
+    ) -> list[Row]:
+        """The rows of a panel for all seeds and blocks, at some of its epochs or at all."""
+        settings = (panel.victim, panel.attack, panel.iterations, self.variance, self.each)
+        return [
+            row
+            for seed in self.seeds
+            for block in range(self.blocks)
+            for row in trained_rows(lab, *settings, self.first + 100 * block, seed, epochs)
+        ]
