@@ -187,6 +187,8 @@ class Strongest:
             limit: CPU seconds for the observation in total.
         """
         assert target.evidence is not None
+        if job.spec.is_text:
+            return  # no attack continues from token ids
         is_denoising = isinstance(attack, Denoising)
         if target.evidence.is_noised != is_denoising:
             reason = "it would fit the noise" if target.evidence.is_noised else "there is no noise"

@@ -239,6 +239,10 @@ def test_noise_ends_the_certificate_before_the_order():
     assert set(found.stats["tokens"]) == set(batch.inputs.unique().tolist())
     assert torch.equal(found.batch.inputs, batch.inputs)
     assert not found.stats["certified"]
+    # No attack of the portfolio continues from token ids, denoising under noise included.
+    portfolio = read(model, spec, loss, batch, load_preset("strongest"), update=noised)
+    assert {part.outcome for part in portfolio.parts} == {"found", "refused", "not run"}
+    assert torch.equal(portfolio.batch.inputs, batch.inputs)
 
 
 def test_near_misses_are_not_certified(monkeypatch):
