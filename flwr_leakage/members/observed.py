@@ -48,6 +48,8 @@ def examine_observation(
         noise_std: the standard deviation of a defense's noise on the entries of the gradient;
             ``None`` if it is not known.
         seed: the seed of random draws, if the test repeats the round on null records.
+        optimizer: the class name of the client's optimizer, such as ``SGD`` or ``Adam``, by which
+            such a repetition trains.
     """
     threat = ThreatModel(view="aggregate" if observation.members else "single")
     # A model may draw from the global generator, whose state is restored.
