@@ -1,7 +1,6 @@
 """Find the package's Hydra configs, and build scores and defenses from their YAML files.
 
-The folder of the configs lies beside the package in a clone, and inside it in a wheel. The module
-also names the default attack.
+The folder of the configs lies beside the package in a clone, and inside it in a wheel.
 """
 
 import importlib
@@ -26,15 +25,9 @@ def conf_dir() -> Path:
 
 
 def load_part(group: str, name: str) -> Any:
-    """Return the score or defense that the YAML file ``conf/<group>/<name>.yaml`` describes.
-
-    Args:
-        group: ``score`` or ``defense``, the groups whose files can be read without Hydra.
-        name: the name of a file of the group, without ``.yaml``.
-
-    Returns:
-        The object that the file's ``_target_`` names, built with the file's settings; or a
-        dictionary of such objects, where the file lists several by name.
+    """Return the score or defense that the YAML file ``conf/<group>/<name>.yaml`` describes, built
+    with its settings; or a dictionary of them, where the file lists several by name. ``group`` is
+    ``score`` or ``defense``, whose files can be read without Hydra.
 
     Raises:
         ValueError: the group has no such file; the message lists the names that it has.
@@ -55,10 +48,8 @@ def load_part(group: str, name: str) -> Any:
 
 
 def _built(node: Any) -> Any:
-    """Return a node of YAML in which each mapping with ``_target_`` has become an object.
-
-    The object is of the class that ``_target_`` names. The mapping's other entries are its
-    arguments, and are built first.
+    """Return a node of YAML in which each mapping with ``_target_`` has become an object of that
+    class. The mapping's other entries are its arguments, and are built first.
     """
     if isinstance(node, list):
         return [_built(entry) for entry in node]

@@ -29,10 +29,7 @@ def lazy(
     package: str, homes: Mapping[str, Sequence[str]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return the functions ``__getattr__`` and ``__dir__`` for a package that imports names late.
-
-    Args:
-        package: the package's ``__name__``.
-        homes: the exported names, listed under the module that defines them.
+    ``package`` is its ``__name__``; ``homes`` lists the names under the modules that define them.
 
     Raises:
         ImportError: raised by the returned ``__getattr__``, if a name needs a third-party package
@@ -54,14 +51,9 @@ def lazy(
 
 
 def missing(what: str, error: ModuleNotFoundError) -> ImportError:
-    """Return the error to raise when a feature needs a third-party package that is not installed.
-
-    Args:
-        what: the feature, which begins the message.
-        error: the failed import; it is returned itself if no extra of this package installs it.
-
-    Returns:
-        An error whose message names the package and the pip command for the extra that installs it.
+    """Return the error to raise when ``what``, a feature, needs a third-party package that is not
+    installed, with the pip command for the extra that installs it; ``error`` itself if no extra
+    does.
 
     Example:
         >>> print(missing("observe", ModuleNotFoundError("No module named 'x'", name="jinja2")))

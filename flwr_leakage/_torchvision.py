@@ -1,11 +1,9 @@
 """Make ``import torchvision`` work where its compiled operators do not match torch.
 
 Where pip installs a CPU build of torch, the torchvision from PyPI is still the CUDA build. Its
-compiled library then does not load, its operators are never declared, and importing it fails with
-``operator torchvision::nms does not exist``, because ``torchvision._meta_registrations`` registers
-shape functions for the box operators ``nms`` and ``qnms``. Declaring the two schemas before the
-first import is enough for models, transforms and datasets, which are pure Python. Where torchvision
-loads by itself, this module does nothing.
+compiled library then does not load, and importing it fails with ``operator torchvision::nms does
+not exist``. Declaring the schemas of ``nms`` and ``qnms`` before is enough for models, transforms
+and datasets. Where torchvision loads by itself, this module does nothing.
 """
 
 import importlib.util

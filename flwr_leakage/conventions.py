@@ -70,9 +70,8 @@ def public_statistics(name: str, channels: int) -> Statistics:
 
 
 def public_specs(spec: InputSpec) -> dict[str, InputSpec]:
-    """Return ``spec`` under each public normalisation that fits its number of channels.
-
-    The keys are the names of the normalisations, such as ``CIFAR-10``.
+    """Return ``spec`` under each public normalisation that fits its number of channels, keyed by
+    names such as ``CIFAR-10``.
     """
     channels = spec.shape[0]
     found = {}
@@ -84,10 +83,8 @@ def public_specs(spec: InputSpec) -> dict[str, InputSpec]:
 
 
 def possible_specs(spec: InputSpec) -> list[InputSpec]:
-    """Return the specs that inputs may have: ``spec`` itself, then all public ones if it is unsure.
-
-    Public ones are added only if ``spec.known`` is false and the inputs are images of 8 bits.
-    ``known`` is true in all specs that are returned.
+    """Return the specs that inputs may have, all with ``known`` true: ``spec`` itself, then all
+    public ones if ``spec.known`` is false and the inputs are images of 8 bits.
     """
     given = replace(spec, known=True)
     if spec.known or not spec.box:
@@ -97,16 +94,9 @@ def possible_specs(spec: InputSpec) -> list[InputSpec]:
 
 
 def public_normalization(inputs: Tensor) -> str:
-    """Return the name of the public normalisation under which all values are levels of pixels.
-
-    The name comes from the short list ``PUBLIC``. It shows which constant the pipeline of the app
-    uses, and reveals the value of no pixel.
-
-    Args:
-        inputs: samples (B, C, H, W) in the model's input space.
-
-    Returns:
-        A key of ``PUBLIC``; empty where none fits, as for images that were interpolated.
+    """Return the name in ``PUBLIC`` of the normalisation under which all values of inputs (B, C, H,
+    W) are levels of pixels; empty where none fits, as for images that were interpolated. It tells
+    the constant that the app's pipeline uses, and the value of no pixel.
     """
     eps = torch.finfo(inputs.dtype).eps if inputs.dtype.is_floating_point else 0.0
     error = eps / math.sqrt(12) * float(inputs.detach().abs().max())
@@ -185,10 +175,8 @@ def read_normalization(inputs: Tensor, told: InputSpec, error: float) -> Reading
     on no grid of levels at all neither confirm nor refute it, except that inputs of a single row or
     column are then taken for no images.
 
-    Args:
-        inputs: (B, C, H, W) values that are exact up to their numerical error.
-        told: the normalisation that the attack was told.
-        error: the standard deviation of the numerical error of a value.
+    ``inputs`` are exact up to a numerical error of standard deviation ``error``. ``told`` is the
+    normalisation that the attack was told.
     """
     values = inputs.detach().cpu().double()
     specs = {n: s for n, s in public_specs(told).items() if not normalizations_agree(s, told)}
@@ -228,16 +216,9 @@ def _wrong(right: str) -> str:
 
 
 def _grid(values: Tensor, spec: InputSpec, error: float) -> list[tuple[int, int]] | None:
-    """Return how many levels of pixels occur in each channel, and how far apart they lie.
-
-    Args:
-        values: (B, C, H, W) inputs of a network.
-        spec: the normalisation under which the inputs are read as pixels.
-        error: the standard deviation of the numerical error of a value.
-
-    Returns:
-        For each channel, the number of different levels and the greatest common divisor of their
-        distances; ``None`` if a value is no level of a pixel under this normalisation.
+    """Return, for each channel of a network's inputs, how many levels of pixels occur under the
+    normalisation ``spec``, and the greatest common divisor of their distances; ``None`` if a value
+    is no level. ``error`` is the standard deviation of a value's numerical error.
     """
     for depth in DEPTHS:
         found = []
@@ -254,17 +235,10 @@ def _grid(values: Tensor, spec: InputSpec, error: float) -> list[tuple[int, int]
 def _levels(
     values: Tensor, mean: float, std: float, error: float, depth: int
 ) -> Sequence[int] | None:
-    """Return the different levels that the pixels of a channel have, in ascending order.
-
-    Args:
-        values: (N,) inputs of a network, of one channel.
-        mean: the mean of the normalisation, in pixel units.
-        std: the standard deviation of the normalisation, in pixel units.
-        error: the standard deviation of the numerical error of a value.
-        depth: the largest level, such as 255 for images of 8 bits.
-
-    Returns:
-        The levels; ``None`` if values lie off all levels, or if errors are too large to tell.
+    """Return the levels of a channel's pixels, ascending; ``None`` if values lie off all levels, or
+    if errors are too large to tell. ``mean`` and ``std`` are the normalisation in pixel units,
+    ``error`` the standard deviation of a value's numerical error, and ``depth`` the largest level,
+    such as 255.
     """
     slack = depth * (WRITTEN + std * error)
     if slack > LARGEST_DEVIATION:
@@ -283,29 +257,23 @@ def _levels(
 
 def _possible(grid: list[tuple[int, int]] | None) -> bool:
     """Return whether the levels that :func:`_grid` found allow that the normalisation is right.
-
     They do not if some value is no level, or if many levels of a channel have a common divisor
-    above 1: then the true grid is coarser.
+    above 1.
     """
     return grid is not None and all(step == 1 or count < MANY for count, step in grid)
 
 
 def _confirmed(grid: list[tuple[int, int]] | None) -> bool:
-    """Return whether the levels that :func:`_grid` found show that the normalisation is right.
-
-    They do if at least ``FEW`` occur in each channel, with no common divisor of their distances.
+    """Return whether the levels that :func:`_grid` found show that the normalisation is right. They
+    do if at least ``FEW`` occur in each channel, with no common divisor of their distances.
     """
     return grid is not None and all(step == 1 and count >= FEW for count, step in grid)
 
 
 def _is_on_a_grid(values: Tensor, error: float) -> bool:
-    """Return whether values lie on a grid of at most 256 equidistant levels, by more than chance.
-
-    Values of interpolated images, or averages of several pixels, lie on no such grid.
-
-    Args:
-        values: (N,) inputs of a network, of one channel.
-        error: the standard deviation of the numerical error of a value.
+    """Return whether values (N,) of one channel lie on at most 256 equidistant levels, by more than
+    chance, unlike those of interpolated images. ``error`` is the standard deviation of a value's
+    numerical error.
     """
     ordered = values.sort().values
     width = float(ordered[-1] - ordered[0])
@@ -325,16 +293,10 @@ def _is_on_a_grid(values: Tensor, error: float) -> bool:
 
 
 def _between_black_and_white(values: Tensor, told: InputSpec, error: float) -> InputSpec | None:
-    """Return the normalisation under which each channel's extremes are black (0) and white (1).
-
-    It is returned only if all values are levels of pixels under it, at least ``MANY`` in each
-    channel, with distances that have no common divisor; else ``None``. Images without a black or a
-    white pixel in some channel fit no such grid.
-
-    Args:
-        values: (B, C, H, W) inputs of a network.
-        told: the spec of the inputs, of which mean and standard deviation are replaced.
-        error: the standard deviation of the numerical error of a value.
+    """Return the normalisation, in place of that of ``told``, under which each channel's extremes
+    are black (0) and white (1). It is ``None`` unless all values are levels of pixels under it, at
+    least ``MANY`` in each channel, with distances that have no common divisor. ``error`` is the
+    standard deviation of a value's numerical error.
     """
     channels = values.transpose(0, 1).flatten(1)
     low, high = channels.amin(1), channels.amax(1)

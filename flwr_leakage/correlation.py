@@ -17,8 +17,8 @@ class Correlation:
 
     Attributes:
         coefficient: ρ in [−1, 1]; ``None`` where it is not defined, as for a constant quantity.
-        low: the lower end of the confidence interval; ``None`` where it is not defined.
-        high: the upper end of the confidence interval; ``None`` where it is not defined.
+        low: the lower end of the confidence interval, or ``None``.
+        high: the upper end of the confidence interval, or ``None``.
         n: the number of pairs used.
         note: why a number is missing; mostly empty.
     """
@@ -36,13 +36,9 @@ def spearman(
     """Return Spearman's ρ, the linear correlation of ranks; equal values share their mean rank.
 
     The interval is ``tanh(artanh ρ ± z·√((1 + ρ²/2) / (n − 3)))``, with the variance of artanh ρ by
-    Bonett and Wright (2000, eq. 3) and z the normal quantile. It needs at least 5 pairs.
-
-    Args:
-        x: one value per sample; a sample is left out if its value here or in ``y`` is missing or
-            not finite.
-        y: the other quantity's values, for the same samples in the same order.
-        confidence: level of the interval, in (0, 1).
+    Bonett and Wright (2000, eq. 3) and z the normal quantile. It needs at least 5 pairs. ``x`` and
+    ``y`` are values of the same samples in order; a sample is left out if one is missing or not
+    finite. ``confidence`` in (0, 1) is the interval's level.
 
     Raises:
         ValueError: lengths differ, or ``confidence`` lies outside (0, 1).
@@ -102,16 +98,14 @@ class RankAgreement:
 def rank_agreement(seen: Iterable[tuple[int, Hashable, float, float]]) -> RankAgreement:
     """Test by permutation whether two quantities rank units, such as clients, alike within rounds.
 
-    Each unit counts once: in the round, of those in which it was seen, that has the most units. It
-    is compared with the units that count in the same round, so that a drift over rounds is no
-    agreement. Let a and b be the units' ranks in x and in y within their round, less the round's
-    mean rank. The coefficient is ``⟨a, b⟩ / (‖a‖‖b‖)``, which is Spearman's ρ for a single round.
-    The p-value is the share of all permutations of units within rounds whose coefficient is at
-    least as far from zero (Fisher 1935). If there are more than ``ARRANGEMENTS`` permutations, the
-    share is that among as many random ones and the observed order (Phipson and Smyth 2010).
+    Each unit counts once, in the round with the most units of those in which it was seen. Let a and
+    b be the units' ranks in x and in y within their round, less the round's mean rank. The
+    coefficient is ``⟨a, b⟩ / (‖a‖‖b‖)``, which is Spearman's ρ for a single round. The p-value is
+    the share of all permutations of units within rounds whose coefficient is at least as far from
+    zero (Fisher 1935). If there are more than ``ARRANGEMENTS`` permutations, the share is that
+    among as many random ones and the observed order (Phipson and Smyth 2010).
 
-    Args:
-        seen: tuples of a round, a unit, and the unit's values x and y in that round.
+    ``seen`` are tuples of a round, a unit, and the unit's values x and y in that round.
 
     Example:
         >>> found = rank_agreement([(1, "a", 1, 9), (1, "b", 2, 8), (1, "c", 3, 5), (2, "a", 9, 0)])
@@ -148,11 +142,8 @@ def rank_agreement(seen: Iterable[tuple[int, Hashable, float, float]]) -> RankAg
 
 
 def _arrangements(sizes: Sequence[int], drawn: bool) -> Iterable[NDArray]:
-    """Yield permutations of units within their blocks, as rows of arrays of indices.
-
-    Args:
-        sizes: the number of units in each block; blocks follow each other in the indices.
-        drawn: whether random permutations are drawn, after the identity, in place of all of them.
+    """Yield permutations of units within consecutive blocks of the given sizes, as rows of arrays
+    of indices: all of them, or random ones after the identity if ``drawn``.
     """
     starts = np.cumsum([0, *sizes])
     if not drawn:

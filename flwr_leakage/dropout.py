@@ -58,11 +58,8 @@ class Masked(FunctionMode):
         return self.outputs(len(self.calls) - 1, inputs)
 
     def outputs(self, number: int, inputs: Tensor) -> Tensor:
-        """Return the output of a dropout call: its input times its mask.
-
-        Args:
-            number: the number of the call in the forward pass, from 0.
-            inputs: the input of the call.
+        """Return the output of the dropout call ``number`` in the forward pass, from 0: its input
+        times its mask.
         """
         mask = self.masks[number] if number < len(self.masks) else None
         return inputs if mask is None else inputs * mask.to(inputs)
@@ -86,9 +83,8 @@ class Dropouts(FunctionMode):
     def on_call(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Return the result of a torch function, and note the function if it drops units.
-
-        With ``skip`` it then drops none.
+        """Return the result of a torch function, without drops if ``skip``, and note the function
+        if it drops units.
         """
         given = dict(zip(_names(function), args, strict=False)) | kwargs
         if function in ATTENTION:
@@ -121,14 +117,9 @@ def _names(function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def functional_dropout(model: nn.Module, inputs: Tensor) -> list[str]:
-    """Return the functions that drop units in a pass, such as ``dropout (p=0.5)``, each once.
-
-    The model is run in its present mode. Dropout by ``nn.Dropout`` modules in train mode is found,
-    too. The state of torch's global random generator is restored.
-
-    Args:
-        model: a copy of the model, as a pass in train mode may change it.
-        inputs: the inputs of the pass.
+    """Return the functions that drop units in a pass of a copy of the model in its present mode,
+    such as ``dropout (p=0.5)``, each once, with those of ``nn.Dropout`` modules. Torch's global
+    random generator keeps its state.
     """
     walk = Dropouts(skip=False)
     with torch.no_grad(), torch.random.fork_rng(devices=[]), walk:

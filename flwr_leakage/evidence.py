@@ -1,10 +1,9 @@
 """Write the evidence of a run on one page to be filed, and verify such a page against its run.
 
 Each sentence of the page names the records of the run that it rests on. A record's id is made of
-its own content: the first 12 hexadecimal digits of the SHA-256 of its canonical JSON. A sentence
-lists the ids of its records and one digest of them all, and the page lists the digests of the run's
-files. So whoever holds the run can find each record, and :func:`verify` shows whether one of them
-was changed since.
+its own content; see :func:`record_id`. A sentence lists the ids of its records and one digest of
+them all, and the page lists the digests of the run's files. So :func:`verify` shows whether one of
+them was changed since.
 """
 
 import hashlib
@@ -134,9 +133,8 @@ class Evidence:
 
 
 def record_id(record: LeakageRecord) -> str:
-    """Return the id of a record: the first 12 hexadecimal digits of the SHA-256 of its JSON.
-
-    Records of equal content have equal ids, wherever they stand.
+    """Return the id of a record, the first 12 hexadecimal digits of the SHA-256 of its JSON;
+    records of equal content have equal ids.
     """
     text = json.dumps(asdict(record), sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -177,20 +175,16 @@ Chosen = Callable[[LeakageRecord], bool]
 
 
 def _of(*kinds: str, names: str = "") -> Chosen:
-    """Return a predicate of records, which chooses them by kind and by name.
-
-    Args:
-        kinds: the kinds of record that are chosen.
-        names: a regular expression that must be found in the record's name.
+    """Return a predicate that chooses records of the given kinds in whose name the regular
+    expression ``names`` is found.
     """
     return lambda record: record.kind in kinds and bool(re.search(names, record.name))
 
 
 def _sentences(data: RunData) -> list[tuple[str, str, str, Chosen | None]]:
-    """Return the statements of the page in their order.
-
-    Each is a tuple of its heading, its text, its source (``records`` or ``run.json``), and a
-    predicate that chooses the records on which it rests, or ``None``.
+    """Return the statements of the page in order, each as its heading, its text, its source
+    (``records`` or ``run.json``), and a predicate that chooses the records on which it rests, or
+    ``None``.
     """
     index, metadata = Index(data.records), data.metadata
     found, fate, done = attempts(index), fates(index), rounds_of(index)
@@ -290,16 +284,12 @@ def _capital(text: str) -> str:
 
 
 def write_evidence(run: str | Path, output: str | Path | None = None) -> Path:
-    """Write the page of evidence as HTML for a browser to print, and its content as JSON beside it.
-
-    Neither file holds an image. Both are readable by their owner only.
+    """Write the page of evidence as HTML to be printed, and its content as JSON beside it, and
+    return the page's path. Neither file holds an image, and only their owner can read them.
 
     Args:
         run: a run folder.
         output: the path of the HTML page; ``evidence.html`` in the run folder by default.
-
-    Returns:
-        The path of the page.
     """
     made = make_evidence(run)
     path = Path(output) if output is not None else Path(run) / "evidence.html"
@@ -354,10 +344,9 @@ _EMBEDDED = re.compile(r'<script type="application/json" id="evidence">(.*?)</sc
 
 
 def verify(page: str | Path, run: str | Path) -> tuple[str, ...]:
-    """Return sentences that name each difference between a page of evidence and its run.
-
-    The tuple is empty where all agrees. If another version of this package wrote the page, its
-    sentences may differ in their words; then only files and records are compared.
+    """Return sentences that name each difference between a page of evidence and its run; none where
+    all agrees. If another version of this package wrote the page, only files and records are
+    compared, as sentences may differ in words.
 
     Args:
         page: the HTML page of evidence, or the JSON file beside it.

@@ -18,14 +18,9 @@ from flwr_leakage.params import Params
 
 
 def trained_names(model: nn.Module, trained: Iterable[nn.Parameter] | None) -> frozenset[str]:
-    """Return the names of the parameters that the client trains.
-
-    A parameter is trained if it requires a gradient and is in ``trained``. A parameter that two
+    """Return the names of the parameters that the client trains: those that require a gradient and
+    are in ``trained``, which its optimizer holds, or in the model if ``None``. A parameter that two
     layers share has the one name that ``named_parameters`` gives it.
-
-    Args:
-        model: the client's model.
-        trained: the parameters that the client's optimizer holds; ``None`` for all of the model.
 
     Raises:
         ValueError: no parameter is trained, or ``trained`` holds a parameter of another model.
@@ -46,10 +41,8 @@ def trained_names(model: nn.Module, trained: Iterable[nn.Parameter] | None) -> f
 
 
 def logits_of(output: object) -> Tensor:
-    """Return the logits within the output of a model.
-
-    The output may be the tensor itself; an object or a mapping with an entry ``logits``; or a
-    sequence or mapping that holds one tensor and nothing else.
+    """Return the logits within a model's output: the tensor itself; the entry ``logits`` of an
+    object or mapping; or the only tensor in a sequence or mapping.
 
     Raises:
         ValueError: the output is none of these.
@@ -80,12 +73,10 @@ class PlainKernels:
     """A context in which models are computed by kernels with right second derivatives.
 
     Some fused kernels of PyTorch have no second derivative: those of
-    ``scaled_dot_product_attention``, the fast path of ``nn.MultiheadAttention`` in eval mode (which
-    under ``torch.func`` even drops the gradient of its own weights), the recurrent layers of oneDNN
-    and cuDNN, and ``nn.Hardsigmoid``. Layer and instance normalisation have a wrong one where
-    ``torch.func.vmap`` is inside of the second derivative, as their saved mean and deviation then
-    count as constants. The context switches the fused kernels off, and replaces the normalisations
-    and ``nn.Hardsigmoid`` by elementary operations.
+    ``scaled_dot_product_attention``, the fast path of ``nn.MultiheadAttention`` in eval mode, the
+    recurrent layers of oneDNN and cuDNN, and ``nn.Hardsigmoid``. Layer and instance normalisation
+    have a wrong one where ``torch.func.vmap`` is inside of it. The context switches fused kernels
+    off, and replaces the normalisations and ``nn.Hardsigmoid`` by elementary operations.
 
     Attributes:
         recurrent: whether the model has recurrent layers; only then oneDNN and cuDNN are switched
@@ -134,9 +125,8 @@ class PlainKernels:
 
 
 class _WrittenOut(FunctionMode):
-    """A context that replaces layers without a right second derivative by elementary operations.
-
-    The layers are layer normalisation, instance normalisation and ``F.hardsigmoid``.
+    """A context that replaces layer normalisation, instance normalisation and ``F.hardsigmoid``,
+    which lack a right second derivative, by elementary operations.
     """
 
     def on_call(
@@ -153,9 +143,8 @@ class _WrittenOut(FunctionMode):
 
 @wrap_torch_function(lambda input, inplace=False: (input,))
 def hard_sigmoid(input: Tensor, inplace: bool = False) -> Tensor:
-    """Return ``F.hardsigmoid(input)``, by operations that can be differentiated twice.
-
-    A torch function mode outside of :class:`PlainKernels` sees one call, as it does of torch's own.
+    """Return ``F.hardsigmoid(input)``, by operations that can be differentiated twice. A function
+    mode outside of :class:`PlainKernels` sees one call, as of torch's own.
     """
     outputs = (input / 6 + 0.5).clamp(0, 1)
     return input.copy_(outputs) if inplace else outputs
@@ -202,15 +191,9 @@ def gradient_by_autograd(
     point: Mapping[str, Tensor],
     others: Sequence[Tensor],
 ) -> Params:
-    """Return the gradient of a scalar function by autograd, keyed as ``point``.
-
-    The gradient can itself be differentiated if an entry of ``point`` or of ``others`` requires a
-    gradient.
-
-    Args:
-        function: a function of tensors by name, which returns a scalar.
-        point: the tensors by name at which the gradient is taken, and with respect to which.
-        others: the tensors besides ``point`` on which the function depends.
+    """Return the gradient by autograd, keyed as ``point``, of a scalar function of tensors by name
+    at ``point``. It can itself be differentiated if an entry of ``point`` or of ``others``, on
+    which the function also depends, requires a gradient.
     """
     again = torch.is_grad_enabled() and any(t.requires_grad for t in [*point.values(), *others])
     with torch.enable_grad():

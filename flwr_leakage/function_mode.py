@@ -7,10 +7,8 @@ from torch.overrides import TorchFunctionMode
 
 
 class FunctionMode(TorchFunctionMode):
-    """A context whose method ``on_call`` decides the result of each call of a torch function.
-
-    It catches functions however a model spells them: as modules, functional calls, methods or
-    operators.
+    """A context whose method ``on_call`` decides the result of each call of a torch function,
+    whether a model makes it by a module, a function, a method or an operator.
     """
 
     def __torch_function__(
@@ -25,11 +23,7 @@ class FunctionMode(TorchFunctionMode):
     def on_call(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Return the result of a call of a torch function; a subclass may return another one.
-
-        Args:
-            function: the torch function that was called.
-            args: the positional arguments of the call.
-            kwargs: the named arguments of the call, a copy that may be changed.
+        """Return the result of calling a torch function with ``args`` and ``kwargs``, a copy that
+        may be changed; a subclass may return another one.
         """
         return function(*args, **kwargs)

@@ -105,10 +105,8 @@ class GradientMap:
 
     @property
     def uses_batch_statistics(self) -> bool:
-        """Return whether a sample's gradient depends on the batch that it is in.
-
-        It does for a client that trains BatchNorm layers in train mode, as they normalise with the
-        mean and variance of the batch.
+        """Return whether a sample's gradient depends on its batch, as it does if BatchNorm layers
+        are trained in train mode, and normalise with the batch's mean and variance.
         """
         return self.batch_norm == "batch" and self.has_batch_norm
 
@@ -126,11 +124,9 @@ class GradientMap:
     ) -> "GradientMap":
         """Return the map with batch statistics as constants and the same gradient at the samples.
 
-        A client in train mode normalises by the mean and variance of its batch, which depend on the
-        samples. If these statistics are known, they are given as buffers, and the map returned here
-        normalises by them as constants. Its loss has a term in addition, so that at the private
-        samples its gradient is that of the original map; see
-        :func:`flwr_leakage.normalization.held_loss`.
+        The map normalises by known batch statistics, which are given as buffers and stay constant.
+        Its loss has an additional term, so that at the private samples its gradient is that of the
+        original map; see :func:`flwr_leakage.normalization.held_loss`.
 
         Args:
             params: θ, the parameters by name.
@@ -263,7 +259,6 @@ class GradientMap:
         buffers: Mapping[str, Tensor] | None = None,
     ) -> Params:
         """Return ∇_θ L(x, y; θ), keyed as ``params``; differentiable in the inputs, targets and θ.
-
         The gradient of a parameter that is not trained is zero.
         """
         trained = {name: value for name, value in params.items() if name in self.trained}
@@ -320,9 +315,8 @@ class GradientMap:
         return dict(captured)
 
     def _buffers_like(self, inputs: Tensor, buffers: Mapping[str, Tensor] | None) -> Params:
-        """Return all buffers, in the dtype of the inputs, or of the parameters for token ids.
-
-        Given buffers replace the model's own. An analysis in float64 needs statistics in float64.
+        """Return all buffers, of which given ones replace the model's own, in the dtype of the
+        inputs, or of the parameters for token ids.
         """
         own = dict(self.model.named_buffers())
         merged = {name: (buffers or {}).get(name, value) for name, value in own.items()}

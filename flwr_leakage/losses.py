@@ -16,8 +16,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 class FollowingLoss:
     """A loss whose own tensors, such as class weights, are cast to the logits' dtype.
 
-    Torch's losses take weights of the logits' dtype only, and a client that trains in single
-    precision is analysed in double.
+    Torch's losses take weights of the logits' dtype only.
 
     Attributes:
         loss: a module with parameters or buffers of floating point, or a ``functools.partial`` with
@@ -49,13 +48,9 @@ class NextToken:
     padding: int | None = None
 
     def __call__(self, logits: Tensor, ids: Tensor) -> Tensor:
-        """Return the loss of a batch of texts as a scalar.
-
-        Args:
-            logits: (B, T, V) logits of the next token at each position, with V the size of the
-                vocabulary.
-            ids: (B, T) the token ids of the texts; the token at t is compared with the logits at t
-                − 1.
+        """Return the loss of a batch of texts as a scalar, from logits (B, T, V) of the next token,
+        with V the size of the vocabulary, and token ids (B, T). The token at t is compared with the
+        logits at t − 1.
         """
         ignored = -100 if self.padding is None else self.padding
         return F.cross_entropy(
@@ -64,10 +59,9 @@ class NextToken:
 
 
 def following(loss: Loss) -> Loss:
-    """Return a loss that works in any precision of the logits.
-
-    A module or ``functools.partial`` that holds floating-point tensors is wrapped as
-    :class:`FollowingLoss`. Any other loss is returned as it is.
+    """Return a loss that works in any precision of the logits: a module or ``functools.partial``
+    that holds floating-point tensors is wrapped as :class:`FollowingLoss`, any other is returned as
+    it is.
 
     Raises:
         ValueError: the loss cannot be called.

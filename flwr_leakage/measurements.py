@@ -1,7 +1,4 @@
-"""Records of measurements: numbers, their error bars and states, and events of a run.
-
-All of these dataclasses are frozen.
-"""
+"""Frozen records of measurements: numbers, their error bars and states, and events of a run."""
 
 import math
 from dataclasses import dataclass

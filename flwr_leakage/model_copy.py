@@ -12,9 +12,8 @@ PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
 class Uncompiled(nn.Module):
-    """A module that runs the original of a ``torch.compile``d one, under the same parameter names.
-
-    Compiled code would be compiled again for each transform that differentiates it, which is slow.
+    """A module that runs the original of a ``torch.compile``d one, under the same parameter names,
+    as compiled code would be compiled again for each transform that differentiates it.
     """
 
     def __init__(self, compiled: nn.Module) -> None:
@@ -31,9 +30,8 @@ class Uncompiled(nn.Module):
 
 def copy_of(model: nn.Module) -> nn.Module:
     """Return a deep copy of a model with the same names of parameters, and without compiled code.
-
-    Tensors that a forward pass left on the modules, such as the weights of ``nn.utils.weight_norm``
-    or stored features, are copied without their autograd history: hooks compute them anew.
+    Tensors that a forward pass left on the modules, such as stored features, lose their autograd
+    history.
 
     Raises:
         ValueError: the model is one whose parameters cannot be replaced, such as a scripted one.

@@ -57,25 +57,17 @@ class StatelessBatchNorm(nn.Module):
 
 
 def without_side_effects(model: nn.Module, mode: BatchNormMode) -> nn.Module:
-    """Return a copy of a model in eval mode whose BatchNorm layers never write to their buffers.
-
-    Names of parameters and buffers stay as they are. Dropout is inactive in the copy.
-
-    Args:
-        model: the model to copy.
-        mode: ``batch`` for BatchNorm by the batch's statistics, ``running`` by the buffers.
+    """Return a copy of a model in eval mode whose BatchNorm layers never write to their buffers,
+    and normalise by the batch's statistics (``batch``) or by the buffers (``running``). Names stay
+    as they are; dropout is inactive.
     """
     return with_stateless_batch_norm(model, mode).eval()
 
 
 def with_stateless_batch_norm(model: nn.Module, mode: BatchNormMode) -> nn.Module:
-    """Return a copy of a model whose BatchNorm layers never write to their buffers.
-
-    Every other layer stays in its train or eval mode.
-
-    Args:
-        model: the model to copy.
-        mode: ``batch`` for BatchNorm by the batch's statistics, ``running`` by the buffers.
+    """Return a copy of a model whose BatchNorm layers never write to their buffers, and normalise
+    by the batch's statistics (``batch``) or by the buffers (``running``). Other layers keep their
+    mode.
 
     Raises:
         ValueError: the mode is unknown, or the model cannot be copied; see ``copy_of``.
@@ -116,9 +108,8 @@ def mode_of(model: nn.Module) -> BatchNormMode:
 
 @contextmanager
 def capture_batch_norm_inputs(model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Yield a dictionary that each forward pass in the context fills with BatchNorm layers' inputs.
-
-    The keys are the names of the layers.
+    """Yield a dictionary that each forward pass in the context fills with BatchNorm layers' inputs,
+    by the layers' names.
     """
     captured: dict[str, Tensor] = {}
     handles = []
@@ -137,12 +128,8 @@ def capture_batch_norm_inputs(model: nn.Module) -> Iterator[dict[str, Tensor]]:
 
 
 def statistics_of(layer_inputs: dict[str, Tensor]) -> Params:
-    """Return the mean and biased variance of each BatchNorm layer's input, by channel.
-
-    The keys are those of the layers' buffers, ``….running_mean`` and ``….running_var``.
-
-    Args:
-        layer_inputs: the input (B, C, …) of each layer, by its name.
+    """Return the mean and biased variance of each BatchNorm layer's input (B, C, …), by channel,
+    keyed as the layers' buffers, ``….running_mean`` and ``….running_var``.
     """
     statistics: Params = {}
     for name, inputs in layer_inputs.items():
@@ -171,12 +158,9 @@ def held_loss(
 
         − Σ_layers Σ_channels ( γ ∂L/∂β mean(x̂) + ½ γ ∂L/∂γ mean(x̂²) ).
 
-    Args:
-        model: the model whose BatchNorm layers are read for their ε.
-        layer_inputs: the inputs z of the BatchNorm layers in a pass, by the layer's name; a layer
-            that is missing adds nothing.
-        statistics: μ and σ² of every layer, keyed as its buffers.
-        held: ``γ ∂L/∂β`` and ``γ ∂L/∂γ``, each (C,), of each layer by name; a constant.
+    ``model`` tells each layer's ε. ``layer_inputs`` are the inputs z by layer; a missing one adds
+    nothing. ``statistics`` are μ and σ², keyed as buffers. ``held`` are the constants ``γ ∂L/∂β``
+    and ``γ ∂L/∂γ``, each (C,), by layer.
     """
     total: Tensor | float = 0.0
     for name, inputs in layer_inputs.items():
@@ -203,9 +187,9 @@ def derive_statistics(
     """Return BatchNorm's batch statistics, from running buffers before and after local training.
 
     A BatchNorm layer with momentum m updates r ← (1 − m)·r + m·s at each step, with s the batch
-    mean or the *unbiased* batch variance. After n steps
-    ``s̄ = (r_after − (1 − m)ⁿ r_before) / (1 − (1 − m)ⁿ)`` is the exponentially weighted mean of
-    the steps' statistics. For n = 1 these are the batch's own.
+    mean or the *unbiased* batch variance. After n steps ``s̄ = (r_after − (1 − m)ⁿ r_before) / (1 −
+    (1 − m)ⁿ)`` is the exponentially weighted mean of the steps' statistics. For n = 1 these are the
+    batch's own.
 
     Args:
         model: the model whose BatchNorm layers are read for their momentum.

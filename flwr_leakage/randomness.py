@@ -1,11 +1,10 @@
 """Sources of random numbers: a seed in a simulation, else the operating system's entropy.
 
 A defense hides data behind random draws, so that whoever can repeat the draws can undo the defense.
-A generator made of (seed, round, client) can be repeated by everyone who knows or guesses the seed.
-PyTorch's own generator (MT19937) can be rebuilt from some of its outputs, and a server sees outputs
-wherever it knows an entry's value before the noise (the gradient of a class that nobody has, or of
-a dead unit). Defenses therefore draw from a ``Randomness``: ``Secure`` outside of simulations,
-``Reproducible`` in one.
+A generator made of (seed, round, client) can be repeated by everyone who guesses the seed.
+PyTorch's own generator (MT19937) can be rebuilt from some of its outputs, which a server sees
+wherever it knows an entry's value before the noise. Defenses therefore draw from a ``Randomness``:
+``Secure`` outside of simulations, ``Reproducible`` in one.
 """
 
 import math
@@ -54,11 +53,9 @@ def entropy_seed() -> int:
 def make_generator(
     seed: int, *, server_round: int = 0, client_id: int = 0, purpose: str = ""
 ) -> torch.Generator:
-    """Return a random generator on the CPU whose draws depend on the arguments only.
-
-    Every reproducible draw of this package comes from such a generator, so that a result does not
-    depend on the process, the engine or the order in which clients are served. ``purpose``, such as
-    ``"batch"``, ``"defense"`` or ``"attack"``, separates the draws of one client and round.
+    """Return a random generator on the CPU whose draws depend on the arguments only, and not on the
+    process, the engine or the order of clients. ``purpose``, such as ``"batch"`` or ``"attack"``,
+    separates the draws of one client and round.
     """
     generator = torch.Generator()
     generator.manual_seed(
@@ -186,8 +183,7 @@ _CHUNK = 1 << 17
 class Secure(Randomness):
     """Random draws from the operating system's entropy, which nobody can repeat or predict.
 
-    ``os.urandom`` is a cryptographic generator: unlike with MT19937, from any part of its output no
-    other part can be computed. It keeps no state in this process.
+    ``os.urandom`` is a cryptographic generator, and keeps no state in this process.
 
     A normal number is the scaled sum of four, each made of 52 random bits by the inverse of the
     normal distribution function. A Laplacian number is also made of four normal ones. With a single
@@ -197,18 +193,14 @@ class Secure(Randomness):
     """
 
     def normal(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Return independent standard normal draws in float64, each half the sum of four others.
-
-        Each of the four is a standard normal draw itself.
+        """Return independent standard normal draws in float64, each half the sum of four other
+        ones.
         """
         return _of_four_normals(shape, lambda z: z.sum(0).div_(2))
 
     def laplace(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Return independent Laplacian draws z₁z₂ + z₃z₄ in float64, with z₁ … z₄ standard normal.
-
-        The characteristic function of a product of two standard normal numbers is (1 + t²)^(−1/2).
-        So that of the sum of two products is 1 / (1 + t²), which is the Laplacian one (Kotz et al.
-        2001, 2.2).
+        """Return independent Laplacian draws z₁z₂ + z₃z₄ in float64, with z₁ … z₄ standard normal,
+        as the characteristic function of each product is (1 + t²)^(−1/2) (Kotz et al. 2001, 2.2).
         """
         return _of_four_normals(shape, lambda z: z[0] * z[1] + z[2] * z[3])
 
@@ -217,10 +209,8 @@ class Secure(Randomness):
         return _uniforms(math.prod(shape)).to(torch.get_default_dtype()).reshape(tuple(shape))
 
     def permutation(self, count: int) -> Tensor:
-        """Return 0 … ``count`` − 1 in random order: that which sorts ``count`` random integers.
-
-        The integers have 64 bits. Two of them are equal, which favours an order, with a probability
-        of at most count² 2⁻⁶⁵.
+        """Return 0 … ``count`` − 1 in the order that sorts as many random 64-bit integers. Two are
+        equal, which favours an order, with a probability of at most count² 2⁻⁶⁵.
         """
         return torch.argsort(_entropy(count, torch.int64))
 
@@ -243,10 +233,9 @@ def _uniforms(count: int) -> Tensor:
 
 
 def _normals(count: int) -> Tensor:
-    """Return ``count`` standard normal draws in float64: Φ⁻¹ at the centres of random cells.
-
-    Φ is the normal distribution function. The cells are 2⁵² of equal width, whose centres are exact
-    floating-point numbers.
+    """Return ``count`` standard normal draws in float64: Φ⁻¹, the inverse of the normal
+    distribution function, at the centres of 2⁵² random cells of equal width, exact floating-point
+    numbers.
     """
     cells = (_entropy(count, torch.int64) >> 12).double()
     return torch.special.ndtri(cells.add_(0.5).mul_(2.0**-52).add_(0.5))

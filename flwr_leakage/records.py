@@ -438,8 +438,7 @@ class Exposure(_Shapes):
     def select(self, indices: Sequence[int]) -> "Exposure":
         """Return the exposure of the same round with only some of the samples.
 
-        Both updates stay as they are, as they depend on all samples. So do ``whole``, and the
-        weights of the samples that are kept.
+        Both updates, ``whole``, and the weights of the kept samples stay as they are.
 
         Args:
             indices: indices of samples of this exposure.

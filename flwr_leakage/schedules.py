@@ -13,8 +13,8 @@ MAX_STEPS = 1_000_000
 class EpochSchedule:
     """The local training of clients that each go through their own samples for some epochs.
 
-    A client with n samples takes ``num_epochs · ⌈n / batch_size⌉`` steps. Clients report n to the
-    server, which weights their updates by it. So the server knows each client's schedule.
+    A client with n samples takes ``num_epochs · ⌈n / batch_size⌉`` steps. The server is told n, and
+    so knows each client's schedule.
 
     Attributes:
         learning_rate: the learning rate of SGD, > 0.

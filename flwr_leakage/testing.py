@@ -104,9 +104,8 @@ class Check:
 
 
 def check(run: str | Path | RunData, above: Grade = "nothing") -> Check:
-    """Return the result of a check that no image of a run has a worse grade than the allowed one.
-
-    A grade says how much of an original its reconstruction shows.
+    """Return the outcome of a check that no image of a run has a worse grade than is allowed. A
+    grade says how much of an original its reconstruction shows.
 
     Args:
         run: a run folder, or the data that ``read_run`` returned for one.
@@ -164,7 +163,8 @@ def _is_worse(grade: Grade, other: Grade) -> bool:
 
 
 def assert_no_leak(run: str | Path | RunData, above: Grade = "nothing") -> None:
-    """Assert that no image of a run has a worse grade than ``above``, and that this was tested.
+    """Assert that no image of a run has a worse grade than ``above``, and that this was tested. A
+    grade says how much of an original its reconstruction shows.
 
     Args:
         run: a run folder, or the data that ``read_run`` returned for one.
@@ -188,10 +188,8 @@ MAX_NAMED = 20
 
 
 def junit(found: Check) -> bytes:
-    """Return the result of a check as JUnit XML: a test case for the run, and one for each update.
-
-    A leak counts as a failure. A run that was not tested, or cannot say, counts as an error. An
-    update that was not tested, or cannot be judged, counts as skipped.
+    """Return the result of a check as JUnit XML: a test case for the run and each update. A leak is
+    a failure; a run that was not tested or cannot say is an error; such an update is skipped.
     """
     cases = [("the run as a whole", found.outcome, found.message)]
     cases += [(each.name, each.outcome, each.message) for each in found.updates]
@@ -223,9 +221,8 @@ RULES = {
 
 
 def sarif(found: Check) -> bytes:
-    """Return the result of a check as SARIF 2.1.0.
-
-    It has one result for the run and one for each update, without those that passed.
+    """Return the result of a check as SARIF 2.1.0, with one result for the run and each update that
+    did not pass.
     """
     from flwr_leakage import __version__
 
@@ -300,9 +297,9 @@ def write_check(
 
     Args:
         found: the result of the check.
-        junit_file: the path of the JUnit XML file.
-        sarif_file: the path of the SARIF file.
-        summary_file: the path of a Markdown file, to which the result is appended.
+        junit_file: the JUnit XML file.
+        sarif_file: the SARIF file.
+        summary_file: a Markdown file, to which the result is appended.
     """
     for path, content in ((junit_file, junit), (sarif_file, sarif)):
         if path is not None:

@@ -1,8 +1,7 @@
 """Read files that others wrote, within bounds.
 
-Whatever is read from a folder that somebody sent must lie inside of the folder, be a regular file,
-and be no larger than a bound, which is checked before memory is taken. All bounds are constants of
-this module.
+Whatever is read from a folder that somebody sent must lie inside of it, be a regular file, and be
+no larger than a bound, which is checked before memory is taken.
 """
 
 import json
@@ -75,11 +74,8 @@ MAX_BATCH_NUMBERS = 1 << 28
 
 
 def inside(folder: Path, name: str) -> Path:
-    """Return the path of an entry of a folder; the entry need not exist.
-
-    Args:
-        folder: the folder, whose own path may lead through symbolic links.
-        name: the name of the entry, with ``/`` between its parts.
+    """Return the path of an entry of a folder, which need not exist, by its name with ``/`` between
+    parts. Only the folder's own path may lead through symbolic links.
 
     Raises:
         ValueError: the name leads out of the folder, or a part of it is a symbolic link.
@@ -96,12 +92,8 @@ def inside(folder: Path, name: str) -> Path:
 
 
 def open_file(path: Path, most: int, follow: bool = False) -> BinaryIO:
-    """Open a regular file of a bounded size for reading; any other kind is refused without waiting.
-
-    Args:
-        path: the path of the file.
-        most: the largest size in bytes that is accepted.
-        follow: whether the path may be a symbolic link, as where the user of this package gave it.
+    """Open a regular file of at most ``most`` bytes for reading; any other kind is refused without
+    waiting. ``follow`` tells whether the path, as one that the user gave, may be a symbolic link.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -125,12 +117,8 @@ def open_file(path: Path, most: int, follow: bool = False) -> BinaryIO:
 
 
 def read_file(path: Path, most: int, follow: bool = False) -> bytes:
-    """Return the content of a regular file of a bounded size.
-
-    Args:
-        path: the path of the file.
-        most: the largest size in bytes that is accepted.
-        follow: whether the path may be a symbolic link.
+    """Return the content of a regular file of at most ``most`` bytes. ``follow`` tells whether the
+    path may be a symbolic link.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -160,14 +148,9 @@ def parse_json(content: bytes | str) -> Any:
 
 @contextmanager
 def memory_limit(most: int | None) -> Iterator[None]:
-    """Limit this process's memory within the context, so that larger allocations fail.
-
-    It is for work whose size follows from what others wrote, such as the width of a network or the
-    restarts of an attack. Each process that is started within has the same limit. On Windows there
-    is no limit.
-
-    Args:
-        most: the limit in bytes; ``None`` for half of the machine's memory.
+    """Limit the memory of this process, and of each started within the context, to ``most`` bytes,
+    by default half of the machine's, so that larger allocations fail. It is for work whose size
+    follows from what others wrote. On Windows there is no limit.
 
     Raises:
         ValueError: the work within needed more memory.
@@ -226,11 +209,9 @@ def _check_depth(node: Any) -> None:
 
 
 def check_png(content: bytes) -> None:
-    """Check that a PNG file is of the kind that this package writes.
-
-    That is 8 bits a channel, grey or colour, at most ``MAX_IMAGE_PIXELS`` pixels, and no chunks
-    besides header, pixels and end. Nothing is unpacked here. A browser unpacks as much as the
-    header says, which is bounded.
+    """Check, without unpacking it, that a PNG file is as this package writes it: 8 bits a channel,
+    grey or colour, at most ``MAX_IMAGE_PIXELS`` pixels by its header, and no chunks besides header,
+    pixels and end.
 
     Raises:
         ValueError: the file is of another kind.
@@ -263,15 +244,11 @@ class NotTensorsError(ValueError):
 
 @contextmanager
 def open_tensors(path: Path, follow: bool = False) -> Iterator[Any]:
-    """Yield an open safetensors file, a format that holds numbers and text and runs no code.
-
-    The yielded object has ``keys``, ``get_slice(name).get_shape()``, ``get_tensor`` and
-    ``metadata``, as that of ``safetensors.safe_open`` has. This checks that the tensors fill the
-    file, and takes memory for a tensor only when it is asked for.
-
-    Args:
-        path: the path of the file.
-        follow: whether the path may be a symbolic link, as where the user of this package gave it.
+    """Yield an open safetensors file, a format that runs no code, with ``keys``,
+    ``get_slice(name).get_shape()``, ``get_tensor`` and ``metadata`` as in
+    ``safetensors.safe_open``. It is checked that the tensors fill the file, and memory is taken
+    only for a tensor asked for. ``follow`` tells whether the path, as one that the user gave, may
+    be a symbolic link.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -299,7 +276,6 @@ def open_tensors(path: Path, follow: bool = False) -> Iterator[Any]:
 
 def check_archive(path: Path) -> None:
     """Check that a file written by ``torch.save`` is bounded in size and not compressed.
-
     ``torch.load(…, weights_only=True)`` then takes no more memory than the file has bytes.
 
     Raises:
@@ -319,11 +295,8 @@ def check_archive(path: Path) -> None:
 
 
 def read_npz(path: Path, names: Sequence[str]) -> list[NDArray]:
-    """Return arrays of an ``npz`` file, read without pickle, after a check of their unpacked size.
-
-    Args:
-        path: the path of the file, as the user of this package gave it; it may be a symbolic link.
-        names: the names of the arrays, in the order in which they are returned.
+    """Return arrays of an ``npz`` file in the order of ``names``, read without pickle, after a
+    check of their unpacked size. The path, which the user gave, may be a symbolic link.
 
     Raises:
         FileNotFoundError: there is no such file.

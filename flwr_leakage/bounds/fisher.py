@@ -55,11 +55,10 @@ def bayesian_mse(
 
     The sum is over the N eigenvalues λ of JJᵀ, with J the Jacobian of a gradient. For a linear
     gradient map and x ~ N(μ, τ²I) no attacker, biased or not, has a smaller error on average over
-    images of this prior. For a network it holds for its linearisation at x. A bound for the network
-    itself is that of van Trees (1968), in which JJᵀ is averaged over the prior; by Jensen's
-    inequality it is at most the prior's mean of this one. The bound does not hold for a single
-    image, nor for images of another distribution: an attacker with a better prior may have a
-    smaller error.
+    images of this prior. For a network it holds for its linearisation at x; the bound of van Trees
+    (1968), in which JJᵀ is averaged over the prior, holds for the network itself, and is at most
+    the prior's mean of this one. Neither holds for a single image, nor for images of another
+    distribution.
 
     Args:
         eigenvalues: (..., N) the eigenvalues λ ≥ 0 of JJᵀ.
@@ -77,8 +76,7 @@ def fisher_leakage(
 
     J is the Jacobian of a gradient by N inputs, and λ the eigenvalues of JJᵀ. An unbiased
     attacker's mean squared error per input is at least 1/η². That is looser than
-    ``cramer_rao_mse``, as the harmonic mean of λ is at most the arithmetic mean. But it needs only
-    the trace, and holds for a J without full rank, too.
+    ``cramer_rao_mse``, but needs only the trace, and no full rank.
 
     Args:
         trace: the trace Σλ = ‖J‖_F² of JJᵀ.

@@ -282,9 +282,8 @@ def report(
         int, typer.Option(min=0, help="How many samples the gallery shows at most.")
     ] = 1000,
 ) -> None:
-    """Write the report of a run again, also of a run that still goes on or was killed.
-
-    Of several runs, such as a sweep, `flwr-leakage compare` makes one page.
+    """Write the report of a run again, also of a run that still goes on or was killed. Of several
+    runs, such as a sweep, `flwr-leakage compare` makes one page.
     """
     from flwr_leakage.comparison.compare import run_folders
     from flwr_leakage.report import write_report
@@ -499,12 +498,9 @@ def merge(
 
 @contextmanager
 def _attacking(max_memory: float | None) -> Iterator[None]:
-    """Return a context that limits the memory, and ends the process with a message on an error.
-
-    It is for attacks on data that may come from anybody.
-
-    Args:
-        max_memory: the limit in GB; ``None`` for half of the machine's memory.
+    """Return a context for attacks on data that may come from anybody: it limits the memory, and
+    ends the process with a message on an error. ``max_memory`` is in GB; ``None`` for half of the
+    machine's.
     """
     from flwr_leakage.untrusted import memory_limit
 
@@ -517,12 +513,8 @@ def _attacking(max_memory: float | None) -> Iterator[None]:
 
 
 def _say_what_came(folder: Path, done: int, what: str) -> None:
-    """Write the report of a run, and print how many rounds were added, with the verdict.
-
-    Args:
-        folder: the run folder.
-        done: the number of rounds that were added.
-        what: the verb for what was done with them.
+    """Write the report of a run, and print the verdict and that ``done`` rounds were added.
+    ``what`` is the verb for what was done with them.
     """
     from flwr_leakage.report import write_report
     from flwr_leakage.report.index import Index
@@ -663,11 +655,8 @@ def main() -> None:
 
 
 def _simulate(arguments: Iterable[str]) -> None:
-    """Run a simulation with the given command line arguments.
-
-    Hydra reads them from the process's own arguments, which are replaced, and ``run.json`` keeps
-    them. An option that cannot be met ends the process with exit status 2, also under
-    ``--dry-run``.
+    """Run a simulation with the given command line, which replaces the process's own and is kept in
+    ``run.json``. A bad option ends the process with exit status 2, also under ``--dry-run``.
     """
     from flwr_leakage.simulation.command import main as simulate
 
@@ -685,10 +674,8 @@ def _simulate(arguments: Iterable[str]) -> None:
 
 
 def _grade(fail_above: str | None) -> str:
-    """Return the worst grade that is allowed; any text that is no grade ends the process.
-
-    Args:
-        fail_above: the value of the option ``--fail-above``; ``None`` allows ``nothing`` only.
+    """Return the worst grade that the option ``--fail-above`` allows: ``nothing`` for ``None``. A
+    text that is no grade ends the process.
     """
     from flwr_leakage.report.grades import GRADES
 
@@ -705,14 +692,9 @@ def _check(
     sarif: Path | None,
     summary: Path | None,
 ) -> None:
-    """Check a run for leaks, write the result to files, print it, and end with its exit status.
-
-    Args:
-        folder: the run folder.
-        fail_above: the worst grade that is allowed.
-        junit: the path of a JUnit XML file; ``None`` to write none.
-        sarif: the path of a SARIF file; ``None`` to write none.
-        summary: the path of a Markdown file to which the result is appended; ``None`` for none.
+    """Check a run for leaks, print the result, and end with its exit status. ``fail_above`` is the
+    worst grade that is allowed. The result is also written to the JUnit and SARIF files and
+    appended to the Markdown file ``summary``, where these are given.
     """
     from flwr_leakage import testing
 
@@ -756,11 +738,8 @@ def _floats(text: str | None, option: str) -> tuple[float, ...]:
 
 
 def _one_round(fixed: list[str], given: list[str]) -> list[str]:
-    """Return the Hydra overrides of a run with one client and one round.
-
-    Args:
-        fixed: overrides that the command needs.
-        given: overrides that the user gave, which take precedence over those for one round.
+    """Return the Hydra overrides of a run with one client and one round, in which the user's
+    ``given`` overrides take precedence. The command needs those in ``fixed``.
     """
     keys = {override.partition("=")[0] for override in given}
     return [*fixed, *(o for o in ONE_ROUND if o.partition("=")[0] not in keys), *given]
@@ -775,12 +754,8 @@ def _run_folder(overrides: Iterable[str]) -> Path:
 
 
 def _write(found: "Comparison", output: Path, link_reports: bool) -> Path:
-    """Write a comparison in the format that the file's suffix names, and return the file's path.
-
-    Args:
-        found: the comparison.
-        output: the path of the file.
-        link_reports: whether an HTML page links to the runs' reports.
+    """Write a comparison in the format of the file's suffix, and return the path. ``link_reports``
+    tells whether an HTML page links to the runs' reports.
     """
     from flwr_leakage import comparison
 
@@ -806,11 +781,8 @@ def _plain_table(title: str | None = None) -> Table:
 
 
 def _say(text: object, file: TextIO | None = None) -> None:
-    """Print a text without control characters, by which untrusted text could control a terminal.
-
-    Args:
-        text: the text.
-        file: the stream to print to; standard output by default.
+    """Print a text, by default to standard output, without control characters, by which untrusted
+    text could control a terminal.
     """
     from flwr_leakage.tracking.text import plain_text
 

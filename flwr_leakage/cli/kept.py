@@ -24,15 +24,11 @@ def kept_run_of_folder(
     max_seconds: float | None,
     allowed: Sequence[Path] = (),
 ) -> KeptRun:
-    """Return the updates that a run kept for later, with the settings of the attack on them.
-
-    Args:
-        folder: the folder of the run.
-        model: ``module:name`` of a class or function that makes the model without arguments; needed
-            if the run folder has no config.
-        attack: the name of an attack's preset, for a run without a config.
-        max_seconds: the limit of CPU seconds for each update; ``None`` for the attack's own.
-        allowed: folders and files outside of the run that its config may read.
+    """Return the updates that a run folder keeps for later, with the settings of the attack on
+    them. A run without a config needs ``model``, ``module:name`` of a class or function that makes
+    the model without arguments, and an ``attack``, a preset's name. ``max_seconds`` are CPU seconds
+    per update, ``None`` for the attack's own. The config may read files in ``allowed`` outside the
+    run.
 
     Raises:
         ValueError: the model is needed and not given, or cannot be made; or the command is called
@@ -60,11 +56,8 @@ def kept_run_of_folder(
 
 
 def workers_of(told: str, run: KeptRun) -> int | RayTasks:
-    """Return where attacks run: a number of processes, or the tasks of a Ray cluster.
-
-    Args:
-        told: the number as text, or ``ray``.
-        run: the kept updates, which hold the settings for Ray.
+    """Return where attacks run: a number of processes, or, for ``ray``, the tasks of a Ray cluster,
+    for which the kept updates hold settings.
 
     Raises:
         ValueError: the text is neither a positive number nor ``ray``.
@@ -77,10 +70,8 @@ def workers_of(told: str, run: KeptRun) -> int | RayTasks:
 
 
 def make_model(model: str) -> nn.Module:
-    """Return the model that a class or function makes without arguments.
-
-    Args:
-        model: ``module:name`` of the class or function; the name is ``Net`` if it is left out.
+    """Return the model that ``module:name``, a class or function, makes without arguments. The name
+    is ``Net`` if it is left out.
 
     Raises:
         ImportError: there is no such module.

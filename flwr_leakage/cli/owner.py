@@ -42,13 +42,9 @@ def own_folders(folder: Path) -> list[Path]:
 
 
 def print_own(folder: Path, console: Console) -> None:
-    """Print a client's scores, attacks on its own updates, and decisions to send or withhold them.
-
-    There is a row for each round and quantity. Of several samples the riskiest is shown.
-
-    Args:
-        folder: the folder of the client's own record.
-        console: the console to print to.
+    """Print a client's scores, attacks on its own updates, and decisions to send or withhold them,
+    a row for each round and quantity. Of several samples the riskiest is shown. ``folder`` holds
+    the client's own record.
     """
     run = read_run(folder)
     console.print(plain_text(folder.name), markup=False, style="bold")

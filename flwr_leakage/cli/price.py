@@ -17,12 +17,8 @@ Row = tuple[str, str, str]
 
 
 def dry_run(overrides: list[str], multirun: bool, console: Console) -> None:
-    """Print an estimate of the work and time of a run, or of a sweep, without starting it.
-
-    Args:
-        overrides: the Hydra overrides of the command.
-        multirun: whether the command is a sweep.
-        console: the console to print to.
+    """Print an estimate of the work and time of a run, or with ``multirun`` of a sweep, without
+    starting it. ``overrides`` are Hydra's.
 
     Raises:
         ConfigError: the overrides, or the config that they make, cannot be run or estimated.
@@ -35,11 +31,8 @@ def dry_run(overrides: list[str], multirun: bool, console: Console) -> None:
 
 
 def print_price(found: Sequence[tuple[Work, Price]], console: Console) -> None:
-    """Print the estimated work and time of all runs together, with the grounds of each figure.
-
-    Args:
-        found: the work and the estimated time of each run.
-        console: the console to print to.
+    """Print the estimated work and time of all runs together, with the grounds of each figure, from
+    those of each run.
     """
     works, total = [work for work, _ in found], reduce(add, (price for _, price in found))
     table = Table(box=None)
@@ -53,11 +46,8 @@ def print_price(found: Sequence[tuple[Work, Price]], console: Console) -> None:
 
 
 def rows(works: Sequence[Work], total: Price) -> list[Row]:
-    """Return the table's rows: a kind of work, how often it is done, and its time in all runs.
-
-    Args:
-        works: the work of each run.
-        total: the estimated time of each kind of work, summed over the runs.
+    """Return rows of a kind of work, how often it is done, and its time, from each run's work and
+    the ``total`` estimated time by kind.
     """
 
     def of(name: str) -> int:
@@ -98,11 +88,8 @@ def rows(works: Sequence[Work], total: Price) -> list[Row]:
 
 
 def grounds(works: Sequence[Work], total: Price) -> list[str]:
-    """Return sentences on how the estimated times were derived.
-
-    Args:
-        works: the work of each run.
-        total: the estimated time of each kind of work, summed over the runs.
+    """Return sentences on how the ``total`` estimated time of each kind of work was derived from
+    the runs' works.
     """
     limits = sorted({work.target_seconds for work in works if work.target_seconds is not None})
     told = [f"{limit:g} s" for limit in limits]

@@ -10,12 +10,7 @@ from flwr_leakage.tracking import read_run
 
 
 def print_scores(folder: Path, console: Console) -> None:
-    """Print every score of a run by sample, with the meaning of a larger value.
-
-    Args:
-        folder: the run folder.
-        console: the console to print to.
-    """
+    """Print every score of a run by sample, with the meaning of a larger value."""
     table = Table(box=None)
     for heading in ("round", "client", "sample"):
         table.add_column(heading, justify="right")

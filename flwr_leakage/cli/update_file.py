@@ -51,16 +51,14 @@ class UpdateFile:
         path: the path of the file.
         model: ``module:name`` of a function or class that makes the model without arguments.
         shape: the shape (C, H, W) of one input.
-        before: the path of a file with the parameters before training, θ_t; with ``None``, θ_t are
-            the parameters with which the model is made.
+        before: a file with the parameters θ_t before training; ``None`` for those of the new model.
         holds: the content of the file: ``difference`` for θ_local − θ_t, ``gradient``, or
             ``parameters`` for θ_local; ``None`` means ``parameters`` if ``before`` is given, else
             ``difference``.
         num_examples: the number of samples that the client trained on.
         schedule: the schedule of local training; ``None`` for a gradient alone.
-        mean: the mean of the inputs' normalisation, one value per channel; empty if it is unknown.
-        std: the standard deviation of the normalisation, one value per channel; empty if it is
-            unknown.
+        mean: the normalisation's mean, one value per channel; empty if unknown.
+        std: the normalisation's standard deviation, one value per channel; empty if unknown.
     """
 
     path: Path
@@ -83,16 +81,9 @@ class UpdateFile:
 def attack_file(
     given: UpdateFile, folder: Path, attack: str, max_seconds: float | None = None
 ) -> str:
-    """Attack an update in a file, and write its record, images and report into a new folder.
-
-    Args:
-        given: the file, with the facts about it.
-        folder: the path of the new folder.
-        attack: the name of the attack's preset.
-        max_seconds: the limit of the attack's CPU seconds; ``None`` for the preset's own.
-
-    Returns:
-        The verdict on the attack, and the assumptions that were made about the file, in words.
+    """Attack an update in a file, and write its record, images and report into a new folder. The
+    result is the verdict and, in words, the assumptions that were made about the file. ``attack``
+    names a preset; ``max_seconds`` are CPU seconds, ``None`` for the preset's own.
 
     Raises:
         ValueError: a file or a setting is not as expected; the message says what was expected.
@@ -127,15 +118,8 @@ def attack_file(
 def observe_file(
     given: UpdateFile, gradient_map: GradientMap
 ) -> tuple[GradientMap, Observation, list[str]]:
-    """Return the update in a file as a server would have observed it.
-
-    Args:
-        given: the file, with the facts about it.
-        gradient_map: the gradient map of the model.
-
-    Returns:
-        The gradient map, in which only parameters that the file holds count as trained; the
-        observation; and sentences on the assumptions that were made.
+    """Return what a server would have observed of the update in a file: the gradient map, in which
+    only the file's parameters count as trained; the observation; and sentences on assumptions.
 
     Raises:
         ValueError: the file's arrays do not belong to the model, its format is not supported, or a
@@ -190,11 +174,8 @@ def observe_file(
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], Holds | None]:
-    """Return the arrays of a file that may come from anybody, without executing anything in it.
-
-    Returns:
-        The arrays by name, or by their place if the file holds a list; and the kind of content that
-        the file itself names, or ``None`` if it names none.
+    """Return the arrays of a file, without executing anything in it, by name, or by place if it
+    holds a list; and the kind of content that the file itself names, or ``None``.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -258,15 +239,8 @@ def _saved(path: Path) -> Any:
 
 
 def _unwrapped(path: Path, held: Any) -> tuple[Any, Holds | None]:
-    """Return the arrays of an update without the containers that frameworks put around them.
-
-    Args:
-        path: the path of the file, for error messages.
-        held: the content of the file.
-
-    Returns:
-        The arrays as a mapping or a list; and the kind of content that the file itself names, or
-        ``None`` if it names none.
+    """Return the arrays ``held`` by a file, without frameworks' containers, as a mapping or a list;
+    and the kind of content that the file itself names, or ``None``.
     """
     kind: Holds | None = None
     for _ in range(3):
@@ -287,15 +261,8 @@ def _unwrapped(path: Path, held: Any) -> tuple[Any, Holds | None]:
 def _as_named(
     path: Path, tensors: Mapping[str, Tensor], gradient_map: GradientMap
 ) -> tuple[Params, list[str]]:
-    """Return the arrays under the names of the model's parameters and buffers, in their dtypes.
-
-    Args:
-        path: the path of the file, for error messages.
-        tensors: the arrays under their names in the file.
-        gradient_map: the gradient map of the model.
-
-    Returns:
-        The arrays by the model's names, and the names of arrays that are not the model's.
+    """Return the file's arrays by the names of the model's parameters and buffers, in their dtypes;
+    and the names of arrays that are not the model's.
 
     Raises:
         ValueError: none of them is a parameter of the model, or one has another shape.

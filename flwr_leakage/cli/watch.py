@@ -27,13 +27,9 @@ SECONDS = 1.0
 
 
 def watch_run(folder: Path, port: int, browser: bool, console: Console) -> None:
-    """Serve the page of a run and show it in the terminal, until the user presses Ctrl-C.
-
-    Args:
-        folder: the run folder.
-        port: the port of the page; 0 for any free one.
-        browser: whether a browser is opened; in an SSH session none is.
-        console: the console that shows the table.
+    """Serve the page of a run and show it in the terminal, until the user presses Ctrl-C. With
+    ``port`` 0 any free port is taken. ``browser`` tells whether a browser is opened, except in an
+    SSH session.
 
     Raises:
         FileNotFoundError: the folder is no run folder.
@@ -76,11 +72,8 @@ def _show_table(runs: Iterator[RunData], console: Console) -> None:
 
 
 def print_lines(runs: Iterator[RunData], console: Console) -> None:
-    """Print the lines on a run that are new, for output to a file or a pipe.
-
-    Args:
-        runs: the data of the run, again after each round.
-        console: the console to print to.
+    """Print new lines on a run, for output to a file or a pipe. ``runs`` yields the run's data
+    again after each round.
     """
     told: dict[str, str] = {}
     for run in runs:
@@ -91,9 +84,8 @@ def print_lines(runs: Iterator[RunData], console: Console) -> None:
 
 
 def lines(run: RunData) -> dict[str, str]:
-    """Return the lines to print on a run: its ended rounds, the verdict, and whether it is over.
-
-    The keys are names of the lines, by which a changed line is noticed.
+    """Return the lines to print on a run, by names that let changes be noticed: its ended rounds,
+    the verdict, and whether it is over.
     """
     records_of = grouped((record.server_round, record) for record in run.records)
     ended = sorted(r.server_round for r in run.records if r.name == "round_wall_seconds")

@@ -88,8 +88,7 @@ class Comparison:
 
     Attributes:
         settings: the names of the settings in which the runs differ.
-        groups: the groups of runs with equal settings, in the order in which the first run of each
-            was given.
+        groups: the groups of runs with equal settings, in the order of their first runs.
         problems: in words, folders that could not be read, and runs that are unfinished or broken.
     """
 
@@ -222,9 +221,8 @@ def compare(folders: str | Path | RunData | Iterable[str | Path | RunData]) -> C
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """Return the folder itself if it is a run folder, and all run folders below it.
-
-    They are sorted with numbers in names by their value: 2 before 10.
+    """Return the folder itself if it is a run folder, and all run folders below it, with numbers in
+    names sorted by value: 2 before 10.
     """
     if not folder.is_dir():
         return []
@@ -237,10 +235,8 @@ def run_folders(folder: Path) -> list[Path]:
 
 
 def differing(runs: Sequence[Outcome]) -> list[str]:
-    """Return the names of settings in which runs differ: first config groups, then single keys.
-
-    The keys of two options of a group, such as two attacks, differ in any case. So a key of a group
-    counts only if it differs between runs with the same option.
+    """Return the names of settings in which runs differ: config groups first, then single keys. A
+    key of a group counts only if it differs between runs with the same option of that group.
     """
     groups = [g for g in _names(run.choices for run in runs) if not g.startswith(NOT_COMPARED)]
     keys = [g for g in groups if len({run.choices.get(g) for run in runs}) > 1]
@@ -281,13 +277,8 @@ def _natural(part: str) -> tuple[int, str]:
 
 
 def format_spread(numbers: Sequence[float], style: str) -> str:
-    """Return the mean of numbers and their spread, as text.
-
-    The spread is the standard deviation; for few numbers it is their range, with their count n.
-
-    Args:
-        numbers: the numbers.
-        style: the format specification of a number, such as ``.1f``.
+    """Return the mean of numbers and their spread, as text. The spread is the standard deviation,
+    or for few numbers their range and count n. ``style`` is a number's format specification.
 
     Example:
         >>> format_spread([20, 21, 22, 23, 24], ".1f"), format_spread([1, 0, 1], ".0%")

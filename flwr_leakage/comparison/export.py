@@ -21,14 +21,13 @@ FORMATS = {"csv": ".csv", "latex": ".tex", "markdown": ".md", "parquet": ".parqu
 def export(comparison: Comparison, path: str | Path, per_run: bool = False) -> Path:
     """Write a comparison to a file, in the format of its suffix: .csv, .tex, .md or .parquet.
 
-    CSV and Parquet hold plain numbers, with mean and spread in separate columns. LaTeX and Markdown
-    hold the table as ``flwr-leakage compare`` prints it. The file is readable by its owner only.
+    CSV and Parquet hold plain numbers, with mean and spread apart; LaTeX and Markdown hold the
+    table as ``flwr-leakage compare`` prints it. Only the file's owner can read it.
 
     Args:
         comparison: the comparison to write.
         path: the path of the file, which is also returned.
-        per_run: whether there is one row per run in place of one per group of seeds; for CSV and
-            Parquet only.
+        per_run: whether rows are runs, not groups of seeds; for CSV and Parquet only.
 
     Raises:
         ValueError: the suffix is another one, or ``per_run`` is set for LaTeX or Markdown.
@@ -79,13 +78,9 @@ _LATEX = (
 
 
 def export_records(folders: Iterable[str | Path], path: str | Path) -> Path:
-    """Write every number of some runs, one row each, and return the path of the file.
-
-    The columns are those of ``RunData.to_pandas``, and ``folder``.
-
-    Args:
-        folders: run folders, or folders of run folders.
-        path: the path of the file; its suffix is .csv or .parquet.
+    """Write every number of some runs, one row each, to a .csv or .parquet file, and return its
+    path. The columns are those of ``RunData.to_pandas``, and ``folder``. ``folders`` hold runs, or
+    folders of runs.
 
     Raises:
         ValueError: the suffix is another one, or there is no run.

@@ -75,12 +75,8 @@ def frontier(
 
 
 def _undominated(points: list[tuple[float, float, Group]]) -> list[tuple[float, float, Group]]:
-    """Return the points for which no other has at most its leakage and at least its accuracy.
-
-    A point counts as other if it differs in one of the two.
-
-    Args:
-        points: tuples of leakage, accuracy and group.
+    """Return the (leakage, accuracy, group) points for which no other point has at most its leakage
+    and at least its accuracy. Points that are equal in both do not count as other.
     """
     return [
         p
@@ -90,9 +86,8 @@ def _undominated(points: list[tuple[float, float, Group]]) -> list[tuple[float, 
 
 
 def _range(numbers: list[float]) -> list[list[float]] | None:
-    """Return how far the lowest and the highest number lie from the mean, as error bars.
-
-    It is ``None`` if there are fewer than two numbers.
+    """Return how far the lowest and the highest number lie from the mean, as error bars; ``None``
+    for fewer than two numbers.
     """
     if len(numbers) < 2:
         return None

@@ -25,8 +25,7 @@ class Measure:
     Attributes:
         name: the name of the measure, as a key in tables.
         heading: the heading for people, with the unit.
-        leaks: ``more`` if a larger value means that more leaks, ``less`` if it means that less
-            leaks, empty if neither holds.
+        leaks: ``more`` if a larger value means that more leaks, ``less`` if less, or empty.
         style: the format specification of the number.
         meaning: the meaning of the measure in one sentence.
     """
@@ -97,15 +96,13 @@ class Outcome:
 
     Attributes:
         folder: the run folder.
-        config: the run's config as a flat mapping such as ``{"client.batch_size": 4}``; empty if
-            the run has none.
+        config: the run's config as a flat mapping such as ``{"client.batch_size": 4}``, or empty.
         choices: the chosen option of each config group, such as ``{"attack": "strongest"}``.
         seed: the seed of the run, or ``None``.
         status: whether the numbers are those of a whole run, in words.
-        values: the values of the measures, by their names in ``MEASURES``; ``None`` where there is
-            no number.
-        shares: the share of the records used in training that the membership test found, for each
-            rate of false alarms (by its name in ``FOUND``), where the run has such numbers.
+        values: the values of the measures by their names in ``MEASURES``, or ``None``.
+        shares: the share of used records that the membership test found, where known, for each rate
+            of false alarms (by its name in ``FOUND``).
     """
 
     folder: Path
@@ -191,11 +188,8 @@ def _values(run: RunData, index: Index) -> dict[str, float | None]:
 
 
 def _flat(config: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Return nested mappings as a flat one, such as ``{"a.b": 1}`` for ``{"a": {"b": 1}}``.
-
-    Args:
-        config: the nested mapping.
-        before: the text with which every key begins.
+    """Return nested mappings as a flat one, such as ``{"a.b": 1}`` for ``{"a": {"b": 1}}``. Every
+    key begins with ``before``.
     """
     flat: dict[str, Any] = {}
     for key, value in config.items():

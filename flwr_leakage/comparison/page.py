@@ -27,9 +27,8 @@ def write_comparison(comparison: Comparison, path: str | Path, link_reports: boo
     Args:
         comparison: the runs to show.
         path: the file to write.
-        link_reports: whether the page links to the runs' reports by relative paths. As a report in
-            a folder from somebody else may be any page, this is meant for reports that were written
-            here.
+        link_reports: whether the page links to the runs' reports by relative paths; set it only for
+            reports that were written here, as a stranger's may be any page.
 
     Returns:
         The path of the file.
@@ -83,9 +82,8 @@ WIDE = 11.0, 4.4
 
 
 def _short(text: str, runs: str) -> str:
-    """Return a cell's text without the number of runs, if it is ``runs``, which the row shows.
-
-    Spaces within brackets are replaced by non-breaking ones, so that a range stays in one line.
+    """Return a cell's text without the number of runs, if that is ``runs``. Non-breaking spaces
+    keep what stands in brackets in one line.
 
     Example:
         >>> _short("67% (0% to 100%, n = 3)", "3").replace(" ", "~")
@@ -98,13 +96,8 @@ def _short(text: str, runs: str) -> str:
 
 
 def _drawn(comparison: Comparison, narrow: bool) -> Markup:
-    """Return the plot of the frontier as SVG in the page's colours, with numbers in its legend.
-
-    The numbers are those of the table's rows.
-
-    Args:
-        comparison: the runs to show.
-        narrow: whether the plot is for the width of a phone.
+    """Return the plot of the frontier as SVG in the page's colours, for a phone if ``narrow``. Its
+    legend names the groups by the numbers of the table's rows.
     """
     with matplotlib.rc_context({**STYLE, "legend.frameon": False}):
         figure = frontier(comparison, narrow=narrow, numbered=True)
@@ -118,11 +111,8 @@ def _drawn(comparison: Comparison, narrow: bool) -> Markup:
 
 
 def _link(folder: Path, page: Path) -> str:
-    """Return the path of a run's report relative to the page; empty if there is no report.
-
-    Args:
-        folder: the run folder.
-        page: the path of the page.
+    """Return the path of a run's report relative to the file ``page``; empty if there is no
+    report.
     """
     report = folder / "report.html"
     return os.path.relpath(report, page.parent) if report.is_file() else ""

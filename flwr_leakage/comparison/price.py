@@ -21,18 +21,13 @@ def prices(comparison: Comparison) -> list[str]:
 
 
 def _others(group: Group) -> tuple[tuple[str, str], ...]:
-    """Return those settings of a group that do not belong to the defense."""
+    """Return the (name, value) of those settings of a group that do not belong to the defense."""
     return tuple((k, v) for k, v in group.settings.items() if k.partition(".")[0] != KEY)
 
 
 def _price(group: Group, bare: Group) -> list[str]:
-    """Return sentences that compare leakage and accuracy with and without a defense.
-
-    The list is empty if one of the numbers is missing.
-
-    Args:
-        group: the runs with the defense.
-        bare: the runs with the same settings without a defense.
+    """Return sentences that compare leakage and accuracy with a defense (``group``) and without
+    (``bare``); none if a number is missing.
     """
     accuracy, accuracy_without = group.mean("test_accuracy"), bare.mean("test_accuracy")
     if group.mean("leaked") is None or bare.mean("leaked") is None:
@@ -56,13 +51,8 @@ def _price(group: Group, bare: Group) -> list[str]:
 
 
 def _members(group: Group, bare: Group) -> str:
-    """Return a sentence on the used records that the membership test found, with and without.
-
-    The two shares are those with a defense and without it. The sentence is empty if one is unknown.
-
-    Args:
-        group: the runs with the defense.
-        bare: the runs with the same settings without a defense.
+    """Return a sentence on the shares of used records that the membership test found with a defense
+    (``group``) and without (``bare``); empty if one is unknown.
     """
     measure = next(each for each in MEASURES if each.name in FOUND)
     if None in (group.mean(measure.name), bare.mean(measure.name)):

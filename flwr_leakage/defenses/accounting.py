@@ -9,8 +9,6 @@ is as hard as to tell N(0, 1) from N(μ, 1), with
     μ = √T Δ / σ                                                                     (1)
 
 (Gaussian differential privacy, Dong, Roth and Su 2022, corollary 3.3: exact, no approximation).
-``flwr_leakage.bounds`` computes the best guesses and reconstructions of an attacker under such
-noise.
 
 An ε means nothing without its adjacency, which says how the two sets of records differ that must
 look alike. ``replace-one``: one record is replaced by another; both sets have the same size, so
@@ -126,22 +124,16 @@ def replace_one_rdp(
     """Return the Rényi divergences of one Poisson-sampled Gaussian step if a record is replaced.
 
     They are D_α(A ‖ B) of A = (1 − q) N(0, σ²) + q N(1, σ²) and B = (1 − q) N(0, σ²) + q N(−1, σ²),
-    in units of the clipping norm. No pair of records of norm ≤ 1 can be told apart better than this
-    one. By joint convexity the other records may be held fixed. Of all sets to which N(0, σ²) gives
-    the same probability, one record makes the half-space in its own direction the likeliest, and
-    the other record makes the half-space against its direction the least likely. For opposite
-    records of norm 1 both are the same half-space, so that every likelihood-ratio test does best on
-    them.
+    in units of the clipping norm. No pair of records of norm ≤ 1 can be told apart better: by joint
+    convexity the other records may be held fixed, and for opposite records of norm 1 the sets that
+    either makes likeliest and least likely are the same half-spaces.
 
-    The integral is computed as a sum over a grid. In units of σ, with s = 1/σ, the slope of the
-    integrand's logarithm at z is −z plus a number in [0, (2α − 1)s]. So less than e⁻⁷² of the
-    integral lies outside of [−12, (2α − 1)s + 12]. An order α whose grid would be too long gets ∞,
-    which is still an upper bound.
+    The integral is a sum over a grid. In units of σ, with s = 1/σ, less than e⁻⁷² of it lies
+    outside of [−12, (2α − 1)s + 12]. An order α whose grid would be too long gets ∞, an upper
+    bound.
 
-    Args:
-        sample_rate: the sampling probability q in (0, 1].
-        noise_multiplier: the noise's standard deviation σ over the clipping norm, > 0.
-        orders: k orders α > 1.
+    ``sample_rate`` is the sampling probability q in (0, 1], ``noise_multiplier`` the noise's
+    standard deviation σ > 0 in those units, and ``orders`` are k orders α > 1.
     """
     scale = 1 / noise_multiplier
     spacing = 0.1 / max(1.0, scale)
@@ -163,14 +155,9 @@ def replace_one_rdp(
 
 
 def gaussian_delta(mu: float, epsilon: float) -> float:
-    """Return δ at which a μ-Gaussian mechanism is (ε, δ)-differentially private.
-
-    Such a mechanism is as private as telling N(0, 1) from N(μ, 1). With Φ the normal distribution
-    function, δ(ε) = Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ) (Balle and Wang 2018, theorem 8).
-
-    Args:
-        mu: μ ≥ 0.
-        epsilon: ε ≥ 0.
+    """Return δ at which a μ-Gaussian mechanism, as private as telling N(0, 1) from N(μ, 1), is (ε,
+    δ)-differentially private: δ = Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ), with Φ the normal distribution
+    function, μ ≥ 0 and ε ≥ 0 (Balle and Wang 2018, theorem 8).
     """
     if mu == 0:
         return 0.0
@@ -251,16 +238,14 @@ def canary_epsilon(
 ) -> CanaryEstimate:
     """Return the empirical ε of one training run, from canary updates that took part in it.
 
-    The adjacency is add-or-remove: a canary takes part or not. The method is algorithm 2 of Andrew
-    et al. (2023).
+    The adjacency is add-or-remove: a canary takes part or not (Andrew et al. 2023, algorithm 2).
 
     The cosine of a random direction with an independent vector is distributed as N(0, 1/d). The
     cosine of a canary with the release is larger, by the canary's influence. ε is the smallest
     value for which N(0, 1/d) and the normal distribution fitted to the canaries' cosines are (ε,
-    δ)-close. One run is enough, as independent directions are nearly orthogonal. If the standard
-    deviation of the cosines differs from √(1/d) by less than three standard errors, it is taken as
-    √(1/d), that of the Gaussian mechanism: an estimate from few canaries would decide the tails of
-    the distribution, and with them ε.
+    δ)-close. If the standard deviation of the cosines differs from √(1/d), that of the Gaussian
+    mechanism, by less than three standard errors, √(1/d) is taken, as an estimate from few canaries
+    would decide ε by the tails.
 
     Args:
         cosines: the cosines of k ≥ 2 canaries with the release: the model's change over the
@@ -286,9 +271,8 @@ def canary_epsilon(
 
 
 def _epsilon_between(shift: float, spread: float, delta: float) -> float:
-    """Return the smallest ε for which two normal distributions are (ε, δ)-indistinguishable.
-
-    They are N(shift, spread²) and N(0, 1), and the condition holds in both directions.
+    """Return the smallest ε for which N(shift, spread²) and N(0, 1) are (ε, δ)-indistinguishable,
+    in both directions.
     """
     if spread == 1:
         return gaussian_epsilon(shift, delta)
@@ -309,10 +293,8 @@ def _epsilon_between(shift: float, spread: float, delta: float) -> float:
 
 
 def _hockey_stick(m0: float, s0: float, m1: float, s1: float, epsilon: float) -> float:
-    """Return ∫ (p − e^ε q)₊, with densities p of N(m0, s0²) and q of N(m1, s1²).
-
-    p exceeds e^ε q where a x² + b x + c > 0, a polynomial that is the difference of the two
-    log-densities less ε.
+    """Return ∫ (p − e^ε q)₊ for densities p of N(m0, s0²) and q of N(m1, s1²), over the set where
+    the difference of their logarithms less ε, a polynomial of degree two, is positive.
     """
     a = (1 / s1**2 - 1 / s0**2) / 2
     b = m0 / s0**2 - m1 / s1**2

@@ -22,11 +22,9 @@ class LocalRound:
         gradient_map: the gradient map of the client's model and loss.
         params: θ_t, the parameters that the server sent.
         buffers: the buffers that the server sent.
-        private: the client's samples of the round before the defense's ``on_batch`` changed them; a
-            client with many samples may keep the first ones only.
+        private: the client's samples before ``on_batch`` changed them, or the first ones of many.
         defended: the same samples as ``on_batch`` changed them.
-        num_examples: the number of the client's samples in the round; by default as many as
-            ``private`` holds.
+        num_examples: the number of the client's samples; by default as many as in ``private``.
     """
 
     gradient_map: GradientMap
@@ -64,11 +62,8 @@ def _check_floating(what: str, values: Params) -> None:
 
 
 def require_local_round(defense: "Defense", local_round: LocalRound | None) -> LocalRound:
-    """Return ``local_round``, or raise ``ValueError`` if it is ``None``.
-
-    Args:
-        defense: the defense that needs it, which the error names.
-        local_round: the private data of the client's round.
+    """Return ``local_round``, the private data of the client's round, or raise a ``ValueError``
+    that names ``defense``, which needs it, if it is ``None``.
     """
     if local_round is None:
         raise ValueError(
@@ -93,10 +88,8 @@ class Defense:
 
     @property
     def replaces_update(self) -> bool:
-        """Return whether ``on_update`` computes a new update from the data.
-
-        A defense that does discards the changes that earlier defenses of a chain made to the
-        update.
+        """Return whether ``on_update`` computes a new update from the data, so that changes by
+        earlier defenses of a chain are lost.
         """
         return False
 
@@ -107,10 +100,7 @@ class Defense:
 
     @property
     def encodes_batches(self) -> bool:
-        """Return whether the defense changes the training samples, by its method ``on_batch``.
-
-        The training loop must then pass its samples through that method.
-        """
+        """Return whether ``on_batch`` changes the samples; the training loop must then call it."""
         return type(self).on_batch is not Defense.on_batch
 
     @property
@@ -119,11 +109,9 @@ class Defense:
         return False
 
     def in_words(self) -> str:
-        """Return a clause on the effect of the defense on an update or a batch.
-
-        The report puts it into its own sentences: "Pruning, by which only the largest 1 % of the
-        update’s numbers are sent, hides it from this attack". A defense that does not override it
-        is called by its name.
+        """Return a clause on the effect of the defense, which the report puts into its sentences:
+        "Pruning, by which only the largest 1 % of the update’s numbers are sent, hides it from this
+        attack". By default it only gives the class's name.
         """
         return f"the defense {type(self).__name__} is applied"
 
@@ -152,17 +140,15 @@ class Defense:
         num_rounds: int,
         adjacency: Adjacency = "replace-one",
     ) -> float | None:
-        """Return ε of the differential privacy of one sample; ``None`` if none is guaranteed.
-
-        It is infinite if it is known that no finite ε holds.
+        """Return ε of the differential privacy of one sample; ``None`` if none is guaranteed, and
+        infinite if no finite ε holds.
 
         Args:
             schedule: the local training.
             num_examples: the number of the client's samples in a round.
             num_rounds: the number of rounds in which the sample takes part.
-            adjacency: which data sets must look alike: with ``replace-one``, those with this sample
-                and with another in its place; with ``add-or-remove``, those with and without the
-                sample.
+            adjacency: ``replace-one`` if data sets with this sample and with another in its place
+                must look alike; ``add-or-remove`` for data sets with and without it.
         """
         return None
 
@@ -181,8 +167,8 @@ class Defense:
     ) -> Float[Tensor, "B n"] | None:
         """Return the matrix W (B, n) by which ``on_batch`` mixes n samples into B encodings.
 
-        The encodings are W · samples. ``None`` stands for no mixing. A threat model may grant W to
-        an attacker who decodes: with the same seed the draws are those that ``on_batch`` used.
+        The encodings are W · samples; ``None`` stands for no mixing. With the same seed, the draws
+        are those of ``on_batch``, so that a threat model may grant W to an attacker.
 
         Args:
             num_samples: the number n of samples that are encoded at once.

@@ -13,10 +13,9 @@ from flwr_leakage.records import Update
 
 
 def orthogonal_noise(delta: Mapping[str, Tensor], randomness: Randomness) -> Params:
-    """Return random noise that is orthogonal to each tensor v and has its norm.
-
-    It is ``r = z − ⟨z, v⟩ / ⟨v, v⟩ · v`` with z ~ N(0, I), scaled to ``‖r‖ = ‖v‖`` (Zhang et al.
-    2025, equation 12). It is zero for a tensor that is zero, or that has a single entry.
+    """Return random noise r that is orthogonal to each tensor v and has its norm: ``r = z − ⟨z, v⟩
+    / ⟨v, v⟩ · v`` with z ~ N(0, I), scaled to ``‖r‖ = ‖v‖`` (Zhang et al. 2025, equation 12). It is
+    zero for a tensor that is zero or has a single entry.
     """
     found = {}
     for name, value in delta.items():
@@ -33,8 +32,6 @@ def orthogonal_noise(delta: Mapping[str, Tensor], randomness: Randomness) -> Par
 class Censor(Defense):
     """A defense that sends the best of several random directions orthogonal to the update.
 
-    If none is better than the update itself, the update is sent.
-
     It makes ``trials`` draws of :func:`orthogonal_noise`, and sends the one after whose step the
     client's loss is lowest (Zhang et al., CENSOR, NDSS 2025, algorithm 1, with the settings of the
     authors' code, github.com/KaiyuanZh/censor). **If no draw lowers the loss, the update is sent
@@ -42,8 +39,7 @@ class Censor(Defense):
     the gradient does not change the loss, so that curvature and rounding decide. It gives no
     guarantee.
 
-    The paper applies the defense in the first ten epochs of training only, which is left to the
-    caller.
+    The paper applies it in the first ten epochs only, which is left to the caller.
 
     Attributes:
         trials: the number of draws, ≥ 1.
@@ -69,7 +65,9 @@ class Censor(Defense):
     def on_update(
         self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
     ) -> Update:
-        """Replace ``update.delta``."""
+        """Return the update with the chosen noise as ``delta``, or as it is if no draw lowers the
+        loss.
+        """
         check_update(update)
         seen = require_local_round(self, local_round)
         length = self.step / update.schedule.learning_rate

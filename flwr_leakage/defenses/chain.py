@@ -65,7 +65,7 @@ class Chain(Defense):
         return "; then ".join(defense.in_words() for defense in self.defenses)
 
     def validate(self, gradient_map: GradientMap, spec: InputSpec, num_examples: int) -> None:
-        """Validate each defense."""
+        """Raise ``ValueError`` if one of the defenses cannot work on this model and this data."""
         for defense in self.defenses:
             defense.validate(gradient_map, spec, num_examples)
 
@@ -77,9 +77,7 @@ class Chain(Defense):
         adjacency: Adjacency = "replace-one",
     ) -> float | None:
         """Return ε of the first defense of the chain that has a guarantee of differential privacy.
-
-        It is ``None`` if a defense encodes batches: a sample may then be mixed into several others,
-        while the guarantee is for a sample that enters one gradient.
+        It is ``None`` if a defense encodes batches: a sample may then enter several gradients.
         """
         if self.encodes_batches:
             return None
@@ -95,9 +93,8 @@ class Chain(Defense):
     def mixing_matrix(
         self, num_samples: int, randomness: Randomness
     ) -> Float[Tensor, "B n"] | None:
-        """Return the matrix W (B, n) by which the chain's only encoding defense mixes n samples.
-
-        ``None`` stands for no mixing.
+        """Return the matrix W (B, n) by which the chain's only encoding defense mixes n samples, or
+        ``None``.
 
         Raises:
             ValueError: several defenses of the chain encode batches.

@@ -13,9 +13,8 @@ from flwr_leakage.records import Update
 
 
 def clip_update(delta: Mapping[str, Tensor], max_norm: float) -> Params:
-    """Return the update Δ clipped to a norm: ``Δ · min(1, max_norm / ‖Δ‖₂)``.
-
-    The norm is that of all tensors together (McMahan et al. 2018, algorithm 1).
+    """Return the update Δ clipped to a norm: ``Δ · min(1, max_norm / ‖Δ‖₂)``. The norm is of all
+    tensors together (McMahan et al. 2018, algorithm 1).
 
     Example:
         >>> clip_update({"w": torch.tensor([3.0, 4.0])}, 1.0)
@@ -50,7 +49,7 @@ class Clipping(Defense):
     def on_update(
         self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
     ) -> Update:
-        """Clip ``update.delta``."""
+        """Return the update with its ``delta`` clipped."""
         check_update(update)
         limit = update_units(self.max_norm, update, self.relative_to)
         return replace(update, delta=clip_update(update.delta, limit))

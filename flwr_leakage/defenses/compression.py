@@ -1,6 +1,5 @@
-"""Compress the update: to a random subset, to few levels, to signs, or to few singular values.
-
-These methods are made to send less, and give no guarantee of privacy.
+"""Compress the update: to a random subset, to few levels, to signs, or to few singular values. Such
+methods are made to send less, and guarantee no privacy.
 """
 
 from abc import ABC, abstractmethod
@@ -27,7 +26,7 @@ class Compression(Defense, ABC):
     def on_update(
         self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
     ) -> Update:
-        """Compress ``update.delta``."""
+        """Return the update with its ``delta`` compressed."""
         check_update(update)
         return replace(update, delta=self.compress(update.delta, randomness))
 
@@ -36,9 +35,8 @@ class Compression(Defense, ABC):
 class RandomSubset(Compression):
     """A defense that sends each entry with probability ``share``, and zero in place of the others.
 
-    The entries are drawn anew in each round. Shokri and Shmatikov (2015, section 5) share a random
-    tenth of the entries; Konečný et al. (2016, section 3) divide the sent entries by ``share``, so
-    that their mean is the update.
+    The draws are new in each round. Shokri and Shmatikov (2015, section 5) share a tenth of the
+    entries; Konečný et al. (2016, section 3) divide by ``share``, so that the mean is the update.
 
     Attributes:
         share: the probability of each entry to be sent, in (0, 1].
@@ -93,7 +91,7 @@ class QSGD(Compression):
         return f"each of the update’s numbers is rounded at random to one of {self.levels} sizes"
 
     def compress(self, delta: Mapping[str, Tensor], randomness: Randomness) -> Params:
-        """Round all entries."""
+        """Return the update with every entry rounded at random to a level."""
         vector = ravel(delta)
         padded = F.pad(vector, (0, -len(vector) % self.bucket_size)).reshape(-1, self.bucket_size)
         norms = padded.norm(dim=1, keepdim=True)
@@ -107,9 +105,8 @@ class QSGD(Compression):
 class SignSGD(Compression):
     """A defense that sends the sign of each entry, times one size per tensor.
 
-    The size is the mean magnitude of the tensor v of d entries, so that ``‖v‖₁ / d · sign(v)`` is
-    sent (Karimireddy et al. 2019, section 4), or a step that all clients share (Bernstein et al.
-    2018, algorithm 1).
+    For a tensor v of d entries ``‖v‖₁ / d · sign(v)`` is sent (Karimireddy et al. 2019, section 4),
+    or a step that all clients share (Bernstein et al. 2018, algorithm 1).
 
     Attributes:
         step: the size of every entry that is sent, > 0, or ``None`` for each tensor's mean
@@ -141,9 +138,8 @@ class TruncatedSVD(Compression):
 
     The r largest components of ``ΔW = Σ_i σ_i u_i v_iᵀ`` are sent, where r is the least number for
     which ``Σ_{i ≤ r} σ_i² ≥ energy · Σ_i σ_i²``. A convolution's weight is a matrix with its
-    kernels as rows. Vectors are sent unchanged. This is the core of SVDefense (Luo et al. 2026),
-    which also chooses the energy by a client's class balance and weights channels and layers; these
-    parts are not implemented here.
+    kernels as rows. Vectors are sent unchanged. SVDefense (Luo et al. 2026) also chooses the energy
+    by class balance and weights channels and layers; this is not implemented here.
 
     Attributes:
         energy: the share of the squared norm that is kept, in (0, 1].

@@ -30,11 +30,9 @@ def clipped_mean_gradient(
     chunk_size: int = 32,
     divisor: float | None = None,
 ) -> Params:
-    """Return the mean of the samples' clipped gradients, (1/B) Σᵢ gᵢ · min(1, max_norm / ‖gᵢ‖).
-
-    Here gᵢ is the gradient of sample i alone. This is the mean of Abadi et al. (2016, algorithm 1)
-    before the noise. It is zero without samples. A gradient whose norm is not finite counts as
-    zero, unless ``max_norm`` is infinite.
+    """Return the mean of the samples' clipped gradients, (1/B) Σᵢ gᵢ · min(1, max_norm / ‖gᵢ‖),
+    with gᵢ that of sample i alone (Abadi et al. 2016, algorithm 1, before the noise). It is zero
+    without samples. A gᵢ whose norm is not finite counts as zero, unless ``max_norm`` is infinite.
 
     Args:
         gradient_map: the gradient map of the client's model and loss.
@@ -79,23 +77,21 @@ class DPSGD(Defense):
 
     Every step uses ``ḡ + (noise_multiplier · max_norm / B) · z`` in place of the gradient, with z ~
     N(0, I) and ḡ the mean of the samples' clipped gradients, see :func:`clipped_mean_gradient`
-    (Abadi et al. 2016, algorithm 1). The update is computed anew from the samples, so that in a
-    chain this defense must come before those that change the update. MixUp or InstaHide before it
-    would let a sample enter several gradients: the guarantee then no longer holds for single
-    samples.
+    (Abadi et al. 2016, algorithm 1). As the update is computed anew, this defense must come before
+    those of a chain that change it. After MixUp or InstaHide, where a sample enters several
+    gradients, there is no guarantee for single samples.
 
-    With the sampling ``in_order``, the n samples are cut into batches as the schedule does, and B
-    is the batch's size. With ``poisson``, each sample enters each step independently with the
-    probability q = min(1, batch_size / n); B = q n, whatever was drawn, and a step without samples
-    consists of noise alone.
+    With the sampling ``in_order``, B is the size of the schedule's batches. With ``poisson``, each
+    sample enters each step independently with the probability q = min(1, batch_size / n); B = q n,
+    whatever was drawn, and a step without samples consists of noise alone.
 
     Attributes:
         max_norm: the largest norm C > 0 of a sample's gradient; ``inf`` clips nothing and needs
             ``noise_multiplier`` 0.
         noise_multiplier: the standard deviation of the noise on the sum of gradients, divided by C,
             ≥ 0.
-        delta: δ in (0, 1) of the guarantee that is reported, which should be below one over the
-            client's number of samples; with ``None`` no guarantee is reported.
+        delta: δ in (0, 1) of the reported guarantee, which should be below one over the client's
+            number of samples; ``None`` to report none.
         sampling: ``in_order`` or ``poisson``, whose ε needs Opacus.
     """
 
@@ -142,12 +138,11 @@ class DPSGD(Defense):
         """Return ε at δ = ``delta`` of the updates, for a sample that takes part in ``num_rounds``.
 
         The number n of samples is public: it travels beside the update, and determines the number
-        of steps and the divisor B of a sum. Hence the default ``replace-one``, which compares data
-        sets of equal size that differ in one sample.
+        of steps and the divisor B. Hence the default ``replace-one``, for data sets of equal size.
 
-        With the sampling ``in_order``, ε counts the steps whose batch holds the sample, without
-        amplification. For ``add-or-remove`` it is then infinite: without its first sample, a client
-        has other samples in every batch, and the last batch has another size, and so another noise.
+        With the sampling ``in_order``, ε counts the steps whose batch holds the sample. For
+        ``add-or-remove`` it is infinite: without its first sample, a client has other samples in
+        every batch.
 
         With ``poisson``, ε counts all steps, each with the sampling probability q. Its
         ``add-or-remove`` compares a sample that is there with one whose gradient is left out, at

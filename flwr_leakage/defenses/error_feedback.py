@@ -14,9 +14,9 @@ from flwr_leakage.records import LocalSchedule, Update
 class ErrorFeedback(Chain):
     """A defense that applies others to the update plus the remainder of earlier rounds.
 
-    The remainder is the part of earlier updates that the others left out. This object has no state:
-    the client keeps the remainder, see ``with_error_feedback``, and by itself the object defends a
-    client's first round. If the client withholds an update, no part of that update is added later.
+    The remainder is the part of earlier updates that the others left out. The client keeps it, see
+    ``with_error_feedback``; this object alone defends a client's first round. Of an update that the
+    client withholds, nothing is added later.
 
     Attributes:
         defenses: the other defenses in order, at least one, such as ``GradientPruning``. None may
@@ -47,9 +47,8 @@ class ErrorFeedback(Chain):
         num_rounds: int,
         adjacency: Adjacency = "replace-one",
     ) -> None:
-        """Return ``None``: no guarantee of differential privacy holds over several rounds.
-
-        The remainder contains the negative of the noise, which later rounds add again.
+        """Return ``None``: no guarantee of differential privacy holds over several rounds, as the
+        remainder contains the negative of the noise, which later rounds add again.
         """
         return
 
@@ -67,9 +66,7 @@ def with_error_feedback(
     keeps ``e_{t+1} = Δ_t + e_t − C(Δ_t + e_t)`` for the next round (Stich et al. 2018, algorithm 1;
     Aji and Heafield 2017 send the largest 1 %).
 
-    The remainder is private data of the client, and must never be released. The caller keeps it
-    from round to round, as a defense has no state. ``ClientAudit`` and ``audit`` do so in the
-    client's own state, for a defense whose property ``carries`` is true.
+    The caller keeps the remainder from round to round. It is private, and must never be released.
 
     Args:
         defense: the defense C, such as ``GradientPruning``.
@@ -77,9 +74,6 @@ def with_error_feedback(
         carried: the remainder e_t, or ``None`` in a client's first round.
         randomness: the source of draws, as for ``defense.on_update``.
         local_round: the local round, as for ``defense.on_update``.
-
-    Returns:
-        The released update, and the new remainder e_{t+1}.
 
     Raises:
         ValueError: ``carried`` has other entries than the update.

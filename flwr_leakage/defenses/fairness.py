@@ -8,7 +8,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class GroupProtection:
-    """The protection of the samples of one class.
+    """The protection of the samples of one class, such as their recovery error: larger is safer.
 
     Attributes:
         label: the class.

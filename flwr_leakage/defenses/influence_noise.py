@@ -21,21 +21,12 @@ Allotment = Literal["equal", "max_min"]
 def allot_energy(
     spectra: SampleSpectra, energy: float, allotment: Allotment
 ) -> Float[Tensor, " S"]:
-    """Return the cutoff of each sample that gives it its share of the noise energy.
-
-    A sample gets noise along those singular directions of its Jacobian whose singular value lies
-    below its cutoff; see :meth:`SampleSpectra.energies`. ``equal`` gives every sample the same
-    energy. ``max_min`` gives every sample the same predicted recovery error, the largest that the
-    total energy allows: as a sample's error grows with its own energy, no other division gives the
-    worst-protected sample a larger error.
-
-    Args:
-        spectra: the spectra of S samples.
-        energy: the total energy ‖δ‖² of the noise δ, in squared units of the pseudo-gradient.
-        allotment: ``equal`` or ``max_min``.
-
-    Returns:
-        (S,) cutoffs, in the units of the singular values.
+    """Return the cutoff c (S,) of each sample, in units of its singular values, that gives it its
+    share of the noise energy ‖δ‖². A sample gets noise along singular directions of its Jacobian
+    with singular values below c; see :meth:`SampleSpectra.energies`. With ``equal`` all samples get
+    the same energy. With ``max_min`` all have the same predicted recovery error; as an error grows
+    with its energy, no other division gives the worst-protected sample a larger one. ``energy`` is
+    in squared units of the pseudo-gradient.
     """
     count = len(spectra.exposures)
     if allotment == "equal" or energy == 0:
@@ -46,21 +37,13 @@ def allot_energy(
 def influence_noise(
     spectra: SampleSpectra, cutoffs: Float[Tensor, " S"], energy: float
 ) -> Float[Tensor, " P"]:
-    """Return noise along the samples' singular directions, with the squared norm ``energy``.
+    """Return noise (P,) along the samples' singular directions, with the squared norm ``energy``,
+    in units of the pseudo-gradient.
 
     Let A_i be the derivative of the pseudo-gradient by sample i. Noise along a left singular vector
     of A_i with the singular value σ moves the reconstruction by 1/σ times the noise's length (Zhang
     et al. 2023, section 5.1). So directions of small σ hide most, up to the prior's own
-    uncertainty, beyond which more noise is wasted. The division over σ is that of
-    :meth:`SampleSpectra.energies`.
-
-    Args:
-        spectra: the spectra of S samples.
-        cutoffs: (S,) the cutoff of each sample, see :func:`allot_energy`.
-        energy: the squared norm of the noise, in squared units of the pseudo-gradient.
-
-    Returns:
-        (P,) the noise in units of the pseudo-gradient.
+    uncertainty. ``cutoffs`` (S,) are the samples' cutoffs, see :func:`allot_energy`.
     """
     noise = spectra.draw_noise(cutoffs).sum(0)
     return noise * (math.sqrt(energy) / noise.norm().clamp_min(1e-30))
@@ -70,8 +53,7 @@ def influence_noise(
 class InfluenceNoise(Defense):
     """A defense that adds noise to the update in the directions that hide the samples most.
 
-    The noise has the norm that Gaussian noise of standard deviation ``noise_std`` is expected to
-    have.
+    The noise has the norm that is expected of Gaussian noise of standard deviation ``noise_std``.
 
     Attributes:
         noise_std: the standard deviation of isotropic noise of the same energy, ≥ 0, in the unit

@@ -56,18 +56,10 @@ def instahide_batch(
     num_classes: int,
     public: Float[Tensor, "M C H W"] | None = None,
 ) -> Batch:
-    """Return the mixtures of samples before their signs are flipped (Huang et al. 2020, alg. 2).
-
-    Args:
-        batch: n private samples.
-        mixing: the samples in each mixture, with their coefficients λ. Indices below n are those of
-            private samples, and n + m is that of public image m.
-        num_classes: the number K of classes.
-        public: M public images in the model's input space, or ``None``.
-
-    Returns:
-        A batch of inputs x̃ = Σⱼ λⱼ xⱼ, and of targets (B, K) mixed from the private samples only.
-        Their coefficients are scaled to sum to one, so that the targets are probabilities.
+    """Return the mixtures of n private samples before signs are flipped (Huang et al. 2020, alg.
+    2): inputs x̃ = Σⱼ λⱼ xⱼ, and targets (B, K) mixed from the private samples only, with
+    coefficients scaled to sum to one. In ``mixing``, the index n + m is that of ``public`` image m,
+    in model input units.
     """
     inputs = batch.inputs
     targets = soft_targets(batch.targets, num_classes, inputs.dtype)
@@ -175,9 +167,8 @@ class InstaHide(Defense):
             )
 
     def draw_mixing(self, num_samples: int, randomness: Randomness) -> Mixing:
-        """Return random partners and coefficients for each of B = ``num_samples`` samples.
-
-        Indices from B on are those of public images.
+        """Return random partners and coefficients for each of B samples; indices from B on are
+        public images.
         """
         indices = draw_indices(num_samples, self.num_private, randomness)
         if self.partners == "inter":
@@ -191,10 +182,8 @@ class InstaHide(Defense):
     def mixing_matrix(
         self, num_samples: int, randomness: Randomness
     ) -> Float[Tensor, "B n"] | None:
-        """Return the matrix W of the mixtures W · samples before signs are flipped.
-
-        Its shape is (n, n) for n samples, or (n, n + M) with M public images. It is ``None`` if a
-        mixture has a single image.
+        """Return the matrix W (n, n) of the mixtures W · samples before signs are flipped, or (n, n
+        + M) with M public images; ``None`` if a mixture has a single image.
         """
         if self.k == 1:
             return None
@@ -202,9 +191,8 @@ class InstaHide(Defense):
         return self.draw_mixing(num_samples, randomness).matrix(columns)
 
     def on_batch(self, batch: Batch, num_classes: int, randomness: Randomness) -> Batch:
-        """Return mixtures with random signs; their targets are probabilities (B, K).
-
-        If a mixture has a single image, targets stay as they are.
+        """Return mixtures with random signs; their targets are probabilities (B, K), or stay as
+        they are if a mixture has a single image.
         """
         if self.k == 1:
             inputs, targets = batch.inputs.clone(), batch.targets

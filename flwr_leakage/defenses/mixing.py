@@ -45,11 +45,9 @@ def check_mixing(k: int, max_coefficient: float) -> None:
 def draw_indices(num_samples: int, k: int, randomness: Randomness) -> Int[Tensor, "B k"]:
     """Return random partners for each sample, so that every sample is used exactly k times.
 
-    Row i of the result (B, k) holds the index of sample i and those of its k − 1 partners.
-
-    The samples are put on a circle in random order, and each is mixed with those at the same k − 1
-    random distances from it. InstaHide uses several permutations of the data for this (Huang et al.
-    2020, algorithm 2); here a sample is never mixed with itself.
+    Row i of the result (B, k) holds the index of sample i and those of its k − 1 partners. The
+    samples are put on a circle in random order, and each is mixed with those at the same k − 1
+    random distances from it: unlike in Huang et al. (2020, algorithm 2), never with itself.
 
     Raises:
         ValueError: there are fewer than k samples.
@@ -71,10 +69,8 @@ def draw_coefficients(
 ) -> Float[Tensor, "B k"]:
     """Return coefficients (B, k) drawn uniformly from the simplex, none above ``max_coefficient``.
 
-    Huang et al. (2021, section 5.1) bound the largest coefficient by 0.65. Rows that exceed the
-    bound are drawn again. If the bound is so close to 1 / k that 64 attempts fail, the remaining
-    rows are moved towards 1 / k until they obey it. For k = 1 the only coefficient is one, whatever
-    the bound.
+    Huang et al. (2021, section 5.1) bound it by 0.65. Rows that exceed the bound are drawn again;
+    after 64 attempts, they are moved towards 1 / k. For k = 1 the coefficient is one.
     """
     if k == 1:
         return torch.ones(num_samples, 1)

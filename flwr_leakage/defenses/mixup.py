@@ -14,14 +14,9 @@ from flwr_leakage.records import Batch, InputSpec
 
 
 def mixup_batch(batch: Batch, mixing: Mixing, num_classes: int) -> Batch:
-    """Return mixed inputs x̃ = Σⱼ λⱼ xⱼ and mixed one-hot targets ỹ = Σⱼ λⱼ yⱼ.
-
-    Zhang et al. (2018) mix two samples, Huang et al. (2021, section 5.1) k samples.
-
-    Args:
-        batch: n samples.
-        mixing: which samples enter each encoding, with their coefficients λ.
-        num_classes: the number of classes.
+    """Return mixed inputs x̃ = Σⱼ λⱼ xⱼ and mixed one-hot targets ỹ = Σⱼ λⱼ yⱼ of n samples, with
+    the coefficients λ of ``mixing`` (Zhang et al. 2018 for two samples, Huang et al. 2021, section
+    5.1, for k).
     """
     targets = soft_targets(batch.targets, num_classes, batch.inputs.dtype)
     return Batch(mix(batch.inputs, mixing), mix(targets, mixing))
@@ -31,8 +26,7 @@ def mixup_batch(batch: Batch, mixing: Mixing, num_classes: int) -> Batch:
 class MixUp(Defense):
     """A defense that trains on random weighted means of k samples and of their labels.
 
-    A sample is mixed with others of the same call of ``on_batch``: pass a whole epoch at once to
-    mix over all of a client's data.
+    A sample is mixed with others of the same call of ``on_batch``, such as a whole epoch.
 
     Attributes:
         k: the number of samples in each mean, ≥ 1.
@@ -67,18 +61,16 @@ class MixUp(Defense):
     def mixing_matrix(
         self, num_samples: int, randomness: Randomness
     ) -> Float[Tensor, "B n"] | None:
-        """Return the matrix W (n, n) of the encodings W · samples.
-
-        It is ``None`` if a mean is of a single sample.
+        """Return the matrix W (n, n) of the encodings W · samples; ``None`` if a mean is of a
+        single sample.
         """
         if self.k == 1:
             return None
         return self.draw_mixing(num_samples, randomness).matrix(num_samples)
 
     def on_batch(self, batch: Batch, num_classes: int, randomness: Randomness) -> Batch:
-        """Return weighted means of samples; their targets are probabilities (B, K).
-
-        If a mean is of a single sample, targets stay as they are.
+        """Return weighted means of samples; their targets are probabilities (B, K), or stay as they
+        are if a mean is of a single sample.
         """
         if self.k == 1:
             return batch

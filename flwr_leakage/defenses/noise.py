@@ -16,9 +16,8 @@ from flwr_leakage.records import Update
 def add_gaussian_noise(
     delta: Mapping[str, Tensor], noise_std: float, randomness: Randomness
 ) -> Params:
-    """Return tensors with ``noise_std · z``, z ~ N(0, 1), added to each entry.
-
-    Zhu, Liu, Han (2019, section 5) propose it against gradient inversion.
+    """Return tensors with ``noise_std · z``, z ~ N(0, 1), added to each entry (Zhu, Liu, Han 2019,
+    section 5).
     """
     return {
         name: _add(value, noise_std, randomness.normal(value.shape, value.dtype))
@@ -29,11 +28,9 @@ def add_gaussian_noise(
 def add_laplacian_noise(
     delta: Mapping[str, Tensor], noise_std: float, randomness: Randomness
 ) -> Params:
-    """Return tensors with independent Laplacian noise added to each entry.
-
-    The density of the noise z is ``exp(−|z| / b) / 2b`` with ``b = noise_std / √2``, so that
-    ``noise_std`` is its standard deviation: Gaussian and Laplacian noise of equal strength have
-    equal energy. Zhu, Liu, Han (2019, section 5) propose it against gradient inversion.
+    """Return tensors with independent Laplacian noise added to each entry (Zhu, Liu, Han 2019,
+    section 5), of density ``exp(−|z| / b) / 2b`` with ``b = noise_std / √2``. So ``noise_std`` is
+    its standard deviation, as for Gaussian noise of equal energy.
     """
     scale = noise_std / math.sqrt(2)
     return {
@@ -49,9 +46,8 @@ def _add(value: Tensor, scale: float, draws: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Noise(Defense):
-    """A base class of defenses that add independent noise of a given size to every entry.
-
-    A subclass draws the noise.
+    """A base class of defenses that add independent noise of a given size to every entry. A
+    subclass draws the noise.
     """
 
     noise_std: float = 0.1

@@ -21,11 +21,7 @@ from flwr_leakage.records import Update
 
 def _per_step(update: Update, change: Callable[[Tensor], Tensor]) -> Update:
     """Return an update with ``delta`` Δ replaced by ``T · change(Δ / T)``, with T local steps.
-
-    Args:
-        update: the update.
-        change: a function of all entries as one vector. Tensors without dimensions are not part of
-            the vector and stay as they are.
+    ``change`` takes all entries as one vector; tensors without dimensions stay as they are.
     """
     check_update(update)
     steps = update.schedule.num_steps
@@ -39,10 +35,9 @@ def _per_step(update: Update, change: Callable[[Tensor], Tensor]) -> Update:
 class PercentilePrivacy(Defense):
     """A defense that sets the smallest entries of an update Δ to zero, and clips the others.
 
-    Let c be the percentile of ``|Δ| / T`` over all entries, with T local steps. Entries of
-    ``Δ / T`` of magnitude below c become zero, and all others are clipped to [−γ, γ]. This is how
-    NVIDIA FLARE reads "largest percentile to share" of Shokri and Shmatikov (2015). It adds no
-    noise, and gives no guarantee.
+    Let c be the percentile of ``|Δ| / T`` over all entries, with T local steps. Entries of ``Δ /
+    T`` of magnitude below c become zero, all others are clipped to [−γ, γ]: NVIDIA FLARE's reading
+    of "largest percentile to share" of Shokri and Shmatikov (2015). It gives no guarantee.
 
     Attributes:
         percentile: the percentile in [0, 100]; 10 sets a tenth of the entries to zero, not all but
@@ -68,7 +63,7 @@ class PercentilePrivacy(Defense):
     def on_update(
         self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
     ) -> Update:
-        """Filter ``update.delta``."""
+        """Return the update with its ``delta`` filtered."""
 
         def change(vector: Tensor) -> Tensor:
             sizes = vector.abs()
@@ -89,9 +84,9 @@ class SVTPrivacy(Defense):
     ``clip(Δ_i / T, −γ, γ) + Lap(2γ / noise_var)``, and all others as zero. Lap(b) is a Laplacian
     number of scale b.
 
-    By the filter's own accounting an update spends ``ε + c · noise_var``, which is 620 for 62,006
-    entries: no guarantee in practice. The samples are hidden by the clip γ, which is far below the
-    noise: by default its scale is 20 γ.
+    By its own accounting an update spends ``ε + c · noise_var``, 620 for 62,006 entries: no
+    guarantee in practice. What hides samples is the clip γ, far below the noise's scale of 20 γ by
+    default.
 
     Attributes:
         fraction: the share of entries that is sent, in (0, 1].
@@ -124,7 +119,7 @@ class SVTPrivacy(Defense):
     def on_update(
         self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
     ) -> Update:
-        """Filter ``update.delta``."""
+        """Return the update with its ``delta`` filtered."""
 
         def change(vector: Tensor) -> Tensor:
             # A value that is no number would be drawn for ever without passing the threshold.

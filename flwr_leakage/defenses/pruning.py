@@ -33,20 +33,12 @@ def _prune(vector: Tensor, prune_ratio: float) -> Tensor:
 def prune_update(
     delta: Mapping[str, Tensor], prune_ratio: float, per_layer: bool = False
 ) -> Params:
-    """Return the update with its ``floor(prune_ratio · n)`` smallest entries set to zero.
+    """Return the update with its ``floor(prune_ratio · n)`` entries of least magnitude set to zero,
+    of n entries, as new tensors.
 
-    Here n is the number of entries, and the smallest ones are those of least magnitude. Zhu, Liu,
-    Han (2019, section 5) propose it against gradient inversion ("gradient compression"); Huang et
-    al. (2021, section 3.1) evaluate ratios from 0.5 to 0.999.
-
-    Args:
-        delta: the update, or a gradient: the result does not depend on the scale.
-        prune_ratio: the share p of pruned entries, in [0, 1). At least one entry is kept.
-        per_layer: whether each tensor is pruned by itself; otherwise all entries are pruned
-            together.
-
-    Returns:
-        New tensors with the names, shapes and dtypes of ``delta``.
+    Zhu, Liu, Han (2019, section 5) propose it against gradient inversion; Huang et al. (2021,
+    section 3.1) evaluate ratios from 0.5 to 0.999. ``prune_ratio`` lies in [0, 1), and at least one
+    entry is kept. With ``per_layer`` each tensor is pruned by itself, else all together.
 
     Raises:
         ValueError: ``prune_ratio`` is out of range.
@@ -76,8 +68,7 @@ class GradientPruning(Defense):
 
     Attributes:
         prune_ratio: the share of pruned entries, in [0, 1).
-        per_layer: whether each tensor is pruned by itself; otherwise all entries are pruned
-            together.
+        per_layer: whether each tensor is pruned by itself; otherwise all are together.
     """
 
     prune_ratio: float = 0.99
@@ -94,6 +85,6 @@ class GradientPruning(Defense):
     def on_update(
         self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
     ) -> Update:
-        """Prune ``update.delta``."""
+        """Return the update with its ``delta`` pruned."""
         check_update(update)
         return replace(update, delta=prune_update(update.delta, self.prune_ratio, self.per_layer))

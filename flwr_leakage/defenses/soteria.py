@@ -36,18 +36,16 @@ def representation_sensitivity(
     chunk_size: int = 64,
 ) -> Float[Tensor, " F"]:
     """Return ‖∂rₖ/∂x‖₂ / |rₖ| for each entry k of a linear layer's input r, summed over samples x.
-
-    A perturbation of rₖ moves an attacker's reconstruction by about |rₖ| ‖∂rₖ/∂x‖⁻¹, so that the
-    entries of smallest sensitivity hide most (Sun et al. 2021, section 4.2).
+    Entries of smallest sensitivity hide most: a perturbation of rₖ moves a reconstruction by about
+    the sensitivity's inverse (Sun et al. 2021, section 4.2).
 
     Args:
-        gradient_map: the gradient map of the client's model. Its BatchNorm must not use the batch's
-            statistics, as samples are processed one by one.
+        gradient_map: the model's gradient map, whose BatchNorm must not use batch statistics.
         params: the parameters θ, by name.
         inputs: the inputs of B samples.
         layer: the name of the linear layer, as in ``model.named_modules()``.
         buffers: BatchNorm statistics.
-        chunk_size: the number of entries whose derivatives are held in memory at a time.
+        chunk_size: the number of entries that are processed at a time.
     """
     module = gradient_map.model.get_submodule(layer)
     captured: list[Tensor] = []
@@ -79,11 +77,8 @@ def representation_sensitivity(
 
 
 def representation_mask(sensitivity: Float[Tensor, " F"], prune_ratio: float) -> Bool[Tensor, " F"]:
-    """Return a mask that is false at the ``floor(prune_ratio · F)`` least sensitive entries.
-
-    Args:
-        sensitivity: (F,) the sensitivity of each entry of the representation.
-        prune_ratio: the share of entries to prune, in [0, 1).
+    """Return a mask that is false at the ``floor(prune_ratio · F)`` entries of least sensitivity,
+    with ``prune_ratio`` in [0, 1).
     """
     dropped = math.floor(round(prune_ratio * len(sensitivity), 6))
     mask = torch.ones(len(sensitivity), dtype=torch.bool)
@@ -95,10 +90,10 @@ def representation_mask(sensitivity: Float[Tensor, " F"], prune_ratio: float) ->
 class Soteria(Defense):
     """A defense that prunes columns of a linear layer's weight update (Sun et al. 2021).
 
-    The layer's gradient is an outer product with its input, the representation, so that an attacker
-    can compute the representation exactly. Soteria sets those columns to zero whose entries of the
-    representation move a reconstruction most if perturbed, and changes no other layer. Balunović et
-    al. (2022) show that it does not hinder an attacker who leaves this layer out of the objective.
+    The layer's gradient reveals its input, the representation, exactly. Soteria sets those columns
+    to zero whose entries of the representation move a reconstruction most if perturbed. Balunović
+    et al. (2022) show that it does not hinder an attacker who leaves this layer out of the
+    objective.
 
     Attributes:
         prune_ratio: the share of the representation's entries that is pruned, in [0, 1); 0.01 in
@@ -130,7 +125,7 @@ class Soteria(Defense):
         self._layer_and_weight(gradient_map.model)
 
     def _layer_and_weight(self, model: nn.Module) -> tuple[str, str]:
-        """Return the name of the linear layer and the name of its weight parameter."""
+        """Return the names of the linear layer that is pruned and of its weight parameter."""
         layer = last_linear_layer(model) if self.layer is None else self.layer
         if not isinstance(dict(model.named_modules()).get(layer), nn.Linear):
             raise ValueError(f"layer must name a linear layer of the model, got {layer!r}.")

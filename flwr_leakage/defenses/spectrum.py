@@ -34,15 +34,9 @@ _TINY = 1e-150
 def sample_jacobian(
     local_round: LocalRound, schedule: LocalSchedule, max_samples: int
 ) -> tuple[SampleJacobian, Float[Tensor, " S"]]:
-    """Return the Jacobian ∂∇L/∂x of each of the first samples alone, and the samples' weights.
-
-    A sample's weight (S,) is the factor of its gradient in the update's pseudo-gradient. If the
-    client normalises with batch statistics, they are held constant at the batch's own.
-
-    Args:
-        local_round: the private data of the client's round.
-        schedule: the local training, which determines the weights.
-        max_samples: the largest number S of samples.
+    """Return the Jacobian ∂∇L/∂x of each of the first ``max_samples`` samples alone, and the
+    samples' weights (S,), the factors of their gradients in the update's pseudo-gradient. Batch
+    statistics are held constant at the batch's own.
     """
     samples = local_round.samples(schedule)[:max_samples]
     # Samples that no step touches, of weight zero, do not show in the update at all.
@@ -53,8 +47,8 @@ def sample_jacobian(
 class SampleSpectra:
     """Estimated singular values of the Jacobians of S samples, from one Lanczos run.
 
-    A_i = ∂g/∂x_i is the derivative of the update's pseudo-gradient g by sample i of N entries. The
-    run is on A_iᵀA_i, and starts from a Gaussian vector z_i.
+    A_i = ∂g/∂x_i is the derivative of the update's pseudo-gradient g by sample i of N entries; the
+    run is on A_iᵀA_i from a Gaussian vector.
 
     Attributes:
         operator: the operator of the Jacobians ∂g_i/∂x_i of the samples' own gradients g_i.
@@ -103,10 +97,8 @@ class SampleSpectra:
         return SampleSpectra(operator, exposures, sigma, weights, prior_std, lanczos)
 
     def trace(self, values: Float[Tensor, "S k"]) -> Float[Tensor, " S"]:
-        """Return an estimate (S,) of the sum of f(σ) over each sample's singular values σ.
-
-        Args:
-            values: (S, k) the values of f at the nodes in ``singular_values``.
+        """Return an estimate (S,) of the sum of f(σ) over each sample's singular values σ, from f
+        at the nodes in ``singular_values``.
         """
         return self.operator.num_inputs * (self.node_weights * values).sum(1)
 
@@ -115,13 +107,9 @@ class SampleSpectra:
         return (squared_errors / self.operator.num_inputs).sqrt()
 
     def error_under_isotropic_noise(self, noise_std: float) -> Float[Tensor, " S"]:
-        """Return the predicted recovery RMSE (S,) of the samples under isotropic noise.
-
-        It is the error of an attacker with a Gaussian prior, equation (1) of this module with noise
-        of variance e(σ) = noise_std² along every singular vector.
-
-        Args:
-            noise_std: the standard deviation of the noise, in units of the pseudo-gradient.
+        """Return the predicted recovery RMSE (S,) of an attacker with a Gaussian prior: equation
+        (1) of this module with noise of variance e(σ) = noise_std² along every singular vector, in
+        units of the pseudo-gradient.
         """
         tau, energy = self.prior_std, noise_std**2
         if energy == 0:
@@ -129,42 +117,31 @@ class SampleSpectra:
         return self.rmse(self.trace(posterior_variance(self.singular_values**2, energy, tau**2)))
 
     def energies(self, cutoffs: Float[Tensor, " S"]) -> Float[Tensor, "S k"]:
-        """Return the noise variance e(σ) = τ² σ (c − σ)₊ at each node σ, for a cutoff c per sample.
+        """Return the noise variance e(σ) = τ² σ (c − σ)₊ at each node σ, for a cutoff c per sample,
+        in units of the singular values.
 
         The nodes are estimated singular values of each sample's Jacobian, and τ is the standard
-        deviation of the attacker's prior.
-
-        Of all divisions of the same energy Σ_σ e(σ), it gives the largest predicted error, equation
-        (1) of this module. That error is concave in every e(σ), and its derivative (τσ)² τ² / (e +
-        τ²σ²)² is equal for all σ < c and smaller beyond: the condition of Karush, Kuhn and Tucker.
-
-        Args:
-            cutoffs: (S,) the cutoff c of each sample, in units of the singular values.
+        deviation of the attacker's prior. Of all divisions of the energy Σ_σ e(σ), this one gives
+        the largest predicted error of an attacker's reconstruction, equation (1) of this module:
+        the error is concave in every e(σ), with equal derivatives (τσ)² τ² / (e + τ²σ²)² for σ < c
+        and smaller ones beyond (Karush, Kuhn and Tucker).
         """
         sigma = self.singular_values
         return self.prior_std**2 * sigma * (cutoffs[:, None] - sigma).clamp_min(0)
 
     def error_at(self, cutoffs: Float[Tensor, " S"]) -> Float[Tensor, " S"]:
-        """Return the predicted recovery RMSE (S,) of the samples for noise with given cutoffs c.
-
-        The squared error under the noise of :meth:`energies` is τ² Σ_σ (1 − σ/c)₊, with the
-        attacker's prior standard deviation τ and the singular values σ.
-
-        Args:
-            cutoffs: (S,) the cutoff c of each sample, in units of the singular values.
+        """Return the predicted recovery RMSE (S,) under the noise of :meth:`energies` with given
+        cutoffs c, in units of the singular values σ. The squared error is τ² Σ_σ (1 − σ/c)₊, with τ
+        the attacker's prior standard deviation.
         """
         share = 1 - self.singular_values / cutoffs.clamp_min(_TINY)[:, None]
         return self.rmse(self.trace(self.prior_std**2 * share.clamp_min(0)))
 
     def cutoffs_of_energy(self, energy: Float[Tensor, " S"]) -> Float[Tensor, " S"]:
-        """Return the cutoff c of each sample at which its noise has a given energy.
-
-        The energy is the sum of :meth:`energies` over the singular values. Between two nodes σ of
-        weight w it is linear in c: with the m nodes below c, τ² N (c Σ wσ − Σ wσ²) = energy. Here N
-        is the number of inputs, and τ the standard deviation of the attacker's prior.
-
-        Args:
-            energy: (S,) the energy of each sample, in squared units of the pseudo-gradient.
+        """Return the cutoff c of each sample at which its noise has the given energy, the sum of
+        :meth:`energies` over the singular values, in squared units of the pseudo-gradient. Between
+        two nodes σ of weight w, τ² N (c Σ wσ − Σ wσ²) = energy over the m nodes below c, with N
+        inputs and the attacker's prior standard deviation τ.
         """
         first, second = (
             (self.node_weights * self.singular_values**power).cumsum(1) for power in (1, 2)
@@ -177,13 +154,9 @@ class SampleSpectra:
         return torch.where(energy > 0, cutoffs[:, 0], 0.0)
 
     def cutoffs_of_error(self, rmse: float) -> Float[Tensor, " S"]:
-        """Return the cutoff c of each sample at which its predicted RMSE is ``rmse``.
-
-        Between two nodes σ of weight w, with the m nodes below c, τ² (Σ w − Σ wσ / c) = rmse². Here
-        τ is the standard deviation of the attacker's prior.
-
-        Args:
-            rmse: the error that every sample is to have, < τ, in model input units.
+        """Return the cutoff c of each sample at which its predicted RMSE is ``rmse``, below the
+        attacker's prior standard deviation τ, in model input units. Between two nodes σ of weight
+        w, τ² (Σ w − Σ wσ / c) = rmse² over the nodes below c.
         """
         zeroth = self.node_weights.cumsum(1)
         first = (self.node_weights * self.singular_values).cumsum(1)
@@ -196,19 +169,14 @@ class SampleSpectra:
         return cutoffs if rmse > 0 else torch.zeros_like(cutoffs)
 
     def energy_at(self, rmse: float) -> float:
-        """Return the total noise energy that gives each sample a predicted RMSE.
-
-        Args:
-            rmse: that RMSE, below the attacker's prior standard deviation, in model input units.
+        """Return the total noise energy that gives each sample the predicted RMSE ``rmse``, below
+        the attacker's prior standard deviation, in model input units.
         """
         return float(self.trace(self.energies(self.cutoffs_of_error(rmse))).sum())
 
     def error_of_energy(self, energy: float, highest: float) -> float:
-        """Return the predicted RMSE of all samples if a noise energy is divided to make it equal.
-
-        Args:
-            energy: the total energy, in squared units of the pseudo-gradient.
-            highest: the largest RMSE to return, at most the attacker's prior standard deviation.
+        """Return the predicted RMSE of all samples, at most ``highest``, if a noise energy is
+        divided to make it equal. ``energy`` is in squared units of the pseudo-gradient.
         """
         from scipy.optimize import brentq  # the import takes most of a second
 
@@ -222,14 +190,10 @@ class SampleSpectra:
         return float(brentq(excess, 0.0, highest, xtol=1e-14 * highest, maxiter=1000))
 
     def draw_noise(self, cutoffs: Float[Tensor, " S"]) -> Float[Tensor, "S P"]:
-        """Return noise δ_i (S, P) for each sample, with the mean variances of :meth:`energies`.
-
-        With A_i the derivative of the pseudo-gradient by sample i and σ its singular values, δ_i =
-        A_i f(A_iᵀA_i) z_i. Here f applies √e(σ) / σ to the eigenvalue σ², and z_i is the Gaussian
-        start vector of the Lanczos run.
-
-        Args:
-            cutoffs: (S,) the cutoff of each sample, in units of the singular values.
+        """Return noise δ_i = A_i f(A_iᵀA_i) z_i (S, P) for each sample, with the mean variances of
+        :meth:`energies` at the given cutoffs. A_i is the derivative of the pseudo-gradient by
+        sample i, with singular values σ; f takes σ² to √e(σ) / σ; z_i is the Gaussian start of the
+        Lanczos run.
         """
         eigenvalues, vectors = self._lanczos.ritz()
         floor = torch.finfo(self.operator.dtype).eps * eigenvalues[:, -1:].clamp_min(_TINY)

@@ -57,10 +57,9 @@ def inversion_influence(
     """Return a lower bound of each sample's inversion influence (I²F, Zhang et al. 2023, eq. 4).
 
     The influence is ``‖(A_iᵀA_i + εI)⁻¹ A_iᵀ δ‖ / √N``, with a damping ε. A_i = w_i ∂g_i/∂x_i maps
-    a change of sample i, with N input entries, to the change of the pseudo-gradient, in which the
-    sample's gradient g_i has the weight w_i. LSQR on ∂g_i/∂x_i bounds the influence times w_i, and
-    the bound is divided by w_i. LSQR ends once its lower and upper bound agree to 5 %, or after 60
-    steps.
+    a change of sample i, with N input entries, to that of the pseudo-gradient, in which its
+    gradient g_i has the weight w_i. LSQR ends once its lower and upper bound agree to 5 %, or after
+    60 steps.
 
     Args:
         local_round: the client's private data of the round.
@@ -82,11 +81,11 @@ class TargetRisk(Defense):
     """A defense by the weakest noise or pruning that gives every sample a given recovery error.
 
     For noise, the error is that of an attacker with a Gaussian prior, equation (1) in
-    ``defenses/spectrum.py``. It grows with the noise, so that bisection on the samples' estimated
-    singular values finds the strength without further Jacobian products. For pruning, the error is
-    the inversion influence (I²F) of the entries that are pruned away, by the lower bound of
-    :func:`inversion_influence`, and bisection runs over ``PRUNE_RATIOS``. If the target cannot be
-    met, the strongest allowed setting is used, and a warning names its predicted error.
+    ``defenses/spectrum.py``. The strength is found by bisection on the samples' estimated singular
+    values. For pruning, the error is the inversion influence (I²F) of the pruned entries, by the
+    lower bound of :func:`inversion_influence`, and bisection runs over ``PRUNE_RATIOS``. If the
+    target cannot be met, the strongest allowed setting is used, and a warning names its predicted
+    error.
 
     Attributes:
         target_rmse: the RMSE that the recovery of every sample is to have at least, ≥ 0, in model

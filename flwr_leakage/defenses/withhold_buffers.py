@@ -22,6 +22,6 @@ class WithholdBuffers(Defense):
     def on_update(
         self, update: Update, randomness: Randomness, local_round: LocalRound | None = None
     ) -> Update:
-        """Drop ``update.buffers``."""
+        """Return the update without its ``buffers``."""
         check_update(update)
         return replace(update, buffers={})

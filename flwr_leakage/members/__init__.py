@@ -1,6 +1,5 @@
-"""Test whether given records were among the samples behind an update (membership inference).
-
-The tests are made for each record, client and round.
+"""Test whether given records were among the samples behind an update (membership inference), for
+each record, client and round.
 """
 
 from flwr_leakage.members.observed import Records, examine_observation

@@ -61,16 +61,13 @@ h have unit length. The part that other samples have in common with them is lost
 
 
 def are_members(logs: Float[Tensor, "C S"], of_null: Float[Tensor, "N S"]) -> Bool[Tensor, " C"]:
-    """Return whether each record, unlike all null records, lies in all row spaces up to rounding.
+    """Return whether each of C records, unlike all N null records, lies in all S layers' row spaces
+    up to rounding, by log r.
 
-    A record's residual r in a layer is the relative distance of its input from the row space of the
-    layer's update. Null records are known not to be members. Inputs may fill fewer directions than
-    a layer has, so that others come near the row space by chance, which the tail of the null
-    residuals shows. With enough null records, a record must lie beyond this tail as well.
-
-    Args:
-        logs: (C, S) log r of C records in S layers.
-        of_null: (N, S) log r of N null records.
+    A record's residual r is the relative distance of its layer input from the row space of the
+    layer's update; null records are known not to be members. As inputs may fill fewer directions
+    than a layer has, others come near the row space by chance: with enough null records, a record
+    must lie beyond the tail of theirs as well.
     """
     found = (logs < of_null.amin(0)).all(1) & _is_rounding(logs, of_null).any(1)
     if len(of_null) >= SMALLEST_TAIL / TAIL_SHARE:
@@ -79,11 +76,8 @@ def are_members(logs: Float[Tensor, "C S"], of_null: Float[Tensor, "N S"]) -> Bo
 
 
 def _is_rounding(logs: Float[Tensor, "C S"], of_null: Float[Tensor, "N S"]) -> Bool[Tensor, "C S"]:
-    """Return whether each residual is as small as rounding, and far below all null residuals.
-
-    Args:
-        logs: (C, S) log r of the records' residuals r in S layers.
-        of_null: (N, S) log r of null records, which are known not to be members.
+    """Return whether each residual r, given as log r in S layers, is as small as rounding, and far
+    below those of all null records, which are known not to be members.
     """
     margins = (logs - of_null.amin(0)).exp()
     return (margins < EXACT_MARGIN) & (logs.exp() < EXACT_RESIDUAL)
@@ -98,23 +92,20 @@ def tell_single(
 ) -> tuple[Bool[Tensor, " C"], Bool[Tensor, " C"]]:
     """Return which records' own gradients are part of the update, and which are only spanned.
 
-    Only records in the row spaces are tested. The row spaces also contain all combinations of the
-    samples' inputs. But only for a sample itself, the outer product that is its gradient has the
-    same share of the update in all layers; see :func:`~flwr_leakage.members.layers.shares`. If
-    there is one layer only, the share must be that of one among as many samples as the client
-    states, or as the rank shows.
+    Only records in the row spaces, which contain all combinations of the samples' inputs, are
+    tested. Only for a sample itself, the outer product that is its gradient has the same share of
+    the update in all layers; see :func:`~flwr_leakage.members.layers.shares`. With one layer only,
+    the share must be that of one among as many samples as the client states, or as the rank shows.
+
+    The results are two lists of booleans (C,): for records whose own gradient is part of the
+    update, and for other records in the row spaces.
 
     Args:
-        flat: the update with its model, parameters and schedule, and BatchNorm by running
-            statistics.
+        flat: the update with its model, and BatchNorm by running statistics.
         spans: the row spaces of S layers.
         candidates: C records with their labels.
         logs: (C, S) log r of the records' residuals r.
         of_null: (N, S) log r of null records, which are known not to be members.
-
-    Returns:
-        Booleans (C,), true if the record's own gradient is part of the update; and booleans (C,),
-        true if the record lies in a row space but its own gradient is no part of the update.
     """
     able = torch.tensor([span.rows == flat.num_samples for span in spans])
     spanned = _is_rounding(logs, of_null) & able
@@ -146,25 +137,21 @@ def rank_by_own_gradient(
 
     The statistic is the fit of the record's outer product in each layer (see
     :meth:`~flwr_leakage.members.row_space.RowSpace.agreement`), damped by the rounding alone, plus
-    a part of the residual. If a client changed its records first, such as by mixing them, the row
-    spaces contain none of the records themselves. So if the row spaces show no candidate, the
-    statistic is the same fit with more damping. If that shows none either, it is the gradient
-    cosine.
+    a part of the residual. If the row spaces show no candidate, as after mixing, the statistic is
+    the same fit with more damping; if that shows none either, it is the gradient cosine.
+
+    The results are the statistics (C,) of the candidates and (N,) of the null records; booleans
+    (C,), true if a candidate's residual is below all null residuals although its outer product fits
+    no better than theirs (p > ``FOREIGN_P_VALUE``), as if it had been moved into the row spaces;
+    and the names of the statistic's parts.
 
     Args:
-        flat: the update with its model, parameters and schedule, and BatchNorm by running
-            statistics.
+        flat: the update with its model, and BatchNorm by running statistics.
         spans: the row spaces of the layers that decide.
         candidates: C candidates with their labels.
         null: N null records, known not to be members, with their labels.
         logs: (C, S) log r of the candidates' residuals r.
         of_null: (N, S) log r of the null records.
-
-    Returns:
-        The statistics (C,) of the candidates and (N,) of the null records. Booleans (C,), true if a
-        candidate's residual is below all null residuals although its outer product fits no better
-        than those of null records (p > ``FOREIGN_P_VALUE``), as if it had been moved into the row
-        spaces. And the names of the parts of the statistic.
     """
     count, records = (
         len(candidates),
@@ -196,24 +183,16 @@ def rank_by_own_gradient(
 
 
 def _lowest(values: Float[Tensor, " N"], count: int) -> float:
-    """Return the smallest corrected p-value of the first ``count`` statistics.
-
-    The p-values compare them with the statistics behind them, which are those of records known not
-    to be members.
+    """Return the smallest corrected p-value of the first ``count`` statistics, compared with the
+    others, those of records known not to be members.
     """
     return float(holm(tail_p_values(values[:count], values[count:])).min())
 
 
 def _in_spreads(values: Float[Tensor, "N F"], count: int) -> Float[Tensor, " N"]:
-    """Return the mean of F statistics for each record, each in standard deviations of null records.
-
-    Null records are known not to be members. The mean is again divided by its standard deviation
-    among them.
-
-    Args:
-        values: (N, F) the statistics; the rows behind the first ``count`` are those of null
-            records.
-        count: the number of records that are not null records.
+    """Return the mean of F statistics for each record, in its standard deviations among null
+    records (known not to be members), the rows behind the first ``count``; each statistic is first
+    divided by its own.
     """
     null = values[count:]
     mean = ((values - null.mean(0)) / null.std(0).clamp_min(1e-12)).mean(1)
@@ -221,9 +200,8 @@ def _in_spreads(values: Float[Tensor, "N F"], count: int) -> Float[Tensor, " N"]
 
 
 def are_silent(flat: Problem, spans: Sequence[LayerSpan], candidates: Batch) -> Bool[Tensor, " C"]:
-    """Return whether each record changes every layer by too little to be found.
-
-    It does if its part of the update is below ``SILENT`` times the noise of one entry.
+    """Return whether each record's part in every layer's update is too small to be found: below
+    ``SILENT`` times the noise of one entry.
     """
     able = [span for span in spans if span.rows == flat.num_samples]
     if not able:

@@ -47,11 +47,10 @@ class LayerSpan:
         rows: the number of inputs that went into the update: the samples, times the positions of a
             convolution.
         capacity: the largest number of inputs that the row space can contain without containing all
-            others. It is at most the number of outputs with a derivative, and the layer's width
-            less ``SPARE``.
+            others: at most the number of outputs with a derivative, and the width less ``SPARE``.
         behind_batch_norm: whether a BatchNorm layer comes before this layer.
-        noise_std: the standard deviation of noise on the entries of the pseudo-gradient, as its
-            singular values show it; ``None`` if they show nothing, or if it was given.
+        noise_std: the standard deviation of noise on the pseudo-gradient's entries by its singular
+            values; ``None`` if they show nothing, or if it was given.
     """
 
     name: str
@@ -63,10 +62,8 @@ class LayerSpan:
 
     @property
     def is_complete(self) -> bool:
-        """Return whether the row space holds the inputs of all samples of one step and little else.
-
-        It does if no more inputs went into the update than ``capacity``, and neither noise nor
-        further steps add directions.
+        """Return whether the row space holds the inputs of all samples of one step and little else:
+        no more than ``capacity``, and without directions by noise or further steps.
         """
         return self.rows <= self.capacity and not self.is_too_full
 
@@ -89,15 +86,9 @@ class LayerSpan:
 
 
 def rounding_std(problem: Problem, name: str) -> float:
-    """Return the standard deviation of single precision's error in a weight's pseudo-gradient.
-
-    After each step the weight w is rounded, with an error of standard deviation ε|w|/√12, where ε
-    is the spacing of numbers next to 1. In the pseudo-gradient this error is divided by the
-    learning rate.
-
-    Args:
-        problem: the update with its model, parameters and schedule.
-        name: the name of the weight.
+    """Return the standard deviation of single precision's error in the pseudo-gradient of the
+    weight ``name``. Rounding the weight w in each step has an error of standard deviation ε|w|/√12,
+    with ε the spacing of numbers next to 1; it is then divided by the learning rate.
     """
     weight = problem.params[name]
     size = float(weight.double().square().mean().sqrt())
@@ -109,22 +100,16 @@ def rounding_std(problem: Problem, name: str) -> float:
 def find_spans(
     problem: Problem, noise_std: float | None = None, only: Sequence[str] | None = None
 ) -> tuple[list[LayerSpan], list[str]]:
-    """Return the row space of each layer that may show members, and why others are left out.
-
-    A convolution is a linear layer of its patches. If the patches of the update's samples outnumber
-    the directions of its row space, nothing lies outside of it, and the layer is left out.
+    """Return the row space of each layer that may show members, in order, and a clause for each
+    layer that is left out. A convolution is a linear layer of its patches, and is left out if these
+    outnumber the directions of its row space, as nothing lies outside of it then.
 
     Args:
-        problem: the update with its model, parameters and schedule, and BatchNorm by running
-            statistics.
-        noise_std: the standard deviation of a defense's noise on the entries of the
-            pseudo-gradient. With ``None`` it is estimated from each layer's spectrum, if the update
-            is of one step and has singular values of noise alone.
+        problem: the update with its model, and BatchNorm by running statistics.
+        noise_std: the standard deviation of a defense's noise on the pseudo-gradient's entries;
+            with ``None`` estimated, for one step, from singular values of noise alone.
         only: the names of the weights whose layers are used, even if they would be left out
             otherwise; ``None`` to choose.
-
-    Returns:
-        The row spaces in the order of the layers, and a clause for each layer that is left out.
     """
     trace = traced(problem)
     found: dict[str, LayerSpan] = {}
@@ -167,10 +152,8 @@ def find_spans(
 
 
 def emptiest(spans: Sequence[LayerSpan]) -> list[LayerSpan]:
-    """Return the ``TELLING`` layers whose row spaces are filled least, the least filled first.
-
-    A layer's filling is the number of inputs in the update relative to the layer's ``capacity``. Of
-    equally filled layers the smaller ones are taken, as they cost less.
+    """Return the ``TELLING`` layers whose row spaces are filled least, by number of inputs over
+    ``capacity``, in this order. Of equally filled layers the smaller ones are taken.
     """
     return sorted(
         spans, key=lambda span: (span.rows / max(span.capacity, 1), span.space.directions.numel())
@@ -183,23 +166,14 @@ def leftovers(
     inputs: Float[Tensor, "N C H W"],
     levels: Float[Tensor, " L"],
 ) -> tuple[Float[Tensor, "V N S L"], Float[Tensor, "N S"]]:
-    """Return log r of the residuals r of N records in S layers' updates, for V updates.
+    """Return log r (V, N, S, L) of the residuals r of N records in S layers, for V updates, and log
+    ‖h‖ (N, S) of each record's inputs h in each layer.
 
-    r² is the share of the squared length of a record's layer inputs that lies outside of the
-    layer's row space, at each of L dampings. The records pass once through the network as the
-    server sent it. Squared lengths are summed over the positions of a convolution, or over the
-    calls of a layer. A record whose inputs are all zero has r = 1, as it leaves no trace in the
-    layer.
-
-    Args:
-        problem: an update with its model, parameters and schedule, and BatchNorm by running
-            statistics.
-        views: for each of V updates of the same parameters, the row spaces of the same S layers.
-        inputs: N records, normalised for the model.
-        levels: (L,) the dampings; see :meth:`RowSpace.leftover`.
-
-    Returns:
-        log r (V, N, S, L), and log ‖h‖ (N, S) of each record's inputs h in each layer.
+    r² is the share of ‖h‖² outside of the layer's row space, at each of L dampings (see
+    :meth:`RowSpace.leftover`). ‖h‖² is summed over the positions of a convolution, or over the
+    calls of a layer. A record whose inputs are all zero has r = 1. ``problem`` is an update with
+    its model, as the server sent it, and BatchNorm by running statistics. ``views`` holds the row
+    spaces of the layers for each of V updates of its parameters.
     """
     by_name = {span.name: index for index, span in enumerate(views[0])}
     logs, sizes = [], []
@@ -230,22 +204,13 @@ def agreements(
     records: Batch,
     levels: Float[Tensor, " L"],
 ) -> Float[Tensor, "V N S L"]:
-    """Return how well records' outer products e hᵀ fit into layers' updates, large for members.
+    """Return how well records' outer products e hᵀ fit into layers' updates, large for members, (V,
+    N, S, L) for each update, record, layer and damping.
 
-    h is the record's input of a layer, and e the derivative of its loss by the layer's outputs.
-
-    See :meth:`RowSpace.agreement`. The fit is 0 in layers to which a sample gives several rows,
-    such as most convolutions.
-
-    Args:
-        problem: an update with its model, parameters and schedule, and BatchNorm by running
-            statistics.
-        views: for each of V updates of the same parameters, the row spaces of the same S layers.
-        records: N records with their labels.
-        levels: (L,) the dampings; see :meth:`RowSpace.leftover`.
-
-    Returns:
-        (V, N, S, L) the fit for each update, record, layer and damping.
+    h is the record's input of a layer, and e the derivative of its loss by the layer's outputs; see
+    :meth:`RowSpace.agreement`. The fit is 0 in layers to which a sample gives several rows, such as
+    most convolutions. ``problem`` is an update with its model, and BatchNorm by running statistics.
+    ``views`` holds the row spaces of the layers for each of V updates of its parameters.
     """
     found = torch.zeros(len(views), len(records), len(views[0]), len(levels)).double()
     for at, start, e, h in _outer_products(problem, views[0], records):
@@ -263,11 +228,8 @@ def shares(problem: Problem, spans: Sequence[LayerSpan], records: Batch) -> Floa
     is scaled, the number is another one, but still the same in all layers for a sample of the
     update. It is 0 in layers to which a sample gives several rows.
 
-    Args:
-        problem: the update with its model, parameters and schedule, and BatchNorm by running
-            statistics.
-        spans: the row spaces of S layers.
-        records: N records with their labels.
+    ``problem`` is the update with its model, and BatchNorm by running statistics; ``spans`` are the
+    layers' row spaces.
     """
 
     def share(space: RowSpace, e: Tensor, h: Tensor) -> Tensor:
@@ -284,11 +246,8 @@ def traces(problem: Problem, spans: Sequence[LayerSpan], records: Batch) -> Floa
     the model knows well the value is so small that no test of the update finds it. It is 0 in
     layers to which a sample gives several rows.
 
-    Args:
-        problem: the update with its model, parameters and schedule, and BatchNorm by running
-            statistics.
-        spans: the row spaces of S layers.
-        records: N records with their labels.
+    ``problem`` is the update with its model, and BatchNorm by running statistics; ``spans`` are the
+    layers' row spaces.
     """
 
     def trace(space: RowSpace, e: Tensor, h: Tensor) -> Tensor:
@@ -305,13 +264,8 @@ def _by_layer(
     measure: Callable[[RowSpace, Tensor, Tensor], Tensor],
 ) -> Float[Tensor, "N S"]:
     """Return a measure of each record in each layer, or 0 if a sample gives a layer several rows.
-
-    Args:
-        problem: the update with its model, parameters and schedule.
-        spans: the row spaces of S layers.
-        records: N records with their labels.
-        measure: a function of a row space, the derivatives e (B, m) of records' losses by the
-            layer's outputs, and their inputs h (B, n), which returns (B,) values.
+    ``measure`` takes a row space, the derivatives e (B, m) of records' losses by the layer's
+    outputs, and their inputs h (B, n), and returns (B,) values.
     """
     found = torch.zeros(len(records), len(spans)).double()
     for at, start, e, h in _outer_products(problem, spans, records):
@@ -322,13 +276,9 @@ def _by_layer(
 def _outer_products(
     problem: Problem, spans: Sequence[LayerSpan], records: Batch
 ) -> Iterator[tuple[int, int, Float[Tensor, "B m"], Float[Tensor, "B n"]]]:
-    """Yield each layer's inputs h of chunks of records, and the derivatives e of their losses.
-
-    Layers to which a sample gives several rows are skipped.
-
-    Yields:
-        The layer's index in ``spans``; the index of the chunk's first record; the derivatives e (B,
-        m) of the losses by the layer's outputs; and the inputs h (B, n).
+    """Yield, for chunks of records, the layer's index in ``spans``; the index of the first record;
+    the derivatives e (B, m) of the losses by the layer's outputs; and its inputs h (B, n). Layers
+    to which a sample gives several rows are skipped.
     """
     chosen = [at for at, span in enumerate(spans) if span.rows == problem.num_samples]
     names = [spans[at].name for at in chosen]
@@ -359,12 +309,7 @@ def _own_gradient(problem: Problem, name: str) -> Float[Tensor, "m n"]:
 
 
 def _refusal(op: Affine, matrix: Float[Tensor, "m n"]) -> str:
-    """Return a clause on why a layer is left out; empty if it is not.
-
-    Args:
-        op: the layer.
-        matrix: the pseudo-gradient of its weight as a matrix.
-    """
+    """Return a clause on why a layer with this pseudo-gradient is left out; empty if it is not."""
     if not bool(matrix.any()):
         return "did not change: it is frozen, or no derivative reached it"
     if min(matrix.shape) > LARGEST:
@@ -385,9 +330,8 @@ def _positions(step: Step) -> int:
 
 
 def _rows(step: Step) -> Float[Tensor, "B P n"]:
-    """Return each sample's inputs of a layer as rows: P positions of n entries.
-
-    For a convolution they are the patches of its input.
+    """Return each sample's inputs of a layer as rows: P positions of n entries, a convolution's
+    patches.
     """
     assert isinstance(step.op, Affine)
     geometry = step.op.geometry

@@ -73,10 +73,9 @@ def examine_observation(
 
 
 def _as_batch(records: Records, num_classes: int, generator: torch.Generator) -> Batch:
-    """Return records as a batch on the CPU, with random labels if theirs are unknown.
-
-    Random labels serve only to repeat the round on records of the server. The inputs are made
-    contiguous, as the ``view`` of many models takes no images with channels last.
+    """Return records as a batch on the CPU, with random labels if theirs are unknown, which serve
+    only to repeat the round on the server's own records. The inputs are made contiguous, as many
+    models need for ``view``.
     """
     if isinstance(records, Batch):
         records = records.to(torch.device("cpu"))

@@ -78,14 +78,9 @@ def one_run_epsilon(
 
 
 def _refuted(count: int, guesses: int, right: int, delta: float, level: float) -> float:
-    """Return the largest ε that ``right`` right guesses of ``guesses`` refute; 0 for none.
-
-    Args:
-        count: the number m of canaries, known records that are members with probability 1/2.
-        guesses: the number r of guesses.
-        right: the number v of right guesses.
-        delta: δ in [0, 1).
-        level: the significance level of the test.
+    """Return the largest ε that ``right`` right of ``guesses`` guesses refute at the significance
+    ``level``; 0 for none. ``count`` is the number of canaries, known records that are members with
+    probability 1/2.
     """
     low, high = 0.0, 1.0
     if _chance(count, guesses, right, 0.0, delta) > level:
@@ -100,14 +95,9 @@ def _refuted(count: int, guesses: int, right: int, delta: float, level: float) -
 
 
 def _chance(count: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """Return an upper bound, under (ε, δ), of the probability of at least so many right guesses.
-
-    Args:
-        count: the number m of canaries, known records that are members with probability 1/2.
-        guesses: the number r of guesses.
-        right: the number v of right guesses.
-        epsilon: ε.
-        delta: δ in [0, 1).
+    """Return an upper bound, under (ε, δ), of the probability of at least ``right`` right of
+    ``guesses`` guesses. ``count`` is the number of canaries, known records that are members with
+    probability 1/2.
     """
     law = stats.binom(guesses, 1 / (1 + math.exp(-epsilon)))
     near = torch.from_numpy(law.pmf(range(right - 1, -1, -1))).cumsum(0)

@@ -21,8 +21,8 @@ class OwnRecords:
 
     The client runs the server's own test, :func:`~flwr_leakage.membership`, on all samples of its
     round. It assumes that the server has the records with their labels, the schedule, and null
-    records, which cannot be members, like the client's. A better test, or several rounds, may find
-    records that this test does not find.
+    records (which cannot be members) like the client's. A better test, or several rounds, may find
+    more.
 
     Two limits suit a :class:`~flwr_leakage.audit.gate.Gate`, which withholds updates.
     ``scores={"membership_corrected": 0.01}`` withholds updates in which a single sample is found.
@@ -39,18 +39,13 @@ class OwnRecords:
     def __call__(self, client: ClientSamples, seed: int) -> list[Measurement]:
         """Return the tests of the update after the defense, and before it.
 
-        Args:
-            client: the samples, and the raw and the released update of the round.
-            seed: the seed of random draws, if the test repeats the round on null records.
-
-        Returns:
-            ``membership_corrected`` is the p-value of each sample, corrected by Holm's method for
-            all samples of the round. If a sample's statistic lies below those of all null records,
-            and these are too few for a smaller p-value, it is an upper bound, and its error bar
-            reaches to 0. ``membership_share`` is the share of the round's samples that are found at
-            1 % of false alarms, the same for every sample. The same two names with ``_before``
-            belong to the update before the defense. The notes state the server's finding on each
-            sample.
+        ``membership_corrected`` is the p-value of each sample, corrected by Holm's method for all
+        samples of the round. If a statistic lies below those of all null records, too few for a
+        smaller p-value, it is an upper bound, and its error bar reaches to 0. ``membership_share``
+        is the share of samples that are found at 1 % of false alarms, the same for every sample.
+        The same names with ``_before`` belong to the update before the defense. The notes state the
+        server's finding on each sample. ``client`` holds both updates; ``seed`` is that of random
+        draws, if the round is repeated on null records.
 
         Raises:
             ValueError: the test cannot be made; see :func:`~flwr_leakage.membership`.

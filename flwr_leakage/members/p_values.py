@@ -1,7 +1,6 @@
 """Compute p-values of statistics from those of null records, and correct them for many candidates.
 
 Null records are known not to be members. Throughout, a small statistic is evidence for membership.
-P-values follow from the rank among null records, or from their tail.
 """
 
 import math
@@ -22,11 +21,10 @@ def rank_p_values(
 ) -> Float[Tensor, " C"]:
     """Return the p-value ``(1 + #{null ≤ t}) / (1 + N)`` of each candidate's statistic t.
 
-    N is the number of null records, which are known not to be members.
-
-    If a candidate that is no member and the null records are exchangeable, such as draws from one
-    distribution, this is a p-value for any statistic: P(p ≤ α) ≤ α (Phipson and Smyth 2010;
-    conformal p-values of Vovk et al. 2005). It cannot be less than 1 / (1 + N).
+    N is the number of null records, which are known not to be members. If a candidate that is no
+    member and the null records are exchangeable, such as draws from one distribution, this is a
+    p-value for any statistic: P(p ≤ α) ≤ α (Phipson and Smyth 2010; conformal p-values of Vovk et
+    al. 2005). It cannot be less than 1 / (1 + N).
 
     Example:
         >>> null = torch.arange(1.0, 10.0)
@@ -42,22 +40,15 @@ def rank_p_values(
 def tail_p_values(
     candidates: Float[Tensor, " C"], null: Float[Tensor, " N"]
 ) -> Float[Tensor, " C"]:
-    """Return p-values by rank among null records, continued by an exponential tail.
-
-    Null records are known not to be members.
+    """Return p-values by rank among null records (no members), continued by an exponential tail.
 
     For a statistic x below all N null statistics, ``p = (k/N) exp(−α (x₍ₖ₎ − x))``. Here x₍ₖ₎ is
-    the k-th smallest null statistic, k is 5 % of N, and α is the lower 95 % bound
-    ``α̂ (1 − 1.645/√k)`` of Hill's estimate ``1/α̂ = mean(x₍ₖ₎ − x₍ᵢ₎, i < k)`` (Hill 1975). For
-    the logarithm x = log r of a residual this assumes that P(r ≤ ε) falls as a power of ε. It does
-    if the vector whose distance from a subspace is r has a bounded density there; the power is the
-    codimension. For a lighter tail, such as a Gaussian's, p is too large.
+    the k-th smallest null statistic, k is 5 % of N, and α is the lower 95 % bound ``α̂ (1 −
+    1.645/√k)`` of Hill's estimate ``1/α̂ = mean(x₍ₖ₎ − x₍ᵢ₎, i < k)`` (Hill 1975). For x = log r of
+    a residual this assumes that P(r ≤ ε) falls as a power of ε, as it does if the vector at
+    distance r from a subspace has a bounded density. For a lighter tail p is too large.
 
     With fewer than ``SMALLEST_TAIL`` null records in the tail, rank p-values are returned.
-
-    Args:
-        candidates: the statistic x of each candidate, such as the logarithm of a residual.
-        null: the same statistic of the N null records.
 
     Example:
         >>> null = torch.linspace(0, 1, 1000, dtype=torch.float64)
@@ -79,11 +70,9 @@ def tail_p_values(
 
 
 def holm(p_values: Float[Tensor, " C"]) -> Float[Tensor, " C"]:
-    """Return p-values that stay valid for all C candidates at once (Holm 1979).
-
-    In ascending order they are ``p̃₍ᵢ₎ = max_{j ≤ i} min(1, (C − j + 1) p₍ⱼ₎)``. If all candidates
-    with p̃ ≤ α are called members, the probability that any non-member is among them is at most α,
-    however the p-values depend on each other.
+    """Return p-values that stay valid for all C candidates at once (Holm 1979). In ascending order
+    they are ``p̃₍ᵢ₎ = max_{j ≤ i} min(1, (C − j + 1) p₍ⱼ₎)``. With probability ≥ 1 − α no candidate
+    with p̃ ≤ α is a non-member, however the p-values depend on each other.
 
     Example:
         >>> [round(p, 3) for p in holm(torch.tensor([0.01, 0.04, 0.03])).tolist()]

@@ -15,14 +15,12 @@ class Attribution:
 
     Attributes:
         clients: (R,) the index of the client with the smallest contrast.
-        contrasts: (R, K) the contrast of each record and client, in standard deviations of the
-            contrasts of null records, which belong to no client; see
-            :func:`participation_contrasts`.
+        contrasts: (R, K) how much smaller each record's statistic is in rounds with the client, see
+            :func:`participation_contrasts`, in standard deviations among records of no client.
         p_values: (R,) the probability that the smallest of the K contrasts is as small for a record
             that belongs to no client.
-        margins: (R,) the distance of the smallest contrast from the next one, in the units of
-            ``contrasts``; 0 if two clients took part in the same rounds, so that their contrasts
-            are equal.
+        margins: (R,) the distance of the smallest contrast from the next one; 0 if two clients took
+            part in the same rounds.
     """
 
     clients: Int[Tensor, " R"]
@@ -37,17 +35,12 @@ def participation_contrasts(
     """Return how much smaller each record's statistic is in rounds with a client than without.
 
     The contrast of a record and a client is ``(mean over the n rounds with the client − mean over
-    the m rounds without) / √(1/n + 1/m)``. A record of client k fits the sums of updates that
-    contain k, and no others. If a record's statistics are Gaussian with one mean in its client's
-    rounds and another in the other rounds, the client with the smallest contrast is the likeliest
-    one. Without the divisor, clients that took part in few rounds would be named too often.
+    the m rounds without) / √(1/n + 1/m)``. If a record's statistics are Gaussian with one mean in
+    its client's rounds and another in the others, the client with the smallest contrast is the
+    likeliest one.
 
-    Args:
-        statistics: (T, R) a statistic of each round and record, small for members, in standard
-            deviations, such as the log residual less the round's median, over its standard
-            deviation.
-        took_part: (T, K) booleans, true if the client is in the round's sum, which the server
-            knows.
+    ``statistics`` (T, R) are small for members, in standard deviations, such as log residuals less
+    the round's median. ``took_part`` (T, K) is true if the client is in the round's sum.
 
     Raises:
         ValueError: the numbers of rounds differ, or a client is in all rounds or in none.
@@ -84,11 +77,9 @@ def attribute(
 ) -> Attribution:
     """Return the likeliest client of each record, with the p-value of this attribution.
 
-    Each round's statistics are taken in standard deviations of the null records, as rounds differ
-    in how much of any vector their sums explain.
-
-    The p-value is the relative rank of a record's smallest contrast among those of null records,
-    which belong to no client. So it accounts for the choice among K clients.
+    Each round's statistics are taken in standard deviations of null records, which no client holds.
+    The p-value is the relative rank of a record's smallest contrast among those of null records, so
+    that it accounts for the choice among K clients.
 
     Args:
         statistics: (T, R) the statistic of each record in each round, small for members:

@@ -1,8 +1,7 @@
 """Repeat a client's round on records that are no members, to weight statistics of membership.
 
-The server knows the model and the schedule, so that it can repeat the round with records of its
-own: a rehearsal. It then knows which of these were in the repeated update, and how far each
-statistic separates them from the others. Nothing is trained beyond the steps of the round.
+The server repeats the round with records of its own: a rehearsal. It then knows which of these were
+in the repeated update, and how far each statistic separates them from the others.
 """
 
 import math
@@ -98,9 +97,8 @@ class Seen:
 class Rehearsal:
     """The weights of statistics that a rehearsal found, and how well they separate members.
 
-    A rehearsal repeats a client's round on records of the server.
-
-    A *stranger* is a record of the rehearsal that was not in the repeated update.
+    A rehearsal repeats a client's round on the server's records; a *stranger* is one of them that
+    was not in the repeated update.
 
     Attributes:
         weights: (F,) weights w of the statistics in units of their spread. A record with
@@ -130,17 +128,14 @@ def discriminant(
 ) -> Float[Tensor, " F"]:
     """Return weights of the statistics by which members and strangers differ most (Fisher 1936).
 
-    The members are records in an update that the server made itself with its own records; the
-    strangers are records that were not in it. The weights are ``w = (C + ρI)⁻¹ d``, with the
-    correlations C of the strangers' statistics and the ridge ρ. The entry d_f says by how many
-    standard deviations of the strangers the members' mean lies below the strangers' mean. For
-    Gaussian statistics with one covariance, ``Σ w x`` is the log-likelihood ratio up to its sign
-    and a constant. A statistic that is unrelated to membership, such as the size of a record's
-    gradient, counts through its correlations.
+    Members are records in an update that the server made itself, strangers its other records. The
+    weights are ``w = (C + ρI)⁻¹ d``, with the correlations C of the strangers' statistics and the
+    ridge ρ. The entry d_f says by how many standard deviations of the strangers the members' mean
+    lies below the strangers' mean. For Gaussian statistics with one covariance, ``Σ w x`` is the
+    log-likelihood ratio up to its sign and a constant.
 
-    Returns:
-        The weights w (F,) for statistics in units of their standard deviation; Σ w x is smaller for
-        members.
+    The weights w (F,) are for statistics in units of their standard deviation; Σ w x is smaller for
+    members.
 
     Example:
         >>> strangers = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]]).double()
@@ -160,10 +155,8 @@ def discriminant(
 def best_alone(
     members: Float[Tensor, "M F"], strangers: Float[Tensor, "N F"]
 ) -> Float[Tensor, " F"]:
-    """Return weights that keep only the statistic by which members and strangers differ most.
-
-    The members are records in an update that the server made itself with its own records; the
-    strangers are records that were not in it.
+    """Return weights that are 0 but for the statistic by which members (records in an update that
+    the server made itself) and strangers (its other records) differ most.
 
     Example:
         >>> strangers = torch.tensor([[1.0, 5.0], [-1.0, -5.0]]).double()
@@ -179,19 +172,10 @@ def best_alone(
 def compute_features(
     seen: Sequence[Seen], records: Batch, statistics: Sequence[str]
 ) -> list[Features]:
-    """Return the requested statistics of each record for each of several updates.
-
-    The passes through the network and the records' own gradients do not depend on the update, and
-    are computed once.
-
-    Args:
-        seen: updates of the same parameters and buffers, with row spaces of the same layers.
-        records: the records. Their labels only count for statistics other than ``row_space``.
-        statistics: the names of the statistics: ``row_space``, ``outer_product``,
-            ``gradient_cosine``, ``gradient_difference``, ``loss``.
-
-    Returns:
-        The statistics of all records, for each update.
+    """Return the statistics of N records for each of several updates of the same parameters and
+    buffers, with row spaces of the same layers. What does not depend on the update is computed
+    once. The names are ``row_space``, for which labels do not count, ``outer_product``,
+    ``gradient_cosine``, ``gradient_difference`` and ``loss``.
     """
     names: list[str] = []
     columns: list[list[Tensor]] = [[] for _ in seen]
@@ -252,18 +236,12 @@ def rehearse(
     """Return weights of the statistics, from repetitions of a round on the server's records.
 
     The repeated round's members are known, so that each statistic's power to separate them is
-    measured.
-
-    If there is noise, the repeated update is scaled to the size of the released one, as the client
-    may have clipped its update first: the size determines how well noise hides a record. If the
-    released update has more zeros than the repeated one, it is taken for pruned, and the repeated
-    one is pruned to as many entries. If most entries of the released update have the same
-    magnitude, it is taken for a step of Adam or for signs, and the repeated one is turned into
-    signs.
+    measured. The repeated update is treated as the released one seems to be: with noise, it is
+    scaled to the same size, as after clipping; it is pruned to as many entries; and it is turned
+    into signs if most released entries have one magnitude, as after a step of Adam.
 
     Args:
-        client: the client's update with its model, parameters and schedule, and BatchNorm as the
-            client trained.
+        client: the client's update with its model, and BatchNorm as the client trained.
         observed: the client's update, with the row spaces of its layers.
         pool: records with labels, none of which is a member of the observed update.
         statistics: the statistics to measure; see :func:`compute_features`.
@@ -346,13 +324,12 @@ def _signal_size(
 ) -> float:
     """Return the size s of the released update G without its noise, relative to repeated ones Rₖ.
 
-    It is the larger of two estimates. With repeated updates Rₖ that share no record,
-    ``s = mean_k ⟨G, Rₖ⟩ / mean_{k≠l} ⟨Rₖ, Rₗ⟩`` also works if G is mostly noise.
-    ``s² = (‖G‖² − 2dσ²) / mean ‖Rₖ‖²`` also works if the client's labels differ from the pool's. In
-    it the squared norm dσ² of the noise of standard deviation σ on d entries counts twice, as σ is
-    an estimate. The first estimate is raised to its standard error, as a smaller size cannot be
-    distinguished from zero. It is 1 if the repeated updates have no direction in common. The result
-    is at most 1, as a defense clips.
+    It is the larger of two estimates. With repeated updates Rₖ that share no record, ``s = mean_k
+    ⟨G, Rₖ⟩ / mean_{k≠l} ⟨Rₖ, Rₗ⟩`` also works if G is mostly noise. ``s² = (‖G‖² − 2dσ²) / mean
+    ‖Rₖ‖²`` also works if the client's labels differ from the pool's. In it the squared norm dσ² of
+    the noise of standard deviation σ on d entries counts twice, as σ is an estimate. The first
+    estimate is raised to its standard error, and is 1 if the repeated updates have no direction in
+    common. The result is at most 1, as a defense clips.
     """
     given = ravel(client.gradient).double()
     total, energies = torch.zeros_like(given), []
@@ -374,12 +351,8 @@ def _signal_size(
 def _compute_each(
     seen: Sequence[Seen], records: Batch, statistics: Sequence[str]
 ) -> list[Float[Tensor, "N F"]]:
-    """Return the records' statistics in each update, in one pass if all updates share buffers.
-
-    Args:
-        seen: the updates.
-        records: N records with labels.
-        statistics: the names of the statistics.
+    """Return the statistics (N, F) of N labelled records in each update, in one pass if all updates
+    share buffers.
     """
     if not seen:
         return []
@@ -393,16 +366,9 @@ def _crossed(
     members: Float[Tensor, "M F"],
     strangers: Float[Tensor, "N F"],
 ) -> tuple[float, int]:
-    """Return the AUC of weighted statistics, and how many members lie below 99 % of strangers.
-
-    Strangers are records that were not in the repeated update.
-
-    The weights for one half of the members are determined from the other half.
-
-    Args:
-        weigh: a function that returns weights (F,) from statistics of members and of strangers.
-        members: (M, F) the statistics of the members.
-        strangers: (N, F) the statistics of the strangers.
+    """Return the AUC of weighted statistics, and how many members lie below 99 % of strangers,
+    records that were not in the repeated update. The weights (F,) by ``weigh`` for one half of the
+    members are determined from the other half.
     """
     spread = strangers.std(0).clamp_min(1e-12)
     caught, wins = 0, 0.0
@@ -420,10 +386,8 @@ def _crossed(
 def _as_released(
     gradient: Params, observed: Params, noise_std: float, generator: torch.Generator
 ) -> Params:
-    """Return a repeated gradient after the pruning, signs and noise that the observed one shows.
-
-    It is pruned if the observed gradient has more zeros, and turned into signs if most entries of
-    the observed one have the same magnitude.
+    """Return a repeated gradient after the pruning, signs and noise that the observed one shows:
+    pruned if that has more zeros, and signs if most of its entries have one magnitude.
     """
     entries = sum(value.numel() for value in observed.values())
     kept = sum(int(value.count_nonzero()) for value in observed.values())

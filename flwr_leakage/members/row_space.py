@@ -72,9 +72,8 @@ class RowSpace:
 
     @property
     def rank(self) -> int:
-        """Return the number of singular values above the largest of noise alone, σ(√m + √n).
-
-        The matrix is (m, n), and σ is the standard deviation of its entries' noise (Bai and Yin).
+        """Return the number of singular values above the largest of noise alone, σ(√m + √n), for a
+        matrix (m, n) with noise of standard deviation σ on its entries (Bai and Yin).
         """
         edge = self.noise * (1 + (self.directions.shape[1] / max(len(self.left), 1)) ** 0.5) ** 2
         return int((self.singular_values.square() > 1.1 * edge).sum())
@@ -87,16 +86,10 @@ class RowSpace:
         For a vector h it is ``Σₖ cₖ² λ/(sₖ² + λ) + ‖h − Σₖ cₖ vₖ‖²``, with the singular values sₖ
         and right singular vectors vₖ of the matrix G, cₖ = vₖᵀh, and λ = max(λ₀, level · s₁²),
         where λ₀ is the noise. This is the least value of ‖h − Gᵀa‖² + λ‖a‖² over a (ridge
-        regression). For λ → 0 it is the squared distance of h from the row space. With λ, a
-        direction explains less of h the less its sₖ² exceeds λ. A direction whose sₖ² is below λ₀ /
-        100 explains nothing.
+        regression). For λ → 0 it is the squared distance of h from the row space. A direction whose
+        sₖ² is below λ₀ / 100 explains nothing.
 
-        Args:
-            rows: (N, n) the vectors h.
-            levels: (L,) the dampings ≥ 0, relative to the largest squared singular value.
-
-        Returns:
-            (N, L) the unexplained squared length ≥ 0 of each vector at each level.
+        ``rows`` are the vectors h, and ``levels`` ≥ 0 are relative to s₁². The result is ≥ 0.
 
         Example:
             A direction that the matrix does not have is left over as a whole.
@@ -131,14 +124,9 @@ class RowSpace:
         with independent eᵢ and independent hᵢ, ``eᵢᵀ G⁺ᵀ hᵢ`` is 1 and ``eᵢᵀ G⁺ᵀ hⱼ`` is 0. So
         other samples hardly count, even if there are more than fit into the row space.
 
-        Args:
-            errors: (N, m) derivatives e of the loss by the layer's outputs.
-            rows: (N, n) inputs h of the layer.
-            levels: (L,) the dampings λ, relative to the largest squared singular value; λ is at
-                least ``rounding``.
-
-        Returns:
-            (N, L) the fits, large for outer products that are part of G; 0 if e or h is 0.
+        ``errors`` are derivatives e of the loss by the layer's outputs, ``rows`` inputs h of the
+        layer, and ``levels`` the dampings λ relative to the largest squared singular value; λ is at
+        least ``rounding``. The result is 0 if e or h is 0.
 
         Example:
             >>> space = RowSpace.of(torch.tensor([[2.0, 0.0], [0.0, 1.0]]))
@@ -172,9 +160,8 @@ class RowSpace:
         several samples' inputs h lies in the row space, too, but the result is another one.
         Directions whose squared singular value is below a hundredth of the noise are left out.
 
-        Args:
-            errors: (N, m) derivatives e of the loss by the layer's outputs.
-            rows: (N, n) inputs h of the layer.
+        ``errors`` are derivatives e of the loss by the layer's outputs, and ``rows`` inputs h of
+        the layer.
 
         Example:
             >>> space = RowSpace.of(torch.tensor([[2.0, 0.0], [0.0, 1.0]]))
@@ -192,9 +179,8 @@ def noise_of_spectrum(space: RowSpace, rows: int) -> float:
 
     Without noise the matrix (m, n) would have a rank of at most ``rows``. The singular values
     behind the first k are those of noise alone, with the mean square (max(m, n) − k) σ² (from the
-    trace of a Wishart matrix). At first k is ``rows``. Then k is the number of singular values
-    above the noise so found, and this is repeated until k no longer falls: large noise has its own
-    largest singular values among the first.
+    trace of a Wishart matrix). At first k is ``rows``, then the number of singular values above the
+    noise so found, until k no longer falls, as large noise has singular values among the first.
 
     Raises:
         ValueError: there is no singular value behind the first ``rows``.

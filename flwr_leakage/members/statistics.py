@@ -29,16 +29,9 @@ GRADIENTS = 2**24
 def gradient_products(
     problem: Problem, directions: Sequence[Params], records: Batch
 ) -> tuple[Float[Tensor, "V N"], Float[Tensor, " N"]]:
-    """Return the products ⟨g, ḡ⟩ of records' own gradients g with pseudo-gradients ḡ, and ‖g‖.
-
-    Args:
-        problem: the update with its model, schedule and the parameters that the server sent, and
-            BatchNorm by running statistics.
-        directions: the V pseudo-gradients ḡ, by parameter name.
-        records: N records, with inputs and labels.
-
-    Returns:
-        (V, N) the products, and (N,) the norms ‖g‖.
+    """Return the products ⟨g, ḡ⟩ (V, N) of N records' own gradients g with the V pseudo-gradients ḡ
+    in ``directions``, and the norms ‖g‖ (N,). ``problem`` is the update with its model at the
+    parameters that the server sent, and BatchNorm by running statistics.
     """
     names = [name for name in problem.params if name in directions[0]]
     along = torch.stack([ravel({k: each[k] for k in names}) for each in directions], 1)
@@ -58,12 +51,8 @@ def gradient_products(
 def gradient_cosine(
     products: Float[Tensor, " N"], norms: Float[Tensor, " N"], norm: float
 ) -> Float[Tensor, " N"]:
-    """Return ``−⟨g, ḡ⟩ / (‖g‖ ‖ḡ‖)``, the gradient cosine (Li, Li and Ribeiro, ICLR 2023).
-
-    Args:
-        products: (N,) ⟨g, ḡ⟩ of each record's gradient g and the update's pseudo-gradient ḡ.
-        norms: (N,) ‖g‖.
-        norm: ‖ḡ‖.
+    """Return ``−⟨g, ḡ⟩ / (‖g‖ ‖ḡ‖)``, the gradient cosine (Li, Li and Ribeiro, ICLR 2023), given
+    ⟨g, ḡ⟩ and ‖g‖ for each record's gradient g, and ‖ḡ‖ for the update's pseudo-gradient ḡ.
 
     Example:
         >>> one = torch.ones(1)
@@ -76,15 +65,9 @@ def gradient_cosine(
 def gradient_difference(
     products: Float[Tensor, " N"], norms: Float[Tensor, " N"], num_samples: int
 ) -> Float[Tensor, " N"]:
-    """Return ``‖n ḡ − g‖² − ‖n ḡ‖² = ‖g‖² − 2n⟨g, ḡ⟩``, the gradient difference (Li et al. 2023).
-
-    It is negative if the sum n ḡ of the n samples' gradients is shorter without the record's
-    gradient g.
-
-    Args:
-        products: (N,) ⟨g, ḡ⟩ of each record's gradient g and the update's pseudo-gradient ḡ.
-        norms: (N,) ‖g‖.
-        num_samples: n.
+    """Return ``‖n ḡ − g‖² − ‖n ḡ‖² = ‖g‖² − 2n⟨g, ḡ⟩``, the gradient difference (Li et al. 2023),
+    given ⟨g, ḡ⟩ and ‖g‖ for each record's gradient g, and n. It is negative if the sum n ḡ of the n
+    samples' gradients is shorter without g.
 
     Example:
         >>> one = torch.ones(1)
@@ -95,13 +78,9 @@ def gradient_difference(
 
 
 def losses(problem: Problem, records: Batch, *, after: bool) -> Float[Tensor, " N"]:
-    """Return each record's loss at the parameters before or after training (Yeom et al. 2018).
-
-    Args:
-        problem: the update with its model, parameters and schedule, and BatchNorm by running
-            statistics.
-        records: N records, with inputs and labels.
-        after: whether the parameters are those that the client sent back.
+    """Return each record's loss at the parameters before training, or at those that the client sent
+    back (Yeom et al. 2018). ``problem`` is the update with its model, and BatchNorm by running
+    statistics.
     """
     rate = problem.schedule.learning_rate if after else 0.0
     after_params = {k: problem.params[k] - rate * value for k, value in problem.gradient.items()}

@@ -70,9 +70,8 @@ differ by less than a percent of clients named rightly."""
 
 @dataclass(frozen=True)
 class Membership:
-    """The result of a test of whether each of C records was in an update.
-
-    A *null record* is one of the records that cannot be members.
+    """The result of a test of whether each of C records was in an update. *Null records* cannot be
+    members.
 
     Attributes:
         evidence: how strong the test is on this update: ``exact`` by algebra, ``statistical``, or
@@ -131,10 +130,8 @@ class Membership:
 
     @property
     def is_unresolved(self) -> Bool[Tensor, " C"]:
-        """Return booleans, true for records whose p-value is only an upper bound.
-
-        Their statistic is below those of all null records (which cannot be members), and these are
-        too few for a smaller p-value.
+        """Return booleans, true for records whose p-value is only an upper bound, as their
+        statistic is below those of all null records, too few for a smaller p-value.
         """
         is_least = self.rank_p_values <= 1 / (1 + self.null_size)
         return is_least & (self.p_values >= self.rank_p_values) & (self.p_values < 1)
@@ -176,9 +173,8 @@ class Membership:
         return f"was not found in the update, which is no proof of absence ({numbers})"
 
     def __str__(self) -> str:
-        """Return the result for at most the 20 most likely records, and its basis, as text.
-
-        The text names no client and no file.
+        """Return the result for at most the 20 most likely records, and its basis, as text that
+        names no client and no file.
         """
         order = self.p_values.argsort()[:20].tolist()
         lines = [f"record {index} {self.says(index)}" for index in sorted(order)]
@@ -198,13 +194,8 @@ class Membership:
 def check_records(
     problem: Problem, candidates: Batch, null: Batch, statistics: Sequence[str]
 ) -> None:
-    """Raise ``ValueError`` unless these records and statistics can be tested on the update.
-
-    Args:
-        problem: the update with its model, parameters and schedule.
-        candidates: the records in question.
-        null: records that cannot be members.
-        statistics: the names of the statistics.
+    """Raise ``ValueError`` unless these candidates, null records (which cannot be members) and
+    statistics can be tested on the update.
     """
     for name, records in (("records", candidates), ("null", null)):
         shape = tuple(records.inputs.shape)
@@ -256,8 +247,7 @@ def examine(
     among the other null records, so that the choice of weights does not bias the ranks.
 
     Args:
-        problem: the update with its model, parameters and schedule, and BatchNorm as the client
-            trained.
+        problem: the update with its model, and BatchNorm as the client trained.
         candidates: the records in question, normalised for the model, with labels.
         null: records that cannot be members, from the distribution of the candidates.
         labelled: whether all labels are known. If not, the row space is the only statistic, and a
@@ -389,9 +379,8 @@ def examine(
 def _log_residuals(
     flat: Problem, spans: Sequence[LayerSpan], records: Batch
 ) -> Float[Tensor, "N S"]:
-    """Return log r, with r the residual of each of N records in S layers, damped by noise alone.
-
-    The residual is the relative distance of a record's layer input from the row space.
+    """Return log r, with r the relative distance of each of N records' inputs from the row space in
+    S layers, damped by noise alone.
     """
     return leftovers(flat, [spans], records.inputs, torch.zeros(1).double())[0][0].squeeze(2)
 
@@ -480,16 +469,11 @@ def _weigh(
 
 
 def _first_choice(names: Sequence[str], observed: Seen) -> tuple[int, str]:
-    """Return the index and name of the statistic for updates whose round is not repeated.
-
-    It is a statistic of the layer whose row space is filled least. With labels it is the fit of the
-    record's outer product, which also works if the layer has fewer units than there are samples.
-    With 115 samples and 108 to 114 units it put all samples below 600 null records on six
-    development draws, while the residual put 88 % there.
-
-    Args:
-        names: the names of the available statistics.
-        observed: the update, with its layers in order of their filling.
+    """Return the index and name of the statistic for updates whose round is not repeated, that of
+    the layer whose row space is filled least. With labels it is the fit of the record's outer
+    product, which also works if the layer has fewer units than there are samples: with 115 samples
+    and 108 to 114 units it put all samples below 600 null records on six development draws, the
+    residual 88 %.
     """
     layers = [span.name.removesuffix(".weight") for span in observed.spans[:1]]
     tried = [f"{layer}{end} at 1e-06" for layer in layers for end in ("'s product", "")]

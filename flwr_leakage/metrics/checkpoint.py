@@ -38,10 +38,8 @@ def checkpoint(url: str, folder: Path, download: bool, seconds: float = SECONDS)
     """Return the path of a checkpoint's file, which is fetched if it is not there yet.
 
     Args:
-        url: the URL of the file, whose name ends in ``-DIGEST.pth`` with the beginning of its
-            SHA-256.
-        folder: the folder in which it is kept. Several processes may fetch at a time, as a file is
-            put there by a rename once it is complete.
+        url: its URL, whose name ends in ``-DIGEST.pth`` with the beginning of its SHA-256.
+        folder: the folder in which it is kept. Several processes may fetch at a time.
         download: whether it may be fetched.
         seconds: the largest number of seconds that the download may take.
 
@@ -76,15 +74,9 @@ def matches(path: Path) -> bool:
 
 
 def fetch(url: str, path: Path, seconds: float) -> None:
-    """Download a file to a path; a partial file is removed.
-
-    The transfer runs in a thread of its own, as no time limit of a socket covers the look-up of a
-    host name.
-
-    Args:
-        url: the URL of the file.
-        path: the path to which it is saved, whose name holds the digest.
-        seconds: the largest number of seconds that the download may take.
+    """Download a file of at most so many seconds' transfer; a partial file is removed. The name of
+    ``path``, to which it is saved, holds the digest. The transfer runs in a thread, as no time
+    limit of a socket covers the look-up of a host name.
 
     Raises:
         OSError: there is no network, or it is too slow.

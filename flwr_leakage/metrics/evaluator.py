@@ -1,7 +1,6 @@
 """Compare a reconstruction with the private batch: match the samples, then measure each pair.
 
-The evaluator is given the private batch, which no attack ever sees. So it can be used only where
-that batch is known, as in a simulation.
+It can be used only where the private batch, which no attack sees, is known, as in a simulation.
 """
 
 import math
@@ -37,9 +36,8 @@ class Evaluation:
         measurements: a measurement for each metric, whose entry i belongs to private sample i.
         assignment: (B,) int64, for each private sample the index of its reconstruction, −1 if it
             has none.
-        matched: (B, C, H, W) reconstructed pixels in the order of the private samples, clamped to
-            [0, 1], and NaN where ``assignment`` is −1. For texts (B, T) token ids, and −1 where
-            ``assignment`` is −1.
+        matched: reconstructed pixels (B, C, H, W) in the order of the private samples, in [0, 1],
+            or NaN where ``assignment`` is −1; for texts token ids (B, T), or −1 there.
     """
 
     measurements: list[Measurement]
@@ -52,18 +50,16 @@ class Evaluator:
     """A set of metrics of reconstructions: MSE, RMSE, PSNR, SSIM, LPIPS, found labels, and others.
 
     Pixels are compared in float64, after undoing the normalisation and clamping to [0, 1].
-    ``affine_psnr`` is the PSNR after the best brightness and contrast of each image, which are
-    fitted to the truth; ``blind_affine_psnr`` is the same PSNR of the blind guess, which is made
-    without the update.
+    ``affine_psnr`` is the PSNR after the best brightness and contrast of each image, fitted to the
+    truth; ``blind_affine_psnr`` is that of the blind guess, made without the update.
 
     For texts the metrics are the share of tokens in place, with the grade as the note; exact texts;
     ROUGE-L; the share of a text's distinct tokens that the attack names at all; found labels; and
     the rank of the original among other texts.
 
     Attributes:
-        psnr_cap_db: the largest PSNR in dB that is reported. The PSNR of an exact match is
-            infinite, and beyond some 140 dB it measures float32's rounding: larger values are
-            reported as this one, with a note.
+        psnr_cap_db: the largest PSNR in dB that is reported; larger ones, such as those of exact
+            matches, are reported as this one, with a note.
         lpips: how LPIPS is computed; ``None`` leaves it out.
     """
 
@@ -89,8 +85,8 @@ class Evaluator:
             reconstruction: the result of an attack, in the model's input space.
             truth: the private batch, in the model's input space.
             spec: the shape and the normalisation of the inputs.
-            reference: the blind guess, made without the update, to compare with, and the images
-                among which the original is looked for; with ``None`` neither is measured.
+            reference: the blind guess, made without the update, and images among which the original
+                is looked for; ``None`` to measure neither.
 
         Raises:
             ValueError: the truth itself does not have the shape that ``spec`` says.
@@ -146,9 +142,8 @@ class Evaluator:
 
 @dataclass(frozen=True)
 class _Rows:
-    """A function that makes a measurement of all samples from the values of matched ones.
-
-    The other samples get no number, and ``problem`` as their note.
+    """A function that makes a measurement of all samples from the values of matched ones. The
+    others get no number, and ``problem`` as their note.
     """
 
     count: int
@@ -225,9 +220,8 @@ def _texts(
 
 
 def _pixels(inputs: Tensor, spec: InputSpec) -> Tensor:
-    """Return pixels of model inputs in float64, with NaN in place of entries that are not finite.
-
-    They are clamped to [0, 1] if the spec has a box of valid pixels.
+    """Return model inputs as pixels in float64, NaN where not finite, and clamped to [0, 1] if the
+    spec has a box of valid pixels.
     """
     pixels = spec.denormalize(inputs.detach().cpu().double())
     return torch.where(pixels.isfinite(), pixels.clamp(0, 1) if spec.box else pixels, math.nan)
@@ -249,10 +243,8 @@ def _problem(reconstruction: Reconstruction, spec: InputSpec) -> str:
 
 
 def _affine_psnr(ours: Tensor, theirs: Tensor) -> list[float]:
-    """Return the PSNR in dB, at most 120, of each pair of images up to brightness and contrast.
-
-    Each image of ``ours`` is first given the brightness and the contrast with which it is nearest
-    to that of ``theirs``.
+    """Return the PSNR in dB, at most 120, of each pair of images, after the brightness and contrast
+    of that in ``ours`` were changed to bring it nearest that in ``theirs``.
     """
     fitted = fit_brightness_and_contrast(ours, theirs)
     return [min(value, 120.0) for value in psnr(fitted, theirs).tolist()] if len(ours) else []
@@ -279,16 +271,10 @@ def _lpips(lpips: Lpips, measure: _Rows, ours: Tensor, theirs: Tensor) -> Measur
 def _against(
     reference: Reference, measure: _Rows, ours: Tensor, theirs: Tensor, truth: Tensor
 ) -> list[Measurement]:
-    """Return measurements of the blind guess, and of whether reconstructions identify originals.
-
-    The blind guess is made without the update.
-
-    Args:
-        reference: the blind guess, and other images among which an original is looked for.
-        measure: the function that makes a measurement of all samples from matched ones.
-        ours: the reconstructions of the matched samples, as pixels.
-        theirs: the originals of the matched samples, as pixels.
-        truth: the originals of all samples, as pixels.
+    """Return measurements of the blind guess (made without the update), and of whether
+    reconstructions identify originals among other images. ``ours`` and ``theirs`` are matched
+    reconstructions and originals, ``truth`` all originals, as pixels; ``measure`` makes a
+    measurement of all samples from matched ones.
     """
     guesses = reference.guess.to(truth).expand_as(truth)
     every = _Rows(len(truth), list(range(len(truth))), "")

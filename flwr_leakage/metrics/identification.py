@@ -14,14 +14,12 @@ MEAN_COLOUR = "one flat image, in the mean colour that the inputs are normalised
 
 @dataclass(frozen=True)
 class Reference:
-    """The blind guess and the other samples with which a reconstruction is compared.
-
-    The blind guess is what the server could guess of a sample without its update.
+    """The blind guess, made without the update, and other samples, to compare a reconstruction
+    with.
 
     Attributes:
         guess: the blind guess, (C, H, W) pixels in [0, 1] or (T,) token ids.
-        pool: the other samples, among which the original is looked for, (N, C, H, W) pixels in [0,
-            1] or (N, T) token ids.
+        pool: the other samples among which the original is looked for, N of them in the same form.
         class_names: the name of each class, or empty.
         meaning: a description of the blind guess, such as ``the mean of …``; or empty.
         words: the word that each token id of a text stands for, or empty.
@@ -35,10 +33,10 @@ class Reference:
 
     @staticmethod
     def of(spec: InputSpec) -> "Reference":
-        """Return the reference that needs no data: the mean colour, and no other images.
+        """Return the reference that needs no data: the normalisation's mean colour, and no other
+        images.
 
-        The mean colour is that of the normalisation. For texts the guess is one token, repeated at
-        all positions.
+        For texts the guess is one token, repeated at all positions.
         """
         if spec.is_text:
             (ids,) = spec.blank(1, torch.zeros(()))
@@ -86,11 +84,10 @@ def identification_ranks(
     Args:
         reconstructed: the reconstructions, pixels in [0, 1].
         truth: the original of each, pixels in [0, 1].
-        reference: the blind guess m, and the pool of other images. An image of the pool that equals
-            the original is left out; if none does, the last one is, so that all originals are
-            looked for among equally many.
-        up_to_brightness: whether the likeness also ignores brightness, and contrast about any grey
-            level: constants and multiples of the blind guess are projected out of all images.
+        reference: the blind guess m, and the pool of other images. The one that equals the
+            original, or else the last one, is left out, so that all originals have equally many.
+        up_to_brightness: whether the likeness also ignores brightness, as constants and multiples
+            of the blind guess are projected out of all images.
 
     Returns:
         The rank of each original, 1 for the most alike, with ties counted against the attack; and
@@ -122,22 +119,14 @@ def text_ranks(
     reference: Reference,
     padding: int | None = None,
 ) -> tuple[Int[Tensor, " B"], Int[Tensor, " B"]]:
-    """Return the rank of each original among other texts, by likeness to the recovered text.
+    """Return the rank of each original among other texts by likeness to the recovered text, 1 for
+    the most alike, with ties counted against the attack; and the number of texts, with the
+    original.
 
-    The likeness of two texts is the number of tokens that they share, each as often as it occurs
-    in both, as a share of their mean length (ROUGE-1 of Lin 2004). It does not depend on the order
-    of the tokens.
-
-    Args:
-        found: the token ids of the recovered texts; −1 where no token was found.
-        truth: the token ids of the original of each.
-        reference: the pool of other texts. A text of the pool that equals the original is left out;
-            if none does, the last one is.
-        padding: the id of padding, which does not count; ``None`` for none.
-
-    Returns:
-        The rank of each original, 1 for the most alike, with ties counted against the attack; and
-        the number of texts, with the original.
+    The likeness is the number of tokens that two texts share, each as often as it occurs in both,
+    as a share of their mean length (ROUGE-1 of Lin 2004), in any order. In ``found``, −1 stands
+    where no token was found. The text of the reference's pool that equals the original, or else the
+    last one, is left out. ``padding`` is the id of padding, which does not count.
     """
     ranks, counts = [], []
     others = [_tokens(text, padding) for text in reference.pool]

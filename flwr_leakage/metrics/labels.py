@@ -7,7 +7,9 @@ from torch import Tensor
 
 
 def class_indices(targets: Tensor) -> Int[Tensor, " B"]:
-    """Return targets (B,) unchanged, and the index of the largest entry of soft targets (B, K)."""
+    """Return class indices (B,) unchanged, and soft targets (B, K) as the indices of their largest
+    entries.
+    """
     if targets.ndim == 1:
         return targets.long()
     if targets.ndim == 2:
@@ -18,9 +20,8 @@ def class_indices(targets: Tensor) -> Int[Tensor, " B"]:
 def label_accuracy(predicted: Tensor, truth: Tensor) -> tuple[float, ...]:
     """Return 1 for each true sample whose label was found, else 0, whatever the order of labels.
 
-    A gradient does not depend on the order of a batch, so the order of the predicted labels says
-    nothing. Each predicted label counts for one sample that has it: for the one at the same index
-    if that has it, else for the first sample that has it and was not counted yet.
+    Each predicted label counts for one sample that has it: for the one at the same index if that
+    has it, else for the first one that was not counted yet.
 
     Args:
         predicted: the inferred labels, (M,) class indices or (M, K) probabilities.

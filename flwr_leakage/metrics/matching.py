@@ -9,10 +9,8 @@ from torch import Tensor
 def pairwise_mse(
     truth: Float[Tensor, "B C H W"], reconstructed: Float[Tensor, "M C H W"]
 ) -> Float[Tensor, "B M"]:
-    """Return the mean squared error of each original against each reconstruction, in float64.
-
-    Pixels are compared by differences, not through inner products, which would cancel where
-    a reconstruction is nearly exact.
+    """Return the mean squared error of each original against each reconstruction, in float64, by
+    differences: inner products would cancel where a reconstruction is nearly exact.
     """
     distances = torch.cdist(
         truth.double().flatten(1),
@@ -27,9 +25,7 @@ def match_samples(
 ) -> Int[Tensor, " B"]:
     """Return which reconstruction belongs to each original, so that the sum of MSEs is smallest.
 
-    A gradient does not depend on the order of a batch, so the order of the reconstructions says
-    nothing. The linear sum assignment is solved exactly (SciPy's modified Jonker–Volgenant,
-    Crouse 2016).
+    The linear sum assignment is solved exactly (SciPy's modified Jonker–Volgenant, Crouse 2016).
 
     Args:
         truth: B original images, in pixels.

@@ -34,8 +34,7 @@ class Lpips:
     """The perceptual distance LPIPS of Zhang et al. (2018), version 0.1.
 
     It compares the features of two images in the backbone, a network trained on ImageNet. The
-    linear weights on top of the features come with the ``lpips`` package; the backbone's weights do
-    not.
+    weights on top of the features come with the ``lpips`` package; the backbone's do not.
 
     Attributes:
         net: the backbone: ``alex`` (AlexNet), ``vgg`` (VGG-16) or ``squeeze`` (SqueezeNet 1.1).
@@ -43,9 +42,8 @@ class Lpips:
             with ``None`` it is torchvision's own checkpoint in torch's hub folder.
         download: whether torchvision's checkpoint may be fetched if the hub folder lacks it, once
             and for at most ten seconds; see ``metrics.checkpoint``.
-        min_size: the least length in pixels of an image's shorter side. Smaller images are enlarged
-            to it bilinearly, as the backbones were trained on larger ones and pool small ones to
-            nothing.
+        min_size: the least length in pixels of an image's shorter side, to which smaller images are
+            enlarged bilinearly.
     """
 
     net: Backbone = "alex"
@@ -100,9 +98,8 @@ class Lpips:
 
 
 def prepare_images(images: Float[Tensor, "B C H W"], min_size: int) -> Float[Tensor, "B 3 H2 W2"]:
-    """Return images with three channels, enlarged so that the shorter side has ``min_size`` pixels.
-
-    Grey images are repeated for each channel. Images that are large enough keep their size.
+    """Return images with three channels, grey ones repeated, with the shorter side enlarged to at
+    least ``min_size`` pixels.
 
     Raises:
         ValueError: the images have neither one nor three channels.
@@ -126,9 +123,8 @@ def _enlarged(height: int, width: int, min_size: int) -> tuple[int, int]:
 def _try_load_network(
     net: Backbone, backbone: str | None, download: bool
 ) -> nn.Module | BackboneUnavailableError:
-    """Return the network, or the error that says why it is missing.
-
-    The result is cached, so that a failed download is not tried again.
+    """Return the network, or the error that says why it is missing. The result is cached, so that a
+    failed download is not tried again.
     """
     try:
         return _load_network(net, backbone, download)
@@ -158,12 +154,8 @@ def _load_network(net: Backbone, backbone: str | None, download: bool) -> nn.Mod
 
 
 def _read_backbone(net: Backbone, backbone: str | None, download: bool) -> Params:
-    """Return the backbone's weights by name, without the prefix ``features.``.
-
-    Args:
-        net: the name of the backbone.
-        backbone: the path of its file; ``None`` for torchvision's checkpoint.
-        download: whether that checkpoint may be fetched.
+    """Return the backbone's weights by name, without the prefix ``features.``, from the file
+    ``backbone`` or torchvision's checkpoint, which is fetched only if ``download``.
     """
     if backbone is None:
         path = checkpoint(URLS[net], hub_folder(), download)

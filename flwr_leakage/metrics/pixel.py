@@ -52,13 +52,9 @@ def fit_brightness_and_contrast(
     """Return each image with the contrast and brightness that bring it nearest its original.
 
     The result ``a · x̂ + b``, with a contrast a > 0 and a brightness b, minimises the squared error
-    over all pixels and channels of an image, and is not clamped. An image that is constant, or
-    whose best contrast is negative, becomes the original's mean grey level, which shows nothing of
-    the original's content.
-
-    Args:
-        reconstructed: the images x̂, pixels in [0, 1].
-        truth: the original of each, pixels in [0, 1].
+    over all pixels and channels of an image, and is not clamped. A constant image, or one whose
+    best contrast is negative, becomes the original's mean grey level. All pixels given are in [0,
+    1].
 
     Example:
         >>> import torch
@@ -81,8 +77,8 @@ def ssim(
 ) -> Float[Tensor, " B"]:
     """Return the structural similarity of each pair of images (Wang et al. 2004, equation 13).
 
-    It is the mean over all Gaussian windows of 11×11 pixels and standard deviation 1.5 that lie
-    inside the image, as in the paper's own code.
+    It is the mean over all Gaussian windows of 11×11 pixels and standard deviation 1.5 in the
+    image.
 
     Raises:
         ValueError: the images are smaller than the window.

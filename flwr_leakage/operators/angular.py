@@ -10,9 +10,8 @@ from flwr_leakage.operators.lengths import row_norms
 
 
 class AngularJacobian(LinearOperator):
-    """The operator (I − ĝĝᵀ) A / ‖g‖: the Jacobian of x ↦ g/‖g‖ for a gradient g.
-
-    A is the Jacobian of x ↦ g, and ĝ = g/‖g‖.
+    """The operator (I − ĝĝᵀ) A / ‖g‖, the Jacobian of x ↦ g/‖g‖, with A that of x ↦ g, and ĝ =
+    g/‖g‖.
 
     With J = Aᵀ, its Gram operator is (JJᵀ − (Jg)(Jg)ᵀ/‖g‖²)/‖g‖², the Hessian of the cosine loss at
     the true input (Hong et al. 2024, theorem 4).
@@ -44,7 +43,7 @@ class AngularJacobian(LinearOperator):
         """(S,) ‖Jĝ‖/‖g‖: the length of what the projection takes away."""
 
     def narrow(self, rows: Int[Tensor, " R"]) -> LinearOperator:
-        """See ``LinearOperator``."""
+        """Return the operator of some of the S maps; see ``LinearOperator``."""
         narrowed = copy.copy(self)
         narrowed.num_blocks = len(rows)
         narrowed._jacobian = self._jacobian.narrow(rows)

@@ -60,10 +60,8 @@ class LinearOperator(ABC):
 
     @property
     def products(self) -> int:
-        """Return the number of products so far, with those of operators made of some of its maps.
-
-        A product (``matvec`` or ``rmatvec``) of all S maps counts once; the ``meter`` counts it S
-        times.
+        """Return the number of products so far, with those of operators of some of its maps. A
+        product of all S maps counts once; the ``meter`` counts it S times.
         """
         return self.tally.products
 
@@ -153,8 +151,8 @@ REBUILT_AFTER = 4
 class DeferredRows(LinearOperator):
     """An operator of some maps of another one, built anew once many products are asked for.
 
-    The first products are computed by the whole operator, with zeros for the other maps. This is
-    cheaper if few products follow: most maps leave a Krylov method shortly before its end.
+    The first products are computed by the whole operator, with zeros for the other maps, which is
+    cheaper if few follow.
 
     Args:
         whole: the whole operator, which is kept until the new one is built.
@@ -190,10 +188,7 @@ class DeferredRows(LinearOperator):
         return self._operator
 
     def narrow(self, rows: Int[Tensor, " R"]) -> LinearOperator:
-        """Return the operator of some of its maps, built anew if they are at most half of them.
-
-        See ``LinearOperator.narrow``.
-        """
+        """Return the operator of some of its maps, built anew if they are at most half of them."""
         if 2 * len(rows) > self.num_blocks:
             return super().narrow(rows)
         build, own = self._build, self._rows

@@ -27,8 +27,7 @@ Function = Callable[[Tensor], Tensor]
 class FunctionJacobian(LinearOperator):
     """The operator ∂F/∂x of a function F of S independent rows, at a point x.
 
-    Its attribute ``value`` is F(x). ``value_product`` is (∂F/∂x)ᵀF(x) = ∇ₓ‖F(x)‖²/2, a product that
-    is computed anyway when the graphs are built.
+    Its attribute ``value`` is F(x), and ``value_product`` is (∂F/∂x)ᵀF(x) = ∇ₓ‖F(x)‖²/2.
 
     Args:
         function: F, from (S, N) to (S, P), where row s of the result depends on row s alone.
@@ -92,9 +91,8 @@ def _pullback(function: Function, point: Tensor) -> tuple[Tensor, Function]:
 
 
 def _autograd_pullback(function: Function, point: Tensor) -> tuple[Tensor, Function]:
-    """Return F(x), and the function u ↦ (∂F/∂x)ᵀu, both by plain autograd.
-
-    The function gives zeros if F(x) does not depend on x.
+    """Return F(x), and the function u ↦ (∂F/∂x)ᵀu, both by plain autograd. The function gives zeros
+    if F(x) does not depend on x.
     """
     with torch.enable_grad():
         leaf = point.detach().requires_grad_()
@@ -125,13 +123,11 @@ def sample_gradients(
     """Return the gradient ∇_θL of each of S samples alone, as flat rows in the order of ``params``.
 
     Args:
-        gradient_map: the gradient map of the client's model and loss. Its BatchNorm must not use
-            the batch's statistics, which a sample alone does not have.
+        gradient_map: the gradient map, whose BatchNorm must not use batch statistics.
         params: the parameters θ, by name.
         batch: the S samples.
         buffers: the BatchNorm statistics that the map uses; by default the model's own.
-        names: the names of the parameters whose gradients are returned; all by default. Gradients
-            of parameters that are not trained are zero.
+        names: the parameters whose gradients are returned; all by default, zero if not trained.
     """
     chosen = {name: value for name, value in params.items() if names is None or name in names}
     wanted = {name: value for name, value in chosen.items() if name in gradient_map.trained}
@@ -159,8 +155,7 @@ class SampleJacobian(FunctionJacobian):
     """The Jacobian ∂ₓ∂_θL of the gradient of each of S samples alone: S maps R^{C·H·W} → R^P.
 
     Args:
-        gradient_map: the gradient map of the client's model and loss. Its BatchNorm must not use
-            the batch's statistics, which a sample alone does not have.
+        gradient_map: the gradient map, whose BatchNorm must not use batch statistics.
         params: the parameters θ, by name.
         batch: the S samples.
         buffers: the BatchNorm statistics that the map uses; by default the model's own.
@@ -194,18 +189,13 @@ class SampleJacobian(FunctionJacobian):
         self._names = names
 
     def last_layer(self) -> "SampleJacobian":
-        """Return the Jacobian of the same samples' gradients by the last layer's parameters alone.
-
-        Each of its maps is from R^{C·H·W} to R^{P'}, with the P' entries of that layer's trained
-        parameters.
+        """Return the Jacobian of the same samples' gradients by the last layer's trained parameters
+        alone.
         """
         return self._of(self._batch, rounding=self.rounding, names=self._last_layer)
 
     def narrow(self, rows: Int[Tensor, " R"]) -> LinearOperator:
-        """Return the operator of some of the samples, with new graphs if they are at most half.
-
-        See ``LinearOperator.narrow``.
-        """
+        """Return the operator of some of the samples, with new graphs if they are at most half."""
         if 2 * len(rows) > self.num_blocks:
             return super().narrow(rows)
         batch, rounding, names, of = self._batch, self.rounding, self._names, self._of

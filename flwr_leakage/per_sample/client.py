@@ -44,8 +44,7 @@ class ClientSamples:
     If the model supports it, texts are replaced by the embeddings of their tokens.
 
     Gradients and Jacobians (a ``SampleProblem``) are kept for the next score that asks for the same
-    samples at the same point and precision. So is the check of second derivatives. All of this
-    depends only on point, precision and the arguments below.
+    samples at the same point and precision, as is the check of second derivatives.
 
     Args:
         gradient_map: the gradient map of the client's model and loss.
@@ -78,9 +77,8 @@ class ClientSamples:
 
     @property
     def gradient_map(self) -> GradientMap:
-        """Return the client's gradient map, differentiated in a way that its model supports.
-
-        That is by ``torch.func``, or else by plain autograd, one sample at a time.
+        """Return the client's gradient map, differentiated by ``torch.func``, or else by plain
+        autograd, one sample at a time.
         """
         if not self._routed:
             exposure = self.exposure
@@ -90,9 +88,8 @@ class ClientSamples:
         return self._gradient_map
 
     def select(self, places: Sequence[int]) -> "ClientSamples":
-        """Return the same object for some of its samples only, by their places in ``exposure``.
-
-        It shares the meter and the round's batch statistics.
+        """Return the samples at some places in ``exposure``, with the meter and the batch
+        statistics of all.
         """
         part = copy.copy(self)  # the copy shares the model, and the findings on its derivatives
         part.exposure, part._kept = self.exposure.select(places), {}
@@ -107,9 +104,9 @@ class ClientSamples:
     ) -> Iterator[SampleProblem]:
         """Yield the samples with their gradients and Jacobians, as many at a time as memory allows.
 
-        Each sample is yielded once, in the order of ``exposure.indices``. An exception are samples
-        of which the model is so sure that their gradients would drown in the rounding of float32
-        (see ``Samples.rounding``). They come last, in float64.
+        Each sample comes once, in the order of ``exposure.indices``. Those of which the model is so
+        sure that their gradients would drown in float32's rounding (see ``Samples.rounding``) come
+        last, in float64.
 
         Args:
             point: with ``defended``, the samples are those that entered training, and the
@@ -147,9 +144,8 @@ class ClientSamples:
         yield from made
 
     def _windows(self, point: Point, precision: Precision, size: int) -> Iterator[SampleProblem]:
-        """Yield groups of at most ``size`` samples, each with its gradients and Jacobians.
-
-        A group that holds all samples is kept for the next score.
+        """Yield groups of at most ``size`` samples, each with its gradients and Jacobians. A group
+        of all samples is kept for the next score.
         """
         delta = update_perturbation(self.gradient_map, self.exposure, point)
         kept = []
@@ -176,11 +172,8 @@ class ClientSamples:
     def _by_dtype(
         self, point: Point, precision: Precision
     ) -> Iterator[tuple[torch.dtype, Samples, Tensor, Tensor]]:
-        """Yield the round's samples in a dtype, with those of them that are to be computed in it.
-
-        Yields:
-            The dtype; all samples in it; the places of the samples to compute in this dtype; and
-            the relative rounding error of each sample.
+        """Yield a dtype; all samples of the round in it; the places of those to compute in it; and
+        the relative rounding error of each sample.
         """
         dtype, double = _DTYPES[precision], torch.float64
         samples = self._of_type(point, dtype)
@@ -195,9 +188,8 @@ class ClientSamples:
             yield double, samples, everyone[lost], samples.rounding()[0]
 
     def samples(self, point: Point = "defended", precision: Precision = "float32") -> Samples:
-        """Return the samples to score, each with its own gradient, with the round's statistics.
-
-        The arguments are those of ``problems``.
+        """Return the samples to score, each with its own gradient, with the round's statistics. The
+        arguments are those of ``problems``.
         """
         _check_choices(point, precision)
         return self._of_type(point, _DTYPES[precision])
@@ -244,13 +236,11 @@ class ClientSamples:
         return (f"the second derivative of the model was not checked: {second.unchecked}",)
 
     def derivable(self, problem: SampleProblem | None = None) -> str:
-        """Return why second derivatives need plain autograd, or an empty text if they do not.
-
-        The check is made once.
+        """Return why second derivatives need plain autograd, or an empty text; the check is made
+        once.
 
         Args:
-            problem: samples that are about to be scored; one product with their Jacobian is a
-                cheaper check.
+            problem: samples to be scored; one product with their Jacobian is a cheaper check.
 
         Raises:
             ValueError: second derivatives are wrong by ``torch.func`` and by plain autograd.
@@ -285,9 +275,8 @@ class _Model:
 
 
 def _seen_right(problem: SampleProblem) -> bool:
-    """Return whether one product with a problem's Jacobian confirms the second derivatives.
-
-    It is false if they are not confirmed, which does not mean that they are wrong.
+    """Return whether one product with a problem's Jacobian confirms the second derivatives; if not,
+    they may still be right.
     """
     sound = [place for place, note in enumerate(problem.notes) if note != NOT_FINITE]
     if not sound:
@@ -322,17 +311,10 @@ def _problem(
     derivable: Callable[[SampleProblem], str],
     single_step: bool,
 ) -> SampleProblem:
-    """Return some samples with their gradients and perturbations, and why some get no number.
-
-    Args:
-        samples: the samples.
-        indices: the index of each sample among those of the round.
-        delta: (P,) the perturbation δ of the update's pseudo-gradient.
-        rounding: (S,) the relative rounding error of each sample's products.
-        seed: the seed of the start vectors of Krylov methods.
-        meter: the meter that counts Jacobian products.
-        derivable: the check of second derivatives; see ``SampleProblem``.
-        single_step: whether the client took one step.
+    """Return some samples with gradients and perturbations, and why some get no number. ``indices``
+    are theirs in the round, ``delta`` (P,) is the perturbation of the update's pseudo-gradient,
+    ``rounding`` (S,) the relative error of products, ``seed`` that of Krylov start vectors, and
+    ``derivable`` the check of second derivatives in ``SampleProblem``.
     """
     gradients = samples.gradients()
     finite = gradients.isfinite().all(1)

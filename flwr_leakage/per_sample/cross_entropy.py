@@ -16,8 +16,8 @@ class StableCrossEntropy:
 
     Let z be the logits, p their softmax and y the true class. In
     ``torch.nn.functional.cross_entropy`` the derivative by z_y is computed as p_y − 1. In float32
-    nothing is left of it if p_y is within 1e-7 of one, and the gradient of all weights carries that
-    error. Here it is −Σ_{k≠y}p_k, a sum of terms of one sign, because the loss is written as
+    nothing is left of it if p_y is within 1e-7 of one. Here it is −Σ_{k≠y}p_k, because the loss is
+    written as
 
         −log p_y = log(1 + eˢ)   with   s = log Σ_{k≠y} exp(z_k − z_y).
 
@@ -39,11 +39,8 @@ class StableCrossEntropy:
     label_smoothing: float = 0.0
 
     def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss of a batch, a scalar.
-
-        Args:
-            logits: the logits (B, K).
-            targets: class indices (B,) or probabilities (B, K).
+        """Return the loss of a batch, a scalar, from logits (B, K) and class indices (B,) or
+        probabilities (B, K).
         """
         if self.weight is None and not self.label_smoothing and not targets.is_floating_point():
             return self._of_classes(logits, targets)
@@ -65,11 +62,9 @@ class StableCrossEntropy:
         return losses.sum() / total if self.reduction == "mean" else losses.sum()
 
     def _of_classes(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss for class indices without weights or smoothing, by few operations.
-
-        Few operations make products with the Jacobian fast. The logit of the true class is
-        subtracted from all logits of its row, so that its own difference is a constant zero:
-        nothing of it is left to cancel in the derivatives of log-softmax.
+        """Return the loss for class indices without weights or smoothing, by few operations, so
+        that products with the Jacobian are fast. The true class's logit is subtracted from all of
+        its row, so that nothing is left to cancel in the derivatives of log-softmax.
         """
         used = None if self.ignore_index is None else targets != self.ignore_index
         known = targets if used is None else torch.where(used, targets, 0)
@@ -83,14 +78,8 @@ class StableCrossEntropy:
 
 
 def _losses(logits: Tensor, shares: Tensor, ranks: Tensor) -> Tensor:
-    """Return −Σ_k t_k log p_k of each row, with p the softmax of the logits z and t = ``shares``.
-
-    It is computed as −T log p_a + Σ_{k≠a} t_k(z_a − z_k), with T = Σ_k t_k.
-
-    Args:
-        logits: (B, K) the logits z.
-        shares: (B, K) the numbers t_k ≥ 0, such as class probabilities.
-        ranks: (B, K) numbers of which the largest in a row names the class a.
+    """Return −Σ_k t_k log p_k = −T log p_a + Σ_{k≠a} t_k(z_a − z_k) of each row, with p the softmax
+    of the logits z, t = ``shares`` ≥ 0, T = Σ_k t_k, and a the class with the largest of ``ranks``.
     """
     top = ranks.argmax(1, keepdim=True)
     is_top = top == torch.arange(logits.shape[1], device=logits.device)
@@ -100,10 +89,8 @@ def _losses(logits: Tensor, shares: Tensor, ranks: Tensor) -> Tensor:
 
 
 def stable(loss: Loss) -> StableCrossEntropy | None:
-    """Return the :class:`StableCrossEntropy` that equals torch's cross-entropy, else ``None``.
-
-    Args:
-        loss: a loss; for any other than torch's cross-entropy the result is ``None``.
+    """Return the :class:`StableCrossEntropy` that equals ``loss``, if that is torch's
+    cross-entropy, else ``None``.
     """
     if isinstance(loss, FollowingLoss):
         loss = loss.loss

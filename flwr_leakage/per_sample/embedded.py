@@ -21,15 +21,10 @@ class TakesEmbeddings(Protocol):
 
 
 def on_embeddings(gradient_map: GradientMap, exposure: Exposure) -> Exposure:
-    """Return the same round with its texts replaced by the embeddings of their tokens.
-
-    A round of continuous inputs is returned as it is. The table of embeddings then has no part in a
-    sample's gradient, as in TAG (Deng et al. 2021): scores say what the gradients of all other
-    parameters reveal of the embeddings.
-
-    Args:
-        gradient_map: the gradient map of the client's model and loss.
-        exposure: the private data of the client's round.
+    """Return the same round with its texts replaced by the embeddings of their tokens; a round of
+    continuous inputs is returned as it is. The table of embeddings then has no part in a sample's
+    gradient: scores say what the other parameters' gradients reveal of the embeddings, as in TAG
+    (Deng et al. 2021).
 
     Raises:
         ValueError: the inputs are integers, and the model takes no embeddings.

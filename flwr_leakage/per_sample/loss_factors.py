@@ -19,15 +19,9 @@ gradient alone."""
 def loss_weights(
     gradient_map: GradientMap, exposure: Exposure, batch: Batch
 ) -> Float[Tensor, " B"]:
-    """Return the factor wᵢ of each sample's own gradient in the round's pseudo-gradient, (B,).
-
-    It is the schedule's factor, which assumes the mean over a mini-batch, times the factor of
-    ``loss_factors``.
-
-    Args:
-        gradient_map: the gradient map of the client's model and loss.
-        exposure: the private data of the whole round.
-        batch: all B samples of the round.
+    """Return the factor wᵢ (B,) of each sample's own gradient in the round's pseudo-gradient: the
+    schedule's factor, which assumes the mean over a mini-batch, times that of ``loss_factors``.
+    ``batch`` are all B samples of the round.
 
     Raises:
         ValueError: the loss couples the samples of a mini-batch, so that there is no such factor.
@@ -47,16 +41,10 @@ def loss_factors(
 ) -> Float[Tensor, " B"]:
     """Return b·cᵢ, with cᵢ the factor of sample i's gradient in its mini-batch of b samples.
 
-    With logits z and targets y of the mini-batch, cᵢ is defined by ∂L(z, y)/∂zᵢ = cᵢ ∂L(zᵢ,
-    yᵢ)/∂zᵢ. So the result is 1 for a mean (cᵢ = 1/b), b for a sum (``reduction="sum"``), and b
-    wᵢ/Σⱼwⱼ for a mean with class weights w. It is computed from the loss's own derivatives at the
-    logits.
-
-    Args:
-        loss: the loss, (logits, targets) ↦ scalar.
-        logits: the logits of B samples, (B, K).
-        targets: the targets of B samples.
-        windows: the samples of each mini-batch, as slices; a sample in none of them gets 1.
+    With logits z and targets y of the mini-batch, ∂L(z, y)/∂zᵢ = cᵢ ∂L(zᵢ, yᵢ)/∂zᵢ. So the result
+    is 1 for a mean, b for a sum (``reduction="sum"``), and b wᵢ/Σⱼwⱼ for a mean with class weights
+    w. It is computed from the loss's own derivatives. ``windows`` are the mini-batches, as slices
+    of the B samples; a sample in none of them gets 1.
 
     Raises:
         ValueError: the loss couples the samples of a mini-batch, so that there is no such factor.

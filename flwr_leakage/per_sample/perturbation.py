@@ -15,9 +15,8 @@ Point = Literal["defended", "private"]
 def update_perturbation(
     gradient_map: GradientMap, exposure: Exposure, point: Point = "defended"
 ) -> Float[Tensor, " P"]:
-    """Return the perturbation δ (P,): the released pseudo-gradient minus the undefended one.
-
-    It is in float64, and zero for parameters that are not trained.
+    """Return the perturbation δ (P,), the released pseudo-gradient less the undefended one, in
+    float64. It is zero for parameters that are not trained.
 
     Args:
         gradient_map: the gradient map of the client's model and loss.
@@ -54,13 +53,8 @@ def update_perturbation(
 
 
 def scale_note(exposure: Exposure, weights: Float[Tensor, " B"]) -> str:
-    """Return a note on how a sample's own perturbation follows from the update's.
-
-    It is δ/wᵢ, with the sample's weight wᵢ. The note is empty if the update was not changed.
-
-    Args:
-        exposure: the private data of the client's round.
-        weights: (B,) the weights wᵢ of its samples in the pseudo-gradient.
+    """Return a note that a sample's own perturbation is δ/wᵢ, with δ the update's and wᵢ the
+    sample's weight in the pseudo-gradient; empty if the update was not changed.
     """
     raw, released = exposure.raw.delta, exposure.released.delta
     used = weights[weights > 0]

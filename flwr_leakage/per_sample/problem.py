@@ -31,8 +31,8 @@ class SampleProblem:
     sample i makes an error Δxᵢ with wᵢ Jᵢᵀ Δxᵢ = δ. So the perturbation of the sample's own
     gradient is **δᵢ = δ/wᵢ**: B·δ for one step over B samples.
 
-    Properties that are computed on demand depend on these fields only, and the row of a sample only
-    on that sample: neither on which score asks first, nor on the other samples.
+    Properties that are computed on demand depend on these fields only, and a row only on its
+    sample.
 
     Attributes:
         samples: the S samples; one whose gradient is not finite is replaced by zeros, as all
@@ -46,12 +46,11 @@ class SampleProblem:
             ``Samples.rounding``.
         seed: the seed of the random start vectors of Krylov methods.
         meter: the meter that counts the products of all operators of the problem.
-        derivable: a function of the problem that is called before the first product of a score. It
-            returns why second derivatives need plain autograd, or an empty text, and raises
-            ``ValueError`` if they are wrong.
-        single_step: whether the client took one step. The gradients at θ_t with the weights wᵢ then
-            give the whole update; for several steps they give it to first order in the learning
-            rate.
+        derivable: a function of the problem, called before a score's first product, that returns
+            why second derivatives need plain autograd, or an empty text, and raises ``ValueError``
+            if they are wrong.
+        single_step: whether the client took one step, so that gradients and weights give the whole
+            update; else they give it to first order in the learning rate.
     """
 
     samples: Samples
@@ -84,9 +83,8 @@ class SampleProblem:
 
     @cached_property
     def operator(self) -> SampleJacobian:
-        """Return the operator of each sample's Jᵀ, after a check of its second derivatives.
-
-        J = ∇ₓ∇_θL is the Jacobian of the sample's gradient by its input.
+        """Return the operator of each sample's Jᵀ, with J = ∇ₓ∇_θL, after a check of its second
+        derivatives.
         """
         if self.differentiable is self.samples:
             return self.unchecked_operator
@@ -94,9 +92,8 @@ class SampleProblem:
 
     @cached_property
     def unchecked_operator(self) -> SampleJacobian:
-        """Return the operator of each sample's Jᵀ, without a check of its second derivatives.
-
-        J = ∇ₓ∇_θL is the Jacobian of the sample's gradient by its input.
+        """Return the operator of each sample's Jᵀ, with J = ∇ₓ∇_θL, without a check of its second
+        derivatives.
         """
         return self.samples.jacobian(self.meter, self.rounding)
 
@@ -128,21 +125,16 @@ class SampleProblem:
         return [make_generator(seed, purpose=f"sample {index}") for index in self.indices]
 
     def start(self, tolerance: float) -> Float[Tensor, "S N"]:
-        """Return the start vectors (S, N) of Krylov methods that compute λmax of JJᵀ.
-
-        J is the Jacobian of a sample's gradient g. A start vector is Jg if λmax is needed to a
-        relative tolerance above ``WELL_KNOWN``. Otherwise it is the top eigenvector of the last
-        layer's part of JJᵀ, which costs products of its own.
+        """Return the start vectors (S, N) of Krylov methods for λmax of JJᵀ, with J the Jacobian of
+        a sample's gradient g: Jg for a relative tolerance above ``WELL_KNOWN``, else the top
+        eigenvector of the last layer's part of JJᵀ, which costs products of its own.
         """
         return self._rough_product[0] if tolerance > WELL_KNOWN else self._good_start
 
     def largest(self, tolerance: float, max_steps: int) -> TopPairs:
-        """Return λmax of each sample's JJᵀ and its eigenvector, by Lanczos from ``start``.
-
-        J is the Jacobian of the sample's gradient by its input.
-
-        A later call continues where an earlier one stopped, with the same result as a first call;
-        see ``LargestEigenvalue``.
+        """Return λmax of each sample's JJᵀ and its eigenvector, by Lanczos from ``start``, with J
+        the Jacobian of the sample's gradient. A later call continues where an earlier one stopped,
+        with the same result as a first one.
 
         Args:
             tolerance: the relative error to which λmax is computed.
@@ -153,10 +145,8 @@ class SampleProblem:
 
     @cached_property
     def unchecked_product(self) -> tuple[Float[Tensor, "S N"], Float[Tensor, "S P"]]:
-        """Return a start vector for Krylov methods and its product with Jᵀ, for each sample.
-
-        J is the Jacobian of the sample's gradient. Second derivatives can be checked by this
-        product.
+        """Return a start vector for Krylov methods and its product with Jᵀ, the Jacobian of the
+        sample's gradient, for each sample. Second derivatives can be checked by this product.
         """
         return _first_product(self.unchecked_operator, self.generators(self.seed))
 

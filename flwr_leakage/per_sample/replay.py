@@ -34,9 +34,8 @@ class Explanation:
 def explain_update(gradient_map: GradientMap, exposure: Exposure) -> Explanation:
     """Return whether the local training, repeated as it is scored, gives the client's update.
 
-    The update is compared before any defense. Every hidden difference between the two trainings
-    shows: another mode of BatchNorm, dropout, frozen parameters, another loss, optimizer, learning
-    rate, order of the samples, or another model. It costs one local training.
+    The update is compared before any defense. Every hidden difference shows, such as another mode
+    of BatchNorm, dropout, loss, optimizer or order of the samples. It costs one local training.
 
     Args:
         gradient_map: the gradient map with which scores are computed.

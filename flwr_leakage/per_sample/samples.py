@@ -86,17 +86,14 @@ class Samples:
         )
 
     def rounding(self) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
-        """Return the rounding error of products with J, and the norm of ∂L/∂z, for each sample.
+        """Return, in float64 and for each of S samples, the rounding error (S,) of products with J,
+        relative to ‖J‖, and the norm (S,) of ∂L/∂z.
 
-        J is the Jacobian of a sample's gradient, z its logits and L its loss. The error is relative
-        to ‖J‖. Logits are wrong by some units in the last place of the largest. As this is the
-        relative error of a small probability, J has it, too. A loss other than
-        ``StableCrossEntropy`` may subtract numbers near one to compute ∂L/∂z, so that ∂L/∂z has the
-        rounding error of a number near one. The factors were found on trained and untrained
+        J is the Jacobian of a sample's gradient, z its logits and L its loss. Logits are wrong by
+        some units in the last place of the largest, which is the relative error of a small
+        probability, and so of J. A loss other than ``StableCrossEntropy`` may subtract numbers near
+        one, so that ∂L/∂z has their rounding error. The factors were found on trained and untrained
         networks; the error is an estimate and no bound.
-
-        Returns:
-            The relative rounding errors (S,), and the norms of ∂L/∂z (S,), in float64.
         """
         logits = self.gradient_map.logits(self.params, self.batch.inputs, self.buffers)
         loss = self.gradient_map.loss
@@ -130,10 +127,9 @@ def separate(
 ) -> Samples:
     """Return the samples of a batch so that each can be differentiated without the others.
 
-    Samples may be selected only after this, as the batch statistics are those of all.
-
-    Torch's cross-entropy is replaced by ``StableCrossEntropy``, the same function, which is
-    accurate for confident samples, too. Other losses stay as they are.
+    Samples may be selected only after this, as the batch statistics are those of all. Torch's
+    cross-entropy is replaced by ``StableCrossEntropy``, which is accurate for confident samples,
+    too.
 
     Args:
         gradient_map: the gradient map of the client's model and loss.
@@ -158,9 +154,8 @@ def separate(
 
 
 def _slopes(loss: StableCrossEntropy, logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the gradient of a loss by its logits, whose row i is that of sample i.
-
-    The loss must be a sum over the samples.
+    """Return the gradient of a loss, a sum over the samples, by its logits; row i is that of sample
+    i.
     """
     with torch.enable_grad():
         leaf = logits.detach().requires_grad_()

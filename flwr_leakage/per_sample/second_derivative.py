@@ -41,17 +41,12 @@ class SecondDerivative:
 def product_is_right(
     samples: Samples, rounding: float, direction: Float[Tensor, " N"], product: Float[Tensor, " P"]
 ) -> bool:
-    """Return whether a known product Jᵀv agrees with a finite difference of gradients in float64.
+    """Return whether a known product Jᵀv agrees with a finite difference of gradients in float64,
+    with J the Jacobian of a single sample's gradient, at the cost of one gradient.
 
-    J is the Jacobian of a sample's gradient. The check costs one gradient. If the product is right
-    and v is random, J is right. If the product is not, nothing is known: a unit may change sides
-    near the sample, or the product's dtype may be too imprecise.
-
-    Args:
-        samples: a single sample, in the dtype of the product.
-        rounding: the relative rounding error of the product, see ``Samples.rounding``.
-        direction: (N,) the direction v.
-        product: (P,) the product Jᵀv.
+    If it does and v is random, J is right. If not, nothing is known: a unit may change sides near
+    the sample, or the product's dtype may be too imprecise. ``rounding`` is the product's relative
+    error, see ``Samples.rounding``.
     """
     scale = FIRST_STEP * float(samples.inputs.norm()) / float(direction.norm())
     step = (scale or FIRST_STEP) * direction.double()
@@ -78,15 +73,9 @@ def _first_less_second(samples: Samples) -> Tensor:
 
 
 def check_second_derivative(sample: Samples, seed: int = 0) -> SecondDerivative:
-    """Return whether J is right by ``torch.func``, and if not, whether it is by plain autograd.
-
-    J is the Jacobian of a sample's gradient by its input.
-
-    It costs two gradients, and one product with its graphs; more if something is wrong.
-
-    Args:
-        sample: a single sample, in float64.
-        seed: the seed of the random point and direction, see ``second_derivative_fault``.
+    """Return whether J, the Jacobian of a single sample's gradient by its input, in float64, is
+    right by ``torch.func``, and if not, whether it is by plain autograd. It costs two gradients,
+    and one product with its graphs; more if something is wrong.
     """
     fault, error = _fault(sample, seed)
     if not (fault or error):
@@ -109,24 +98,16 @@ def _fault(sample: Samples, seed: int) -> tuple[str, str]:
 
 
 def second_derivative_fault(sample: Samples, seed: int = 0) -> tuple[str, str]:
-    """Return why J is not the derivative of a sample's gradient g, and why this is not known.
+    """Return why J is not the derivative of a sample's gradient g, empty if it is or may be; and
+    why this cannot be checked, empty if it was.
 
-    The first text is empty if J is right or not known to be wrong, the second if the check was
-    made.
-
-    The product Jᵀv is compared with (g(x + hv) − g(x − hv))/2h, in a random direction v. Custom
+    In float64, Jᵀv is compared with (g(x + hv) − g(x − hv))/2h, in a random direction v. Custom
     autograd functions may have a right backward that cannot be differentiated itself
-    (``once_differentiable``, ``detach``, NumPy inside): PyTorch then gives a wrong J without an
-    error.
-
-    Gradients of networks with ReLU or max pooling jump where a unit changes sides. So x is moved to
-    a random point near the sample, where no two entries tie. A mismatch counts only if differences
-    of two steps agree ten times better with each other than with J, which they do not across a
-    jump, and only if a second point says the same.
-
-    Args:
-        sample: a single sample, in float64.
-        seed: the seed of the random point and direction.
+    (``once_differentiable``, ``detach``, NumPy inside), for which PyTorch gives a wrong J without
+    an error. As gradients of networks with ReLU or max pooling jump where a unit changes sides, x
+    is moved to a random point nearby, where no two entries tie. A mismatch counts only if
+    differences of two steps agree ten times better with each other than with J, and only if a
+    second point says the same.
     """
     # A loss of one's own may cancel in float64, too, where the model is sure of the sample.
     allowed = max(ALLOWED, 10 * float(sample.rounding()[0]))
@@ -151,15 +132,9 @@ def second_derivative_fault(sample: Samples, seed: int = 0) -> tuple[str, str]:
 
 
 def _distance(sample: Samples, generator: torch.Generator, allowed: float) -> float:
-    """Return the relative distance of Jᵀv from finite differences of the gradient.
-
-    J is the Jacobian of the gradient, and v a random direction. The distance is 0 if they agree to
-    ``allowed``, and infinite if differences of two steps do not agree with each other.
-
-    Args:
-        sample: a single sample, in float64.
-        generator: the generator of the point near the sample and of the direction v.
-        allowed: the relative distance that counts as rounding.
+    """Return the relative distance of Jᵀv from finite differences of a single sample's gradient, in
+    float64, with J its Jacobian and v a random direction. It is 0 if they agree to ``allowed``, and
+    infinite if differences of two steps do not agree with each other.
     """
     x = sample.inputs
     scale = float(x.square().mean().sqrt()) or 1.0

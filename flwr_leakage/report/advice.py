@@ -1,7 +1,4 @@
-"""Derive the report's advice: whether training may go on as it is, and which steps to take.
-
-The advice follows from what the run measured, and promises nothing beyond that.
-"""
+"""Derive the report's advice: whether training may go on as it is, and which steps to take."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -91,13 +88,8 @@ def advise(
     asked: Sequence[Remedy],
     events: Sequence[RunEvent] = (),
 ) -> Advice:
-    """Return the advice that follows from a run's records, settings, defenses and events.
-
-    Args:
-        index: the run's numbers.
-        metadata: the run's settings, as in ``run.json``.
-        asked: the defenses under which the same updates were attacked in addition.
-        events: the run's warnings and errors.
+    """Return the advice that follows from a run's records, settings, defenses and events. ``asked``
+    are the defenses under which copies of the updates were attacked.
     """
     found, fate = attempts(index), fates(index)
     leaking = with_grade(found, LEAKED)
@@ -138,13 +130,8 @@ def advise(
 
 
 def _test(wanted: Worth, metadata: Mapping[str, Any]) -> Step:
-    """Return the step that advises a new run, under a defense, that removes this run's doubts.
-
-    The step holds the command, if the run was a simulation.
-
-    Args:
-        wanted: the judgement of this run, which names the reasons that keep it from an answer.
-        metadata: the run's settings, as in ``run.json``.
+    """Return the step that advises a new run, with its command if the run was a simulation. The new
+    run uses a defense, and removes the reasons in ``wanted`` for which this run gives no answer.
     """
     changes = list(wanted.changes)
     if not defense_of(metadata):
@@ -170,7 +157,10 @@ def _in_short(
     unsure: set[int],
     nothing_seen: Worth,
 ) -> tuple[Line, ...]:
-    """Return the lines of the advice: changes of which one is to be tested, or another run."""
+    """Return the advice in short: changes to training of which one is to be tested, or another run.
+    ``unsure`` are clients whose updates their recorded training does not give, and ``nothing_seen``
+    judges a run that shows no sample.
+    """
     at_risk = with_grade(found, SEEN)
     lines = []
     if unsure:
@@ -201,14 +191,8 @@ TEST = "Test one of these changes in a new run:"
 def _changes(
     metadata: Mapping[str, Any], found: Sequence[Attempt], asked: Sequence[Remedy]
 ) -> tuple[str, str]:
-    """Return texts on two changes that a new run can test: a defense, and a guarantee.
-
-    The guarantee is differential privacy, or secure aggregation.
-
-    Args:
-        metadata: the run's settings, as in ``run.json``.
-        found: the run's attempts to reconstruct samples.
-        asked: the defenses under which copies of the updates were attacked in addition.
+    """Return two texts on changes that a new run can test: a defense; and differential privacy or
+    secure aggregation. ``asked`` are the defenses under which copies of the updates were attacked.
     """
     told = "; ".join(f"here {each.name} {_result(each)}" for each in asked[:MAX_DEFENSES])
     own = defense_of(metadata)
@@ -233,14 +217,8 @@ def _unseen_in_short(
     unseen: Worth,
 ) -> tuple[Line, ...]:
     """Return the advice in at most ``MAX_LINES`` lines, for a run in which no sample is seen.
-
-    Args:
-        index: the run's numbers.
-        metadata: the run's settings, as in ``run.json``.
-        found: the run's attempts to reconstruct samples.
-        asked: the defenses under which copies of the updates were attacked in addition.
-        lines: lines that come first.
-        unseen: the judgement of the run.
+    ``lines`` come first. ``asked`` are the defenses under which copies of the updates were
+    attacked. ``unseen`` is the judgement of the run.
     """
     sentences = re.split(r"(?<=[.:]) (?=[A-Z])", unseen.do) if unseen.do else []
     more = [*lines, *(plain_text(sentence, MAX_LINE) for sentence in sentences)]
@@ -267,12 +245,9 @@ def _unseen_in_short(
 
 
 def _go_on(condition: str, run: str, is_accepted: bool = False) -> str:
-    """Return the conditions to train on in short, without chance if what it tells ``is_accepted``.
-
-    Args:
-        condition: the words before "only if".
-        run: the run that has to meet the conditions.
-        is_accepted: whether the server may know what it infers beyond chance.
+    """Return the conditions to train on, in short. They begin with ``condition``, the words before
+    "only if"; ``run`` names the run that must meet them. ``is_accepted`` drops the condition that
+    nothing is told beyond chance, which the server may then know.
     """
     seen = "nothing seen, even in part" + ", or told beyond chance" * (not is_accepted)
     return (
@@ -288,7 +263,9 @@ def _time_then(index: Index, metadata: Mapping[str, Any], is_what_if: bool) -> s
 
 
 def _found(index: Index, metadata: Mapping[str, Any], found: Sequence[Attempt]) -> str:
-    """Return words for the findings of a run that shows no sample: originals identified, labels."""
+    """Return words for the findings of a run that shows no sample: how many originals are
+    identified and labels inferred beyond chance, and how many tested records were found to be used.
+    """
     ranked = [attempt for attempt in found if attempt.rank is not None]
     first = sum(attempt.rank == 1 for attempt in ranked)
     chance = f"{len(ranked) / pool_size(ranked[0]):.1g}" if beyond_chance(found) else ""
@@ -303,12 +280,8 @@ def _found(index: Index, metadata: Mapping[str, Any], found: Sequence[Attempt]) 
 def _labels_beyond_guess(
     index: Index, metadata: Mapping[str, Any], found: Sequence[Attempt]
 ) -> tuple[int, int, int] | None:
-    """Return how many labels were inferred rightly, if more than by chance.
-
-    Returns:
-        The number of right labels, the number of all labels, and the number that is right by always
-        naming the commonest class; ``None`` if the attack inferred no labels, or no more than
-        chance.
+    """Return the numbers of rightly inferred labels, of all labels, and of those that are right by
+    always naming the commonest class. ``None`` if no more than chance has right were inferred.
     """
     told, guessed = labels_right(index, found), commonest_class(found)
     beyond = labels_inferred(index, metadata) and labels_beyond_guess(index, found)
@@ -326,12 +299,8 @@ def _labels_line(index: Index, metadata: Mapping[str, Any], found: Sequence[Atte
 
 
 def _protection(otherwise: str) -> Line:
-    """Return the advice to train under differential privacy or secure aggregation.
-
-    These limit the success of every attack.
-
-    Args:
-        otherwise: the condition with which the line begins.
+    """Return the advice to train under differential privacy or secure aggregation, which limit
+    every attack. It begins with the condition ``otherwise``.
     """
     return Line(
         f"{otherwise}, go on only with one of these, which rest on no attack of this run:",
@@ -366,7 +335,9 @@ def _briefly(clients: set[int]) -> str:
 
 
 def _seen(found: Sequence[Attempt], leaking: set[int]) -> str:
-    """Return a sentence on which clients' samples the server can see, and how many."""
+    """Return a sentence on whose samples the server sees, and how many. ``leaking`` are the clients
+    with exact or recognisable samples.
+    """
     each = worst_by_image(found)
     parts = {attempt.key[1] for attempt in each if attempt.grade == "partly"}
     partly = sum(attempt.grade == "partly" for attempt in each)
@@ -379,7 +350,7 @@ MAX_CLIENTS = 4
 
 
 def with_grade(found: Sequence[Attempt], grades: Sequence[str]) -> set[int]:
-    """Return the numbers of the clients with a reconstruction of one of the given grades."""
+    """Return the numbers of the clients of whose samples a reconstruction has one of the grades."""
     return {attempt.key[1] for attempt in found if attempt.grade in grades}
 
 
@@ -408,11 +379,7 @@ def _at_risk(found: Sequence[Attempt], at_risk: set[int]) -> str:
 
 
 def _when(here: Sequence[Attempt]) -> str:
-    """Return words for the rounds in which a client's samples are seen, wholly or in part.
-
-    Args:
-        here: the attempts on the client's samples.
-    """
+    """Return words for the rounds in which the attempts show a sample, wholly or in part."""
     attacked = sorted({a.key[0] for a in here})
     seen = sorted({a.key[0] for a in here if a.grade in LEAKED})
     parts = sorted({a.key[0] for a in here if a.grade == "partly"} - set(seen))
@@ -425,12 +392,8 @@ def _when(here: Sequence[Attempt]) -> str:
 
 
 def _images(here: Sequence[Attempt], clients: set[int], grades: Sequence[str]) -> str:
-    """Return words for clients' images of the given grades, such as “an image of client 3”.
-
-    Args:
-        here: attempts on images of these and other clients.
-        clients: the numbers of the clients.
-        grades: the grades that count.
+    """Return words for the clients' images with a reconstruction of one of the grades, such as “an
+    image of client 3” for a single one. Each image counts once, by the worst attempt on it.
     """
     theirs = [a for a in here if a.key[1] in clients]
     each = worst_by_image(theirs) or theirs
@@ -441,10 +404,8 @@ def _images(here: Sequence[Attempt], clients: set[int], grades: Sequence[str]) -
 
 
 def _to_mend(unsure: set[int]) -> str:
-    """Return a warning that some clients sent an update that their recorded training does not give.
-
-    Args:
-        unsure: the numbers of these clients; the text is empty without any.
+    """Return a warning on clients whose updates a repetition of their training does not give; empty
+    if there are none.
     """
     if not unsure:
         return ""
@@ -458,13 +419,9 @@ def _to_mend(unsure: set[int]) -> str:
 def _what_helps(
     index: Index, asked: Sequence[Remedy], at_risk: set[int], metadata: Mapping[str, Any]
 ) -> Step:
-    """Return the step of the advice that says which of the measured defenses hides what leaks.
-
-    Args:
-        index: the run's numbers.
-        asked: the defenses under which the same updates were attacked in addition.
-        at_risk: the numbers of the clients whose samples are seen.
-        metadata: the run's settings, as in ``run.json``.
+    """Return the advice's step on which of the defenses hides what leaks. ``asked`` are the
+    defenses under which copies of the updates were attacked. ``at_risk`` are clients with samples
+    seen.
     """
     own = defense_of(metadata)
     despite = f"It leaks although the run trained under {own}. " if own else ""
@@ -492,14 +449,8 @@ def _what_helps(
 
 
 def _is_cut_off(remedy: Remedy, at_risk: set[int]) -> bool:
-    """Return whether the time limit ended every attack on defended updates, with nothing seen.
-
-    It is false if something is seen: the defense then does not hide it, whatever time the attack
-    had.
-
-    Args:
-        remedy: the defense, with the attempts under it.
-        at_risk: the numbers of the clients whose updates count.
+    """Return whether, for clients ``at_risk``, the time limit ended every attack under the defense
+    and no sample is seen under it.
     """
     ended = [over for (_, client), over in remedy.ended.items() if client in at_risk]
     seen = with_grade(remedy.under, SEEN) & at_risk
@@ -507,11 +458,8 @@ def _is_cut_off(remedy: Remedy, at_risk: set[int]) -> bool:
 
 
 def _effect(remedy: Remedy, at_risk: set[int]) -> str:
-    """Return a sentence on whether a defense hides the samples that are seen without it.
-
-    Args:
-        remedy: the defense, with the attempts under it.
-        at_risk: the numbers of the clients whose samples are seen without a defense.
+    """Return a sentence on whether a defense hides the samples of ``at_risk``, the clients whose
+    samples are seen without it.
     """
     name = f"{remedy.name[0].upper()}{remedy.name[1:]}"
     under = [a for a in remedy.under if a.key[1] in at_risk]
@@ -537,13 +485,8 @@ def _effect(remedy: Remedy, at_risk: set[int]) -> str:
 
 
 def _besides(remedy: Remedy, at_risk: set[int]) -> str:
-    """Return a note on a defense: how much stays visible under it, how far it moves an update.
-
-    The note also says how many attacks the time limit ended.
-
-    Args:
-        remedy: the defense, with the attempts under it.
-        at_risk: the numbers of the clients whose samples are seen without a defense.
+    """Return a note on a defense: how much of the clients ``at_risk`` stays visible under it, how
+    far it moves an update, and how many attacks the time limit ended.
     """
     both = [[a for a in found if a.key[1] in at_risk] for found in (remedy.before, remedy.under)]
     if not both[1]:
@@ -575,14 +518,9 @@ def _go_on_if(
     with_changes: bool = False,
     with_labels: bool = False,
 ) -> Step:
-    """Return the step of the advice that lists the conditions to go on training.
-
-    Args:
-        found: the run's attempts.
-        metadata: the run's settings, as in ``run.json``.
-        sample: the nouns for the run's samples.
-        with_changes: whether changes were advised before, of which the new run tests one.
-        with_labels: whether the attack inferred labels, which adds a condition.
+    """Return the advice's step on the conditions to go on training. ``with_changes`` tells whether
+    changes were advised of which the new run tests one, ``with_labels`` whether the attack inferred
+    labels, which adds a condition.
     """
     limit = time_limit(metadata)
     seconds = f" (here {limit:g} CPU seconds for an update)" if limit is not None else ""

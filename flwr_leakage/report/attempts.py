@@ -23,7 +23,8 @@ from flwr_leakage.report.samples import IMAGE, Sample
 
 
 def graded(tally: Counter[Grade], skip_none: bool = True) -> str:
-    """Return in words how many attempts have each grade, the worst leak first.
+    """Return in words how many attempts have each grade, the worst leak first. Grades without
+    attempts are left out if ``skip_none``.
 
     Example:
         >>> graded(Counter({"exact": 2, "nothing": 1}))
@@ -44,15 +45,14 @@ class Attempt:
 
     Attributes:
         key: the round, the client, and the sample's place in the batch.
-        psnr: the PSNR of the reconstruction in dB; ``None`` without a reconstruction.
-        blind: the PSNR of the blind guess, which is made without the update, in dB; ``None`` where
-            it was not recorded.
-        rank: the rank of the original among candidates by likeness to the reconstruction, 1 for the
+        psnr: the reconstruction's PSNR in dB; ``None`` without a reconstruction.
+        blind: the PSNR in dB of a guess made without the update; ``None`` if not recorded.
+        rank: the original's rank among candidates by likeness to the reconstruction, from 1 for the
             most alike; ``None`` where no original was looked for.
         pool: the number of these candidates, in words, such as ``of 101 images``.
         label: the sample's class in words, or empty.
-        image: the number of the image among those of its client, by which it can be followed over
-            the rounds; ``None`` where images are not numbered.
+        image: the number, equal in all rounds, of the image among its client's; ``None`` if
+            unknown.
         grade: how much of the original the reconstruction shows; ``None`` where it cannot be told.
         decided: the measure other than PSNR that decided the grade, in words; empty where PSNR did.
         tokens: the share of a text's tokens that are in place; 0 if the attack found no such text;
@@ -81,9 +81,8 @@ class Attempt:
 
     @property
     def leak(self) -> tuple[int, bool, float]:
-        """Return a sort key that is larger for a worse leak: grade, identification, then nearness.
-
-        The nearness is the PSNR in dB, or for a text the share of tokens in place.
+        """Return a sort key that is larger for a worse leak: the grade; whether the original is
+        identified; and the PSNR in dB, or for a text the share of tokens in place.
         """
         place = GRADES.index(self.grade) if self.grade else len(GRADES)
         near = self.psnr if self.tokens is None else self.tokens
@@ -95,11 +94,7 @@ NO_LEAK = (-len(GRADES) - 1, False, float("-inf"))
 
 
 def worst_first(attempt_of: Mapping[Key, Attempt]) -> Callable[[Key], tuple[float, ...]]:
-    """Return a sort key for places (round, client, sample) that puts the worst leak first.
-
-    Args:
-        attempt_of: the attempt for each place.
-    """
+    """Return a sort key for places (round, client, sample) that puts the worst attempt first."""
 
     def order(key: Key) -> tuple[float, ...]:
         place, identified, near = attempt_of[key].leak if key in attempt_of else NO_LEAK
@@ -109,12 +104,8 @@ def worst_first(attempt_of: Mapping[Key, Attempt]) -> Callable[[Key], tuple[floa
 
 
 def attempts(index: Index, what_if: str = "") -> list[Attempt]:
-    """Return an attempt for each sample that was attacked, in the order of round, client, sample.
-
-    Args:
-        index: the run's numbers.
-        what_if: the name of a defense; attempts on updates under it are then returned, in place of
-            those on the updates as they were sent.
+    """Return an attempt for each attacked sample, by round, client and sample. ``what_if`` names a
+    defense: attempts under it are then returned, in place of those on updates as they were sent.
     """
     kind, before = ("what_if", f"{what_if}/") if what_if else ("metric", "")
     lpips = next((n for n in index.names(kind) if n.startswith(f"{before}lpips")), "")
@@ -161,7 +152,7 @@ def attempts(index: Index, what_if: str = "") -> list[Attempt]:
 
 
 def what_if_names(index: Index) -> list[str]:
-    """Return the names of the defenses under which the run's updates were attacked in addition."""
+    """Return the names of the defenses under which copies of the run's updates were attacked."""
     return list(dict.fromkeys(name.rpartition("/")[0] for name in index.names("what_if")))
 
 
@@ -177,9 +168,8 @@ def all_exact(found: Iterable[Attempt]) -> set[tuple[int, int]]:
 
 
 def worst_by_image(found: Iterable[Attempt]) -> list[Attempt]:
-    """Return for each image the attempt that leaks most, over all rounds.
-
-    The list is empty if images are not numbered, as they cannot be followed over rounds then.
+    """Return for each image the attempt that leaks most, over all rounds; empty if images are not
+    numbered, and so cannot be followed over rounds.
     """
     worst: dict[tuple[int, int], Attempt] = {}
     for attempt in found:
@@ -192,10 +182,8 @@ def worst_by_image(found: Iterable[Attempt]) -> list[Attempt]:
 
 
 def seen_of(each: Sequence[Attempt]) -> str:
-    """Return in words how many of the attacked images are exact or recognisable.
-
-    Args:
-        each: the worst attempt on each image.
+    """Return in words how many attacked images are exact or recognisable, by each image's worst
+    attempt.
     """
     leaked = sum(attempt.grade in LEAKED for attempt in each)
     noun = each[0].sample
@@ -205,13 +193,9 @@ def seen_of(each: Sequence[Attempt]) -> str:
 
 
 def risk(found: Sequence[Attempt]) -> tuple[int, float, float, float]:
-    """Return a sort key that is larger the more of a client leaks.
-
-    It is a tuple of the worst grade, the share of attempts that leak, the share that identify their
-    original, and the highest PSNR in dB. The verdict and the table of clients use this order.
-
-    Args:
-        found: the attempts on the client's samples.
+    """Return a sort key that is larger the more of a client leaks, by the attempts on its samples:
+    the worst grade, the share of attempts that leak, the share that identify their original, and
+    the highest PSNR in dB.
     """
     if not found:
         return -len(GRADES) - 1, 0.0, 0.0, float("-inf")
@@ -223,7 +207,7 @@ def risk(found: Sequence[Attempt]) -> tuple[int, float, float, float]:
 
 
 def grouped_by_client(found: Iterable[Attempt]) -> dict[int, list[Attempt]]:
-    """Return lists of attempts, keyed by the client whose samples they are on."""
+    """Return lists of attempts, keyed by the number of the client whose samples were attacked."""
     return grouped((attempt.key[1], attempt) for attempt in found)
 
 
@@ -241,8 +225,7 @@ class Fates:
 
     Attributes:
         answered: updates that were attacked with a reconstruction.
-        unanswered: updates that were attacked without a reconstruction, each with the reason: the
-            attack could not be applied, or gave nothing.
+        unanswered: updates attacked without a reconstruction, each with the reason.
         spared: updates that were not attacked, each with the reason.
         cut_off: those of ``unanswered`` on which the time limit ended the attack.
     """
@@ -274,11 +257,9 @@ def fates(index: Index) -> Fates:
 
 
 def left_out(fate: Fates, sample: Sample) -> tuple[list[str], list[str]]:
-    """Return words for the clients, and for the rounds, that were not attacked, with reasons.
-
-    Returns:
-        Two lists of texts: one entry for each reason why clients were left out, and one for each
-        reason why nobody was attacked in some rounds.
+    """Return words for the clients and for the rounds that were not attacked: a text for each
+    reason why clients were left out, and a text for each reason why nobody was attacked in some
+    rounds.
     """
     attacked_rounds = {server_round for server_round, _ in fate.attacked}
     resting: dict[str, set[int]] = defaultdict(set)
@@ -303,10 +284,7 @@ def left_out(fate: Fates, sample: Sample) -> tuple[list[str], list[str]]:
 
 
 def does(index: Index) -> dict[int, str]:
-    """Return in words what each client's local training consists of, as in its last round.
-
-    The keys are the clients' numbers.
-    """
+    """Return, by client number, words for each client's local training in its last round."""
     series = index.series("client", "images")
     return {key[1]: series[key].note for key in sorted(series)}
 
@@ -315,11 +293,9 @@ MAX_GROUPS = 3
 
 
 def time_limit(metadata: Mapping[str, Any]) -> float | None:
-    """Return the limit of an attack's CPU seconds per update; ``None`` if there is none or unknown.
-
-    It is the smaller one of the run's ``server.attack_max_seconds`` and the attack's own
-    ``max_seconds``. If updates were kept to be attacked later, the limit is unknown, as another one
-    may have been given then.
+    """Return the limit of an attack's CPU seconds per update, the smaller one of
+    ``server.attack_max_seconds`` and the attack's ``max_seconds``. ``None`` if there is none, or if
+    updates were kept to be attacked later, maybe under another limit.
     """
     server, attack = section(metadata, "config", "server"), section(metadata, "config", "attack")
     if server.get("attack_later"):
@@ -328,10 +304,9 @@ def time_limit(metadata: Mapping[str, Any]) -> float | None:
 
 
 def what_if_time_limit(metadata: Mapping[str, Any]) -> float | None:
-    """Return the limit of CPU seconds of an attack on an update under an additional defense.
-
-    It is the smaller one of :func:`time_limit` and the run's ``server.what_if_max_seconds``;
-    ``None`` if there is none, or if it is unknown.
+    """Return the limit of CPU seconds of an attack on an update under an additional defense, the
+    smaller one of :func:`time_limit` and ``server.what_if_max_seconds``. ``None`` if there is none,
+    or if it is unknown.
     """
     server = section(metadata, "config", "server")
     if server.get("attack_later"):
@@ -350,10 +325,8 @@ def limit_told(limit: float | None) -> str:
 
 
 def ended(index: Index, found: Sequence[Attempt]) -> set[Place]:
-    """Return the (round, client) of every update on which the time limit ended the attack.
-
-    An update is left out if nothing remained to be found: the chosen attack had solved it, or every
-    image of it is exact.
+    """Return the (round, client) of every update on which the time limit ended the attack. Updates
+    that the chosen attack had solved, or all of whose images are exact, are left out.
     """
     stopped = {key[:2] for key in index.series("attack", "stopped_by_budget")}
     told = index.series("attack", "objective").items()
@@ -371,10 +344,8 @@ def _solved(note: str) -> bool:
 
 
 def single_attack(index: Index, metadata: Mapping[str, Any]) -> str:
-    """Return words for a run's attack if it is a single one; empty if several were tried.
-
-    A run may not name its attack, as that of an app. Then the notes of its results show whether
-    several were tried.
+    """Return words for a run's attack if it is a single one; empty if several were tried. If the
+    run does not name its attack, the notes of its results tell.
     """
     name = metadata.get("attack")
     if isinstance(name, str) and name:
@@ -389,14 +360,9 @@ answer explains most of an update: beyond it more than half of the update has an
 
 
 def unexplained(index: Index) -> dict[Place, float]:
-    """Return the updates whose gradient the attack's own answer does not reproduce.
-
-    The distance is ‖g(x̂) − g*‖² / ‖g*‖², with g(x̂) the gradient of the reconstruction x̂ and g*
-    the observed one. It is the objective that is recorded if several attacks were tried. An answer
-    that reproduces a noised update to within the noise does not count as unexplained.
-
-    Returns:
-        The distance by (round, client).
+    """Return, by (round, client), the distance ‖g(x̂) − g*‖² / ‖g*‖² of the updates that the
+    attack's answer x̂ does not reproduce (above ``EXPLAINED``), with g(x̂) its gradient and g* the
+    observed one. An answer that reproduces an update to within a defense's noise is left out.
     """
     told = index.series("attack", "objective").items()
     return {
@@ -412,9 +378,8 @@ def unexplained(index: Index) -> dict[Place, float]:
 def ended_by_time(
     index: Index, fate: Fates, found: Sequence[Attempt], limit: float | None
 ) -> tuple[str, ...]:
-    """Return a sentence that names the updates on which the time limit ended the attack.
-
-    The tuple is empty where it ended none.
+    """Return a single sentence on the updates on which the time limit ended the attack; none if it
+    ended none.
     """
     stopped = ended(index, found)
     if not stopped:
@@ -439,14 +404,8 @@ def unexplained_told(
     with_defense: bool,
 ) -> tuple[str, ...]:
     """Return sentences on updates without a leak that the attack's answer does not reproduce.
-
-    Args:
-        index: the run's numbers.
-        fate: which updates were attacked, and with which result.
-        found: the run's attempts.
-        replayed: the updates for which a repetition of the client's training shows that clients
-            train as the attack assumes.
-        with_defense: whether clients may have changed their updates by a defense.
+    ``replayed`` are updates for which a repetition of the client's training gave the update.
+    ``with_defense`` tells whether a defense may have changed updates.
     """
     seen = {attempt.key[:2] for attempt in found if attempt.grade in SEEN}
     places = {place: left for place, left in unexplained(index).items() if place not in seen}
@@ -490,10 +449,7 @@ SURE = 0.05
 
 
 def beyond_chance(found: Sequence[Attempt]) -> bool:
-    """Return whether more reconstructions identify their original than guesses would.
-
-    See :func:`by_chance` for the limit.
-    """
+    """Return whether more reconstructions identify their original than :func:`by_chance` gives."""
     ranked, most = [attempt for attempt in found if attempt.rank is not None], by_chance(found)
     return most is not None and sum(attempt.rank == 1 for attempt in ranked) > most
 
@@ -505,20 +461,16 @@ def labels_inferred(index: Index, metadata: Mapping[str, Any]) -> bool:
 
 
 def commonest_class(found: Sequence[Attempt]) -> tuple[int, int] | None:
-    """Return how many labels are right if one always guesses the commonest class of the samples.
-
-    Returns:
-        The number of right labels, and the number of all known ones; ``None`` if no class is known.
+    """Return how many labels always naming the commonest class has right, and how many labels are
+    known; ``None`` if none is.
     """
     classes = Counter(attempt.label for attempt in found if attempt.label)
     return (max(classes.values()), classes.total()) if classes else None
 
 
 def labels_right(index: Index, found: Sequence[Attempt]) -> tuple[int, int] | None:
-    """Return how many labels the attack had right, and the number of attempts on a known class.
-
-    An attempt without an answer counts as wrong. ``None`` if no label was compared with the true
-    one.
+    """Return how many labels the attack had right, and the number of attempts on a sample of known
+    class. An attempt without an answer counts as wrong. ``None`` if no true label is known.
     """
     told = values(index.series("metric", "label_accuracy"))
     guessed = commonest_class(found)
@@ -532,10 +484,8 @@ def labels_beyond_guess(index: Index, found: Sequence[Attempt]) -> bool:
 
 
 def labels_by_chance(index: Index, found: Sequence[Attempt]) -> int | None:
-    """Return how many labels guesses of the commonest class have right at most, with 95 %.
-
-    More than that are right with a probability of at most 5 %. The number is ``None`` if no true
-    labels are known.
+    """Return the number of right labels that guesses of the commonest class exceed with a
+    probability of at most 5 %; ``None`` if no true labels are known.
     """
     told, guessed = labels_right(index, found), commonest_class(found)
     if told is None or guessed is None:
@@ -544,14 +494,9 @@ def labels_by_chance(index: Index, found: Sequence[Attempt]) -> int | None:
 
 
 def by_chance(found: Sequence[Attempt], attempts: int = 0) -> int | None:
-    """Return how many originals random guesses identify at most, except with probability 5 %.
-
-    It is ``None`` if no original was looked for.
-
-    Args:
-        found: the attempts of a run.
-        attempts: the number of attempts, if it is that of another run with as many candidates; 0
-            for the number of attempts in ``found``.
+    """Return the number of originals that random guesses exceed with a probability of at most 5 %;
+    ``None`` if no original was looked for. ``attempts`` is the number of guesses; 0 for as many as
+    attempts in ``found``.
     """
     ranked = [attempt for attempt in found if attempt.rank is not None]
     size = _pool_of(ranked)
@@ -559,9 +504,8 @@ def by_chance(found: Sequence[Attempt], attempts: int = 0) -> int | None:
 
 
 def _pool_of(found: Sequence[Attempt]) -> float | None:
-    """Return the median number of candidates among which originals were looked for.
-
-    It is ``None`` if no original was looked for.
+    """Return the median number of candidates among which originals were looked for; ``None`` if
+    none was.
     """
     pools = [pool_size(attempt) for attempt in found if attempt.rank is not None]
     return median([size for size in pools if size > 1])
@@ -581,7 +525,7 @@ def condition_told(found: Sequence[Attempt]) -> str:
 
 
 def identifying_told(found: Sequence[Attempt]) -> str:
-    """Return an explanation, in small print, of when an attempt identifies its original."""
+    """Return a note on when an attempt identifies its original."""
     others = int(_pool_of(found) or 0) - 1
     noun = found[0].sample if found else IMAGE
     among = f"any of {others} other {noun.many}" if others > 0 else f"any other {noun.one}"

@@ -20,9 +20,8 @@ _PLAIN = re.compile(
 
 
 def are_plain(words: Iterable[str]) -> bool:
-    """Return whether all words are plain settings, which are safe to show in a command.
-
-    A run folder that others wrote may hold anything.
+    """Return whether all words are plain settings, such as ``attack=idlg``, which are safe to show
+    in a command even if a stranger wrote the run folder that holds them.
     """
     return all(map(_PLAIN.fullmatch, words))
 
@@ -34,11 +33,8 @@ def is_simulation(metadata: Mapping[str, Any]) -> bool:
 
 def rerun(metadata: Mapping[str, Any], changes: Sequence[str]) -> tuple[str, ...]:
     """Return the command that repeats a simulation with changed settings; empty for other runs.
-
-    Args:
-        metadata: the run's settings, as in ``run.json``.
-        changes: settings such as ``attack=strongest``. The run's own settings of the same name or
-            below it, such as ``attack.box``, are left out.
+    ``changes`` are settings such as ``attack=strongest``. The run's own settings of the same name
+    or below it, such as ``attack.box``, are left out.
 
     Example:
         >>> config = {"choices": {"attack": "idlg"}, "seed": 3}
@@ -69,14 +65,8 @@ def words_of(metadata: Mapping[str, Any]) -> list[str]:
 
 
 def overrides(metadata: Mapping[str, Any], without: Sequence[str]) -> list[str]:
-    """Return the settings that the run's command changed, as ``name=value``.
-
-    If the command was a sweep over several values of a setting, this run's value is returned.
-
-    Args:
-        metadata: the run's settings, as in ``run.json``.
-        without: the beginnings of settings that are left out. Settings that name a place to write
-            to are left out in any case.
+    """Return the settings that the run's command changed, as ``name=value``; of a sweep, this run's
+    value. Settings that begin with one of ``without`` or name a place to write to are left out.
     """
     config, choices = section(metadata, "config"), section(metadata, "config", "choices")
     leaves = dict(flatten(config))

@@ -68,7 +68,7 @@ class Dot(NamedTuple):
     Attributes:
         psnr: the PSNR of the reconstruction in dB.
         grade: the grade of the reconstruction; empty where it cannot be told.
-        ended: whether the time limit ended the attack; the dot is then hollow.
+        ended: whether the time limit ended the attack, which makes the dot hollow.
     """
 
     psnr: float
@@ -83,12 +83,9 @@ class Panel:
     Attributes:
         client: the number of the client; ``None`` for all clients, −1 for the aggregate of updates.
         dots: a dot for every image, by round.
-        under: the PSNR values in dB under each additional defense, by its name and then by round;
-            at most ``MAX_LINES`` defenses.
-        blind: the PSNR in dB of the blind guess for the same images, which is made without the
-            update, by round; or empty.
-        ended: the rounds in which the time limit ended an attack under a defense, by the defense's
-            name; the median of such a round is drawn hollow.
+        under: PSNR values in dB by additional defense and round; at most ``MAX_LINES`` defenses.
+        blind: the PSNR in dB of guesses of the images without the update, by round; or empty.
+        ended: by defense, the rounds in which the time limit ended an attack, drawn hollow.
     """
 
     client: int | None
@@ -118,18 +115,10 @@ def story_chart(
     description: str,
     is_wide: bool = False,
 ) -> Markup:
-    """Return a chart of the test accuracy over rounds, above a panel of leakage for each client.
-
-    Each panel has a scale of PSNR of its own, which ends where the grade *exact* begins: all higher
-    values lie in one band.
-
-    Args:
-        accuracy: test accuracy in [0, 1] by round, or empty.
-        panels: the panels, each with at least one dot. They may be empty only if ``accuracy`` is
-            not.
-        name: a prefix that makes the SVG ids of this chart unique on the page.
-        description: what the chart shows, for a reader who does not see it.
-        is_wide: whether the chart fills the width of a screen, and not that of a phone.
+    """Return a chart of test accuracy (in [0, 1], by round, or empty) above panels of leakage. Each
+    panel, with at least one dot, has its own scale of PSNR; a band on top holds all exact images.
+    ``name`` is a prefix of the SVG's ids, ``description`` a text for readers who do not see it, and
+    ``is_wide`` tells whether it fills a screen's width and not a phone's.
     """
     with matplotlib.rc_context({**STYLE, "font.size": 9, "svg.hashsalt": name}):
         heights = [1.3] * bool(accuracy) + [2.0 if len(panels) < 3 else 1.5] * len(panels)
@@ -220,13 +209,8 @@ def _draw(panel: Panel, axes: Axes) -> None:
 
 
 def _bands(panel: Panel, axes: Axes, low: float, top: float) -> None:
-    """Draw the grades that PSNR alone gives as bands, above the median PSNR of the blind guess.
-
-    Args:
-        panel: the panel, with the PSNR of the blind guess, which is made without the update.
-        axes: the axes to draw on.
-        low: the lower end of the scale in dB.
-        top: the upper end of the scale in dB.
+    """Draw the grades that PSNR alone gives as bands above the median PSNR of the blind guess, on a
+    scale from ``low`` to ``top`` dB.
     """
     edges = [("exact", EXACT_DB, top, 0.22)] if top > EXACT_DB else []
     if panel.blind:
@@ -278,13 +262,9 @@ def _legend(panels: Sequence[Panel]) -> list[Line2D]:
 def rounds_chart(
     by_round: Mapping[int, Sequence[float]], name: str, description: str, unit: str = ""
 ) -> Markup:
-    """Return a chart of each round's values as dots, with a line through their medians.
-
-    Args:
-        by_round: the values of each round; not empty.
-        name: a prefix that makes the SVG ids of this chart unique on the page.
-        description: what the chart shows, for a reader who does not see it.
-        unit: the unit of the vertical axis. Only plain letters of it are drawn.
+    """Return a chart of each round's values as dots, with a line through their medians. ``name`` is
+    a prefix of the SVG's ids, ``description`` a text for readers who do not see it, and ``unit``
+    the unit of the vertical axis.
     """
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}):
         figure, axes = new_figure()
@@ -315,17 +295,10 @@ def scatter_chart(
     unit: str = "",
     blind: float | None = None,
 ) -> Markup:
-    """Return a scatter plot of a score (to the right) and an outcome (upwards), one dot a sample.
-
-    If there are more than ``MAX_DOTS`` pairs, only every second, third, … is drawn.
-
-    Args:
-        pairs: the score and the outcome of each sample.
-        name: a prefix that makes the SVG ids of this chart unique on the page.
-        description: what the chart shows, for a reader who does not see it.
-        unit: the unit of the outcome.
-        blind: the outcome of the blind guess, which is made without the update, drawn as a line;
-            ``None`` where it is unknown.
+    """Return a scatter plot of (score, outcome) pairs, one dot a sample, at most ``MAX_DOTS``.
+    ``name`` is a prefix of the SVG's ids, ``description`` a text for readers who do not see it,
+    ``unit`` that of the outcome. A line shows ``blind``, the outcome of a guess without the update,
+    if known.
     """
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": name, "axes.grid.axis": "both"}):
         figure, axes = new_figure()
@@ -347,14 +320,9 @@ def corridor_chart(
     name: str,
     description: str,
 ) -> Markup:
-    """Return a chart of the attack's PSNR on each sample as a dot, and its upper bounds as lines.
-
-    Args:
-        reached: the PSNR of the attack on each sample, in dB, in the order of drawing.
-        limits: the highest PSNR in dB that each bound allows an attacker on each sample, by the
-            bound's name; ``None`` where a bound has no value.
-        name: a prefix that makes the SVG ids of this chart unique on the page.
-        description: what the chart shows, for a reader who does not see it.
+    """Return a chart of the attack's PSNR in dB on each sample (dots) and of each bound on it
+    (lines, by the bound's name; ``None`` for samples without a bound). ``name`` is a prefix of the
+    SVG's ids, ``description`` a text for readers who do not see it.
     """
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}):
         figure, axes = new_figure()
@@ -442,12 +410,8 @@ def whole_rounds(axes: Axes, rounds: Sequence[int]) -> None:
 
 
 def log_scale_if_wide(axes: Axes, side: str, values: Sequence[float]) -> None:
-    """Make an axis logarithmic if its values are positive and spread over more than a factor of 50.
-
-    Args:
-        axes: the axes of the chart.
-        side: ``x`` or ``y``, the axis.
-        values: the values on this axis.
+    """Make the axis ``side`` (``x`` or ``y``) logarithmic if its values are positive and spread
+    over more than a factor of 50.
     """
     if min(values) > 0 and max(values) / min(values) > 50:
         axes.set(**{f"{side}scale": "log"})
@@ -478,18 +442,16 @@ def thin_out(values: Sequence[float], limit: int) -> list[float]:
 
 
 def spread(amount: int) -> np.ndarray:
-    """Return horizontal offsets within ±0.18 that keep dots apart: van der Corput's sequence."""
+    """Return ``amount`` horizontal offsets within ±0.18 that keep dots apart (van der Corput's
+    sequence).
+    """
     bits = [int(f"{i:b}"[::-1], 2) / 2 ** i.bit_length() for i in range(1, amount + 1)]
     return (np.array(bits) - 0.5) * 0.36 if amount > 1 else np.zeros(amount)
 
 
 def inline(figure: Figure, name: str, description: str) -> Markup:
-    """Return a figure as SVG in the page's colours, to be put into HTML.
-
-    Args:
-        figure: the Matplotlib figure.
-        name: a prefix that makes the SVG ids of this chart unique on the page.
-        description: what the chart shows, for a reader who does not see it.
+    """Return a figure as inline SVG in the page's colours. ``name`` is a prefix of the SVG's ids,
+    ``description`` a text for readers who do not see it.
     """
     buffer = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))

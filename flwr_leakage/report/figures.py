@@ -1,9 +1,7 @@
 """Make the report's charts, with their titles and captions.
 
-The charts show accuracy and leakage by round, every score against the attack's result, and the
-corridor between the attack and bounds. An attack shows from below how much an update reveals, a
-bound from above. Neither alone says how safe an update is: an attack may be weak, and a bound may
-be loose or not meant for this attacker.
+An attack shows from below how much an update reveals, a bound from above. Neither alone says how
+safe an update is: an attack may be weak, and a bound may be loose or not meant for this attacker.
 """
 
 import itertools
@@ -103,11 +101,9 @@ class Agreement:
         unit: the unit of the outcome.
         pairs: (score, outcome) of each sample that has both, in every round.
         found: the agreement of the two rankings within rounds.
-        p_value: the p-value of ``found``, times the number of scores that are compared; ``None``
-            where ``found`` has none.
-        reading: whether the order is the one that the score claims, in words.
-        holds: whether the order is the one that the score claims; ``None`` where this run does not
-            tell.
+        p_value: the p-value of ``found`` times the number of compared scores, or ``None``.
+        reading: ``holds`` in words.
+        holds: whether the order is the one that the score claims; ``None`` if the run cannot tell.
         sample: the nouns for the samples that are ranked.
     """
 
@@ -125,15 +121,9 @@ class Agreement:
 def story_figures(
     index: Index, found: Sequence[Attempt], asked: Sequence[Remedy]
 ) -> tuple[Chart | None, Chart | None]:
-    """Return the chart of accuracy and leakage over rounds for all clients, and one by client.
-
-    The first is ``None`` if nothing was measured. The second is ``None`` if it would show nothing
-    more, or if there are more clients than it can hold.
-
-    Args:
-        index: the run's numbers.
-        found: the run's attempts.
-        asked: the defenses under which the same updates were attacked in addition.
+    """Return the chart of accuracy and leakage over rounds for all clients, and one by client. The
+    first is ``None`` if nothing was measured, the second if it adds nothing or if clients are too
+    many. ``asked`` are the defenses under which copies of the updates were attacked.
     """
     known = [attempt for attempt in found if attempt.psnr is not None]
     accuracy = by_round(index.series("utility", "test_accuracy"))
@@ -207,13 +197,8 @@ def _psnr_by_round(panel: Panel) -> dict[int, list[float]]:
 def _story_caption(
     panels: Sequence[Panel], told: Sequence[Remedy], with_accuracy: bool, noun: Sample
 ) -> str:
-    """Return the caption of the chart of leakage over rounds: how to read its marks.
-
-    Args:
-        panels: the panels of the chart.
-        told: the defenses whose medians are drawn.
-        with_accuracy: whether the chart shows the test accuracy.
-        noun: the nouns for the samples.
+    """Return the caption of the chart of leakage over rounds: how to read its marks. ``told`` are
+    the defenses whose medians are drawn.
     """
     text = f"Each dot is one {noun.one} in one round; the higher, the nearer the attack came to it."
     if with_accuracy:
@@ -235,13 +220,9 @@ def _story_caption(
 def _story_details(
     told_first: str, panels: Sequence[Panel], told: Sequence[Remedy], asked: int
 ) -> str:
-    """Return the folded text below the chart of leakage over rounds: scales, bands, time limits.
-
-    Args:
-        told_first: the sentences with which the text begins.
-        panels: the panels of the chart.
-        told: the defenses whose medians are drawn.
-        asked: the number of all defenses under which updates were attacked in addition.
+    """Return the folded text below the chart of leakage over rounds. It begins with ``told_first``,
+    and explains scales, bands and time limits. ``told`` are the defenses whose medians are drawn,
+    of ``asked`` defenses in all.
     """
     text = told_first
     if len(panels) > 1:
@@ -271,7 +252,7 @@ def _story_details(
 
 
 def round_figures(index: Index, kind: str) -> list[Chart]:
-    """Return a chart over the rounds for every quantity of a kind of record that changes."""
+    """Return a chart over the rounds for every quantity of a kind of record whose values differ."""
     found = []
     for i, name in enumerate(index.names(kind)):
         series = index.series(kind, name)
@@ -302,15 +283,13 @@ def _dots(groups: dict[int, list[float]]) -> str:
 
 
 def _claim(direction: str) -> str:
-    """Return a sentence on the direction of a score that its paper claims; a run may differ."""
+    """Return a sentence on what a larger value of a score means by its paper's claim."""
     return f"Its paper claims: {direction}."
 
 
 def _tell(groups: Mapping[int, Sequence[float]]) -> str:
     """Return a description of a chart for readers who do not see it: its first and last median.
-
-    Args:
-        groups: the values by round.
+    ``groups`` are the values by round.
     """
     first, last = min(groups), max(groups)
     ends = [f"median {number(median(groups[r]))} in round {r}" for r in (first, last)]
@@ -318,13 +297,9 @@ def _tell(groups: Mapping[int, Sequence[float]]) -> str:
 
 
 def score_figure(i: int, entry: Agreement, blind: float | None) -> ScoreChart:
-    """Return the chart of a risk score against the attack's outcome.
-
-    Args:
-        i: the number of the chart on the page, which makes its ids unique.
-        entry: the score with its pairs of values.
-        blind: the PSNR in dB of the blind guess, which is made without the update; ``None`` where
-            it is unknown.
+    """Return the ``i``-th chart of the page: a risk score against the attack's outcome, with their
+    pairs of values in ``entry``. ``blind`` is the PSNR in dB of a guess without the update, or
+    ``None``.
     """
     figures = [f"n\u00a0=\u00a0{count(entry.found.n, entry.sample.one)}"]
     if entry.found.coefficient is not None and entry.p_value is not None:
@@ -363,14 +338,8 @@ BOUNDS = {
 
 
 def corridors(index: Index, metadata: Mapping[str, Any]) -> list[Chart]:
-    """Return a chart of the attack's PSNR and the bounds on it, or no chart.
-
-    There is one only if samples have both an attack's PSNR and a bound.
-
-    Args:
-        index: the run's numbers.
-        metadata: the run's settings, as in ``run.json``; its ``input_std`` turns model inputs into
-            pixels.
+    """Return a chart of the attack's PSNR and the bounds on it; none if no sample has both. The
+    ``input_std`` in ``metadata`` turns model inputs into pixels.
     """
     scale = smallest_std(metadata)
     reached = {
@@ -415,10 +384,9 @@ def corridors(index: Index, metadata: Mapping[str, Any]) -> list[Chart]:
 
 
 def smallest_std(metadata: Mapping[str, Any]) -> float:
-    """Return the least standard deviation of the normalisation's channels; 0 if it is not known.
-
-    It is the number of pixel units in one unit of a model input. With several channels, the least
-    one turns a bound on the whole error in model inputs into a bound in pixels.
+    """Return the least standard deviation of the normalisation's channels, in pixel units per unit
+    of a model input; 0 if unknown. The least one makes a bound on the error in model inputs a bound
+    in pixels.
     """
     given = metadata.get("input_std")
     if not isinstance(given, list) or not given:
@@ -429,12 +397,8 @@ def smallest_std(metadata: Mapping[str, Any]) -> float:
 
 
 def _gaps_told(name: str, limits: Mapping[Key, float], reached: Mapping[Key, float]) -> str:
-    """Return a sentence on how far the attack's PSNR stays below a bound, or lies above it.
-
-    Args:
-        name: the name of the bound.
-        limits: the bound on the PSNR in dB, by (round, client, sample).
-        reached: the PSNR of the attack in dB, by (round, client, sample).
+    """Return a sentence on how far the attack's PSNR stays below the bound ``name``, or lies above
+    it. Both are in dB, by (round, client, sample).
     """
     gaps = [limit - reached[key] for key, limit in limits.items()]
     typical = median(gaps) or 0.0
@@ -453,10 +417,8 @@ AVOID = "Do not rely on it here."
 
 
 def agreements(index: Index) -> list[Agreement]:
-    """Return for each score whether it ranks samples as the attack's PSNR does.
-
-    Where there is no PSNR, the outcome is the RMSE or the MSE. A score that is the same for all
-    samples ranks nothing, and is left out.
+    """Return for each score whether it ranks samples as the attack's PSNR does, or else its RMSE or
+    MSE. A score that is equal for all samples is left out.
     """
     outcome = next((name for name in OUTCOMES if values(index.series("metric", name))), None)
     names = [name for name in index.names("score") if not is_constant(index.series("score", name))]
@@ -478,13 +440,9 @@ def _agreement(index: Index, score: str, outcome: str, scores: int) -> Agreement
 
 
 def _pairs(index: Index, score: str, outcome: str) -> list[tuple[int, Key, float, float]]:
-    """Return a score and an outcome for each sample that has both.
-
-    A score of a whole client is paired with the client's median outcome.
-
-    Returns:
-        Tuples of the round, a key of the image, the score and the outcome. The key is the same in
-        all rounds if images are numbered; else it holds the place in the batch.
+    """Return (round, image, score, outcome) for each sample with a score and an outcome. The
+    image's key is the same in all rounds if images are numbered. A score of a whole client is
+    paired with the client's median outcome.
     """
     metric, numbers = index.series("metric", outcome), index.series("client", "image")
     by_client = grouped((k[:2], r.value) for k, r in metric.items() if r.value is not None)
@@ -531,7 +489,9 @@ def _reading(
 
 
 def too_few_told(found: RankAgreement, scores: int, noun: Sample) -> str:
-    """Return a sentence on how many samples a judgement of scores needs, if a run has too few."""
+    """Return a sentence on the number of samples that it takes to judge ``scores`` scores, if a run
+    has too few.
+    """
     needed = next(n for n in itertools.count(2) if 2 * scores <= SURE * math.factorial(n))
     among = f" for one of {scores} scores" if scores > 1 else ""
     return (
@@ -542,7 +502,9 @@ def too_few_told(found: RankAgreement, scores: int, noun: Sample) -> str:
 
 
 def agreement_told(agreed: Sequence[Agreement]) -> str:
-    """Return a sentence or two on whether the scores of a run rank the samples as leaks do."""
+    """Return a sentence or two on whether the scores of a run rank the samples as the attack
+    does.
+    """
     most = max((entry.found for entry in agreed), key=lambda found: found.n)
     if most.least * len(agreed) > SURE:
         return too_few_told(most, len(agreed), agreed[0].sample)

@@ -51,16 +51,9 @@ def tiles(
     members: MembershipSection | None,
     large: LargeClientsSection | None,
 ) -> tuple[Tile, ...]:
-    """Return the key figures of samples seen, labels, members and accuracy, each with its guess.
-
-    A guess is made without any update.
-
-    Args:
-        index: the run's numbers.
-        metadata: the run's settings, as in ``run.json``.
-        found: the run's attempts.
-        members: the report's section on membership tests; ``None`` if there were none.
-        large: the section on clients of many samples; ``None`` if there were none.
+    """Return the key figures on samples seen, labels, members and accuracy, each with that of a
+    guess without any update. ``members`` and ``large`` are the report's sections on membership
+    tests and on clients of many samples, or ``None``.
     """
     return (
         _seen(index, found),
@@ -91,9 +84,8 @@ def _labels(
     found: Sequence[Attempt],
     large: LargeClientsSection | None,
 ) -> Tile:
-    """Return the figure of labels: how many the attack had right, beside the best guess.
-
-    The guess is made without any update, and names the commonest class for every sample.
+    """Return the figure on labels: how many the attack had right, beside the guess without an
+    update that names the commonest class for every sample.
     """
     told = labels_right(index, found)
     if told and labels_inferred(index, metadata):
@@ -149,9 +141,8 @@ class Worst:
 
 
 def worst(gallery: Gallery, asked: Sequence[Remedy]) -> Worst | None:
-    """Return the original that leaks most, and its reconstructions with and without a defense.
-
-    The defense is the one under which least is seen. ``None`` if the gallery shows no sample.
+    """Return the sample that leaks most, with its reconstructions without a defense and under the
+    one that shows least; ``None`` if the gallery shows no sample.
     """
     if not gallery.exhibits:
         return None
@@ -169,10 +160,8 @@ def worst(gallery: Gallery, asked: Sequence[Remedy]) -> Worst | None:
 
 
 def _left(remedy: Remedy) -> tuple[float, float, float]:
-    """Return a sort key that is smaller for a defense under which less is seen.
-
-    It is the share of recognisable images, the share that is seen in part, and the median PSNR in
-    dB.
+    """Return a sort key that is smaller for a defense under which less is seen: the share of
+    recognisable images, the share seen in part, and the median PSNR in dB.
     """
     held = [attempt.grade for attempt in remedy.under]
     psnr = median([attempt.psnr for attempt in remedy.under if attempt.psnr is not None])
@@ -195,13 +184,11 @@ class Map:
     """A map of clients by rounds that shows the worst grade of each attacked update.
 
     Attributes:
-        svg: the drawing. It has a unit square for each attacked update, with a bar at its lower
-            edge if the time limit ended the attack. Other places are empty, with a small square
-            where labels were inferred.
-        rows: the labels of the rows: clients, in words, each with the number of rows that it stands
-            for.
-        columns: the labels of the columns: rounds, each with the number of columns.
-        legend: the states that occur, each as a style name and its explanation.
+        svg: the drawing, with a unit square for each attacked update, a bar in it if the time limit
+            ended the attack, and a small square where only labels were inferred.
+        rows: words for the clients, each with the number of rows that they stand for.
+        columns: words for the rounds, each with the number of columns.
+        legend: the CSS style names that occur, each with its explanation.
     """
 
     svg: Markup
@@ -230,15 +217,8 @@ STATES: dict[str, str] = {
 
 
 def heat_map(index: Index, found: Sequence[Attempt], fate: Fates, rounds_done: int) -> Map | None:
-    """Return the map of clients by rounds that shows the worst grade of each attacked update.
-
-    It is ``None`` for a run without a record of any client.
-
-    Args:
-        index: the run's numbers.
-        found: the run's attempts to reconstruct samples.
-        fate: which updates were attacked, and with which result.
-        rounds_done: the last round that has a record.
+    """Return the map of clients by rounds with the worst grade of each attacked update; ``None``
+    for a run without a record of any client. ``rounds_done`` is the last round with a record.
     """
     state = dict.fromkeys(fate.attacked, "tried")
     worst_in: dict[tuple[int, int], Attempt] = {}

@@ -24,11 +24,10 @@ class Picture:
     """One image as it stands in the page's HTML.
 
     Attributes:
-        role: ``original``, ``defended``, ``reconstruction``, ``decoded``, the name of a defense
-            under which the update was attacked in addition, or ``blind guess`` for a guess without
-            the update.
-        uri: the PNG file as a data URI; empty where the file is missing, or is not such as this
-            package writes.
+        role: ``original``, ``defended``, ``reconstruction``, ``decoded``, ``blind guess`` (made
+            without the update), or the name of a defense under which a copy of the update was
+            attacked.
+        uri: the PNG file as a data URI; empty if it is missing or not as this package writes it.
         description: the text in place of the image.
     """
 
@@ -46,16 +45,13 @@ class Exhibit:
         key: round, client and place in the batch.
         client: the client in words.
         image: the number of the image among those of the client, in words.
-        others: (round, grade) of the same image in the other rounds in which it was attacked; empty
-            where images are not numbered.
+        others: (round, grade) of the same image in other rounds; empty if images are not numbered.
         label: the class of the sample in words, or empty.
         grade: the grade in words.
-        psnr: the PSNR in dB of the reconstruction, and of the blind guess, which is made without
-            the update, in words. The text also says what decided the grade if PSNR did not, and
-            whether a reconstruction of a low grade still identifies its original.
-        pictures: the original; the sample as the defense encoded it, if it did; the reconstruction;
-            the reconstructions under additional defenses; and, where there is a title, the blind
-            guess.
+        psnr: words for the PSNR of the reconstruction and of a guess without the update, for what
+            decided the grade if PSNR did not, and for an original that is identified all the same.
+        pictures: the original, the sample as a defense encoded it, the reconstructions without and
+            with additional defenses, and, where there is a title, the blind guess.
     """
 
     title: str
@@ -107,16 +103,14 @@ class Gallery:
     """The images that the page shows, with the words about them.
 
     Attributes:
-        highlights: the worst leak, the median and the least, if there are three images or more.
-            Each image is ranked and shown by the worst attempt on it, so that none leaks more in
-            another round.
+        highlights: the worst, the median and the least leak of three images or more, each image by
+            the worst attempt on it.
         exhibits: all samples that are shown, the worst leak first.
         is_graded: whether any image has a grade, so that leaks can be ranked.
         left_out: the number of samples with a reconstruction that are not shown.
-        without_reconstruction: the number of samples with an original, but without a
-            reconstruction.
+        without_reconstruction: the number of originals without a reconstruction.
         what_ifs: the names of the additional defenses that have images.
-        blind: the blind guess, which is made without the update, where it was recorded.
+        blind: the guess of an image that is made without the update, if recorded.
     """
 
     highlights: tuple[Exhibit, ...]
@@ -144,13 +138,7 @@ class Gallery:
 
 
 def make_gallery(images: Sequence[ImageRecord], found: Sequence[Attempt], limit: int) -> Gallery:
-    """Return the gallery of the samples with a reconstruction, the worst leak first.
-
-    Args:
-        images: the images that the run recorded.
-        found: the run's attempts.
-        limit: the largest number of samples to show.
-    """
+    """Return the gallery of up to ``limit`` samples with a reconstruction, the worst leak first."""
     by_key: dict[Key, dict[str, ImageRecord]] = {}
     guesses = sorted(
         (image for image in images if image.role == "blind_guess"), key=lambda i: i.server_round
@@ -201,13 +189,8 @@ def make_gallery(images: Sequence[ImageRecord], found: Sequence[Attempt], limit:
 
 
 def _first_of_each_image(ranked: Sequence[Key], attempt_of: Mapping[Key, Attempt]) -> list[Key]:
-    """Return for each image the first of its places (round, client, sample).
-
-    A place whose image is not numbered counts as an image of its own.
-
-    Args:
-        ranked: the places in the order in which the first is chosen.
-        attempt_of: the attempt for each place, which holds the image's number.
+    """Return for each image the first of its ``ranked`` places (round, client, sample). A place
+    whose image is not numbered counts as an image of its own.
     """
     first: dict[tuple[int, ...], Key] = {}
     for key in ranked:
@@ -273,7 +256,7 @@ def _picture(role: str, image: ImageRecord | None, where: str) -> Picture:
 
 
 def _natural(value: object) -> tuple[int, float, str]:
-    """Return a sort key that puts texts ending in a number first, ordered by the number."""
+    """Return a sort key by which texts that end in a number come first, in the numbers' order."""
     text = str(value)
     digits = text.rpartition(" ")[2]
     return (0, float(digits), text) if digits.isdecimal() else (1, 0.0, text)

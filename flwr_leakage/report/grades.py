@@ -68,21 +68,18 @@ def grade(
     affine_psnr: float | None = None,
     blind_affine_psnr: float | None = None,
 ) -> Grade | None:
-    """Return the grade of one reconstruction by the thresholds at the head of this module.
+    """Return the grade of a reconstruction by the thresholds at the head of this module: ``exact``,
+    ``recognisable``, ``partly`` or ``nothing``. ``None`` if there is no reconstruction, or no blind
+    guess (made without the update) to compare with.
 
     Args:
-        psnr: the PSNR of the reconstruction in dB; ``None`` if the attack gave no reconstruction.
-        blind_psnr: the PSNR in dB of the blind guess for the same sample, which is made without its
-            update.
+        psnr: the PSNR of the reconstruction in dB; ``None`` if there is none.
+        blind_psnr: the PSNR in dB of the blind guess for the same sample.
         ssim: the SSIM of the reconstruction.
         blind_ssim: the SSIM of the blind guess.
         lpips: the LPIPS of the reconstruction.
-        affine_psnr: the PSNR in dB of the reconstruction after the best brightness and contrast.
-        blind_affine_psnr: the PSNR in dB of the blind guess after its own best brightness and
-            contrast.
-
-    Returns:
-        The grade; ``None`` where there is no reconstruction, or no blind guess to compare with.
+        affine_psnr: ``psnr`` after the best change of brightness and contrast.
+        blind_affine_psnr: ``blind_psnr`` after the blind guess' own best change.
 
     Example:
         >>> grade(20.0, 12.0), grade(9.0, 12.0), grade(13.0, 12.0, ssim=0.7, blind_ssim=0.1)
@@ -120,12 +117,10 @@ _OF_TEXTS: dict[str, Grade] = {
 
 
 def text_grade(told: str | None, named: float | None) -> Grade | None:
-    """Return the grade of a reconstructed text; its limits, unlike images', are not measured.
-
-    Args:
-        told: which of its tokens are in place, in words such as ``all tokens``; ``None`` where the
-            attack found no such text.
-        named: the share of its distinct tokens that the attack knows to occur in the batch.
+    """Return the grade of a reconstructed text, ``exact`` to ``nothing``; ``None`` if nothing is
+    known. Its limits, unlike images', are not measured. ``told`` says which tokens are in place, as
+    ``all tokens``, or is ``None`` where no text was found. ``named`` is the share of the text's
+    distinct tokens that the attack knows to occur in the batch.
 
     Example:
         >>> text_grade("all tokens", 1.0), text_grade(None, 0.8), text_grade(None, 0.1)
@@ -148,7 +143,6 @@ def decided_by(
     blind_affine_psnr: float | None = None,
 ) -> str:
     """Return in words what decided the grade if PSNR alone would have given another; else empty.
-
     See :func:`grade` for the arguments.
 
     Example:
@@ -171,12 +165,9 @@ def decided_by(
 
 
 def _is_affine(psnr: float | None, blind_psnr: float | None) -> bool:
-    """Return whether an image shows its original up to brightness and contrast.
-
-    Args:
-        psnr: the PSNR in dB of the reconstruction with the best brightness and contrast.
-        blind_psnr: the PSNR in dB of the blind guess, made without the update, with its own best
-            brightness and contrast.
+    """Return whether an image shows its original up to brightness and contrast. The PSNRs in dB are
+    those of the reconstruction and of the guess without the update, each after the change of
+    brightness and contrast that fits best.
     """
     return psnr is not None and blind_psnr is not None and psnr - blind_psnr >= AFFINE_DB
 
@@ -190,14 +181,10 @@ class Calibrated:
         python -m simulations.benchmarks.grade_thresholds --root FOLDER --backbone FILE \
             --first 100 --images 10
 
-    ``CALIBRATION`` is the only copy of the figures in the code; a test holds ``docs/report.md``
-    against it.
-
     Attributes:
         grade: the grade; ``recognisable`` includes exact reconstructions.
         count: the number of reconstructions.
-        by_error: the share of them that is nearer to its original than to 100 other images, by
-            squared error.
+        by_error: the share that is nearer in squared error to its original than to 100 others.
         by_structure: this share by SSIM in place of squared error.
         by_eye: this share by LPIPS, which comes nearest to what people see.
         by_all: the share that is nearest to its original by all three.
@@ -242,10 +229,8 @@ _RECOGNISABLE, _PARTLY, _NOTHING = CALIBRATION
 
 
 def grades_table(grades: Counter[Grade]) -> Table:
-    """Return a table of each grade: its rule, its attempts, and how often originals were found.
-
-    Args:
-        grades: the number of attempts of each grade.
+    """Return a table of each grade: its rule, the number of attempts, and how often such
+    reconstructions let a judge find the original.
     """
     known = {each.grade: each for each in CALIBRATION}
     rows = []

@@ -100,7 +100,7 @@ class Index:
 
     @property
     def sample(self) -> Sample:
-        """Return the nouns for the run's samples; those for images, if their kind is unknown."""
+        """Return the nouns for the run's samples; “image” if their kind is unknown."""
         if self.series("metric", "token_accuracy"):
             return TEXT
         return SAMPLES.get(unit_of(self.series("client", "images")), IMAGE)
@@ -210,10 +210,8 @@ def decibel(value: float | None) -> str:
 
 
 def ceiling_told(rows: Iterable[Sequence[str]]) -> tuple[str, ...]:
-    """Return a sentence on the PSNR at which values are cut off, if a table holds that value.
-
-    Args:
-        rows: the rows of the table, as texts.
+    """Return a sentence on the PSNR above which values are cut off, if a cell of a table holds that
+    PSNR; else none.
     """
     if any(decibel(CEILING_DB) in row for row in rows):
         return (f"{CEILING_DB:g} dB is the ceiling: next to no error is left to be measured.",)

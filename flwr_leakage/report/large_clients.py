@@ -36,17 +36,14 @@ class LargeClientsSection:
     """The section of the page on clients with many samples.
 
     Attributes:
-        right: the share of labels that were inferred rightly, as a mean over the updates, in words;
-            the expected share where the truth is not known; ``None`` where nothing was inferred.
-        blind: the share of labels that the better of two guesses without the client's update has
-            right, in the same way.
+        right: words for the mean share of labels inferred rightly, or expected to be where the
+            truth is unknown; ``None`` where nothing was inferred.
+        blind: this share for the better of two guesses without the client's update.
         head: the sentences at the head of the section.
         why: why no sample of these clients was attacked; empty if all were.
-        labels: a table with one row for each update whose class counts were inferred, or with the
-            reason why they were not.
-        probe: a table of attacks on single steps on few samples, one row for each number of
-            samples; without rows where there were none.
-        scores: a table of the scores that a client can compute of such an update, with their cost.
+        labels: a table of updates with their inferred class counts, or the reason for none.
+        probe: a table of attacks on single local steps, one row for each number of samples.
+        scores: a table of the scores that such a client can compute, with their cost.
     """
 
     right: str | None
@@ -59,9 +56,8 @@ class LargeClientsSection:
 
 
 def large_clients_section(index: Index, metadata: Mapping[str, Any]) -> LargeClientsSection | None:
-    """Return the section on clients with many samples.
-
-    It is ``None`` if no class counts were inferred and no single steps were attacked.
+    """Return the section on clients with many samples; ``None`` if neither class counts were
+    inferred nor single local steps attacked.
     """
     expected = index.series("labels", "expected_right")
     sizes = _probe_sizes(index)
@@ -173,10 +169,7 @@ def _counts(index: Index, name: str) -> dict[tuple[int, int], Counts]:
 
 def _right(counts: Mapping[int, float], truth: Mapping[int, float]) -> float:
     """Return the share of true labels that inferred class counts have right, whatever their order.
-
-    Args:
-        counts: the inferred number of samples of each class.
-        truth: the true number of samples of each class.
+    Both arguments give the number of samples of each class.
     """
     return sum(min(n, truth.get(label, 0.0)) for label, n in counts.items()) / sum(truth.values())
 
@@ -187,20 +180,12 @@ def _labels(
     true: Mapping[tuple[int, int], Counts],
     is_changed: bool,
 ) -> tuple[Table, list[tuple[float, float]]]:
-    """Return a table of inferred class counts, and the shares of right labels.
+    """Return a table of inferred class counts, and pairs for updates of known truth: the shares of
+    labels that the inference and the better of two guesses have right.
 
-    Two blind guesses, made without the client's own update, are compared: equal counts of all
-    classes, and the mean of the class frequencies that were inferred for all clients of the round.
-
-    Args:
-        index: the run's numbers.
-        known: the inferred class counts, by (round, client).
-        true: the true class counts, by (round, client), as far as they are known.
-        is_changed: whether a defense changed the updates, which the server's expectation ignores.
-
-    Returns:
-        The table; and for each update with known truth, the share of labels that the inference has
-        right and that of the best blind guess.
+    The guesses, equal counts and the mean frequencies of the round's clients, do not use the
+    update. ``known`` and ``true`` are inferred and true counts by (round, client). ``is_changed``
+    tells whether a defense changed the updates, which the server's expectation ignores.
     """
     rows, right = [], []
     series = {n: index.series("labels", n) for n in ("expected_right", "least_right")}
@@ -246,14 +231,9 @@ def _labels(
 def _shares(
     known: Mapping[tuple[int, int], Counts], place: tuple[int, int], truth: Counts
 ) -> list[float]:
-    """Return the share of right labels of an update's inference, then of one or two blind guesses.
-
-    The guesses are equal counts, and the mean of what was inferred for all clients of the round.
-
-    Args:
-        known: the inferred class counts, by (round, client).
-        place: the round and client of the update.
-        truth: the true class counts of the update.
+    """Return the share of labels that an update's inference has right, then those of guesses: equal
+    counts of all classes, and the mean of what was inferred for the round's clients, if known.
+    ``known`` holds inferred counts by (round, client), and ``truth`` the true ones at ``place``.
     """
     counts = known[place]
     total, classes = sum(counts.values()), len(counts)
@@ -264,9 +244,8 @@ def _shares(
 
 
 def inferred_beyond_guess(index: Index) -> set[tuple[int, int]]:
-    """Return the (round, client) of updates whose class counts were inferred better than guessed.
-
-    If the true counts are not known, every inference is taken.
+    """Return the (round, client) of updates whose inferred class counts are better than a guess
+    without the update, or whose true counts are not known.
     """
     known, true = _counts(index, "inferred"), _counts(index, "true")
     found = set()
@@ -294,14 +273,9 @@ def _probe_sizes(index: Index) -> list[int]:
 
 
 def _probe(index: Index, sizes: list[int], with_defense: bool) -> tuple[Table, str]:
-    """Return the result of attacks on single steps on few samples: a table, and a sentence.
-
-    Such a step was not sent by a client: it is made from the same model to see what it would show.
-
-    Args:
-        index: the run's numbers.
-        sizes: the numbers of samples of the steps, one row each.
-        with_defense: whether the run's clients use a defense, which the steps are made without.
+    """Return a table and a sentence on attacks on single training steps, one row for each number of
+    samples in ``sizes``. No client sent these steps: they are made from the same model, and without
+    a defense, as the sentence says if ``with_defense``, that is if the clients use one.
     """
     rows, leaks, parts, over, noun = [], [], [], 0, index.sample
     for size in sizes:

@@ -1,8 +1,8 @@
 """Serve the report of a run on this machine while it trains, and update it after each round.
 
-Only two addresses are answered, the page and a small JSON file, so that no request can name a file.
-A request must name a loopback host, so that a website whose name was made to resolve to this
-machine (DNS rebinding) gets nothing.
+Only the page and a small JSON file are served, so that no request can name another file. A request
+must name a loopback host, so that a website whose name was made to resolve to this machine (DNS
+rebinding) gets nothing.
 """
 
 import json
@@ -26,10 +26,8 @@ _ENDS = (b'"name": "round_wall_seconds"', b'{"type": "run", "status"')
 
 
 class Changes:
-    """A counter of the rounds that have ended, which reads each line of a growing record once.
-
-    Args:
-        folder: the run folder.
+    """Count the rounds of a run folder that have ended, reading each line of its growing record
+    once.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -55,11 +53,7 @@ class Changes:
 
 
 class LivePage:
-    """The report's page of a run, rendered once after each round that ends.
-
-    Args:
-        folder: the run folder.
-    """
+    """The report's page of a run folder, rendered once after each round that ends."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -96,13 +90,8 @@ class LivePage:
 
 
 def serve(folder: Path, port: int) -> tuple[ThreadingHTTPServer, LivePage]:
-    """Return a server of a run's report on 127.0.0.1, and the page that it serves.
-
-    The server answers once its ``serve_forever`` is called.
-
-    Args:
-        folder: the run folder.
-        port: the port; 0 for any free one.
+    """Return a server of a run's report on 127.0.0.1, and the page that it serves, once the
+    server's ``serve_forever`` is called. With ``port`` 0 any free port is taken.
 
     Raises:
         OSError: the port is taken.
@@ -158,9 +147,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def is_loopback(hosts: list[str]) -> bool:
-    """Return whether a request's ``Host`` headers are a single one that names this machine.
-
-    A loopback name cannot belong to any other machine.
+    """Return whether a request's ``Host`` headers are a single one with a loopback name, which
+    cannot belong to another machine.
 
     Example:
         >>> is_loopback(["localhost:8000"]), is_loopback(["127.0.0.1.evil.org"]), is_loopback([])

@@ -37,7 +37,7 @@ class MembershipSection:
 
     Attributes:
         called: the number of tested records that were found to be used in training.
-        sentences: the answer, and the findings that it rests on.
+        sentences: the answer and the findings behind it.
         table: a table of the tested records, the most likely members first.
     """
 
@@ -52,15 +52,15 @@ class _Candidate:
 
     Attributes:
         sample: the number of the record.
-        p_value: the smallest corrected p-value of its tests times the number of tested updates, at
-            most 1; ``None`` where no update showed anything.
+        p_value: the least corrected p-value of its tests times the number of updates, at most 1, or
+            ``None``.
         server_round: the round of the update with that p-value.
         client_id: the client of the update with that p-value.
         exact_in: the number of updates that provably contain the record, by algebra.
-        is_unresolved: whether its statistic in that update is more extreme than those of all null
-            records (records that cannot be members), which are too few to resolve the p-value.
-        is_composite: whether the gradients of that update's samples span the record's gradient
-            although it need not be among them, and no update contains it by algebra.
+        is_unresolved: whether its statistic there is beyond those of all null records (which cannot
+            be members), so that the p-value is only an upper bound.
+        is_composite: whether the gradients of that update's samples span the record's, which need
+            not be among them, and no update contains it by algebra.
         is_silent: whether the record would change that update by less than its rounding.
         used: whether the record was in some update; ``None`` where no simulation knows it.
     """
@@ -164,11 +164,8 @@ def membership_section(index: Index) -> MembershipSection | None:
 
 
 def _told(called: int, exact: int) -> str:
-    """Return a sentence on how many records were found to be used, by algebra and by statistics.
-
-    Args:
-        called: the number of records that were found to be used.
-        exact: the number of those that are proven by algebra.
+    """Return a sentence on how many records were found to be used, ``exact`` of them by algebra and
+    the others by statistics.
     """
     if not called:
         return "It found none of them used."
@@ -184,11 +181,8 @@ def _told(called: int, exact: int) -> str:
 
 
 def _by_algebra(updates: Sequence[tuple[int, int]], unlabelled: bool) -> list[str]:
-    """Return a sentence on the meaning of evidence by algebra, for the updates that gave it.
-
-    Args:
-        updates: the (round, client) of these updates; the list is empty without any.
-        unlabelled: whether the labels of tested records were unknown.
+    """Return a sentence on what evidence by algebra means, for the updates (round, client) that
+    gave it; none without any. ``unlabelled`` tells whether the tested records' labels were unknown.
     """
     if not updates:
         return []
@@ -278,10 +272,7 @@ def _power(index: Index) -> str:
 
 def members_told(index: Index, with_link: bool = True) -> str:
     """Return words for the number of tested records that were found used; empty if none was.
-
-    Args:
-        index: the run's numbers.
-        with_link: whether the words name the section of the page that says more.
+    ``with_link`` tells whether they name the section of the page that says more.
     """
     evidence = index.series("membership", "membership_evidence")
     found = _candidates(index, len(evidence))
@@ -300,9 +291,8 @@ def members_told(index: Index, with_link: bool = True) -> str:
 
 
 def _rates(index: Index) -> list[str]:
-    """Return a sentence on the share of members found at false alarm rates of 1 % and 0.1 %.
-
-    The list is empty if the truth is not known, or if there are too few tests.
+    """Return a sentence on the share of members found at false alarm rates of 1 % and 0.1 %; none
+    if the truth is not known or the tests are too few.
     """
     told = []
     for rate in (0.01, 0.001):
@@ -378,18 +368,10 @@ class Share:
 
 
 def members_found(index: Index, rate: float) -> Share | None:
-    """Return the share of tested members that are found at a given rate of false alarms.
-
-    Members are pairs of an update and a record that was in it; the others are pairs whose record
-    was not. A member is found if its p-value is smaller than those of all others but a share
-    ``rate``. Where a test says nothing, its p-value is 1.
-
-    Args:
-        index: the numbers of a run whose truth is known.
-        rate: the rate of false alarms, in (0, 1).
-
-    Returns:
-        The share; ``None`` if there is no member, or if there are fewer others than 1 / ``rate``.
+    """Return the share of tested members that are found at a rate of false alarms in (0, 1).
+    Members are (update, record) pairs whose record was in the update. One is found if its p-value
+    is below those of all non-members but a share ``rate``; a test without a result has p-value 1.
+    ``None`` without members, or with fewer than 1 / ``rate`` non-members.
     """
     members, others = tested_pairs(index)
     allowed = int(rate * len(others))
@@ -400,9 +382,8 @@ def members_found(index: Index, rate: float) -> Share | None:
 
 
 def tested_pairs(index: Index) -> tuple[list[float], list[float]]:
-    """Return the p-values of tests of records that were in the update, and of those that were not.
-
-    Both lists are empty where no simulation knows the truth.
+    """Return the p-values of tests of records that were in the update, and those of others; both
+    are empty where the truth is not known.
     """
     truth = index.series("membership", "membership_truth")
     p_values = index.series("membership", "membership_p_value")

@@ -14,15 +14,9 @@ FEWEST = 20
 
 
 def found_by_rate(members: list[float], others: list[float]) -> list[tuple[float, float]]:
-    """Return the curve of the share of members found against the rate of false alarms.
-
-    Args:
-        members: the p-values of records that were in the update.
-        others: the p-values of the n records that were not.
-
-    Returns:
-        For k = 1 … n − 1: the rate k / n, and the share of members whose p-value is below the (k +
-        1)-th smallest p-value of the others.
+    """Return (rate k / n of false alarms, share of members found) for k = 1 … n − 1, given p-values
+    of members and of n others. A member is found if its p-value is below the others' (k + 1)-th
+    smallest.
 
     Example:
         >>> found_by_rate([0.01, 0.3], [0.2, 0.5, 0.6, 0.9])
@@ -33,9 +27,8 @@ def found_by_rate(members: list[float], others: list[float]) -> list[tuple[float
 
 
 def membership_curve(index: Index) -> Chart | None:
-    """Return the chart of members found against false alarms, for a run whose truth is known.
-
-    It is ``None`` where there are too few tests.
+    """Return the chart of members found against false alarms, for a run whose truth is known;
+    ``None`` with too few tests.
     """
     members, others = tested_pairs(index)
     if not members or len(others) < FEWEST:

@@ -18,10 +18,9 @@ _IDS = re.compile(r"(\bnode )?(?<![\w.])(\d{10,20})(?![\w.])")
 
 def with_short_names(run: RunData) -> RunData:
     """Return the run with short numbers for clients that are known only by their Flower node's id.
-
-    Clients are numbered in the order in which they were first seen, from 1, or after the largest
-    partition id of another client. The numbers replace the ids in all texts, and one event says
-    which node each stands for. The stored records and the names of image files keep the ids.
+    They are numbered in the order in which they were first seen, from 1 or after the largest
+    partition id. The numbers replace the ids in all texts, and one event says which is which;
+    stored records and image files keep the ids.
     """
     seen = dict.fromkeys(record.client_id for record in run.records)
     nodes = [client for client in seen if client > MAX_CLIENT]

@@ -1,7 +1,6 @@
 """Write the report of a run: one HTML file that needs no other file and no network.
 
-As reports are shared, no path in the page shows who ran the audit, or where that person's files
-lie.
+As reports are shared, no path in the page shows users' names or home folders.
 """
 
 import base64
@@ -233,11 +232,8 @@ CONTENTS = {
 
 
 def _contents(noun: str, **has: bool) -> dict[str, str]:
-    """Return the titles of the page's sections by their anchors, without those that are missing.
-
-    Args:
-        noun: the plural noun for the run's samples.
-        has: for each optional section by its anchor, whether the page has it.
+    """Return the titles of the page's sections by anchor. ``noun`` is the plural for the samples,
+    and ``has`` tells for the anchors of optional sections whether the page has them.
     """
     titles = {**CONTENTS, "large": f"Clients of many {noun}"}
     return {anchor: title for anchor, title in titles.items() if has.get(anchor, True)}
@@ -268,10 +264,7 @@ def rounds_of(index: Index) -> int:
 
 def unfinished(run: RunData, done: int) -> str:
     """Return a sentence if a run is not over, or ended before its planned rounds; else empty.
-
-    Args:
-        run: the data of the run.
-        done: the last round that has a record.
+    ``done`` is the last round with a record.
     """
     planned = planned_rounds(run.metadata)
     of = f" of {planned}" if planned else ""
@@ -284,12 +277,7 @@ def unfinished(run: RunData, done: int) -> str:
 
 
 def _ended(run: RunData, done: int) -> str:
-    """Return a sentence on whether the run is over.
-
-    Args:
-        run: the data of the run.
-        done: the last round that has a record.
-    """
+    """Return a sentence on whether the run is over; ``done`` is the last round with a record."""
     last = f" Last written {_moment(run.last_write)}." if run.last_write else ""
     if open_ := unfinished(run, done):
         return open_ + last
@@ -297,10 +285,8 @@ def _ended(run: RunData, done: int) -> str:
 
 
 def _halved(text: str) -> tuple[str, str]:
-    """Return the first sentence of a text, and the rest of the text.
-
-    A colon ends the sentence, too. A sentence of more than ``MAX_LINE`` characters is cut, and the
-    whole text is then the second part.
+    """Return the first sentence of a text, up to a colon or full stop, and the rest. A sentence of
+    more than ``MAX_LINE`` characters is cut, and the whole text is then the second part.
     """
     first, end, rest = re.split(r"([:.](?= )|$)", text, maxsplit=1)
     if len(first) > MAX_LINE:
@@ -361,10 +347,8 @@ def _absent(
 
 
 def as_shown(run: RunData) -> RunData:
-    """Return the run as pages show it, without users' home folders and long client ids.
-
-    Every user's home folder is written as ``~`` in each text. Clients' ids are shortened by
-    :func:`with_short_names`.
+    """Return the run as pages show it: users' home folders are written as ``~``, and clients' ids
+    are shortened by :func:`with_short_names`.
     """
     return with_short_names(
         replace(
@@ -381,9 +365,8 @@ def as_shown(run: RunData) -> RunData:
 
 
 def _defense_said(events: Sequence[RunEvent]) -> dict[str, str]:
-    """Return the metadata entry ``defense`` with the defenses that clients say they use.
-
-    It serves a run whose config is not known, and is empty if no client names a defense.
+    """Return the metadata entry ``defense`` with the defenses that clients say they use, for a run
+    without a config; empty if no client names one.
     """
     said = (re.search(rf"says: {DEFENDED_BY} (\w{{1,60}})\.", event.message) for event in events)
     names = sorted({found[1] for found in said if found})

@@ -53,12 +53,10 @@ class Remedy:
         name: the name of the defense in the run's settings ``what_if``.
         setting: the settings of the defense in brackets; empty where they are not known.
         does: a clause on what the defense does, from its own class; empty where it is not known.
-        under: every attempt under the defense.
+        under: the attempts under the defense.
         before: the attempts without the defense, on the same images in the same rounds.
-        change: the median change of an update by the defense, relative to the update's Euclidean
-            norm; ``None`` if unknown.
-        ended: whether the time limit ended the attack under the defense, for each attacked (round,
-            client); empty where that was not recorded.
+        change: the median ‖change of an update‖ / ‖update‖ by the defense; ``None`` if unknown.
+        ended: by (round, client), whether the time limit ended the attack; empty if not recorded.
     """
 
     name: str
@@ -76,12 +74,7 @@ class Remedy:
 
 
 def remedies(index: Index, metadata: Mapping[str, Any]) -> list[Remedy]:
-    """Return the additional defenses under which a run's updates were attacked, with the results.
-
-    Args:
-        index: the run's numbers.
-        metadata: the run's settings, as in ``run.json``.
-    """
+    """Return the additional defenses under which copies of a run's updates were attacked."""
     nodes, words = section(metadata, "config", "what_if"), section(metadata, "defenses_in_words")
     raw = {attempt.key: attempt for attempt in attempts(index)}
     return [
@@ -103,10 +96,8 @@ def _remedy(index: Index, name: str, node: Any, words: Any, raw: Mapping[Any, At
 
 
 def told_of_time(ended: Mapping[tuple[int, int], bool]) -> str:
-    """Return a sentence on how many attacks on defended updates were ended by their time limit.
-
-    Args:
-        ended: whether the time limit ended the attack, by (round, client).
+    """Return a sentence on how many attacks on defended updates their time limit ended; ``ended``
+    tells it by (round, client).
     """
     stopped = sum(ended.values())
     if not ended:
@@ -132,9 +123,8 @@ def attack_told(metadata: Mapping[str, Any]) -> str:
 
 
 def remedies_table(asked: Sequence[Remedy]) -> Table:
-    """Return a table of each client's grades, as sent and under each additional defense.
-
-    The client most at risk comes first.
+    """Return a table of each client's grades, as sent and under each additional defense, the client
+    most at risk first.
     """
     by_client = grouped_by_client(a for remedy in asked for a in remedy.before)
     rows = []
@@ -176,13 +166,9 @@ STRONGER = "gaussian"
 def what_it_costs(
     index: Index, asked: Sequence[Remedy], metadata: Mapping[str, Any], is_at_risk: bool
 ) -> list[Step]:
-    """Return the advice on a defense's price: the known accuracy, and how to measure the price.
-
-    Args:
-        index: the run's numbers.
-        asked: the defenses under which the same updates were attacked in addition.
-        metadata: the run's settings, as in ``run.json``.
-        is_at_risk: whether some client's samples are seen.
+    """Return advice on the accuracy that defenses cost: what is known, and how to measure it.
+    ``asked`` are the defenses under which copies of the updates were attacked, and ``is_at_risk``
+    tells whether a client's samples are seen.
     """
     accuracy = by_round(index.series("utility", "test_accuracy"))
     own = defense_of(metadata)
@@ -238,15 +224,9 @@ def _commands(
     is_defended: bool,
     changes: Sequence[str],
 ) -> tuple[str, ...]:
-    """Return the commands that repeat the training with and without defenses, over several seeds.
-
-    There are none if the run's config is not known.
-
-    Args:
-        metadata: the run's settings, as in ``run.json``.
-        asked: the defenses under which the same updates were attacked in addition.
-        is_defended: whether the run itself trained under a defense.
-        changes: settings that all commands change.
+    """Return the commands that repeat the training over several seeds, with and without the
+    defenses ``asked``; none if the run's config is unknown. ``is_defended`` tells whether the run
+    itself used a defense, and all commands set ``changes``.
     """
     config, choices = section(metadata, "config"), section(metadata, "config", "choices")
     if not is_simulation(metadata):
@@ -280,11 +260,8 @@ def _sweep(option: str, same: str, folder: str = "") -> str:
 
 
 def _option(option: Any, node: Any) -> str:
-    """Return the words of a command that select a defense with its settings; empty if not known.
-
-    Args:
-        option: the name of the defense's config file.
-        node: the config of the defense.
+    """Return a command's words that select the defense whose config file is ``option`` and config
+    ``node``; empty if unknown.
     """
     if not isinstance(option, str) or not isinstance(node, Mapping):
         return ""

@@ -31,15 +31,14 @@ FAILED = "Replay check failed"
 
 @dataclass(frozen=True)
 class Replays:
-    """The outcomes of repeating clients' training, by (round, client).
-
-    A client repeats, or replays, its local training as the attack assumes it.
+    """The outcomes, by (round, client), of replays: clients repeat training as the attack assumes
+    it.
 
     Attributes:
-        same: updates that the replay reproduces, with the distance relative to the update's norm,
-            or ``None`` where the client does not share it.
-        other: updates that the replay does not reproduce, with the reason.
-        undone: updates whose training was not replayed, with the reason.
+        same: updates that are reproduced, with the relative distance, or ``None`` if it is not
+            shared.
+        other: updates that are not reproduced, with the reason.
+        undone: updates whose training was not repeated, with the reason.
     """
 
     same: Mapping[Place, float | None]
@@ -53,11 +52,8 @@ class Replays:
 
 
 def replays(index: Index, events: Sequence[RunEvent] = ()) -> Replays:
-    """Return which updates are reproduced by repeating the client's training (a replay).
-
-    Args:
-        index: the run's numbers.
-        events: the run's events, some of which say why a client could not repeat its training.
+    """Return which updates a repetition (a replay) of the client's training reproduces. Some of
+    ``events`` say why a client could not repeat it.
     """
     same: dict[Place, float | None] = {}
     other: dict[Place, str] = {}
@@ -89,12 +85,7 @@ def _reason(record: LeakageRecord) -> str:
 
 
 def replay_of_client(found: Replays, client_id: int) -> str:
-    """Return words for the rounds in which repeating the client's training gave its update.
-
-    Args:
-        found: the outcomes of the repeated trainings.
-        client_id: the client's number.
-    """
+    """Return words for the rounds in which repeating the client's training gave its update."""
     same = {place: off for place, off in found.same.items() if place[1] == client_id}
     parts = []
     for told, word in ((found.other, "no"), (found.undone, "not checked")):
@@ -122,14 +113,9 @@ def _off(residual: float) -> str:
 def replay_told(
     found: Replays, attacked: Collection[Place], defended: bool = False, sample: Sample = IMAGE
 ) -> tuple[str, ...]:
-    """Return sentences on whether each attacked update is the one that its client trained.
-
-    Args:
-        found: the outcomes of repeating clients' training (replays).
-        attacked: the (round, client) of the attacked updates; an aggregate, with client −1, stands
-            for all updates of its round.
-        defended: whether a defense changed updates after training, before they were sent.
-        sample: the nouns for the samples that clients train on.
+    """Return sentences on whether each attacked update is the one that its client trained, by
+    repeating its training. ``attacked`` holds (round, client); client −1, an aggregate, stands for
+    a round's updates. ``defended`` tells whether a defense changed updates after training.
     """
     if not attacked:
         return ()
@@ -171,13 +157,8 @@ def replay_told(
 
 
 def _as(defended: bool, verb: str) -> str:
-    """Return words for the update with which a repeated training is compared.
-
-    They say whether it is the update before the defense or as it was sent.
-
-    Args:
-        defended: whether a defense changed the update before it was sent.
-        verb: ``are`` for several updates.
+    """Return words for the update that repeated training is compared with: that before the defense
+    if ``defended``, else as sent. ``verb`` is ``are`` for several updates.
     """
     if verb == "are":
         return "before their defense" if defended else "as they were sent"
@@ -187,15 +168,9 @@ def _as(defended: bool, verb: str) -> str:
 def _sorted_out(
     found: Replays, attacked: Collection[Place]
 ) -> tuple[set[Place], set[Place], set[Place], set[Place]]:
-    """Return the attacked updates by the outcome of repeating the client's training (a replay).
-
-    Args:
-        found: the outcomes of the replays.
-        attacked: the (round, client) of the attacked updates; client −1 stands for all of a round.
-
-    Returns:
-        Four sets of (round, client): all attacked updates; those that the replay reproduces; those
-        that it does not; and those without a replay.
+    """Return the attacked updates by the outcome of repeating the client's training, as four sets
+    of (round, client): all; those reproduced; those not reproduced; those not repeated. In
+    ``attacked``, client −1 stands for all of a round.
     """
     summed = {server_round for server_round, client in attacked if client < 0}
     places = {place for place in attacked if place[1] >= 0}

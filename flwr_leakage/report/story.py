@@ -30,13 +30,8 @@ MAX_CLIENTS = 8
 def sentences(
     index: Index, metadata: Mapping[str, Any], fate: Fates, rounds_done: int
 ) -> list[str]:
-    """Return plain sentences that describe the run; unknown facts are left out.
-
-    Args:
-        index: the run's numbers.
-        metadata: the run's settings, as in ``run.json``.
-        fate: which updates were attacked, and with which result.
-        rounds_done: the last round that has a record.
+    """Return plain sentences that describe the run; unknown facts are left out. ``rounds_done`` is
+    the last round with a record.
     """
     told = (
         _training(index, metadata, rounds_done),
@@ -50,9 +45,8 @@ def sentences(
 
 
 def blind_guess(index: Index) -> str:
-    """Return sentences on the blind guess and its median PSNR; empty if not recorded.
-
-    The blind guess is what the server could guess of a sample without its update.
+    """Return sentences on the blind guess (what a server guesses of a sample without its update)
+    and its median PSNR; empty if not recorded.
     """
     series = index.series("metric", "blind_psnr")
     reached = median(values(series))
@@ -232,9 +226,8 @@ class Fact(NamedTuple):
 
 
 def facts(metadata: Mapping[str, Any]) -> list[Fact]:
-    """Return header lines on dataset, partition, model, strategy, defense, attack and seed.
-
-    Unknown ones are left out.
+    """Return a header line for each known choice: dataset, partition, model, strategy, defense,
+    attack, seed.
     """
     found = []
     for group in GROUPS:
@@ -255,7 +248,7 @@ def facts(metadata: Mapping[str, Any]) -> list[Fact]:
 
 
 def _attack_settings(metadata: Mapping[str, Any]) -> str:
-    """Return the attack's settings in words, with the time limit per update that held."""
+    """Return words for the attack's settings, and for the time limit per update in force."""
     node, limit = section(metadata, "config", "attack"), time_limit(metadata)
     if not isinstance(section(metadata, "config").get("attack"), Mapping):
         return ""

@@ -93,9 +93,8 @@ def _grades(found: Sequence[Attempt]) -> list[str]:
 
 
 def classes_table(found: Sequence[Attempt]) -> Table:
-    """Return a table of the samples' classes, the worst leak first; empty without known classes.
-
-    Classes are ordered by their worst grade, then by their PSNR.
+    """Return a table of the samples' classes by falling worst grade, then PSNR; empty if no class
+    is known.
     """
     by_class = grouped((attempt.label, attempt) for attempt in found if attempt.label)
     worst = {name: max(group, key=lambda a: a.leak) for name, group in by_class.items()}
@@ -164,14 +163,9 @@ def missing(index: Index, kind: str) -> tuple[str, ...]:
 
 
 def without_weights(reasons: Sequence[str], absent: int, whole: int) -> str:
-    """Return a sentence if LPIPS is missing because its network's weights are; else empty.
-
-    It replaces the metric's own message, which names a folder and an error of the system.
-
-    Args:
-        reasons: the reasons that were recorded for missing values.
-        absent: the number of missing values.
-        whole: the number of all values.
+    """Return a sentence if LPIPS is missing because its network's weights are; else empty. It
+    replaces the recorded ``reasons``, which name folders. ``absent`` of ``whole`` values are
+    missing.
 
     Example:
         >>> without_weights(["no trained backbone is at hand (download is off)"], 3, 3)
@@ -186,9 +180,8 @@ def without_weights(reasons: Sequence[str], absent: int, whole: int) -> str:
 
 
 def attacks_table(index: Index, found: Sequence[Attempt]) -> Table:
-    """Return a table with one row per round: attacked updates, failures and the attacker's numbers.
-
-    The numbers, such as the objective, are those that the attacker itself sees.
+    """Return a table with one row per round: attacked updates, failures, and numbers such as the
+    objective that the attacker itself sees.
     """
     names = [name for name in index.names("attack") if name != "stopped_by_budget"]
     stopped_in = Counter(server_round for server_round, _ in ended(index, found))
@@ -221,14 +214,7 @@ BECAUSE = "not attacked, because"
 def clients_table(
     index: Index, events: Sequence[RunEvent], found: Sequence[Attempt], limit: int
 ) -> Table:
-    """Return a table of the attacked clients, the one most at risk first.
-
-    Args:
-        index: the run's numbers.
-        events: the run's events, such as warnings and errors.
-        found: the run's attempts to reconstruct samples.
-        limit: the largest number of rows.
-    """
+    """Return a table of at most ``limit`` attacked clients, the one most at risk first."""
     by_client = grouped_by_client(found)
     fate = fates(index)
     attacked = _attacked(fate, found)
@@ -324,12 +310,7 @@ def _left_out(clients: Collection[int], rows: Sequence[object]) -> tuple[str, ..
 
 
 def events_table(events: Sequence[RunEvent], limit: int) -> Table:
-    """Return a table of the run's events, errors first.
-
-    Args:
-        events: the events of the run.
-        limit: the largest number of rows.
-    """
+    """Return a table of at most ``limit`` of the run's events, errors first."""
     order = {"error": 0, "warning": 1, "info": 2}
     ranked = sorted(events, key=lambda event: order[event.level])
     rows = tuple(
@@ -373,9 +354,8 @@ def left_out_by_plan(index: Index) -> tuple[str, ...]:
 
 
 def constants(index: Index) -> tuple[str, ...]:
-    """Return sentences on the scores that are equal for every sample, with the value and reason.
-
-    Such a score has no chart, as its chart would be a line.
+    """Return sentences on the scores that are equal for every sample, and so have no chart, with
+    the value and reason.
     """
     names_by_value: dict[tuple[str, str], list[str]] = {}
     for name in index.names("score"):
@@ -393,7 +373,9 @@ def constants(index: Index) -> tuple[str, ...]:
 
 
 def scores_table(index: Index) -> Table:
-    """Return a table of the scores: the median with its error bar, and counts of the states."""
+    """Return a table of the scores: the median with its error bar, and how many values are bounds
+    or missing.
+    """
     rows = []
     for name in index.names("score"):
         series = index.series("score", name)
@@ -425,11 +407,8 @@ def _with_bar(value: float | None, error: float | None) -> str:
 
 
 def client_scores_table(index: Index, limit: int) -> Table:
-    """Return a table of each client's median of every score, in the order of clients' numbers.
-
-    Args:
-        index: the run's numbers.
-        limit: the largest number of rows.
+    """Return a table of each client's median of every score, by client number, with at most
+    ``limit`` rows.
     """
     scores_of = {
         name: by_client_of(series)

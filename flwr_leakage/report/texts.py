@@ -1,7 +1,6 @@
 """Show the private texts of a run beside those that the attack recovered.
 
-As a word of a private text may hold anything, each stands escaped in an HTML element of its own,
-which isolates its writing direction. ``tracking.run_data`` has removed control characters.
+As a private word may hold anything, each stands escaped in an HTML element of its own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,9 +32,9 @@ class Token:
 
     Attributes:
         word: the word that the token stands for, or its id.
-        mark: for a token of the original, ``placed`` if it was recovered at its place, ``named`` if
-            the attack only knows that it occurs in the batch, ``missed`` if neither; for a token of
-            a recovered text, ``wrong`` if it differs from the original's.
+        mark: in an original, ``placed`` if recovered at its place, ``named`` if only known to occur
+            in the batch, else ``missed``; in a recovered text, ``wrong`` if it differs from the
+            original.
     """
 
     word: str
@@ -66,8 +65,8 @@ class TextGallery:
     Attributes:
         exhibits: the texts that are shown, the worst leak first.
         left_out: the number of texts that are not shown.
-        named: for updates whose texts were not all recovered, words for the update, and the tokens
-            that the attack knows to occur in it.
+        named: for updates with texts that were not recovered, words for the update and known
+            tokens.
         table: the attacks' results by round; ``None`` where nothing was measured.
     """
 
@@ -80,13 +79,8 @@ class TextGallery:
 def text_gallery(
     texts: Sequence[TextRecord], found: Sequence[Attempt], index: Index, limit: int
 ) -> TextGallery | None:
-    """Return the section on a run's texts; ``None`` for a run without texts.
-
-    Args:
-        texts: the texts of the run.
-        found: the attempts to reconstruct them.
-        index: the run's numbers.
-        limit: the largest number of texts to show.
+    """Return the section on at most ``limit`` of a run's texts; ``None`` for a run without
+    texts.
     """
     if not texts:
         return None
@@ -103,10 +97,7 @@ def text_gallery(
 
 def text_exhibits(texts: Sequence[TextRecord], found: Sequence[Attempt]) -> list[TextExhibit]:
     """Return every text that was attacked, with its recovered versions, the worst leak first.
-
-    Args:
-        texts: the texts of the run: originals, reconstructions, and tokens known to occur.
-        found: the attempts to reconstruct them.
+    ``texts`` are originals, reconstructions, and tokens known to occur.
     """
     by_key: dict[tuple[int, int, int], dict[str, TextRecord]] = {}
     for text in texts:
@@ -181,10 +172,8 @@ def _against(answer: TextRecord, original: TextRecord | None) -> tuple[Token, ..
 def named_alone(
     texts: Sequence[TextRecord], found: Sequence[Attempt]
 ) -> list[tuple[str, tuple[Token, ...]]]:
-    """Return the tokens known to occur in each update that has a text which was not recovered.
-
-    Returns:
-        For each such update, words with its round and client, and the tokens.
+    """Return, for each update with a text that was not recovered, words for its round and client,
+    and the tokens that the attack knows to occur in it.
     """
     missing = {attempt.key[:2] for attempt in found if attempt.grade != "exact"}
     answered = {text.sample for text in texts if text.role == "reconstruction"}
@@ -205,9 +194,8 @@ def named_alone(
 
 
 def texts_table(index: Index, found: Sequence[Attempt]) -> Table | None:
-    """Return a table of the results on texts by round; ``None`` if nothing was measured.
-
-    Shares of tokens are means over the texts; a text that was not found counts as 0.
+    """Return a table of the results on texts by round; ``None`` if nothing was measured. Shares of
+    tokens are means over the texts; a text that was not found counts as 0.
     """
     if not any(attempt.tokens is not None for attempt in found):
         return None

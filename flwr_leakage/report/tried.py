@@ -43,14 +43,13 @@ class Worth:
         answer: whether training may go on, in a sentence or two.
         headline: the answer in a sentence of at most 20 words.
         level: ``quiet`` if the strongest attack ended by itself on some update and found nothing;
-            ``partly`` if originals are identified more often than by chance, or tested records were
-            found to be used; ``unknown`` if nothing can be said.
+            ``partly`` if originals are identified beyond chance or records found to be used; else
+            ``unknown``.
         do: sentences on what to run to learn more; empty where nothing here would help.
         commands: the commands that do so, if the run was a simulation.
         changes: the settings by which these commands differ from the run's own.
         unsure: attacked updates of which nothing can be said, by (round, client), with the reason.
-        is_sure: whether something can be said of some attacked update; it matters only if ``level``
-            is ``partly``.
+        is_sure: whether something can be said of some attacked update.
     """
 
     answer: str
@@ -93,15 +92,7 @@ def worth(
     found: Sequence[Attempt],
     fate: Fates,
 ) -> Worth:
-    """Return the judgement of a run in which no sample is seen.
-
-    Args:
-        index: the run's numbers.
-        events: the run's events, such as warnings and errors.
-        metadata: the run's settings, as in ``run.json``.
-        found: the run's attempts.
-        fate: which updates were attacked, and with which result.
-    """
+    """Return the judgement of a run in which no sample is seen."""
     attacked = fate.attacked | {attempt.key[:2] for attempt in found}
     graded = {attempt.key[:2] for attempt in found if attempt.grade}
     kept = _kept(events, metadata, attacked)
@@ -181,10 +172,8 @@ def worth(
 
 
 def _by_labels(noun: str) -> str:
-    """Return a sentence on how to decide if class counts were inferred but no sample was attacked.
-
-    Args:
-        noun: the plural noun for the run's samples.
+    """Return a sentence for a run that attacked no sample but inferred class counts: by what to
+    decide on training then. ``noun`` is the plural for samples.
     """
     return (
         f"Decide by what the updates tell of the labels, and by what one step on a few {noun} "
@@ -196,17 +185,10 @@ def _by_labels(noun: str) -> str:
 def _all(
     doubts: Sequence[_Doubt], metadata: Mapping[str, Any]
 ) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
-    """Return what to do if nothing can be said of updates: sentences, a command, its settings.
-
-    If updates were kept to be attacked later, only the command that attacks them is returned, as it
-    comes first. If no setting helps, there is no command.
-
-    Args:
-        doubts: the reasons why nothing can be said, each with its remedy.
-        metadata: the run's settings, as in ``run.json``.
-
-    Returns:
-        Sentences, the command lines, and the settings by which they differ from the run's own.
+    """Return what to do about the ``doubts``, the reasons why nothing can be said of updates:
+    sentences, the command lines, and the settings by which these differ from the run's own. Updates
+    that were kept are attacked first, by that command alone. If no setting helps, there is no
+    command.
     """
     if doubts and doubts[0].command:
         return doubts[0].do, (doubts[0].command,), ()
@@ -222,13 +204,9 @@ MORE = 10
 def more_time(
     index: Index, metadata: Mapping[str, Any], is_what_if: bool = False
 ) -> tuple[str, tuple[str, ...]]:
-    """Return a sentence on how to give an attack more time, with its cost, and the settings for it.
-
-    Args:
-        index: the run's numbers.
-        metadata: the run's settings, as in ``run.json``.
-        is_what_if: whether the time limit ended only attacks on updates under an additional
-            defense. They are then given the time that the other attacks had, if they had less.
+    """Return a sentence on giving an attack more time, with the cost, and the settings for it. With
+    ``is_what_if``, only attacks under additional defenses were cut off: they get the other attacks'
+    time.
     """
     limit, less = time_limit(metadata), what_if_time_limit(metadata)
     if is_what_if and is_simulation(metadata) and less != limit:
@@ -260,9 +238,8 @@ def more_time(
 
 
 def _spent(index: Index, metadata: Mapping[str, Any]) -> tuple[float, int]:
-    """Return the CPU seconds of all attacks on the run's updates, and the number of the attacks.
-
-    The seconds are 0 if worker processes attacked, as their times are not recorded.
+    """Return the CPU seconds of all attacks on the run's updates (0 if unrecorded, as in worker
+    processes), and the number of attacks.
     """
     workers = section(metadata, "config", "server").get("attack_workers", 1)
     spent = sum(values(index.series("cost", "attack_cpu_seconds"))) if workers == 1 else 0.0
@@ -301,12 +278,8 @@ def _cut_off(
 
 
 def _failed(fate: Fates, metadata: Mapping[str, Any], of: _Of) -> _Doubt:
-    """Return the reason that the attack could not be applied to some updates, with its remedy.
-
-    Args:
-        fate: which updates were attacked, and with which result.
-        metadata: the run's settings, as in ``run.json``.
-        of: a function that returns words for how many of the attacked updates some updates are.
+    """Return, as a reason for doubt, that the attack could not be applied to some updates, with its
+    remedy. ``of`` returns words such as ``2 of 3 attacked updates``.
     """
     reasons = {place: why for place, why in fate.unanswered.items() if place not in fate.cut_off}
     why = next(filter(None, reasons.values()), "no reason was recorded")
@@ -323,15 +296,10 @@ def _failed(fate: Fates, metadata: Mapping[str, Any], of: _Of) -> _Doubt:
 
 
 def _unexplained(places: Collection[Place], metadata: Mapping[str, Any], of: _Of) -> _Doubt:
-    """Return the reason that the attack does not reproduce some updates, with its remedy.
-
-    If clients use a defense, no update is named, as the defense itself may be the cause.
-
-    Args:
-        places: the (round, client) of these updates, without those of clients whose repeated
-            training shows that they train as the attack assumes: there the attack failed.
-        metadata: the run's settings, as in ``run.json``.
-        of: a function that returns words for how many of the attacked updates some updates are.
+    """Return, as a reason for doubt, that the attack does not reproduce some updates, with its
+    remedy. ``places`` leaves out clients whose repeated training gave their update: there the
+    attack failed. No update is named if clients use a defense, which may be the cause. ``of``
+    returns words such as ``2 of 3 attacked updates``.
     """
     return _Doubt(
         () if is_defended(metadata) else places,
@@ -345,15 +313,9 @@ def _unexplained(places: Collection[Place], metadata: Mapping[str, Any], of: _Of
 def _ungraded(
     places: Collection[Place], found: Sequence[Attempt], metadata: Mapping[str, Any], of: _Of
 ) -> _Doubt:
-    """Return why nothing can be said of updates without a grade, and what to do about it.
-
-    Their originals, or the blind guess (made without the update) to compare with, are not known.
-
-    Args:
-        places: the (round, client) of these updates.
-        found: the run's attempts.
-        metadata: the run's settings, as in ``run.json``.
-        of: a function that returns words for how many of the attacked updates some updates are.
+    """Return, as a reason for doubt, that updates have no grade, as their originals or the guess
+    without the update are unknown, with its remedy. ``of`` returns words such as ``2 of 3 attacked
+    updates``.
     """
     told = f"nothing tells how near the reconstructions of {of(places)} are to the originals"
     if any(attempt.psnr is not None for attempt in found if attempt.key[:2] in places):
@@ -368,11 +330,8 @@ def _ungraded(
 
 
 def _of(places: Collection[Place], attacked: int) -> str:
-    """Return words such as ``2 of 3 attacked updates``.
-
-    Args:
-        places: the (round, client) of the updates that are counted.
-        attacked: the number of all attacked updates.
+    """Return words such as ``2 of 3 attacked updates``, for the (round, client) in ``places`` of
+    ``attacked`` updates.
     """
     if len(places) < attacked:
         return f"{len(places)} of {attacked} attacked updates"
@@ -382,14 +341,8 @@ def _of(places: Collection[Place], attacked: int) -> str:
 def _kept(
     events: Sequence[RunEvent], metadata: Mapping[str, Any], attacked: Collection[Place]
 ) -> list[_Doubt]:
-    """Return the reason that updates were kept and are not attacked yet, with its remedy.
-
-    The list is empty if there are no such rounds.
-
-    Args:
-        events: the run's events, which name the rounds whose updates were kept.
-        metadata: the run's settings, as in ``run.json``.
-        attacked: the (round, client) of the attacked updates.
+    """Return, as a reason for doubt, that updates were kept and are not attacked yet, with its
+    remedy; none if all are. ``events`` name the rounds, and ``attacked`` holds (round, client).
     """
     rounds = {e.server_round for e in events if e.message.endswith(KEPT_FOR_LATER)}
     rounds -= {server_round for server_round, _ in attacked}
@@ -404,9 +357,8 @@ def _kept(
 
 
 def _broken(events: Sequence[RunEvent]) -> list[_Doubt]:
-    """Return the reason that errors or warnings kept all updates from being attacked.
-
-    The list is empty if there was no error or warning.
+    """Return, as a reason for doubt, that errors or warnings kept all updates from being attacked;
+    none without errors and warnings.
     """
     broken = [e for e in events if e.level != "info" and (e.server_round or e.level == "error")]
     if not broken:
@@ -418,10 +370,9 @@ def _broken(events: Sequence[RunEvent]) -> list[_Doubt]:
 
 
 class _Setting(NamedTuple):
-    """The setting behind a reason why an update was not attacked.
-
-    It holds a pattern of the reason, the settings of a simulation that change it, the argument in
-    an app that does, and what follows from the change.
+    """The setting behind a reason why an update was not attacked: a pattern of the reason, the
+    settings of a simulation that change it, the argument in an app that does, and what follows from
+    it.
     """
 
     reason: str
@@ -467,14 +418,8 @@ def _left_out(
     fate: Fates, attacked: Collection[Place], metadata: Mapping[str, Any], is_kept: bool
 ) -> list[_Doubt]:
     """Return the reasons why clients were never attacked, with the settings that attack them.
-
-    If updates were kept to be attacked later, rounds in which nobody was attacked give no reason.
-
-    Args:
-        fate: which updates were attacked, and with which result.
-        attacked: the (round, client) of the attacked updates.
-        metadata: the run's settings, as in ``run.json``.
-        is_kept: whether updates were kept to be attacked later.
+    ``attacked`` holds (round, client). With ``is_kept``, updates were kept for later, and rounds
+    without attacks give no reason.
     """
     met, reasons = {client for _, client in attacked}, {}
     for (_, client), why in sorted(fate.spared.items(), key=lambda s: not s[1].startswith(RESTING)):

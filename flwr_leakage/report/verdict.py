@@ -58,13 +58,11 @@ class Verdict:
     Attributes:
         sentence: the answer, in plain words.
         level: ``leak`` if images are exact or recognisable; ``partly`` if parts are seen; ``quiet``
-            if the strongest attack ended by itself and found nothing; ``unknown`` if nothing can be
-            said.
+            if the strongest attack ended by itself and found nothing; else ``unknown``.
         details: what the reader must know in addition: who is most at risk, whether originals are
             identified, who was not attacked and why, and what failed.
-        head: those of the details that nobody may miss and no picture shows: a failed repetition of
-            a client's training, updates that the attack does not reproduce, and what the run's
-            numbers do not say.
+        head: the details that nobody may miss: training whose repetition gives another update,
+            updates that the attack does not reproduce, and what the run's numbers do not say.
     """
 
     sentence: str
@@ -76,13 +74,7 @@ class Verdict:
 def judge(
     index: Index, events: Sequence[RunEvent], metadata: Mapping[str, Any] | None = None
 ) -> Verdict:
-    """Return the verdict on a run.
-
-    Args:
-        index: the run's numbers.
-        events: the run's events, such as warnings and errors.
-        metadata: the run's settings, as in ``run.json``, which name the attack and its limits.
-    """
+    """Return the verdict on a run; ``metadata`` names the attack and its limits."""
     metadata = metadata or {}
     found, fate = attempts(index), fates(index)
     known = replays(index, events)
@@ -130,11 +122,8 @@ def not_covered(
     sample: Sample, with_labels: bool = False, with_members: bool = False
 ) -> tuple[str, ...]:
     """Return a sentence for each question on privacy that a run like this one does not answer.
-
-    Args:
-        sample: the nouns for the run's samples.
-        with_labels: whether the attack inferred labels, and a guess was made for comparison.
-        with_members: whether membership was tested.
+    ``with_labels`` tells whether labels were inferred and compared with a guess, ``with_members``
+    whether membership was tested.
     """
     labels = (
         f"Of labels: only whether the attack on {sample.a} had its label right is told. A "
@@ -156,9 +145,8 @@ def not_covered(
 def limits_told(
     index: Index, fate: Fates, found: Sequence[Attempt], metadata: Mapping[str, Any]
 ) -> str:
-    """Return a sentence for each limit of the verdict, for the head of the page.
-
-    The limits are the defense, the attacked share, what the attacker was given, and its time.
+    """Return a sentence for each limit of the verdict: the defense, the attacked share, what the
+    attacker was given, and its time.
     """
     told = (
         f"Defense: {own}." if (own := defense_told(metadata)) else "",
@@ -291,10 +279,9 @@ def _troubles(fate: Fates, events: Sequence[RunEvent]) -> list[str]:
 
 
 def _determined(index: Index, found: Sequence[Attempt]) -> list[str]:
-    """Return a sentence on why samples stayed hidden: missing information, or a failed search.
-
-    The list is empty unless the score ``unseen_directions`` was computed for them. It counts the
-    directions of a sample in which the update does not change.
+    """Return a sentence on why samples stayed hidden: missing information, or a failed search. It
+    rests on the score ``unseen_directions``, which counts a sample's directions in which the update
+    does not change; without it there is none.
     """
     scored = index.series("score", "unseen_directions")
     hidden = (attempt.key for attempt in found if attempt.grade not in LEAKED)
@@ -322,10 +309,8 @@ def _caveats(events: Sequence[RunEvent]) -> tuple[str, ...]:
 
 
 def labels_told(index: Index, metadata: Mapping[str, Any], found: Sequence[Attempt]) -> str:
-    """Return a sentence on how many labels the attack had right, and whether it inferred them.
-
-    It is empty if no labels were compared with the true ones, or if the attack was given the labels
-    and all are right.
+    """Return a sentence on how many labels the attack had right, and whether it inferred them;
+    empty if none was compared with the truth, or if it was given them and all are right.
     """
     told, inferred = labels_right(index, found), labels_inferred(index, metadata)
     if not told or (told[0] == told[1] and not inferred):
@@ -369,13 +354,8 @@ def _attacked(index: Index, fate: Fates, found: Sequence[Attempt]) -> str:
 
 
 def _images(sizes: Mapping[int, int], found: Sequence[Attempt]) -> str:
-    """Return words for how many images were attacked, of how many that clients use in a round.
-
-    They are empty if images are not numbered, so that they cannot be followed over rounds.
-
-    Args:
-        sizes: the number of images that each client uses in a round, by client.
-        found: the run's attempts.
+    """Return words for how many images were attacked, of how many that clients use in a round
+    (``sizes``, by client); empty if images are not numbered over the rounds.
     """
     each, whole = worst_by_image(found), sum(sizes.values())
     if not each:

@@ -26,15 +26,9 @@ class Score(Protocol):
     """A measure of the risk of every sample of a client's round, computed without an attack."""
 
     def __call__(self, client: ClientSamples, seed: int) -> list[Measurement]:
-        """Return one measurement for each quantity; the first counts all Jacobian products.
-
-        Args:
-            client: the samples to score, with the model's gradient map, and results that scores
-                share. Only these shared results are changed.
-            seed: the seed of the score's own random draws.
-
-        Returns:
-            Measurements with one value for each sample of ``client.exposure``, in the same order.
+        """Return one measurement for each quantity, with one value for each sample of
+        ``client.exposure`` in order; the first counts all Jacobian products. Of ``client`` only the
+        results that scores share are changed. ``seed`` is that of the score's draws.
         """
         ...
 
@@ -48,10 +42,8 @@ class Column:
         values: (S,) the values; NaN or infinity where there is no number.
         unit: the unit, such as ``1`` or ``model input``.
         direction: the meaning of a larger value.
-        notes: a text for each sample, or no texts at all: why there is no number, or how to read
-            it.
-        errors: (S,) half the width of each value's error bar, in ``unit``, and NaN where it is
-            unknown; ``None`` if no error bars are given.
+        notes: a text for each sample on its value, or on why there is none; or no texts at all.
+        errors: (S,) half the width of each error bar, in ``unit``, NaN where unknown; or ``None``.
         states: a state for each sample, or no states at all; see ``Measurement``. A sample without
             a number becomes ``unresolved`` unless its state is a bound.
     """
@@ -71,9 +63,8 @@ class SampleScore(ABC):
 
     As many samples are processed at a time as fit into memory. A sample without a finite gradient,
     or one that training never used, gets a reason in place of a number; so does a value that is not
-    finite. Jacobian products are counted. A sample's value does not depend on the samples processed
-    with it, as long as ``measure`` treats all rows alike and draws for each row from that row's
-    generator.
+    finite. A sample's value does not depend on the others, as long as ``measure`` treats all rows
+    alike and draws for each from its own generator.
 
     Example:
         >>> @dataclass(frozen=True)
@@ -130,9 +121,8 @@ class SampleScore(ABC):
 
 
 def _measured(column: Column, problem: SampleProblem) -> Measurement:
-    """Return a column as a measurement, with a reason in place of each missing number.
-
-    A number is missing if it is not finite, or if the problem has a note against the sample.
+    """Return a column as a measurement, with a reason in place of each number that is not finite or
+    whose sample the problem has a note against.
 
     Raises:
         ValueError: the column's entries are not one for each sample.
@@ -176,11 +166,8 @@ def _measured(column: Column, problem: SampleProblem) -> Measurement:
 
 
 def _join(parts: Sequence[Measurement], order: Sequence[int]) -> Measurement:
-    """Return a measurement of all samples, joined from measurements of groups of them.
-
-    Args:
-        parts: the measurements of the same quantity for each group of samples.
-        order: for each sample of the result, its place among all samples of ``parts``.
+    """Return one quantity's measurement of all samples, joined from ``parts``, those of groups of
+    samples. ``order`` holds, for each sample of the result, its place in the joined parts.
     """
     names = {part.name for part in parts}
     if len(names) > 1:
@@ -224,17 +211,9 @@ def root_error(values: Float[Tensor, " S"], errors: Float[Tensor, " S"]) -> Floa
 
 
 def mean_of_squares(draws: Float[Tensor, "n S"]) -> tuple[Tensor, Tensor]:
-    """Return the mean of n ≥ 2 squared lengths of random vectors, and half its 99 % error bar.
-
-    Squared lengths have a skewed distribution, whose variance few draws mostly underestimate. So
-    the estimated variance is replaced by its one-sided 95 % upper limit, and the error bar is that
-    of a χ² variable; see ``sampling_error``.
-
-    Args:
-        draws: (n, S) the squared lengths.
-
-    Returns:
-        The means and the half widths, each (S,).
+    """Return the mean (S,) of n ≥ 2 squared lengths of random vectors, and half its 99 % error bar
+    (S,). As few draws mostly underestimate their skewed distribution's variance, its one-sided 95 %
+    upper limit is used, with the error bar of a χ² variable; see ``sampling_error``.
     """
     count = len(draws)
     mean = draws.mean(0)
@@ -243,12 +222,8 @@ def mean_of_squares(draws: Float[Tensor, "n S"]) -> tuple[Tensor, Tensor]:
 
 
 def mean_with_error(draws: Float[Tensor, "n S"]) -> tuple[Tensor, Tensor]:
-    """Return the mean of n draws, and half its 99 % error bar by Student's t, each (S,).
-
-    The half width is NaN for n = 1.
-
-    Args:
-        draws: (n, S) the draws.
+    """Return the mean of n draws, and half its 99 % error bar by Student's t (NaN for n = 1), each
+    (S,).
     """
     count = len(draws)
     mean = draws.mean(0)
@@ -268,17 +243,9 @@ class Numbers(NamedTuple):
 
 
 def numbers_of(estimate: Estimate, bound: str, quantity: str = "") -> Numbers:
-    """Return an estimate as values, notes, errors and states.
-
-    A value that did not converge becomes NaN. Its note tells the estimate, and its state says that
-    it is a bound.
-
-    Args:
-        estimate: the estimate for S samples.
-        bound: what an unconverged estimate is: ``at least`` for a lower bound, ``at most`` for an
-            upper bound, empty for no bound.
-        quantity: the name of the estimated quantity for the note, where the score's quantity is
-            another one.
+    """Return an estimate for S samples as values, notes, errors and states. A value that did not
+    converge becomes NaN; its note tells the estimate, named by ``quantity`` if it is not the
+    score's own, and its state that of the ``bound``: ``at least``, ``at most``, or empty for none.
     """
     subject = f"{quantity} {bound}".strip()
     missed: dict[str, State] = {"at least": "lower bound", "at most": "upper bound"}

@@ -22,10 +22,11 @@ def compute_scores(
     warnings: Sequence[str] = (),
 ) -> Scores:
     """Return the scores of the samples of a client's round; neither they nor the model are changed.
-
     A sample's value does not depend on which other scores and samples are computed, nor on their
-    order: each score has a seed of its own, and the results that scores share do not depend on the
-    scores.
+    order.
+
+    The result is a mapping by name, in order, with notes on all. A score that fails, or for which
+    the budget is too small, has the reason as its result, and the others are computed.
 
     Args:
         scores: the scores by name; or a sequence of scores, which are then named by their classes
@@ -37,13 +38,7 @@ def compute_scores(
             is no limit.
         samples: the indices of the samples to score, in ascending order; the others get no number.
             ``None`` is all.
-        warnings: reasons why the scored function may differ from the one that trains; each is added
-            to the note of every sample.
-
-    Returns:
-        The result of each score by name, in order, and notes on all of them. A score that fails, or
-        for which the budget is too small, has the reason as its result; the others are computed all
-        the same.
+        warnings: reasons why the scored function may not be the one that trains, for all notes.
     """
     count = len(exposure.private)
     chosen = tuple(range(count)) if samples is None else tuple(samples)
@@ -73,12 +68,8 @@ def warned(measured: Measurement, warnings: Sequence[str]) -> Measurement:
 def score_client(
     scores: Mapping[str, Score] | Sequence[Score], client: ClientSamples, seed: int
 ) -> dict[str, ScoreResult]:
-    """Return the result of each score by name; see ``compute_scores``.
-
-    Args:
-        scores: the scores by name, or a sequence of scores.
-        client: the samples to score; its meter counts, and limits, the cost.
-        seed: the seed of all random draws.
+    """Return the result of each score by name; see ``compute_scores``. The meter of ``client``
+    counts, and limits, the cost.
     """
     return {
         name: _compute(name, score, client, derive_seed(seed, purpose=name))
@@ -121,12 +112,8 @@ def _compute(name: str, score: Score, client: ClientSamples, seed: int) -> Score
 
 
 def _spread(measured: Measurement, chosen: tuple[int, ...], count: int) -> Measurement:
-    """Return a measurement of chosen samples as one of all ``count`` samples.
-
-    Args:
-        measured: the measurement of the chosen samples.
-        chosen: the indices of these samples among all.
-        count: the number of all samples; those that were not chosen get no number.
+    """Return the measurement of the samples with the ``chosen`` indices, extended to all ``count``
+    samples, of which the others get no number.
     """
     if len(chosen) == count:
         return measured

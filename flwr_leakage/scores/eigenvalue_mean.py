@@ -43,13 +43,8 @@ class EigenvalueMean:
 
 
 def fits(num_inputs: int, num_parameters: int, max_dense_inputs: int, memory_bytes: int) -> bool:
-    """Return whether the dense Jacobian of a sample may be formed: by its inputs, and by memory.
-
-    Args:
-        num_inputs: the number N of a sample's inputs.
-        num_parameters: the number P of the model's parameters.
-        max_dense_inputs: the largest N for which it may be formed.
-        memory_bytes: the most bytes that it may take.
+    """Return whether the dense Jacobian of a sample of N inputs may be formed, by N ≤
+    ``max_dense_inputs`` and by memory for N rows of P parameters.
     """
     needed = dense_bytes(num_inputs, num_parameters, torch.float64)
     return num_inputs <= max_dense_inputs and needed <= memory_bytes
@@ -66,12 +61,10 @@ def eigenvalue_mean(
 ) -> EigenvalueMean:
     """Return Σf(λ)/N over the N eigenvalues λ of JJᵀ, for a completely monotone function f.
 
-    Such functions are 1/λ and 1/(λ + c). J is the Jacobian of a sample's gradient.
-
-    Without the dense Jacobian, Lanczos quadrature estimates the mean by random vectors z. All even
-    derivatives of such an f are positive, so that Gauss quadrature never exceeds zᵀf(JJᵀ)z,
-    whatever the number of its steps (Golub and Meurant 1994, theorem 3.1): if it is stopped early,
-    it is still a lower bound. Nodes that rounding makes too small are raised, which lowers f.
+    Such functions are 1/λ and 1/(λ + c). J is the Jacobian of a sample's gradient. Without the
+    dense J, Lanczos quadrature estimates the mean by random vectors z. As all even derivatives of f
+    are positive, Gauss quadrature is a lower bound of zᵀf(JJᵀ)z after any number of steps (Golub
+    and Meurant 1994, theorem 3.1). Nodes that rounding makes too small are raised, which lowers f.
 
     Args:
         problem: the S samples with their Jacobians, in float64.
@@ -105,14 +98,9 @@ def _quadrature(
     num_probes: int,
     max_steps: int,
 ) -> tuple[Float[Tensor, "n S"], Float[Tensor, " S"]]:
-    """Return zᵀf(JJᵀ)z/N by Gauss' rule for n vectors z of random signs, and a lower bound of λmax.
-
-    Args:
-        problem: the S samples with their Jacobians J.
-        function: f, applied to eigenvalues (S, k).
-        draws: the random generators of the vectors z.
-        num_probes: the number n of vectors z.
-        max_steps: the largest number of Lanczos steps for each z.
+    """Return zᵀf(JJᵀ)z/N (n, S) by Gauss' rule for n = ``num_probes`` vectors z of random signs
+    from ``draws``, and a lower bound of λmax (S,). J are the samples' Jacobians, f is applied to
+    eigenvalues (S, k), and ``max_steps`` limits the Lanczos steps for each z.
     """
     operator = problem.operator
     largest = torch.zeros(len(problem), dtype=torch.float64)

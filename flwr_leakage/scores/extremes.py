@@ -30,7 +30,7 @@ class ExtremesScore(SampleScore):
     precision: Precision = field(default="float64", kw_only=True)
 
     def extra_bytes(self, num_inputs: int, num_parameters: int) -> int:
-        """Return the bytes of one sample's dense Jacobian, if λmin is computed by it."""
+        """Return the bytes of one sample's dense Jacobian if λmin is computed by it, else 0."""
         return self.extremes().extra_bytes(num_inputs, num_parameters)
 
     def extremes(self) -> LAVP:

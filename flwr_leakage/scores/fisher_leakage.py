@@ -109,7 +109,10 @@ def _column(
     errors: Tensor,
     states: list[State],
 ) -> Column:
-    """Return a column in which a value that is not finite has the state ``unresolved``."""
+    """Return a column in which a value that is not finite has the state ``unresolved``, and the
+    others their entry of ``states``, which says how a value may be read. ``notes`` are remarks and
+    ``errors`` half the widths of error bars, each by sample.
+    """
     known = values.isfinite().tolist()
     told: list[State] = [s if ok else "unresolved" for s, ok in zip(states, known, strict=True)]
     return Column(name, values, unit, direction, notes, errors, told)

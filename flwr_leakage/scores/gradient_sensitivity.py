@@ -21,20 +21,14 @@ def sensitivity_along(
     directions: Float[Tensor, "S N"],
     slices: Mapping[str, Sequence[slice]],
 ) -> dict[str, Float[Tensor, " S"]]:
-    """Return ‖J_lᵀd‖/‖d‖ for each layer l: how far its gradient moves if the input moves along d.
+    """Return ‖J_lᵀd‖/‖d‖ (S,) for each layer l by name: how far its gradient moves if the input
+    moves along d.
 
-    J_l is the Jacobian of layer l's gradient by the sample's input. If d is the change of the input
-    that an attribute makes, such as the mean of images with it less the mean of images without it,
-    the result is the sensitivity to that attribute.
-
-    Args:
-        operator: the operator of the Jacobians Jᵀ of S samples.
-        directions: (S, N) the direction d of each sample, not zero.
-        slices: for each layer by name, the slices of its entries in the flat gradient; see
-            ``layer_slices``.
-
-    Returns:
-        (S,) the values for each layer, by its name.
+    J_l is the Jacobian of layer l's gradient by the input. If d is the change of the input that an
+    attribute makes, such as the mean of images with it less that of images without it, the result
+    is the sensitivity to that attribute. ``operator`` are the Jacobians Jᵀ of S samples,
+    ``directions`` (S, N) are d ≠ 0, and ``slices`` locate each layer in the flat gradient; see
+    ``layer_slices``.
     """
     image = operator.matvec(directions)
     lengths = row_norms(directions).double()
@@ -50,10 +44,8 @@ class GradientSensitivity(SampleScore):
 
     It is computed as E‖J_lᵀn‖/‖n‖, with J_l the Jacobian of layer l's gradient g_l by the input x.
 
-    Mo et al. (2021) call it the sensitivity of gradients to the original information: in their
-    reading, a layer whose gradient moves more with the input reveals more about it. ``LAVP`` takes
-    a larger ``lambda_max`` for safer, the opposite. The score is a mean over directions n, and ‖J‖
-    is the maximum.
+    In the reading of Mo et al. (2021), a layer whose gradient moves more with the input reveals
+    more about it; ``LAVP`` takes a larger ``lambda_max`` for safer, the opposite.
 
     The quantity ``gradient_sensitivity`` is that of all layers, ``gradient_sensitivity/LAYER`` that
     of one layer. For the sensitivity to an attribute see ``sensitivity_along``.

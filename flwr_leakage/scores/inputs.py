@@ -11,15 +11,9 @@ from flwr_leakage.records import Batch
 
 
 def as_batch(inputs: Any, targets: Any, like: Tensor) -> Batch:
-    """Return a batch from tensors, arrays, numbers, or lists of them, in the dtypes of a model.
-
-    Floating-point numbers are cast to the dtype of the model's parameters, class indices to int64.
+    """Return a batch from tensors, arrays, numbers, or lists of them: inputs (B, C, H, W) in the
+    dtype of the model's parameter ``like``, class indices (B,) in int64 or probabilities (B, K).
     Integer inputs are not converted, as a model does not expect values from 0 to 255.
-
-    Args:
-        inputs: (B, C, H, W), or a list of B entries of (C, H, W).
-        targets: class indices (B,) or probabilities (B, K), or a list of B entries.
-        like: a parameter of the model, whose dtype is taken.
 
     Raises:
         ValueError: inputs or targets are of another kind, their entries differ in shape, or there

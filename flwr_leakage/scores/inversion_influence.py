@@ -85,7 +85,7 @@ class InversionInfluence(SampleScore):
             )
 
     def extra_bytes(self, num_inputs: int, num_parameters: int) -> int:
-        """Return the bytes that the dense Jacobian takes for one sample, if it is to be formed."""
+        """Return the bytes of one sample's dense Jacobian if it is to be formed, else 0."""
         if self.expected == "never" or num_inputs > self.max_dense_inputs:
             return 0
         dtype = torch.float64 if self.precision == "float64" else torch.float32
@@ -125,10 +125,8 @@ class InversionInfluence(SampleScore):
         return [found] * len(self.relative_dampings)
 
     def _influences(self, problem: SampleProblem) -> list[Numbers]:
-        """Return for each damping the inversion influence of every sample.
-
-        It is ‖(JJᵀ + εI)⁻¹Jδ‖, with the damping ε, the sample's Jacobian J, and the perturbation δ
-        of its gradient.
+        """Return for each damping ε the inversion influence ‖(JJᵀ + εI)⁻¹Jδ‖ of every sample, with
+        its Jacobian J and the perturbation δ of its gradient.
         """
         dampings = tuple(self.relative_dampings)
         solved = solve_damped(
@@ -168,14 +166,9 @@ class InversionInfluence(SampleScore):
         label: str,
         draws: Draws,
     ) -> Column:
-        """Return the column of the expected influence at one damping.
-
-        Args:
-            problem: the S samples with their Jacobians J.
-            spectrum: the eigenvalues of JJᵀ from the dense J; ``None`` to estimate by quadrature.
-            damping: ε/λmax.
-            label: the end of the column's name.
-            draws: the random generators of the quadrature.
+        """Return the column of the expected influence √(Σλᵢ/(λᵢ + ε)²/N) at one ``damping`` ε/λmax,
+        from the eigenvalues λᵢ (S, N) of the dense JJᵀ, or by quadrature with ``draws`` if
+        ``spectrum`` is ``None``. The column's name ends in ``label``.
         """
         if spectrum is not None:
             total, width, top = _dense_sum(spectrum, problem.rounding, damping)
@@ -213,14 +206,9 @@ class InversionInfluence(SampleScore):
 def _dense_sum(
     eigenvalues: Float[Tensor, "S N"], rounding: Float[Tensor, " S"], damping: float
 ) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"], Float[Tensor, " S"]]:
-    """Return Σλᵢ/(λᵢ + ε)², a bound of its rounding error, and λmax, each (S,).
-
-    J is a sample's Jacobian, and λmax the largest of the eigenvalues λᵢ of JJᵀ.
-
-    Args:
-        eigenvalues: (S, N) the eigenvalues λᵢ of each sample's JJᵀ.
-        rounding: (S,) the relative rounding error of products with J.
-        damping: ε/λmax.
+    """Return Σλᵢ/(λᵢ + ε)² over the ``eigenvalues`` λᵢ of each sample's JJᵀ, a bound of its
+    rounding error, and λmax, each (S,). ``rounding`` is the relative error of products with J, and
+    ``damping`` is ε/λmax.
     """
     top = eigenvalues[:, :1]
     shifted = eigenvalues + damping * top

@@ -96,11 +96,8 @@ class JointInfluence:
 
 @dataclass(frozen=True)
 class _Joint:
-    """The least-squares solution for a whole update, and the uncertainty of its norm.
-
-    It holds the solution A⁺δ for the update's Jacobian A and perturbation δ; the diagonal of
-    (AᵀA)⁻¹, or ``None`` if it is not known; the state of the result; its relative error; and a
-    note.
+    """The least-squares solution A⁺δ for a whole update's Jacobian A and perturbation δ; the
+    diagonal of (AᵀA)⁻¹, or ``None`` if unknown; and the result's state, relative error and note.
     """
 
     solution: Float[Tensor, " n"]
@@ -137,9 +134,8 @@ def _measurement(
     state: State,
     note: str,
 ) -> Measurement:
-    """Return a measurement: the root mean over each scored sample's inputs of ``squares``.
-
-    A sample that no training step uses gets no number.
+    """Return a measurement: the root mean of ``squares`` over the inputs of each scored sample. A
+    sample that no training step uses gets no number.
     """
     exposure = client.exposure
     count = len(exposure.whole.private)

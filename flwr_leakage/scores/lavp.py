@@ -62,7 +62,7 @@ class LAVP(SampleScore):
             raise ValueError(f"quantities must be from {get_args(Quantity)}, got {self.quantities}")
 
     def extra_bytes(self, num_inputs: int, num_parameters: int) -> int:
-        """Return the bytes that the dense Jacobian takes for one sample, if a minimum needs it."""
+        """Return the bytes of one sample's dense Jacobian if a minimum needs it, else 0."""
         if {*self.quantities} <= {"lambda_max", "angular_max"}:
             return 0
         dtype = torch.float64 if self.precision == "float64" else torch.float32

@@ -17,13 +17,8 @@ from flwr_leakage.scores.base import (
 
 
 def layer_slices(params: dict[str, Tensor]) -> dict[str, list[slice]]:
-    """Return the slices of each layer's weight and bias in the flat gradient, by the layer.
-
-    Args:
-        params: the parameters in the order of the flat gradient.
-
-    Returns:
-        The slices by the layer's name.
+    """Return the slices of each layer's weight and bias in the flat gradient, by the layer's name.
+    ``params`` are in the order of the flat gradient.
     """
     slices: dict[str, list[slice]] = {}
     start = 0
@@ -41,10 +36,9 @@ class LayerShares(SampleScore):
     The shares of layer l are ‖J_l‖_F²/‖J‖_F² and ‖J_lᵀv₁‖²/λmax, with J_l the layer's columns of J,
     and λmax and v₁ the largest eigenvalue of JJᵀ and its eigenvector.
 
-    JJᵀ = Σ_l J_lJ_lᵀ is a sum over layers, so that both shares sum to one over the layers. The
-    first is a layer's share in all that the update reveals about the input. It is estimated by
-    vectors of random signs (Hutchinson 1990). The second is its share along v₁, the input direction
-    that the update reveals best.
+    As JJᵀ = Σ_l J_lJ_lᵀ, both shares sum to one over the layers. The first is a layer's share in
+    all that the update reveals about the input, estimated by vectors of random signs (Hutchinson
+    1990). The second is that along v₁, the input direction that the update reveals best.
 
     Attributes:
         num_probes: the number of vectors of random signs, of one Jacobian product each.
@@ -98,12 +92,7 @@ class LayerShares(SampleScore):
 
 
 def _squares(image: Tensor, slices: dict[str, list[slice]]) -> Tensor:
-    """Return the squared norm (L, S) of each of L layers' entries in S flat gradients.
-
-    Args:
-        image: (S, P) the flat gradients.
-        slices: the slices of each layer's entries.
-    """
+    """Return the squared norm (L, S) of each of L layers' slices in S flat gradients (S, P)."""
     squared = image.double() ** 2
     return torch.stack(
         [torch.cat([squared[:, s] for s in where], 1).sum(1) for where in slices.values()]

@@ -32,12 +32,13 @@ def lipschitz_constants(
     noise_std: float = 1e-3,
     num_draws: int = 1000,
 ) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
-    """Return estimates of the Lipschitz and the angular Lipschitz constant around each input.
+    """Return estimates of the Lipschitz and the angular Lipschitz constant around each input, (S,)
+    each.
 
     They are L̃ = maxₙ ‖g(x + n) − g(x)‖/‖n‖ and L̃cos = maxₙ (1 − cos(g(x + n), g(x)))/(1 − cos(x +
-    n, x)) over ``num_draws`` draws of n ~ N(0, noise_std²), with g the gradient. Both are lower
-    bounds of the constants: along a random direction in N dimensions, the gradient changes by about
-    the root mean square of the Jacobian's singular values, not by the largest one.
+    n, x)) over draws of n ~ N(0, noise_std²), with g the gradient. Both are lower bounds: along a
+    random direction, the gradient changes by about the root mean square of the Jacobian's singular
+    values. L̃cos is NaN where g(x) or x is zero.
 
     Args:
         oracle: the function g from inputs (S, N) to gradients (S, P). One row may be a flattened
@@ -46,9 +47,6 @@ def lipschitz_constants(
         generator: the generator that draws n.
         noise_std: the standard deviation of n, in the units of the inputs.
         num_draws: the number of draws, with one call of the oracle each, and another call at x.
-
-    Returns:
-        L̃ and L̃cos, (S,) each; L̃cos is NaN where g(x) or x is zero and has no direction.
     """
     if noise_std <= 0 or num_draws < 1:
         raise ValueError(

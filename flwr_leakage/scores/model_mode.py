@@ -18,16 +18,10 @@ def mode_warnings(
 ) -> list[str]:
     """Return warnings of parts of a model in train mode that scores leave out, such as dropout.
 
-    Scores describe one fixed function. A copy of the model, with BatchNorm made stateless, is run
-    twice on a few samples in the model's present mode. If the two runs differ, the model draws
-    random numbers. If they differ from the logits that are scored, its train mode is another
-    function than its eval mode. For a model in eval mode nothing is run.
-
-    Args:
-        model: the model as the caller gave it.
-        mode: the mode of its BatchNorm layers.
-        gradient_map: the gradient map that is scored.
-        batch: the samples that are scored, of which a few are used.
+    A copy of the model, with BatchNorm made stateless in ``mode``, is run twice on a few samples of
+    ``batch``. If the two runs differ, the model draws random numbers. If they differ from the
+    logits of ``gradient_map``, which is scored, the model computes another function in train mode
+    than in eval mode. A model in eval mode is not run.
     """
     switched = [
         f"{name or type(layer).__name__} ({layer})"

@@ -27,24 +27,15 @@ def check_noise_std(noise_std: float | None) -> None:
 def noise_level(
     problem: SampleProblem, noise_std: float | None
 ) -> tuple[Float[Tensor, " S"], list[str]]:
-    """Return the standard deviation σᵢ of the noise on each sample's gradient, and reasons.
+    """Return the standard deviation σᵢ (S,) of the noise on each sample's gradient, NaN where there
+    is no bound, and the reason for this by sample.
 
-    An attacker who knows all samples but sample i sees its gradient plus noise of standard
-    deviation σᵢ = σ/wᵢ, with wᵢ the sample's weight in the pseudo-gradient and σ that of the noise
-    on the pseudo-gradient. An attacker who knows less does no better, so that a bound for this
-    attacker holds for all of them.
-
-    There is no bound if the client took several steps: its update then consists of the samples' own
-    gradients and weights to first order in the learning rate only.
-
-    Args:
-        problem: the S samples with their gradients and weights.
-        noise_std: σ; with ``None`` it is the root mean square of the defense's perturbation δ, if δ
-            looks like independent Gaussian noise of one size on all entries. Pruning, clipping,
-            Laplacian noise and encodings of the batch do not, and have no bound of this kind.
-
-    Returns:
-        (S,) the values σᵢ, NaN where there is no bound, and for each sample the reason for this.
+    An attacker who knows all samples but i sees its gradient plus noise of standard deviation σᵢ =
+    σ/wᵢ, with wᵢ the sample's weight in the pseudo-gradient and σ that of its noise; who knows less
+    does no better. There is no bound after several steps, where the samples' own gradients and
+    weights hold to first order only. ``noise_std`` is σ; with ``None`` it is the root mean square
+    of the defense's perturbation, if this looks like independent Gaussian noise of one size.
+    Pruning, clipping, Laplacian noise and encodings do not.
     """
     if not problem.single_step:
         return torch.full((len(problem),), torch.nan, dtype=torch.float64), [SEVERAL] * len(problem)
@@ -70,10 +61,9 @@ def _trained(problem: SampleProblem, vectors: Float[Tensor, "S P"]) -> Float[Ten
 
 
 def _not_gaussian(problem: SampleProblem) -> str:
-    """Return why δ is not independent Gaussian noise of one size; empty if it may be.
-
-    δ is the defense's perturbation of the update. Its kurtosis, its mean square in each tensor, and
-    its correlation with the samples' gradients are tested.
+    """Return why the defense's perturbation is not independent Gaussian noise of one size, by its
+    kurtosis, its mean square in each tensor, and its correlation with samples' gradients; empty if
+    it may be.
     """
     delta = _trained(problem, problem.deltas)[0]
     standard = delta / delta.square().mean().sqrt()

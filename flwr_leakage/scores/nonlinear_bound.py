@@ -72,18 +72,10 @@ def curvature(
     tolerance: float,
     max_steps: int,
 ) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
-    """Return lower estimates of the Lipschitz constants μ_L of x ↦ g(x) and μ_J of x ↦ J(x), (S,).
-
-    Here g(x) is a sample's gradient and J(x) its Jacobian by the input x.
-
-    Args:
-        problem: the S samples with their gradients and Jacobians.
-        norm: (S,) the spectral norms ‖J‖.
-        draws: the random generators of the points near x.
-        radius: the distance of these points from x, as an RMS per input entry.
-        num_draws: the number of random points.
-        tolerance: the relative error to which spectral norms are computed.
-        max_steps: the largest number of steps of a Lanczos run.
+    """Return lower estimates (S,) of the Lipschitz constants μ_L of x ↦ g(x), a sample's gradient,
+    and μ_J of x ↦ J(x), its Jacobian. ``norm`` (S,) is ‖J‖. The points are ``num_draws`` draws at
+    distance ``radius`` from x (an RMS per input entry). Spectral norms have the relative error
+    ``tolerance``, or take ``max_steps`` Lanczos steps.
     """
     mu_gradient, mu_jacobian = norm, torch.zeros_like(norm)
     for _ in range(num_draws):

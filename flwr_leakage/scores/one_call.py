@@ -67,8 +67,7 @@ def score(
     of the result, and in the note of every sample.
 
     A perturbation δ of the update is the perturbation δ/wᵢ of sample i's own gradient, with wᵢ its
-    weight in the update. For a mean over B samples, wᵢ = 1/B, so that noise on the update is B
-    times as large on a sample's own gradient. The result's ``notes`` name wᵢ.
+    weight in the update: 1/B for a mean over B samples. The result's ``notes`` name wᵢ.
 
     Args:
         model: any module whose gradient is differentiable; it returns logits, or an output that
@@ -157,10 +156,8 @@ def _by_name(entries: Iterable[Score | str]) -> list[Score]:
 
 
 def _trained(gradient_map: GradientMap, batch: Batch, schedule: LocalSchedule) -> Params:
-    """Return the change of the parameters by local training; zeros if training fails.
-
-    Training also fails if its result is not finite. Each score itself then reports what is wrong
-    with the batch, a sample or the model.
+    """Return the change of the parameters by local training; zeros if training fails or its result
+    is not finite, as each score then reports the cause itself.
     """
     params, buffers = gradient_map.params, gradient_map.buffers
     try:

@@ -20,19 +20,13 @@ Selection = Literal["most_at_risk", "first", "random", "largest_gradient"]
 def rank_samples(
     client: ClientSamples, how: str, seed: int = 0
 ) -> tuple[list[int], list[Measurement]]:
-    """Return the indices of all samples in the order in which they are to be scored.
+    """Return the indices of all samples in the order in which to score them, and a list with the
+    measurement that ranked them, empty for ``first`` and ``random``.
 
-    Args:
-        client: the samples of the client's round.
-        how: ``most_at_risk`` orders by ``InputGradientNorm``, which costs about one training pass
-            over the samples and ranks most networks' samples as the expensive scores do. ``first``
-            keeps the given order. ``random`` is a random order. ``largest_gradient`` begins with
-            those that fixed noise protects least, and costs one gradient per sample.
-        seed: the seed of the order ``random``.
-
-    Returns:
-        The indices, and a list with the measurement that ranked them, which is empty for ``first``
-        and ``random``.
+    ``most_at_risk`` orders by ``InputGradientNorm``, which costs about one training pass and ranks
+    most networks' samples as the expensive scores do. ``first`` keeps the given order. ``random``
+    is drawn by ``seed``. ``largest_gradient`` begins with those that fixed noise protects least, at
+    the cost of one gradient per sample.
     """
     if how not in get_args(Selection):
         raise ValueError(f"how must be one of {get_args(Selection)}, got {how!r}.")
@@ -53,8 +47,6 @@ def rank_samples(
 class ScorePlan:
     """Limits on the rounds, samples, time and state that a client's scores take.
 
-    See ``score_round`` for their use.
-
     Attributes:
         every: the number of rounds from one scoring to the next, ≥ 1; the first round is scored.
         relative_cost: the limit on the cost of scores over all rounds of a client, as a share of
@@ -62,18 +54,16 @@ class ScorePlan:
             scored.
         min_samples: the number of samples that are scored in each scored round at any cost, ≥ 0.
         which: the rule that chooses the samples to score first, see ``rank_samples``.
-        product_price: with ``None``, costs are measured in CPU seconds, so that the number of
-            scored samples depends on the machine. With a number > 0, costs are counted, so that a
-            simulation can be repeated: a Jacobian product of one sample then costs as much as this
-            number of training gradients of one sample.
+        product_price: ``None`` to measure costs in CPU seconds, which depend on the machine; or the
+            cost > 0 of a Jacobian product in training gradients of one sample, to count costs, so
+            that a simulation can be repeated.
         max_samples: the largest number of samples that are scored in a round, or ``None`` for all
             that the client kept.
         products: the largest number of Jacobian products, of one sample each, in a round; ``None``
             for no limit.
         seconds: the largest number of CPU seconds in a round; ``None`` for no limit.
-        keep_rounds: the number of latest rounds whose notes stay in the client's state, or ``None``
-            for all, with which the state grows without bound. The folder of the client's owner
-            keeps every round.
+        keep_rounds: the number of latest rounds whose notes stay in the client's state; ``None``
+            for all, with which it grows without bound.
         send: whether the scores travel to the server. They describe private data.
     """
 

@@ -114,10 +114,8 @@ class _Poisoning(SampleScore):
         ]
 
     def _gradients_after(self, problem: SampleProblem) -> Float[Tensor, "S P"]:
-        """Return the gradients E∇L(θ′) (S, P) of the mean loss on ``others``.
-
-        Row i is the gradient at θ′ = θ − η g_i, after one step on sample i alone, with its gradient
-        g_i.
+        """Return the gradient E∇L(θ′) (S, P) of the mean loss on ``others`` at θ′ = θ − η g_i,
+        after one step on sample i alone with its gradient g_i, as row i.
         """
         samples, dtype = problem.samples, problem.gradients.dtype
         soft = self.others.targets.is_floating_point()

@@ -11,17 +11,9 @@ from flwr_leakage.scores.one_call import ScoreWarning, score
 
 
 def quantities(scores: Mapping[str, Score]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of the quantities that scores measure, found on a small linear model.
-
-    A score declares its quantities only by the measurements that it returns. So each is computed
-    for one sample of a linear model with 4 inputs.
-
-    Args:
-        scores: the scores by name.
-
-    Returns:
-        The names of the quantities, and the names of the scores that cannot be computed on such a
-        model.
+    """Return the names of the quantities that scores measure, found by computing each score for one
+    sample of a linear model with 4 inputs; and the names of the scores that cannot be computed on
+    it.
     """
     draws = torch.Generator().manual_seed(0)
     # The client's next random draws must not depend on this call.

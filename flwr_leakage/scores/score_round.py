@@ -72,13 +72,16 @@ def score_round(
     A scored round ranks all samples, then scores them in that order, in groups, as long as the
     account covers the next group at the cost of the last one plus a ``MARGIN``. If the account does
     not cover ``PATIENCE`` times the cost of ranking and of one sample, no sample is scored, and the
-    budget is kept for a later round. The first scored round does not know these costs: it scores
-    one sample in advance, which later rounds earn back. So over any number of rounds
+    budget is kept for a later round. The first scored round, without known costs, scores one sample
+    in advance. So over any number of rounds
 
         cost(scores) ≤ relative_cost · cost(training) + cost(ranking and one sample),
 
-    and without the last term once the advance is earned back. So is the cost of a round that
-    exceeds its estimate. The samples of ``plan.min_samples`` are scored in addition.
+    and without the last term once later rounds have earned it back. The samples of
+    ``plan.min_samples`` are scored in addition.
+
+    The results are the measurements of all samples, and the account for the next round. A sample
+    that was not scored has no number, and the reason in its note.
 
     Args:
         scores: the scores by name.
@@ -89,12 +92,7 @@ def score_round(
         server_round: the number of the round, from 1.
         train_seconds: the CPU seconds of the round's training.
         seed: the seed of all random draws.
-        warnings: reasons why the scored function may differ from the one that trains; each is added
-            to the note of every sample.
-
-    Returns:
-        The measurements of all samples, and the account for the next round. A sample that was not
-        scored has no number, and the reason in its note.
+        warnings: reasons why the scored function may not be the one that trains, for all notes.
     """
     purse = _Purse(plan, account)
     purse.earn(exposure, train_seconds)
@@ -185,10 +183,8 @@ class _Purse:
         self.price = self._pay(counted) / count
 
     def _pay(self, counted: float) -> float:
-        """Subtract the cost since the last call from the scoring budget, and return the cost.
-
-        Args:
-            counted: the amount to subtract if costs are counted and not measured in CPU seconds.
+        """Subtract the cost since the last call from the scoring budget, and return the cost:
+        ``counted`` if costs are counted, else CPU seconds.
         """
         now = time.process_time()
         cost = now - self._began if self.plan.product_price is None else counted
@@ -206,12 +202,9 @@ class _Purse:
 def _join(
     parts: Sequence[tuple[list[int], ScoreResult]], left_out: Mapping[int, str], count: int
 ) -> list[Measurement]:
-    """Return one score's measurements of all samples, joined from those of groups of samples.
-
-    Args:
-        parts: for each group, the indices of its samples and the score's result.
-        left_out: the reason for each sample that was not scored, by its index.
-        count: the number of all samples.
+    """Return one score's measurements of all ``count`` samples, joined from ``parts``: each group's
+    sample indices and result. ``left_out`` has the reason, by index, for each sample that was not
+    scored.
     """
     shown = next((found for _, found in parts if not found.error), parts[0][1])
     return [
@@ -223,12 +216,9 @@ def _join(
 def _merge(
     groups: Sequence[tuple[list[int], Measurement]], left_out: Mapping[int, str], count: int
 ) -> Measurement:
-    """Return one quantity's measurement of all samples, merged from those of groups of samples.
-
-    Args:
-        groups: for each group, the indices of its samples and the measurement.
-        left_out: the reason for each sample that was not scored, by its index.
-        count: the number of all samples.
+    """Return one quantity's measurement of all ``count`` samples, merged from groups: sample
+    indices and measurement. ``left_out`` has the reason, by index, for each sample that was not
+    scored.
     """
 
     def column(name: str, blanks: list[Any]) -> tuple[Any, ...]:

@@ -41,7 +41,7 @@ class SingularSpectrum(SampleScore):
             raise ValueError(f"positions must lie in [0, 1], got {self.positions}.")
 
     def extra_bytes(self, num_inputs: int, num_parameters: int) -> int:
-        """Return the bytes that the dense Jacobian takes for one sample."""
+        """Return the bytes of one sample's dense Jacobian, or 0 if it has too many inputs."""
         if not fits(num_inputs, num_parameters, self.max_dense_inputs, self.memory_bytes):
             return 0
         return dense_bytes(num_inputs, num_parameters, torch.float64)

@@ -56,7 +56,7 @@ class SpectralBound(SampleScore):
             raise ValueError(f"precision must be 'float64' for small λ, got {self.precision!r}.")
 
     def extra_bytes(self, num_inputs: int, num_parameters: int) -> int:
-        """Return the bytes that the dense Jacobian takes for one sample, if it is to be formed."""
+        """Return the bytes of one sample's dense Jacobian if it is to be formed, else 0."""
         if not fits(num_inputs, num_parameters, self.max_dense_inputs, self.memory_bytes):
             return 0
         return dense_bytes(num_inputs, num_parameters, torch.float64)
@@ -65,31 +65,17 @@ class SpectralBound(SampleScore):
     def squared_error(
         self, eigenvalues: Float[Tensor, "S k"], noise_std: Float[Tensor, "S 1"]
     ) -> Float[Tensor, "S k"]:
-        """Return the squared error along the singular direction of each eigenvalue λ of JJᵀ.
-
-        J is the Jacobian of a sample's gradient.
-
-        As a function of λ it must be completely monotone, such as 1/λ.
-
-        Args:
-            eigenvalues: (S, k) the eigenvalues λ.
-            noise_std: (S, 1) the standard deviation of the noise on each sample's gradient.
+        """Return the squared error along the singular direction of each eigenvalue λ (S, k) of JJᵀ,
+        with J the Jacobian of a sample's gradient and noise of standard deviation (S, 1) on that
+        gradient. It must be completely monotone in λ, such as 1/λ.
         """
 
     def bound(
         self, name: str, problem: SampleProblem, draws: Draws, exact: State, full_rank: bool
     ) -> Column:
-        """Return the column of √ of the mean of ``squared_error`` over the eigenvalues of JJᵀ.
-
-        Its unit is that of model inputs.
-
-        Args:
-            name: the name of the quantity.
-            problem: the S samples with their Jacobians J.
-            draws: the random generators of the quadrature.
-            exact: the state of a value from the dense Jacobian.
-            full_rank: whether the bound is infinite, so that there is no number, if J lacks full
-                rank.
+        """Return the column ``name`` of √ of the mean of ``squared_error`` over the eigenvalues of
+        JJᵀ, in model input units. A value from the dense Jacobian J gets the state ``exact``. With
+        ``full_rank`` there is no number if J lacks full rank, as the bound is infinite.
         """
         operator = problem.operator
         level, silent = noise_level(problem, self.noise_std)

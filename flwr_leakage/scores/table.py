@@ -40,9 +40,8 @@ class Column:
 
 @dataclass(frozen=True)
 class _Grid:
-    """The table's cells as text; a number in brackets in a cell points to a remark.
-
-    It holds the lines of the head, the rows, the remarks in order, and the number of hidden rows.
+    """The table's cells as text, in which a number in brackets points to a remark: the lines of the
+    head, the rows, the remarks in order, and the number of hidden rows.
     """
 
     head: list[list[str]]
@@ -52,12 +51,8 @@ class _Grid:
 
 
 def to_text(columns: Sequence[Column], notes: Sequence[str], most_rows: int) -> str:
-    """Return the table as lines of text.
-
-    Args:
-        columns: the columns, all of the same samples.
-        notes: remarks on all columns.
-        most_rows: the largest number of samples to show.
+    """Return the table as lines of text, with at most ``most_rows`` samples. ``notes`` are remarks
+    on all columns.
     """
     grid = _grid(columns, most_rows)
     lines = [f"! {note}" for note in notes]
@@ -112,9 +107,8 @@ def _grid(columns: Sequence[Column], most_rows: int) -> _Grid:
 def _cell(
     value: float | None, error: float | None, state: State | None, note: str, remarks: list[str]
 ) -> str:
-    """Return a cell's text: a value with error bar, mark of its state, and remark's number.
-
-    A cell without a value has a dash. A new remark is added to ``remarks``.
+    """Return a cell's text: the value with its error bar, a mark of its state and its remark's
+    number; or a dash. A new remark is added to ``remarks``.
     """
     if note and note not in remarks:
         remarks.append(note)

@@ -49,7 +49,7 @@ class UndampedInfluence(SampleScore):
     precision: Precision = field(default="float64", kw_only=True)
 
     def extra_bytes(self, num_inputs: int, num_parameters: int) -> int:
-        """Return the bytes that the dense Jacobian takes for one sample, if it is to be formed."""
+        """Return the bytes of one sample's dense Jacobian if it is to be formed, else 0."""
         if not fits(num_inputs, num_parameters, self.max_dense_inputs, self.memory_bytes):
             return 0
         return dense_bytes(num_inputs, num_parameters, torch.float64)

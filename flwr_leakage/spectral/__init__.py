@@ -1,7 +1,6 @@
 """Estimators of eigenvalues, ranks, traces and damped least squares of AᵀA from products with A.
 
-A linear operator holds S matrices A of equal shape P × N, its *blocks*. Estimators treat all of
-them at once. Each result says whether it has converged, and how many products it took.
+A linear operator holds S matrices A of equal shape P × N, its *blocks*, all treated at once.
 """
 
 from flwr_leakage.spectral.choose import choose_smallest_eigenvalue, route_bytes

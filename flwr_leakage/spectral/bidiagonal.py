@@ -1,6 +1,5 @@
-"""Run Golub and Kahan's bidiagonalisation for S matrices at once, and derive quadrature rules.
-
-The rules bound quadratic forms of functions of AᵀA from below and from above.
+"""Run Golub and Kahan's bidiagonalisation for S matrices at once, and derive quadrature rules that
+bound quadratic forms of functions of AᵀA from both sides.
 """
 
 import copy
@@ -44,9 +43,8 @@ class Bidiagonal:
         return len(self._betas)
 
     def step(self) -> None:
-        """Take one step of two products, which adds a column to the bidiagonal matrix B.
-
-        It also computes the diagonal entry of the next column.
+        """Take one step of two products, which adds a column to the bidiagonal matrix B, and
+        computes the diagonal entry of the next one.
         """
         operator, alpha = self.operator, self._alphas[-1].to(self._inputs.dtype)
         image = operator.rmatvec(self._outputs) - alpha[:, None] * self._inputs
@@ -64,10 +62,8 @@ class Bidiagonal:
         self._alphas.append(alpha.double())
 
     def narrow(self, rows: Int[Tensor, " R"]) -> "Bidiagonal":
-        """Return the process for some of the matrices, which continues from here.
-
-        Args:
-            rows: (R,) indices of these matrices among the S.
+        """Return the process for the matrices with the given indices among the S, which continues
+        from here.
         """
         other = copy.copy(self)
         other.operator = self.operator.narrow(rows)
@@ -87,14 +83,10 @@ class Bidiagonal:
         return lower_bidiagonal(self._alphas[:-1], self._betas)
 
     def rules(self, order: int) -> tuple[Rule, Rule]:
-        """Return two quadrature rules for the measure λᵖμ, that of Gauss and that of Radau.
-
-        μ is the spectral measure of the start z, for which ∫f(λ) dμ = zᵀf(AᵀA)z. Its moments follow
-        from BBᵀ, and those of λμ from BᵀB. Radau's rule has a node at 0. A rule consists of nodes
-        and weights, each (S, number of nodes).
-
-        Args:
-            order: the power p, 0 or 1.
+        """Return Gauss' and Radau's quadrature rules for the measure λᵖμ, each as nodes and weights
+        (S, number of nodes), with p = ``order``, 0 or 1, and μ the spectral measure of the start z:
+        ∫f(λ) dμ = zᵀf(AᵀA)z. The moments of μ follow from BBᵀ, those of λμ from BᵀB. Radau's rule
+        has a node at 0.
         """
         bidiagonal = self.matrix()
         squared = self.start_norm.double()[:, None].cpu() ** 2
@@ -106,11 +98,8 @@ class Bidiagonal:
 
 
 def lower_bidiagonal(diagonal: list[Tensor], below: list[Tensor]) -> Float[Tensor, "S k1 k"]:
-    """Return lower bidiagonal matrices B (S, k + 1, k) in float64.
-
-    Args:
-        diagonal: the k entries of the diagonal, each (S,).
-        below: the k entries below the diagonal, each (S,).
+    """Return lower bidiagonal matrices B (S, k + 1, k) in float64, from the k entries on the
+    diagonal and the k entries below it, each (S,).
     """
     steps = len(diagonal)
     result = torch.zeros(diagonal[0].shape[0], steps + 1, steps, dtype=torch.float64)
@@ -125,21 +114,14 @@ def column_rules(
     next_alpha: Float[Tensor, " S"],
     mass: Float[Tensor, "S 1"],
 ) -> tuple[Rule, Rule]:
-    """Return the quadrature rules of Gauss and of Radau for a measure that BᵀB describes.
+    """Return the quadrature rules of Gauss and of Radau, each as nodes and weights (S, number of
+    nodes), for a measure of ``mass`` m that BᵀB describes.
 
-    The integral of g by Gauss' rule is m e₁ᵀ g(BᵀB) e₁, with the mass m and the first unit vector
-    e₁. Radau's rule has a node at 0. If the derivatives of g alternate in sign, Gauss' rule is a
-    lower bound of the integral and Radau's an upper one (Golub and Meurant 1994, section 4).
-    Radau's rule comes from the upper bidiagonal factor R of B = QR, with the further column that
-    B's next column would give it, and a zero on the diagonal of that column.
-
-    Args:
-        bidiagonal: the lower bidiagonal matrices B (S, k + 1, k).
-        next_alpha: (S,) the diagonal entry that B's next column would have.
-        mass: (S, 1) the mass m of the measure.
-
-    Returns:
-        Both rules, each as nodes and weights (S, number of nodes).
+    Gauss' rule gives the integral of g as m e₁ᵀ g(BᵀB) e₁, with the first unit vector e₁; Radau's
+    has a node at 0. If the derivatives of g alternate in sign, they are a lower and an upper bound
+    (Golub and Meurant 1994, section 4). Radau's rule comes from the upper bidiagonal factor R of B
+    = QR, with the further column that B's next column, of diagonal entry ``next_alpha``, would give
+    it, and a zero on its diagonal.
     """
     factor = torch.linalg.qr(bidiagonal, mode="r").R
     pivot, coupling = factor[:, -1, -1], next_alpha.double() * bidiagonal[:, -1, -1]
@@ -149,14 +131,9 @@ def column_rules(
 
 
 def _rule(matrix: Float[Tensor, "S r k"], mass: Float[Tensor, "S 1"]) -> Rule:
-    """Return the quadrature rule that integrates g as m e₁ᵀ g(MᵀM) e₁.
-
-    Its nodes are the eigenvalues of MᵀM, and its weights m times the squared first entries of the
-    eigenvectors, each (S, k).
-
-    Args:
-        matrix: (S, r, k) the matrices M.
-        mass: (S, 1) the mass m.
+    """Return the quadrature rule that integrates g as m e₁ᵀ g(MᵀM) e₁ for matrices M (S, r, k): its
+    nodes are the eigenvalues of MᵀM, its weights m times the squared first entries of the
+    eigenvectors, each (S, k). ``mass`` is m.
     """
     _, values, vectors = torch.linalg.svd(matrix, full_matrices=True)
     missing = matrix.shape[2] - values.shape[1]
@@ -201,13 +178,9 @@ class Bidiagonalization:
         return len(self.diagonal)
 
     def step(self, last: bool = False) -> None:
-        """Take one step, which adds a column to the bidiagonal matrix B.
-
-        If the operator's budget of products does not allow it, an error is raised.
-
-        Args:
-            last: whether no other step follows. The second product, which only prepares the next
-                step, is then left out.
+        """Take one step, which adds a column to the bidiagonal matrix B; an error is raised if the
+        operator's budget does not allow it. If it is the ``last`` one, the second product, which
+        prepares the next, is left out.
         """
         operator, left, right, alpha = self.operator, self.left, self.right, self.alpha
         left, beta = normalize_rows(operator.matvec(right) - alpha[:, None] * left)
@@ -225,10 +198,8 @@ class Bidiagonalization:
         self.left, self.right = left, torch.where(self.exhausted[:, None], 0.0, right)
 
     def take(self, rows: Int[Tensor, " R"]) -> "Bidiagonalization":
-        """Return the process for some of the matrices, which continues from here.
-
-        Args:
-            rows: (R,) indices of these matrices among the present ones.
+        """Return the process for the matrices with the given indices among the present ones, which
+        continues from here.
         """
         other = copy.copy(self)
         other.operator = self.operator.narrow(rows)

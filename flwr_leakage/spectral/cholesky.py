@@ -5,17 +5,9 @@ from torch import Tensor
 
 
 def cholesky(matrix: Tensor, jitter: float) -> tuple[Tensor, float]:
-    """Return the Cholesky factor of ``A + j I``, with a jitter j that grows until there is one.
-
-    The jitter grows tenfold each time.
-
-    Args:
-        matrix: (D, D) matrix A, which is overwritten by ``A + j I``.
-        jitter: the first j, ≥ 0; after a first j of 0 the next one is 1e-13 of A's largest diagonal
-            entry.
-
-    Returns:
-        The lower triangular factor (D, D), and the jitter j that was added for it.
+    """Return the lower Cholesky factor (D, D) of ``A + j I``, which overwrites A, and the jitter j:
+    ``jitter`` at first, and then tenfold each time (after 0, 1e-13 of A's largest diagonal entry)
+    until there is a factor.
 
     Raises:
         ArithmeticError: there is no factor even with the largest jitter.
@@ -37,11 +29,8 @@ def cholesky(matrix: Tensor, jitter: float) -> tuple[Tensor, float]:
 
 
 def gram(rows: Tensor, panel: int = 512) -> Tensor:
-    """Return ``A Aᵀ`` (n, n), of which only one half is computed, and the other half copied.
-
-    Args:
-        rows: A (n, k).
-        panel: number of rows of the result that are computed at a time.
+    """Return ``A Aᵀ`` (n, n) for rows A (n, k), of which one half is computed, ``panel`` rows at a
+    time, and the other half copied.
 
     Example:
         >>> gram(torch.tensor([[1.0, 2.0], [0.0, 3.0]]))
@@ -57,14 +46,9 @@ def gram(rows: Tensor, panel: int = 512) -> Tensor:
 
 
 def cholesky_solve(factor: Tensor, right: Tensor) -> Tensor:
-    """Return the solution A⁻¹ b (D,) for ``A = L Lᵀ``, in the precision of L.
-
-    :func:`torch.cholesky_solve` takes ten times longer for one right-hand side of a large system
-    (PyTorch 2.14, one thread, D = 3072: 39 ms against 4 ms; for D = 100 it is as fast).
-
-    Args:
-        factor: (D, D) lower triangular factor L.
-        right: (D,) right-hand side b.
+    """Return the solution A⁻¹ b (D,) for ``A = L Lᵀ``, in the precision of the lower triangular
+    factor L. For one right-hand side b of a large system :func:`torch.cholesky_solve` takes ten
+    times longer (PyTorch 2.14, one thread, D = 3072: 39 ms against 4 ms; as fast for D = 100).
 
     Example:
         >>> factor = torch.linalg.cholesky(torch.tensor([[4.0, 2.0], [2.0, 5.0]]))

@@ -1,6 +1,5 @@
-"""Compute the smallest eigenvalue of AᵀA by the cheapest method that resolves it.
-
-The methods are Lanczos, the SVD of A, and the eigenvalues of AᵀA.
+"""Compute the smallest eigenvalue of AᵀA by the cheapest method that resolves it: Lanczos, the SVD
+of A, or the eigenvalues of AᵀA.
 """
 
 from dataclasses import replace
@@ -27,10 +26,8 @@ def route_bytes(
     max_dense_inputs: int,
     memory_bytes: int,
 ) -> int:
-    """Return the most bytes that ``choose_smallest_eigenvalue`` takes for one matrix A (P, N).
-
-    It is 0 if no dense method fits, as Lanczos is then the only one. The memory of the operator
-    itself is not counted.
+    """Return the most bytes that ``choose_smallest_eigenvalue`` takes for one matrix A (P, N),
+    without the operator itself; 0 if no dense method fits, so that only Lanczos is left.
 
     Args:
         num_inputs: N.
@@ -74,9 +71,8 @@ def choose_smallest_eigenvalue(
         tolerance: relative error of λmin.
         max_steps: largest number of steps of Lanczos, of two products each.
         max_dense_inputs: N above which no dense method is used, with any memory.
-        memory_bytes: memory that a dense method may take for one matrix. All S matrices are treated
-            at once, so that the caller must pass no more of them than fit; see ``route_bytes``. The
-            method for a matrix, and with it the value, then does not depend on the other matrices.
+        memory_bytes: memory that a dense method may take for one matrix. As all S are treated at
+            once, the caller must pass no more of them than fit; see ``route_bytes``.
     """
     small = operator.num_inputs <= max_dense_inputs
     one = dense_bytes(operator.num_inputs, operator.num_outputs, operator.dtype)

@@ -14,7 +14,9 @@ def conjugate_gradients(
     precondition: Callable[[Tensor], Tensor] = lambda vector: vector,
     is_over: Callable[[], bool] = lambda: False,
 ) -> tuple[Tensor, int]:
-    """Solve A x = b by preconditioned conjugate gradients (Hestenes, Stiefel 1952) from x = 0.
+    """Return the solution x (D,) of A x = b by preconditioned conjugate gradients (Hestenes,
+    Stiefel 1952) from x = 0, and the number of iterations. If that is ``max_iterations``, or if
+    ``is_over`` ended them, the tolerance may not have been reached.
 
     Args:
         product: the map v ↦ A v for flat v (D,), with A symmetric and positive definite.
@@ -22,14 +24,8 @@ def conjugate_gradients(
         tolerance: share of √(rᵀ P r) at x = 0 at which the iteration stops, with the residual
             r = b − A x and the preconditioner P.
         max_iterations: largest number of iterations, of one product each.
-        precondition: the map v ↦ P v, an approximation of A⁻¹ v, with P symmetric and positive
-            definite; the identity by default.
-        is_over: a function that is called after each iteration; if it returns True, no further
-            iteration follows.
-
-    Returns:
-        The solution x (D,), and the number of iterations taken. If that is ``max_iterations``, or
-        if ``is_over`` ended the iteration, the tolerance may not have been reached.
+        precondition: the map v ↦ P v ≈ A⁻¹ v, with P symmetric and positive definite.
+        is_over: a function that ends the iteration, after any, if it returns True.
 
     Example:
         >>> matrix = torch.tensor([[2.0, 1.0], [1.0, 3.0]])

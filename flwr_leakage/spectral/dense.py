@@ -11,22 +11,15 @@ _SAFETY = 10.0
 
 
 def dense_bytes(num_inputs: int, num_outputs: int, dtype: torch.dtype) -> int:
-    """Return about how many bytes ``dense_spectrum`` takes for one matrix A (P, N).
-
-    They hold A, a copy in float64, and its QR decomposition.
-
-    Args:
-        num_inputs: N.
-        num_outputs: P.
-        dtype: the precision of A.
+    """Return about how many bytes ``dense_spectrum`` takes for one matrix A (P, N): for A, a copy
+    in float64, and its QR decomposition.
     """
     return num_outputs * num_inputs * (torch.finfo(dtype).bits // 8 + 16)
 
 
 def gram_bytes(num_inputs: int) -> int:
-    """Return about how many bytes ``gram_spectrum`` takes for one matrix A with N columns.
-
-    They hold AᵀA (N, N) and the memory of its eigenvalue problem.
+    """Return about how many bytes ``gram_spectrum`` takes for one matrix A with N columns: for AᵀA
+    (N, N) and its eigenvalue problem.
     """
     return 3 * 8 * num_inputs**2
 
@@ -34,9 +27,8 @@ def gram_bytes(num_inputs: int) -> int:
 def dense_spectrum(operator: LinearOperator) -> Float[Tensor, "S N"]:
     """Return the eigenvalues (S, N) of AᵀA, descending, as squared singular values of A in float64.
 
-    A is formed by N products and factored as QR; the singular values are those of R. They resolve
-    λmin/λmax down to ε², with ε the precision of the products. The eigenvalues of the matrix AᵀA
-    would resolve it down to ε only.
+    By A = QR from N products, they resolve λmin/λmax down to ε², with ε the precision of the
+    products; the eigenvalues of the matrix AᵀA would resolve it down to ε only.
 
     Args:
         operator: S matrices A.
@@ -51,9 +43,8 @@ def dense_spectrum(operator: LinearOperator) -> Float[Tensor, "S N"]:
 
 
 def gram_spectrum(operator: LinearOperator) -> Float[Tensor, "S N"]:
-    """Return the eigenvalues (S, N) of AᵀA, descending, from N products with AᵀA in float64.
-
-    The method needs memory for AᵀA (N, N), but not for A (P, N).
+    """Return the eigenvalues (S, N) of AᵀA, descending, from N products with AᵀA in float64, with
+    memory for AᵀA (N, N) but not for A (P, N).
 
     Args:
         operator: S matrices A.
@@ -76,20 +67,13 @@ def estimate_of(
     operator: LinearOperator,
     squared: bool,
 ) -> Estimate:
-    """Return one of the eigenvalues of AᵀA with its error from rounding.
+    """Return the eigenvalue with the given index among all of AᵀA, descending, with its error from
+    rounding.
 
-    A singular value has an absolute error of ρ σmax, with ρ the operator's rounding. An eigenvalue
-    that was computed from the matrix AᵀA has a further error of ten units in the last place of
-    λmax. If the relative error exceeds the tolerance, the value has not converged, and is an upper
-    bound.
-
-    Args:
-        eigenvalues: all eigenvalues of AᵀA, descending.
-        index: the index of the wanted one.
-        tolerance: the relative error up to which it has converged.
-        products: the number of products to report.
-        operator: the matrices A, with their rounding.
-        squared: whether the eigenvalues were computed from AᵀA and not from A.
+    A singular value has an absolute error of ρ σmax, with ρ the operator's rounding. If the
+    eigenvalues are ``squared``, computed from the matrix AᵀA, there is a further error of ten units
+    in the last place of λmax. If the relative error exceeds the tolerance, the value has not
+    converged, and is an upper bound. ``products`` is the number of products to report.
     """
     value = eigenvalues[:, index]
     top = eigenvalues[:, 0]
@@ -102,11 +86,9 @@ def estimate_of(
 
 
 def inverse_sum(operator: LinearOperator) -> Estimate:
-    """Return Σᵢ 1/λᵢ over all eigenvalues λᵢ of AᵀA, from the dense matrix A.
-
-    The smallest eigenvalues dominate this sum. Every singular value may have an error of ρ σmax,
-    with ρ the operator's rounding. If that changes the sum by more than 1 %, the sum has not
-    converged, and its value is a lower bound.
+    """Return Σᵢ 1/λᵢ over all eigenvalues λᵢ of AᵀA, from the dense matrix A. Every singular value
+    may have an error of ρ σmax, with ρ the operator's rounding. If that changes the sum by more
+    than 1 %, it has not converged, and is a lower bound.
 
     Args:
         operator: S matrices A.

@@ -16,8 +16,8 @@ class Estimate:
     Attributes:
         value: (S,) the estimates; where ``converged`` is false, a value is a bound at best.
         converged: (S,) whether the value is within the tolerance that was asked for.
-        residual: (S,) relative error of the value, including rounding. Where ``converged`` is
-            false, this is the estimator's own estimate of the error, which may be too small.
+        residual: (S,) relative error of the value, including rounding; an estimate, maybe too
+            small, where ``converged`` is false.
         products: number of products with a matrix or its transpose, for each matrix.
         method: the name of the method that computed the value.
     """
@@ -30,9 +30,8 @@ class Estimate:
 
 
 def normalize_rows(vectors: Float[Tensor, "S N"]) -> tuple[Tensor, Tensor]:
-    """Return the rows (S, N) scaled to length 1, and their lengths (S,) before.
-
-    A row of zeros stays zero.
+    """Return the rows (S, N) scaled to length 1, zeros where they are zero, and their lengths (S,)
+    before.
     """
     lengths = row_norms(vectors)
     return vectors / torch.where(lengths > 0, lengths, 1.0)[:, None], lengths
@@ -41,13 +40,8 @@ def normalize_rows(vectors: Float[Tensor, "S N"]) -> tuple[Tensor, Tensor]:
 def orthogonalize(
     vectors: Float[Tensor, "S N"], basis: Float[Tensor, "S k N"]
 ) -> Float[Tensor, "S N"]:
-    """Return vectors (S, N) without their components along a basis.
-
-    The components are removed twice, because of rounding.
-
-    Args:
-        vectors: one vector for each of S bases.
-        basis: k orthonormal vectors for each s; vectors of zeros are allowed.
+    """Return vectors (S, N) without their components along k orthonormal, or zero, vectors for each
+    s. Components are removed twice, because of rounding.
     """
     for _ in range(2):
         along = torch.bmm(basis, vectors[:, :, None])
@@ -56,14 +50,10 @@ def orthogonalize(
 
 
 def remaining_growth(history: list[Tensor]) -> Tensor:
-    """Return an estimate of how much growing sequences will still grow, relative to their last.
-
-    The estimate is the growth over the last quarter of the entries (three at least). It is right
-    for a sequence whose distance from its limit falls by a half over that many entries, and too
-    large for a faster one. It is infinite for three or fewer entries.
-
-    Args:
-        history: the entries so far, each a tensor (S,) with one number for each of S sequences.
+    """Return an estimate (S,) of how much S growing sequences will still grow, relative to their
+    last entries: the growth over the last quarter of ``history`` (three at least). It is right for
+    a sequence whose distance from its limit falls by a half over that many entries, too large for a
+    faster one, and infinite for three or fewer entries.
 
     Example:
         >>> history = [torch.tensor(1 - 0.5**k, dtype=torch.float64) for k in range(20)]

@@ -60,20 +60,17 @@ class ImagePrior:
         chroma: float | tuple[float, float] = 0.1,
         fall: float = math.inf,
     ) -> "ImagePrior":
-        """Return the prior of images of a shape and normalisation, in double precision.
-
-        The coefficient of frequency (u, v) has a variance proportional to 1/(1 + u² + v²), as
-        natural images have a power spectrum of about 1/f² (Field 1987). At high frequencies f, the
-        factor exp(−(f / fall)²) makes the spectrum fall faster.
+        """Return the prior of images of a shape and normalisation, in double precision. The
+        coefficient of frequency (u, v) has a variance proportional to 1/(1 + u² + v²), as natural
+        images have a power spectrum of about 1/f² (Field 1987), times exp(−(f / fall)²).
 
         Args:
             spec: shape and normalisation of the inputs.
             spread: standard deviation of (sum of the C channels) / √C about grey, over images and
                 positions, for pixels in [0, 1]; > 0.
-            chroma: variance of each colour difference relative to that of the mean, > 0; one number
-                for both differences, or two numbers.
-            fall: the frequency in the factor above, in units of the highest frequency along each
-                axis, > 0; infinite for no such factor.
+            chroma: variance of the colour differences relative to the mean's, > 0; one number for
+                both, or two.
+            fall: the frequency in that factor, in units of the highest along each axis, > 0.
         """
         both = (chroma, chroma) if isinstance(chroma, float | int) else chroma
         if not (spread > 0 and len(both) == 2 and min(both) > 0 and fall > 0):
@@ -106,10 +103,8 @@ class ImagePrior:
 
     @classmethod
     def natural(cls, spec: InputSpec) -> "ImagePrior":
-        """Return the prior with the colours and the spectrum of photographs.
-
-        Its variances of colours are ``NATURAL_CHROMA``, and its high frequencies are weakened as by
-        lenses and pixels (``NATURAL_FALL``).
+        """Return the prior of photographs: the variances of colours are ``NATURAL_CHROMA``, and
+        high frequencies are weakened as by lenses and pixels (``NATURAL_FALL``).
         """
         return cls.of(spec, chroma=NATURAL_CHROMA, fall=NATURAL_FALL)
 
@@ -118,16 +113,13 @@ class ImagePrior:
         return replace(self, **{name: value.float() for name, value in vars(self).items()})
 
     def fitted(self, inputs: Tensor, ring: float = 1.35) -> "ImagePrior":
-        """Return the prior with standard deviations that are estimated from one image.
+        """Return the prior with standard deviations that are estimated from one normalised image
+        (1, C, H, W), an empirical Bayes estimate.
 
-        The frequencies (u, v) are divided into rings of about equal u² + v². In a ring, the
-        variance of the coefficients of the colours' mean, or of one of their differences, is the
-        mean square of the image's coefficients. Between rings, the variance's logarithm is
-        interpolated linearly in log(1 + u² + v²). This is an empirical Bayes estimate.
-
-        Args:
-            inputs: (1, C, H, W) the image, normalised.
-            ring: ratio of a ring's outer radius to its inner one, > 1.
+        The frequencies (u, v) are divided into rings of about equal u² + v², whose outer radius is
+        ``ring`` > 1 times the inner one. In a ring, the variance of the coefficients of the
+        colours' mean, or of one of their differences, is the mean square of the image's. Between
+        rings, its logarithm is interpolated linearly in log(1 + u² + v²).
         """
         energies = (self.deviations * self.coordinates(inputs)[0]).square().flatten(1).numpy()
         _, height, width = inputs.shape[1:]
@@ -146,10 +138,8 @@ class ImagePrior:
         return replace(self, deviations=fitted.reshape(self.deviations.shape))
 
     def coordinates(self, inputs: Tensor) -> Tensor:
-        """Return the coordinates s (B, C, H, W) of images x = μ + L s, which are N(0, I) a priori.
-
-        Args:
-            inputs: the images x (B, C, H, W), normalised as the network takes them.
+        """Return the coordinates s (B, C, H, W), N(0, I) a priori, of normalised images x = μ + L
+        s.
         """
         found = []
         # each image is transformed by itself, so that its bits do not depend on B
@@ -159,10 +149,8 @@ class ImagePrior:
         return torch.stack(found)
 
     def inputs(self, coordinates: Tensor) -> Tensor:
-        """Return the images x = μ + L s (B, C, H, W), normalised as the network takes them.
-
-        Args:
-            coordinates: their coordinates s (B, C, H, W), which are N(0, I) under the prior.
+        """Return the normalised images x = μ + L s (B, C, H, W) of coordinates s, N(0, I) a
+        priori.
         """
         return self.grey + self.push(coordinates)
 
@@ -172,23 +160,16 @@ class ImagePrior:
         return self.scale * torch.einsum("oc,...ohw->...chw", self.colours, images)
 
     def pull(self, inputs: Tensor) -> Tensor:
-        """Return Lᵀ g (…, C, H, W): a function's gradient by the coordinates s of x = μ + L s.
-
-        Args:
-            inputs: the function's gradient g (…, C, H, W) by the images x.
+        """Return Lᵀ g (…, C, H, W), the gradient by the coordinates s of x = μ + L s, for a
+        gradient g by the images x.
         """
         images = torch.einsum("oc,...chw->...ohw", self.colours, self.scale * inputs)
         return self.deviations * (self.rows @ images @ self.columns.T)
 
 
 def cosine_transform(size: int) -> Tensor:
-    """Return the matrix of the orthonormal discrete cosine transform (Ahmed et al. 1974).
-
-    Torch has no such transform. At the sizes of images, the product with its matrix is as fast as a
-    fast transform.
-
-    Returns:
-        (size, size) in double precision, with one frequency in each row.
+    """Return the matrix (size, size) of the orthonormal discrete cosine transform (Ahmed et al.
+    1974), which torch lacks, in double precision, with one frequency in each row.
 
     Example:
         >>> cosine_transform(2)

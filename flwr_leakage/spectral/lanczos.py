@@ -25,9 +25,8 @@ class Lanczos:
     last unit vector. The process is that of Lanczos 1950, with full reorthogonalisation as in
     Parlett, The Symmetric Eigenvalue Problem, section 13.7. A step costs one product with AᵀA.
 
-    If the Krylov space of a matrix is exhausted, its process continues with zero vectors. The new
-    rows of T are not coupled to the others, and repeat T's first entry. That is a Rayleigh
-    quotient, so that the largest and the smallest eigenvalue of T do not change.
+    If the Krylov space of a matrix is exhausted, its process continues with zero vectors. New rows
+    of T are uncoupled, and repeat T's first entry, so that its extreme eigenvalues do not change.
 
     Args:
         operator: the S matrices A.
@@ -57,16 +56,12 @@ class Lanczos:
 
     @property
     def last_beta(self) -> Float[Tensor, " S"]:
-        """(S,) the next entry β beside the diagonal of T, which couples the next basis vector.
-
-        It is 0 if the Krylov space is exhausted.
-        """
+        """(S,) the next entry β beside the diagonal of T; 0 if the Krylov space is exhausted."""
         return self._betas[-1]
 
     def step(self) -> None:
-        """Take one step, which adds a basis vector, and a row and column of the tridiagonal T.
-
-        If the operator's budget of products does not allow it, an error is raised, and nothing
+        """Take one step, which adds a basis vector, and a row and column of the tridiagonal T. If
+        the operator's budget of products does not allow it, an error is raised, and nothing
         changes.
         """
         if self._image is None:
@@ -110,9 +105,8 @@ class Lanczos:
         return torch.stack(self._alphas, 1)
 
     def tridiagonal(self) -> Float[Tensor, "S k k"]:
-        """Return the tridiagonal matrices T (S, k, k) after k steps, which are VᵀAᵀA V.
-
-        The columns of V are the basis vectors.
+        """Return the tridiagonal matrices T = VᵀAᵀA V (S, k, k) after k steps, with basis vectors
+        V.
         """
         alphas = torch.stack(self._alphas, 1)
         result = torch.diag_embed(alphas)
@@ -122,10 +116,9 @@ class Lanczos:
         return result
 
     def ritz(self) -> tuple[Float[Tensor, "S k"], Float[Tensor, "S k k"]]:
-        """Return the Ritz values (S, k) of AᵀA, ascending, and coefficients (S, k, k).
-
-        They are the eigenvalues of the tridiagonal matrix T, and its eigenvectors as columns. These
-        hold the coefficients of the approximate eigenvectors of AᵀA in the basis.
+        """Return the Ritz values (S, k) of AᵀA, ascending, and coefficients (S, k, k) of its
+        approximate eigenvectors in the basis, as columns: the eigenvalues and eigenvectors of the
+        tridiagonal T.
         """
         values, vectors = torch.linalg.eigh(self.tridiagonal().double())
         return values, vectors
@@ -147,10 +140,8 @@ class EigenPairs:
 def random_start(operator: LinearOperator, generator: Draws) -> Float[Tensor, "S N"]:
     """Return a standard normal start vector (N,) for each of the S matrices of an operator.
 
-    Operators of equal shape get the same vectors from equal generators.
-
     Args:
-        operator: the matrices, which tell S and N.
+        operator: the matrices, which tell S and N; equal shapes give equal vectors.
         generator: the generator for all matrices, or one generator for each.
     """
     draw = normal_rows((operator.num_blocks, operator.num_inputs), generator)

@@ -1,8 +1,4 @@
-"""Estimate the largest eigenvalue of AᵀA for S matrices A at once, by the Lanczos process.
-
-For the Jacobian of a gradient, :func:`gradient_start` and :func:`last_layer_start` give starts that
-save steps.
-"""
+"""Estimate the largest eigenvalue of AᵀA for S matrices A at once, by the Lanczos process."""
 
 from dataclasses import dataclass
 
@@ -47,10 +43,8 @@ class LargestEigenvalue:
       least). Otherwise a neighbour of λmax could be taken for it, while the start's small component
       along the true eigenvector still grows.
 
-    An estimate depends only on the matrix, the start, the tolerance and the limit of steps. It does
-    not depend on earlier calls, nor on the other matrices. So one process can serve several
-    callers. A matrix that has its estimate takes no part in further steps, so that S matrices take
-    as many products together as one by one.
+    An estimate depends only on the matrix, the start, the tolerance and the limit of steps, not on
+    earlier calls or other matrices. A matrix that has its estimate takes no part in further steps.
 
     Args:
         operator: the S matrices A (P, N).
@@ -70,12 +64,8 @@ class LargestEigenvalue:
         self._groups = [_Group(blocks, Lanczos(operator, start, image))]
 
     def __call__(self, tolerance: float, max_steps: int) -> TopPairs:
-        """Return λmax to a relative tolerance, its eigenvector and its Krylov space.
-
-        Args:
-            tolerance: relative error of λmax.
-            max_steps: largest number of steps, of one product with AᵀA each, ≥ 1. Steps of earlier
-                calls count.
+        """Return λmax to a relative tolerance, its eigenvector and its Krylov space, after at most
+        ``max_steps`` ≥ 1 steps, of one product with AᵀA each; those of earlier calls count.
 
         Raises:
             ValueError: ``max_steps`` is below 1.
@@ -97,14 +87,8 @@ class LargestEigenvalue:
         return TopPairs(estimate, vectors, angle, basis, trace)
 
     def _settle(self, group: "_Group", tolerance: float, max_steps: int) -> None:
-        """Take steps until each matrix of a group has its estimate, or the steps are used up.
-
-        Matrices that have their estimate leave the group, and take no part in further steps.
-
-        Args:
-            group: the matrices, with their process.
-            tolerance: relative error of λmax.
-            max_steps: largest number of steps.
+        """Take steps until each matrix of a group has λmax to the relative tolerance, or
+        ``max_steps`` are used up. Matrices that have it leave the group.
         """
         limit = min(max_steps, self.operator.num_inputs)
         while group.num_steps < limit:
@@ -120,7 +104,8 @@ class LargestEigenvalue:
 
 
 class _Group:
-    """Some of the S matrices, which have taken the same steps, with the estimate at each step.
+    """Some of the S matrices, which have taken the same steps, with the estimates of λmax at each
+    step.
 
     Args:
         blocks: (G,) indices of these matrices among the S.
@@ -141,10 +126,8 @@ class _Group:
         return len(self._tops)
 
     def narrow(self, rows: Int[Tensor, " R"]) -> "_Group":
-        """Return a group of only some of the matrices, with the steps that they have taken.
-
-        Args:
-            rows: (R,) indices of these matrices within the present group.
+        """Return a group of the matrices with the given indices in this group, with the steps that
+        they have taken.
         """
         other = _Group(self.blocks[rows], self.process.narrow(rows))
         for name in ("_tops", "_residuals", "_growths", "_angles", "_coefficients"):
@@ -152,10 +135,9 @@ class _Group:
         return other
 
     def first_within(self, tolerance: float, num_steps: int) -> Int[Tensor, " G"]:
-        """Return the index (G,) of the first step at which each matrix passed both tests, or −1.
-
-        The tests are that residual and growth of the estimate are within the tolerance. Only the
-        first ``num_steps`` steps are considered.
+        """Return the index (G,) of the first of ``num_steps`` steps at which each matrix passed
+        both tests, that residual and growth of its estimate are within the tolerance; −1 if none
+        is.
         """
         first = torch.full_like(self.blocks, -1)
         for step in reversed(range(num_steps)):
@@ -164,15 +146,10 @@ class _Group:
         return first
 
     def answer(self, tolerance: float, max_steps: int) -> tuple[Tensor, ...]:
-        """Return the estimates of the group's G matrices, as seven tensors.
-
-        They are λmax (G,); whether it is within the tolerance (G,); its relative error (G,); the
-        eigenvectors (G, N); their angles of error (G,); the traces Σ‖Av‖² over the basis (G,); and
-        the basis (G, k, N) of the Krylov space.
-
-        Args:
-            tolerance: relative error of λmax.
-            max_steps: the number of steps after which later ones are ignored.
+        """Return the estimates of the group's G matrices after at most ``max_steps`` steps, as
+        seven tensors: λmax (G,); whether it is within the relative tolerance (G,); its relative
+        error (G,); the eigenvectors (G, N); their angles of error (G,); the traces Σ‖Av‖² over the
+        basis (G,); and the basis (G, k, N) of the Krylov space.
         """
         taken = min(max_steps, self.num_steps)
         first = self.first_within(tolerance, taken)
@@ -195,10 +172,8 @@ class _Group:
         return top, first >= 0, error, vectors, angle, trace, basis
 
     def extend(self) -> None:
-        """Take one more step of the process, and record the estimate after it.
-
-        If the operator's budget of products does not allow it, an error is raised, and nothing
-        changes.
+        """Take one more step, and record the estimate after it. If the operator's budget does not
+        allow it, an error is raised, and nothing changes.
         """
         process = self.process
         process.step()
@@ -224,14 +199,12 @@ def largest_eigenvalue(
     tolerance: float = 1e-3,
     max_steps: int = 100,
 ) -> TopPairs:
-    """Return the largest eigenvalue λmax of AᵀA, as a lower bound, and its eigenvector.
-
-    :class:`LargestEigenvalue` explains when it has converged.
+    """Return the largest eigenvalue λmax of AᵀA, as a lower bound, and its eigenvector; see
+    :class:`LargestEigenvalue`.
 
     Args:
         operator: S matrices A.
-        start: (S, N) vectors that are not orthogonal to the eigenvector; ``random_start`` gives
-            such vectors.
+        start: (S, N) vectors that are not orthogonal to the eigenvector, as by ``random_start``.
         tolerance: relative error of λmax.
         max_steps: largest number of steps, of one product with AᵀA each.
     """
@@ -239,16 +212,14 @@ def largest_eigenvalue(
 
 
 def gradient_start(operator: FunctionJacobian, generator: Draws) -> Float[Tensor, "S N"]:
-    """Return start vectors (S, N) for the largest eigenvalue of JJᵀ, for a function's value g.
-
-    A start is J g / ‖J g‖ plus a tenth of noise of length 1. J g has a large component along the
-    top eigenvectors of JJᵀ. If it is zero, the start is the noise.
+    """Return start vectors (S, N) for the largest eigenvalue of JJᵀ: J g / ‖J g‖, which has a large
+    component along the top eigenvectors, plus a tenth of noise of length 1; the noise alone if J g
+    is zero.
 
     Args:
-        operator: S matrices A = Jᵀ, which are Jacobians of functions by their inputs (N,) at points
-            where the functions' values are g.
-        generator: the generator of the noise, without which a start could miss an eigenvector
-            completely.
+        operator: S matrices Jᵀ, Jacobians of functions by their inputs (N,), where their values are
+            g.
+        generator: the generator of the noise, without which a start could miss an eigenvector.
     """
     return _with_noise(operator.value_product, generator)
 
@@ -258,12 +229,11 @@ def last_layer_start(
 ) -> Float[Tensor, "S N"]:
     """Return start vectors (S, N) for the largest eigenvalue of JJᵀ, from the last layer alone.
 
-    A start is the top eigenvector of the last layer's term of JJᵀ, plus a tenth of noise. Jᵀ is the
-    Jacobian of a gradient ∇_θ L by the N input values, so that JJᵀ is a sum over the layers'
-    parameters. The last layer's term needs no other layer's weight gradient, and a product with it
-    costs a third (LeNet) to a tenth (ResNet-18) of a whole one. If the largest eigenvalues lie
-    close together, as on untrained ReLU networks, most steps then use the cheap product. If few
-    steps are enough anyway, this start saves none.
+    Jᵀ is the Jacobian of a gradient ∇_θ L by the N inputs, so that JJᵀ is a sum over the layers'
+    parameters. A start is the top eigenvector of the last layer's term, plus a tenth of noise. A
+    product with this term costs a third (LeNet) to a tenth (ResNet-18) of a whole one. If the
+    largest eigenvalues lie close together, as on untrained ReLU networks, most steps then use this
+    cheap product.
 
     Args:
         operator: S matrices Jᵀ for the whole gradient.

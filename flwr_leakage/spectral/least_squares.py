@@ -30,12 +30,9 @@ class DenseSolution:
 def solve_dense(
     operator: LinearOperator, right_hand_side: Float[Tensor, "S P"], cutoff: float = 1e-12
 ) -> DenseSolution:
-    """Return the shortest least-squares solutions A⁺b, from A = QR and the SVD of R in float64.
-
-    Args:
-        operator: S matrices A of shape (P, N), which are formed by N products each.
-        right_hand_side: (S, P) vectors b.
-        cutoff: share of the largest singular value up to which singular values count as zero.
+    """Return the shortest least-squares solutions A⁺b of S problems with vectors b (P,), from A =
+    QR, formed by N products, and the SVD of R in float64. Singular values up to ``cutoff`` times
+    the largest count as zero.
     """
     first = operator.products
     found = [

@@ -23,16 +23,11 @@ class LowRank:
 
     @classmethod
     def from_columns(cls, columns: Tensor, chosen: Tensor) -> "LowRank":
-        """Return the Nyström approximation (Williams and Seeger 2000) of A from k of its columns.
-
-        It is ``A ≈ Cᵀ K⁻¹ C``, where the rows of C are the k columns of A, and K (k, k) consists of
-        the columns of C with the same indices. A small multiple of the identity is added to A
-        before and subtracted after, so that K stays positive definite under rounding (Tropp et al.
-        2017, Algorithm 3).
-
-        Args:
-            columns: (k, D) matrix C, whose rows are columns of A.
-            chosen: (k,) the indices of these columns in A, all different.
+        """Return the Nyström approximation ``A ≈ Cᵀ K⁻¹ C`` (Williams and Seeger 2000) from k
+        columns of A, the rows of C (k, D), with ``chosen`` their different indices in A, and K (k,
+        k) the columns of C at these indices. A small multiple of the identity is added to A before
+        and subtracted after, so that K stays positive definite under rounding (Tropp et al. 2017,
+        Algorithm 3).
         """
         shift = float(torch.finfo(columns.dtype).eps * columns.norm().clamp_min(1e-30))
         core = columns[:, chosen]
@@ -46,17 +41,10 @@ class LowRank:
         return cls(vectors, values - shift)
 
     def preconditioner(self, shift: float) -> Callable[[Tensor], Tensor]:
-        """Return the product with a preconditioner P of A + shift I, as a function.
-
-        P is ``I + Uᵀ ((λ_k + shift) / (Λ + shift) − 1) U``, with the least entry λ_k of Λ
-        (Frangella, Tropp and Udell 2023, eq. 1.3). Up to a factor, this is (A + shift I)⁻¹ if all
-        eigenvalues of A that are not in Λ equal λ_k.
-
-        Args:
-            shift: the shift, > 0.
-
-        Returns:
-            The map from a vector v (D,) to P v (D,).
+        """Return the map v ↦ P v (D,) by the preconditioner P of A + shift I, with shift > 0: ``I +
+        Uᵀ ((λ_k + shift) / (Λ + shift) − 1) U``, with the least entry λ_k of Λ (Frangella, Tropp
+        and Udell 2023, eq. 1.3). Up to a factor, P is (A + shift I)⁻¹ if all other eigenvalues of A
+        equal λ_k.
         """
         factors = (self.values[-1] + shift) / (self.values + shift) - 1
         return lambda vector: vector + self.vectors.T @ (factors * (self.vectors @ vector))

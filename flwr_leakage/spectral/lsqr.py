@@ -52,14 +52,13 @@ def solve_damped(
     A damping is ``ε = relative damping · λmax``, with the largest eigenvalue λmax of AᵀA. The
     Golub–Kahan bidiagonalisation A V = U B starts from b (Paige and Saunders 1982, section 3), with
     V kept orthonormal. One SVD of B solves the projected problem min ‖By − ‖b‖e₁‖² + ε‖y‖² for
-    every ε, and x = V y. In exact arithmetic this equals conjugate gradients on (AᵀA + εI)x = Aᵀb,
-    but it does not square the condition number, and also gives λmax ≈ σmax(B)².
+    every ε, and x = V y. In exact arithmetic this equals conjugate gradients on (AᵀA + εI)x = Aᵀb;
+    it also gives λmax ≈ σmax(B)².
 
     ‖x‖ never decreases from step to step, and Radau's quadrature with a node at 0 bounds its limit
     from above (Golub and Meurant 1994, section 4). A damping has converged once both bounds agree
-    to the tolerance, and λmax, if it is not given, has grown by less than the tolerance over the
-    last quarter of the steps. A matrix takes no further step once all of its dampings have
-    converged, so that neither its result nor its products depend on the other matrices.
+    to the tolerance, and λmax, if it is not given, has grown by less over the last quarter of the
+    steps. A matrix takes no further step once all of its dampings have converged.
 
     Args:
         operator: S matrices A (P, N).
@@ -104,16 +103,14 @@ def solve_damped(
 def least_squares_growth(
     operator: LinearOperator, right_hand_side: Float[Tensor, "S P"], num_steps: int
 ) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
-    """Return ‖x_k‖ of LSQR's k-th iterate for min ‖Ax − b‖², and its estimate of λmax.
+    """Return ‖x_k‖ of LSQR's k-th iterate for min ‖Ax − b‖², and its estimate of λmax, (S,) each.
 
-    Both have the shape (S,). The iterates begin at x_0 = 0, and ‖x_k‖ grows with k. λmax is the
-    largest eigenvalue of AᵀA. One product less is taken than for k steps of ``solve_damped``, as no
-    bound from a further step is needed.
+    The iterates begin at x_0 = 0, and ‖x_k‖ grows with k. λmax is the largest eigenvalue of AᵀA.
 
     Args:
         operator: S matrices A.
         right_hand_side: (S, P) vectors b.
-        num_steps: number k ≥ 1 of steps, which take two products each in total.
+        num_steps: number k ≥ 1 of steps, of two products each.
     """
     process = Bidiagonalization(operator, right_hand_side)
     steps = min(num_steps, operator.num_inputs)
@@ -129,9 +126,8 @@ def least_squares_growth(
 
 
 class _Space:
-    """The problems min ‖Ax − b‖² + ε‖x‖² in a growing Krylov space, for E dampings ε.
-
-    The estimates of the largest eigenvalue λmax of AᵀA at all steps so far are kept.
+    """The problems min ‖Ax − b‖² + ε‖x‖² in a growing Krylov space, for E dampings ε, with the
+    estimates so far of the largest eigenvalue λmax of AᵀA.
 
     Args:
         relative: (E,) the dampings ε/λmax.
@@ -144,10 +140,8 @@ class _Space:
         self.tops: list[Tensor] = []
 
     def take(self, rows: Int[Tensor, " R"]) -> "_Space":
-        """Return the problems of only some of the matrices, with the estimates so far.
-
-        Args:
-            rows: (R,) indices of these matrices among the present ones.
+        """Return the problems of the matrices with the given indices among the present ones, with
+        the estimates so far.
         """
         other = copy.copy(self)
         other.largest = None if self.largest is None else self.largest[rows]
@@ -155,12 +149,8 @@ class _Space:
         return other
 
     def solve(self, process: Bidiagonalization) -> "_Projected":
-        """Solve min ‖Ax − b‖² + ε‖x‖² in the present Krylov space, for all dampings ε.
-
-        The estimate of λmax in this space is recorded.
-
-        Args:
-            process: the bidiagonalisation, which spans the space.
+        """Return the solutions of min ‖Ax − b‖² + ε‖x‖² in the Krylov space of ``process``, for all
+        dampings ε, and record the estimate of λmax in it.
         """
         bidiagonal = process.matrix()
         factors = torch.linalg.svd(bidiagonal, full_matrices=False)
@@ -181,9 +171,8 @@ class _Space:
 
 @dataclass(frozen=True)
 class _Projected:
-    """The solutions of min ‖Ax − b‖² + ε‖x‖² in a Krylov space of k dimensions.
-
-    There are S matrices A and E dampings ε for each.
+    """The solutions of min ‖Ax − b‖² + ε‖x‖² in a Krylov space, for S matrices A and E dampings ε
+    each.
 
     Attributes:
         process: the bidiagonalisation A V = U B, which spans the space.
@@ -208,14 +197,10 @@ class _Projected:
         return (self.error <= tolerance) | (self.norms == 0)
 
     def result(self, tolerance: float) -> tuple[Tensor, ...]:
-        """Return the results of the S matrices that this space belongs to, as eight tensors.
-
-        The first holds the indices (S,) of these matrices in the whole operator. The others are the
-        fields of :class:`DampedSolution` in their order: solutions, norms, lower bounds, converged,
-        residual, dampings and largest.
-
-        Args:
-            tolerance: the relative error of a norm up to which it has converged.
+        """Return the results of the S matrices that this space belongs to, as eight tensors: their
+        indices (S,) in the whole operator, and the fields of :class:`DampedSolution` in order:
+        solutions, norms, lower bounds, converged (to the relative tolerance), residual, dampings
+        and largest.
         """
         process = self.process
         basis = process.basis
@@ -239,16 +224,10 @@ def _upper_bounds(
     scale: Float[Tensor, " S"],
     dampings: Float[Tensor, "S E"],
 ) -> Float[Tensor, "S E"]:
-    """Return upper bounds of the norms ‖x‖ of damped least-squares solutions.
-
-    ‖x‖² is the integral of (λ + ε)⁻² over a measure that the bidiagonal matrix B describes. Radau's
-    quadrature rule with a node at 0 bounds it from above.
-
-    Args:
-        bidiagonal: B.
-        next_alpha: the diagonal entry that B's next column would have.
-        scale: the norm of the right-hand side b.
-        dampings: the dampings ε.
+    """Return upper bounds (S, E) of the norms ‖x‖ of damped least-squares solutions. ‖x‖² is the
+    integral of (λ + ε)⁻² over a measure that the bidiagonal matrix B describes, and Radau's rule
+    with a node at 0 bounds it. ``next_alpha`` is the diagonal entry that B's next column would
+    have, and ``scale`` is ‖b‖.
     """
     mass = (scale * bidiagonal[:, 0, 0])[:, None] ** 2
     nodes, weights = column_rules(bidiagonal, next_alpha.cpu(), mass)[1]
@@ -262,16 +241,9 @@ def _extrapolated(
     dampings: Float[Tensor, "S E"],
     norms: Float[Tensor, "S E"],
 ) -> Float[Tensor, "S E"]:
-    """Return the norms ‖x‖ of damped solutions, extrapolated to infinitely many steps.
-
-    The norms in two smaller Krylov spaces show how they grow. After fewer than three steps, the
-    present norms are returned.
-
-    Args:
-        bidiagonal: the bidiagonal matrix B after k steps.
-        scale: the norm of the right-hand side b.
-        dampings: the dampings ε.
-        norms: the present norms ‖x‖.
+    """Return the norms ‖x‖ of damped solutions, extrapolated to infinitely many steps by their
+    growth over two smaller Krylov spaces; after fewer than three steps, ``norms`` itself.
+    ``bidiagonal`` is B after k steps, and ``scale`` is ‖b‖.
     """
     steps = bidiagonal.shape[2]
     lag = max(1, steps // 6)
@@ -289,12 +261,8 @@ def _project(
     scale: Float[Tensor, " S"],
     dampings: Float[Tensor, "S E"],
 ) -> Float[Tensor, "S E k"]:
-    """Return y = argmin ‖By − ‖b‖e₁‖² + ε‖y‖² for each damping ε, with the first unit vector e₁.
-
-    Args:
-        factors: the SVD (U, singular values, Vᵀ) of B, for each of S matrices B.
-        scale: ‖b‖.
-        dampings: the dampings ε.
+    """Return y = argmin ‖By − ‖b‖e₁‖² + ε‖y‖² for each damping ε, with the first unit vector e₁,
+    the SVD (U, singular values, Vᵀ) of B in ``factors``, and ‖b‖ as ``scale``.
     """
     u, s, wt = factors
     filtered = s[:, None] / (s[:, None] ** 2 + dampings[:, :, None]).clamp_min(1e-300)
@@ -305,10 +273,9 @@ def _project(
 def _limit(last: Tensor, before: Tensor, first: Tensor) -> Tensor:
     """Return an estimate of the limit of growing sequences from three entries of each.
 
-    The entries ``first``, ``before`` and ``last`` lie equally many steps apart. With
-    r = (last − before)/(before − first), a geometric series still grows by (last − before) r/(1−r)
-    (Aitken 1926). The norms of conjugate gradients' iterates grow in nearly that way, or in stairs.
-    So at most last − first is added, so that a stair is not extrapolated without end.
+    The entries ``first``, ``before`` and ``last`` lie equally many steps apart. With r = (last −
+    before)/(before − first), a geometric series still grows by (last − before) r/(1−r) (Aitken
+    1926). At most last − first is added, as norms of iterates also grow in stairs.
     """
     growth, earlier = (last - before).clamp_min(0), (before - first).clamp_min(0)
     # The rest is negative or infinite if the growth does not slow down.

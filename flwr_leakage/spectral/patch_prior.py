@@ -52,8 +52,8 @@ class PatchPrior:
     Kinds differ in the size of contrast, too (a scale mixture, Portilla et al. 2003), as under a
     normal law of one size an edge would be unlikely and noise in the sky likely.
 
-    The covariances are formulas; no image is read. Their constants were chosen by the likelihood
-    of patches of CIFAR-10's training images.
+    The covariances are formulas, with constants chosen by the likelihood of patches of CIFAR-10's
+    training images.
 
     Attributes:
         whitening: (K, D, D) matrices W_k with W_kᵀ W_k = Σ_k⁻¹, in double precision, for patches of
@@ -73,12 +73,9 @@ class PatchPrior:
 
     @classmethod
     def of(cls, prior: ImagePrior, stride: int = STRIDE) -> "PatchPrior":
-        """Return the prior of patches for images of the shape and normalisation of another prior.
-
-        Args:
-            prior: the other prior; only its shape and normalisation are used.
-            stride: number of pixels from one patch to the next, ≥ 1. The last patches end at the
-                border.
+        """Return the prior of patches for images of another prior's shape and normalisation.
+        ``stride`` ≥ 1 is the number of pixels from one patch to the next; the last patches end at
+        the border.
         """
         if stride < 1:
             raise ValueError(f"stride must be at least 1, got {stride}.")
@@ -97,14 +94,9 @@ class PatchPrior:
         return cls(whitening, log_scales, scale, grey, torch.stack(patches))
 
     def at(self, inputs: Tensor) -> "PatchCost":
-        """Return a quadratic cost of images, for which each patch keeps its present likeliest kind.
-
-        Args:
-            inputs: (B, C, H, W) the present images, normalised.
-
-        Returns:
-            The cost, in the images' precision. Up to a constant, it is an upper bound of −2 log of
-            the density in which each patch has its likeliest kind, and equal to it at ``inputs``.
+        """Return a quadratic cost of images (B, C, H, W), for which each patch keeps its likeliest
+        kind in the normalised ``inputs``. Up to a constant, it is an upper bound of −2 log of the
+        density in which each patch has its likeliest kind, and equal to it at ``inputs``.
         """
         patches = _taken(((inputs.double() - self.grey) / self.scale).flatten(1), self.index)
         # All kinds at once would take 0.6 GB for an image of 224 × 224.
@@ -136,10 +128,8 @@ class PatchCost:
         self.share = grey.numel() / index.numel()
 
     def product(self, direction: Tensor) -> Tensor:
-        """Return Q d (B, C, H, W), with the matrix Q of this quadratic cost of images.
-
-        Args:
-            direction: a direction d (B, C, H, W) of normalised images.
+        """Return Q d for directions d (B, C, H, W) of normalised images x, with Q of the cost ``xᵀ
+        Q x``.
         """
         patches = _taken((direction / self.scale).flatten(1), self.index)
         # Products of rows are three times as fast, and the matrices are symmetric.
@@ -152,9 +142,8 @@ class PatchCost:
         return float((about.double() * self.product(about)).sum())
 
     def noise(self, generator: torch.Generator) -> Tensor:
-        """Return a draw n (B, C, H, W) of N(0, Q), with the matrix Q of this quadratic cost.
-
-        Q⁻¹ n is then a draw of N(0, Q⁻¹), the prior whose −2 log density the cost is.
+        """Return a draw n (B, C, H, W) of N(0, Q), with Q of the cost ``xᵀ Q x``. Q⁻¹ n is then a
+        draw of N(0, Q⁻¹), the prior whose −2 log density the cost is.
         """
         shape = (len(self.kinds), *self.index.shape)
         white = torch.randn(shape, generator=generator, dtype=self.whitening.dtype)
@@ -163,13 +152,8 @@ class PatchCost:
         return self._returned(math.sqrt(self.share) * patches, images)
 
     def _returned(self, patches: Tensor, like: Tensor) -> Tensor:
-        """Return images (B, C, H, W) that are sums of overlapping patches (B, N, D).
-
-        This is the transpose of taking patches from normalised images.
-
-        Args:
-            patches: the patches.
-            like: a tensor of the shape of the images.
+        """Return images of the shape of ``like`` (B, C, H, W) that are sums of overlapping patches
+        (B, N, D), the transpose of taking patches.
         """
         flat = patches.new_zeros(len(patches), like[0].numel())
         flat.index_add_(1, self.index.flatten(), patches.flatten(1))
@@ -177,10 +161,8 @@ class PatchCost:
 
 
 def covariances(channels: int, side: int) -> Tensor:
-    """Return the covariances (K, D, D) of patches of all K kinds, in float64.
-
-    They are those of pixels in [0, 1]. Patches have D = channels · side² numbers, channel by
-    channel and row by row.
+    """Return the covariances (K, D, D) of patches of all K kinds, for pixels in [0, 1], in float64,
+    with D = channels · side² numbers, channel by channel and row by row.
     """
     rows, columns = torch.meshgrid(*[torch.arange(side).double()] * 2, indexing="ij")
     down = rows.flatten()[:, None] - rows.flatten()
@@ -207,14 +189,9 @@ def _correlation(down: Tensor, right: Tensor, angle: float, extents: Sequence[fl
 
 
 def _colours(channels: int, colourful: float) -> Tensor:
-    """Return the covariance (C, C) of a pixel's C channels, relative to that of its grey.
-
-    Three channels are red, green and blue, whose differences have small variances. Other numbers of
-    channels are uncorrelated.
-
-    Args:
-        channels: C.
-        colourful: the variances of the differences, in units of ``NATURAL_CHROMA``.
+    """Return the covariance (C, C) of a pixel's C channels, relative to that of its grey. Red,
+    green and blue have differences of variance ``colourful``, in units of ``NATURAL_CHROMA``; other
+    numbers of channels are uncorrelated.
     """
     if channels != 3:
         return torch.eye(channels, dtype=torch.float64)
@@ -224,22 +201,15 @@ def _colours(channels: int, colourful: float) -> Tensor:
 
 
 def _places(size: int, side: int, stride: int) -> list[int]:
-    """Return the positions along one axis of an image at which patches begin.
-
-    Args:
-        size: length of the axis in pixels.
-        side: side of a patch.
-        stride: number of pixels from one patch to the next. The last patch ends at the border.
+    """Return the positions along an axis of ``size`` pixels at which patches of length ``side``
+    begin, ``stride`` pixels apart. The last patch ends at the border.
     """
     last = size - side
     return sorted({*range(0, last, stride), last})
 
 
 def _taken(flat: Tensor, index: Tensor) -> Tensor:
-    """Return the patches (B, N, D) of flattened images (B, C·H·W).
-
-    Args:
-        flat: the images.
-        index: (N, D) the indices of each patch's numbers in a flattened image.
+    """Return the patches (B, N, D) of flattened images (B, C·H·W), by the indices (N, D) of their
+    numbers.
     """
     return flat.index_select(1, index.flatten()).reshape(len(flat), *index.shape)

@@ -24,8 +24,8 @@ CONFIDENCE = 0.99
 class Trace:
     """An estimate of Σᵢ f(λᵢ) over the eigenvalues λᵢ of AᵀA, for each of S matrices A.
 
-    Random probe vectors z give zᵀf(AᵀA)z, whose mean is the sum. Two quadrature rules bound each of
-    these numbers from below and from above.
+    Random probe vectors z give zᵀf(AᵀA)z, with the sum as mean; two quadrature rules bound each
+    from below and above.
 
     Attributes:
         estimate: the mean over probes of the middle between both rules, if the quadrature of every
@@ -63,9 +63,8 @@ def spectral_sum(
     λ is part of the measure, so that λ/(λ + ε)² is bounded, too. The process of a probe z stops
     once both rules agree to the tolerance, and the estimate of λmax has stopped growing.
 
-    The variance of zᵀf(AᵀA)z is at most 2 Σᵢ f(λᵢ)² (Hutchinson 1990). The nodes of a single probe
-    already estimate this bound. The error bar of the mean is that of a χ² variable of the same mean
-    and variance.
+    The variance of zᵀf(AᵀA)z is at most 2 Σᵢ f(λᵢ)² (Hutchinson 1990), which the nodes estimate.
+    The error bar of the mean is that of a χ² variable of the same mean and variance.
 
     Args:
         operator: S matrices A.
@@ -105,12 +104,11 @@ def spectral_sum(
 
 
 def sampling_error(mean: Tensor, variance: Tensor) -> Tensor:
-    """Return the relative half-width of a 99 % confidence interval for the trace of F ⪰ 0.
+    """Return the relative half-width (S,) of a 99 % confidence interval for the trace of F ⪰ 0.
 
-    The trace T is estimated by a mean of zᵀFz over random z. This mean is taken for a scaled χ²
-    variable of the same mean and variance, with ν = 2·mean²/variance degrees of freedom. The
-    interval holds all T for which mean/T lies in the central 99 % of χ²_ν/ν. Its larger half is
-    returned, relative to the mean.
+    The trace T is estimated by a mean of zᵀFz over random z, taken for a scaled χ² variable with ν
+    = 2·mean²/variance degrees of freedom. The interval holds all T for which mean/T lies in the
+    central 99 % of χ²_ν/ν. Its larger half is returned, relative to the mean.
 
     Args:
         mean: (S,) the means.
@@ -132,20 +130,11 @@ def _probe(
     tolerance: float,
     order: int,
 ) -> tuple[Tensor, ...]:
-    """Return bounds of zᵀf(AᵀA)z for one probe z, with further results of its process.
-
-    Args:
-        operator: S matrices A.
-        start: (S, N) the probe z.
-        function: the map g, see :func:`spectral_sum`; f(λ) = λᵖ g(λ).
-        max_steps: largest number of steps.
-        tolerance: relative error at which the process stops.
-        order: the power p.
-
-    Returns:
-        Five tensors (S,): zᵀf(AᵀA)z by the lower rule, and by the upper rule; an estimate of
-        zᵀf(AᵀA)²z; the relative error of the middle between both rules, or the growth that λmax may
-        still have if that is larger; and the estimate of λmax.
+    """Return five tensors (S,) from the process of one probe z, ``start`` (S, N): zᵀf(AᵀA)z by the
+    lower and by the upper rule; an estimate of zᵀf(AᵀA)²z; the relative error of the middle between
+    both rules, or the growth that λmax may still have if larger; and the estimate of λmax. f(λ) =
+    λᵖ g(λ), with g ``function``, see :func:`spectral_sum`, and p ``order``. The process stops at
+    the relative error ``tolerance``.
     """
     process = Bidiagonal(operator, start)
     limit = min(max_steps, operator.num_inputs)
@@ -184,10 +173,9 @@ def _probe(
 def _read(
     process: Bidiagonal, function: SpectralFunction, order: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return four tensors (S,) from a process that started at a probe z.
-
-    They are zᵀf(AᵀA)z by the lower rule and by the upper rule, an estimate of zᵀf(AᵀA)²z, and an
-    estimate of λmax. Here f(λ) = λᵖ g(λ), with the map g ``function`` and the power p ``order``.
+    """Return four tensors (S,) from a process that started at a probe z: zᵀf(AᵀA)z by the lower and
+    by the upper rule, an estimate of zᵀf(AᵀA)²z, and one of λmax. f(λ) = λᵖ g(λ), with g
+    ``function`` and p ``order``.
     """
     rules = process.rules(order)
     top = rules[0][0][:, :1]

@@ -1,6 +1,5 @@
-"""Compute the numerical rank of linear maps, by random combinations of their rows.
-
-It is the number of independent directions of the input that change the output.
+"""Compute the numerical rank of linear maps, by random combinations of their rows: the number of
+independent directions of the input that change the output.
 """
 
 import math
@@ -100,11 +99,8 @@ def numerical_rank(
 
 
 def _count(values: Float[Tensor, "S M"], tolerance: float) -> NumericalRank:
-    """Return the numerical rank by singular values, as resolved; a matrix of zeros has rank 0.
-
-    Args:
-        values: (S, M) singular values of S matrices, descending.
-        tolerance: share of the largest singular value above which one counts.
+    """Return the numerical rank, as resolved, by S matrices' descending singular values (S, M)
+    above ``tolerance`` times the largest; a matrix of zeros has rank 0.
     """
     relative = values / values[:, :1].clamp_min(torch.finfo(values.dtype).tiny)
     seen = relative > tolerance
