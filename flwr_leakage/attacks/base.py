@@ -64,12 +64,9 @@ class DeclaresShare(Protocol):
     """An attack that takes only a share of its CPU seconds unless it is near a solution."""
 
     def with_share(self, share: float) -> Attack:
-        """Return a copy of the attack that takes at most this share of its budget of CPU seconds.
+        """Return a copy of the attack that takes at most a share, in (0, 1], of its CPU seconds.
 
         Near a solution the copy may take more.
-
-        Args:
-            share: the share, in (0, 1].
         """
         ...
 
@@ -78,10 +75,6 @@ def require_kind(attack: object, spec: InputSpec) -> None:
     """Raise ``ValueError`` unless an attack takes the kind of inputs that a spec describes.
 
     An attack takes token ids if its class says ``reads_text = True``, and continuous inputs if not.
-
-    Args:
-        attack: any attack.
-        spec: the public facts about the data.
     """
     reads_text = getattr(attack, "reads_text", False)
     if spec.is_text and not reads_text:
@@ -121,12 +114,9 @@ class Reporter:
     last: float = 0.0
 
     def __call__(self, iteration: int, values: Tensor) -> None:
-        """Call the callback with an iteration's number, at most every 0.25 seconds.
+        """Report an iteration's number to the callback, at most every 0.25 seconds.
 
-        Args:
-            iteration: the number of the iteration.
-            values: the best objective of each current target. Their mean is reported; values that
-                are not finite are left out.
+        The mean of the finite ``values``, the best objectives of the current targets, is reported.
         """
         now = time.monotonic()
         if self.progress is None or now - self.last < 0.25:

@@ -35,25 +35,17 @@ class Budget:
         return max(self.ends - time.process_time(), 0.0)
 
     def part(self, share: float) -> "Budget":
-        """Return a new budget of CPU seconds that begins now.
-
-        It has a share, in (0, 1], of the seconds that are left of this one.
-        """
+        """Return a new budget, of a share in (0, 1] of the CPU seconds that this one has left."""
         return Budget.of(share * self.left) if self.left < math.inf else self
 
     def affordable(self, count: int, seconds: float) -> int:
-        """Return how many of ``count`` tasks fit into the budget, if each takes ``seconds``.
-
-        Both are CPU seconds.
-        """
+        """Return how many of ``count`` tasks of this many CPU seconds each fit into the budget."""
         return int(min(count, self.left / max(seconds, 1e-9)))
 
     def require(self, seconds: float, what: str) -> None:
-        """Raise an error if a task does not fit into the CPU seconds that are left of the budget.
+        """Raise an error if a task of about this many CPU seconds does not fit into the budget.
 
-        Args:
-            seconds: about how many CPU seconds the task takes.
-            what: the name of the task, with which the message begins.
+        ``what`` is the name of the task, with which the message begins.
 
         Raises:
             BudgetExhausted: fewer seconds are left.
@@ -74,7 +66,7 @@ class Stopwatch:
     """A stopwatch of this process's CPU seconds, which runs from the moment it is made.
 
     Attributes:
-        began: the moment at which the stopwatch was made, in seconds of ``time.process_time()``.
+        began: that moment, in seconds of ``time.process_time()``.
 
     Example:
         >>> 0 <= Stopwatch().seconds < 1
@@ -94,9 +86,5 @@ UNLIMITED = Budget()
 
 
 def stop_mark(stopped: bool) -> dict[str, str]:
-    """Return ``{"stopped": "budget"}`` for the stats of an attack that its budget ended, else {}.
-
-    Args:
-        stopped: whether the budget ended the attack.
-    """
+    """Return ``{"stopped": "budget"}`` for an attack's stats if its budget ended it, else {}."""
     return {"stopped": "budget"} if stopped else {}

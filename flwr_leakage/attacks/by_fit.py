@@ -1,8 +1,4 @@
-"""Attack an update if the normalisation (mean and deviation) of the client's inputs is unknown.
-
-The values of the inputs that an attack finds may show it. Otherwise the public normalisations are
-tried, and the one that fits best is taken. If the normalisation is known, no other one is tried.
-"""
+"""Attack an update if the normalisation (mean and deviation) of the client's inputs is unknown."""
 
 import math
 from collections.abc import Sequence
@@ -49,19 +45,14 @@ def by_fit(
     3. Otherwise the attack runs under each public normalisation. These are compared by the energy
        of their results (:class:`flwr_leakage.attacks.evidence.Evidence`).
 
-    In cases 2 and 3 the measure is −2 log of a density of network inputs. It contains −2 Σ log σ
-    for the scale of pixels, with the deviation σ of each input's channel. Observations of these
-    cases are decided together, by the sum of their measures.
+    In cases 2 and 3 the measure is −2 log of a density of network inputs, which contains −2 Σ log σ
+    with the deviation σ of each input's channel. It is summed over all observations of these cases,
+    which share one normalisation.
 
     Each result's ``spec`` is the normalisation, and ``stats["normalisation"]`` is ``read off`` in
     case 1, else ``by fit``. ``job.max_seconds`` covers all runs: each may take an equal share of
     what is left of half the time. If the time ended the best run, the attack runs once more under
     its normalisation, for the rest of the time.
-
-    Args:
-        attack: any attack.
-        job: the observations and the knowledge of the attacker.
-        progress: a callback that is called from time to time.
     """
     specs = possible_specs(job.spec)
     if len(specs) == 1:
@@ -116,11 +107,7 @@ class _Tries:
     ) -> "_Tries":
         """Return the results of an attack on one observation under each normalisation tried.
 
-        Args:
-            attack: any attack.
-            job: a job of one observation.
-            specs: the possible normalisations, as specs of the same inputs.
-            progress: a callback that is called from time to time.
+        ``specs`` holds the possible normalisations, as specs of the same inputs.
         """
         watch, limit = Stopwatch(), job.max_seconds
         energies: dict[InputSpec, float] = {}
@@ -161,12 +148,6 @@ class _Tries:
 
         If the time ended the first run under it and some time is left, the attack runs once more.
         The more likely of both results is returned.
-
-        Args:
-            attack: any attack.
-            job: the same job of one observation.
-            spec: the chosen normalisation.
-            progress: a callback that is called from time to time.
         """
         answer = self.answers.get(spec, self.first)
         left = math.inf if job.max_seconds is None else job.max_seconds - self.seconds

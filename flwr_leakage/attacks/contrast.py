@@ -1,11 +1,10 @@
 """Choose the contrast of images whose gradient does not depend on it.
 
-The first convolution of a network may be followed by a normalisation by statistics of its own
-input, which removes the convolution's bias. Such a network computes the same from x and from s x,
-up to the ε of the normalisation, and so does its gradient. So no update shows the contrast of an
-image, and an attack with a prior of images would return an image that is almost grey. But pixels
-are bounded, and most photographs reach the bounds. So attacks assume the largest contrast that
-keeps almost all pixels within the bounds.
+If the first convolution of a network is followed by a normalisation by statistics of its own input,
+the network computes the same from x and from s x, up to the normalisation's ε, and so does its
+gradient. So no update shows the contrast of an image, and a prior of images alone would make it
+almost grey. But pixels are bounded, and most photographs reach the bounds. So attacks assume the
+largest contrast that keeps almost all pixels within the bounds.
 """
 
 import math
@@ -98,8 +97,7 @@ class Contrast:
     def stretched(self, inputs: Tensor) -> Tensor:
         """Return inputs (B, C, H, W) scaled so that their pixels just reach the bounds [0, 1].
 
-        Scaling leaves the gradient the same. Inputs whose contrast is known are returned as they
-        are.
+        Scaling leaves the gradient the same. Inputs of known contrast are returned as they are.
         """
         if self.unknown == "none":
             return inputs
@@ -109,11 +107,9 @@ class Contrast:
         return _scaled(inputs, factors)
 
     def gauged(self, prior: ImagePrior, point: Tensor) -> Tensor:
-        """Return a point with the same gradient, whose pixels just reach their bounds.
+        """Return a point of the same shape and gradient, whose pixels just reach their bounds.
 
-        Args:
-            prior: the prior, which maps coordinates to network inputs.
-            point: coordinates under the prior, of the shape that the result has, too.
+        Points are coordinates under the prior, which maps them to network inputs.
         """
         if self.unknown == "none":
             return point
@@ -124,11 +120,8 @@ class Contrast:
 def largest_factors(spec: InputSpec, inputs: Tensor) -> Tensor:
     """Return for each of B samples the largest factor of its input that keeps its pixels in [0, 1].
 
-    A share of 5e-4 (``OUTSIDE``) of the pixels may leave this range.
-
-    Args:
-        spec: the normalisation, which maps pixels to inputs of the network.
-        inputs: (B, C, H, W) inputs of the network, none of which is 0 everywhere.
+    A share of 5e-4 (``OUTSIDE``) of the pixels may leave this range. No input (C, H, W) may be 0
+    everywhere. ``spec`` is the normalisation, which maps pixels to inputs.
 
     Example:
         >>> spec = InputSpec((1, 1, 2), 10, (0.5,), (1.0,))
@@ -147,14 +140,10 @@ def _scaled(inputs: Tensor, factors: Tensor) -> Tensor:
 
 
 def _are_near(found: Sequence[Tensor], own: Sequence[Tensor]) -> bool:
-    """Return whether each tensor is within 10 % (``INVARIANT``) of its counterpart, by norm.
+    """Return whether each ``found`` tensor is within 10 % (``INVARIANT``) of its ``own`` one.
 
-    Differences up to 1e-9 of the norm of all tensors are allowed, too, as some gradients are zero
-    up to rounding.
-
-    Args:
-        found: the tensors to compare.
-        own: their counterparts, which set the scale.
+    Tensors are compared by norm. Differences up to 1e-9 of the norm of all tensors are allowed,
+    too, as some gradients are zero up to rounding.
     """
     rounding = 1e-9 * float(torch.cat([each.flatten() for each in own]).norm())
     return all(

@@ -1,9 +1,9 @@
 """Decode MixUp and InstaHide encodings, the second step of an attack on clients that use these.
 
 The first step, a gradient inversion, recovers encodings, which are mixtures of private images. A
-client draws new mixtures in each of T epochs. So the server collects T encodings of every image,
-and then solves for the images. The attacker is told which images each encoding mixes, and with
-which coefficients. So the result is an upper bound on the leakage (Huang et al. 2021, section 5).
+client draws new mixtures in each of T epochs, so that the server collects T encodings of every
+image. The attacker is told which images each encoding mixes, and with which coefficients, so that
+the result is an upper bound on the leakage (Huang et al. 2021, section 5).
 """
 
 import math
@@ -24,9 +24,8 @@ def decode_mixup(
 ) -> Float[Tensor, "n C H W"]:
     """Return the n images X that minimise ‖W X − E‖²; if W lacks rank, those of least norm.
 
-    Args:
-        encodings: the M recovered encodings E of all epochs.
-        weights: the matrix W, whose row m holds the coefficients of the n images in encoding m.
+    E are the M recovered ``encodings`` of all epochs. Row m of the ``weights`` W holds the
+    coefficients of the n images in encoding m.
     """
     _check(encodings, weights)
     # LAPACK's default driver in torch is wrong for a W without full rank.
@@ -68,7 +67,7 @@ def decode_instahide(
 
     |W x| is the same for x and −x, so that the sign of each pixel is still open. Neighbouring
     pixels are similar in most natural images. So signs are carried along the spanning tree of
-    largest |correlation| between neighbouring pixels. Then one sign is left for all images. It is
+    largest |correlation| between neighbouring pixels. The one sign that is left for all images is
     chosen so that the pixels are, in sum, nearer to their valid range.
 
     Args:
@@ -110,13 +109,10 @@ def decode_instahide(
 def consistent_signs(pixels: Float[Tensor, "n D"], shape: tuple[int, ...]) -> Float[Tensor, " D"]:
     """Return a sign ±1 for each of D pixels, with which neighbours correlate positively.
 
-    Neighbours are compared over the n images, along the spanning tree of largest |correlation|. The
-    first pixel has the sign 1.
-
-    Args:
-        pixels: values (n, D); column p holds pixel p of every image, up to one sign per column.
-        shape: (C, H, W) with D = C·H·W. Neighbours are next to each other in height or width, or
-            are values of successive channels at the same place.
+    Column p of ``pixels`` (n, D) holds pixel p of each of n images, up to one sign per column.
+    Neighbours are compared over the images, along the spanning tree of largest |correlation|. They
+    are next to each other in height or width of the shape (C, H, W), with D = C·H·W, or are values
+    of successive channels at the same place. The first pixel has the sign 1.
     """
     grid = np.arange(pixels.shape[1]).reshape(shape)
     pairs = [

@@ -32,8 +32,7 @@ def squared_norm(gradient: Params) -> Tensor:
 def gradient_distance(problem: Problem, batch: Batch) -> float:
     """Return ``‖g − g*‖² / ‖g*‖²`` of a candidate, averaged over the problem's rounds.
 
-    g* is the gradient that the server observed in a round, and g the one that ``batch`` would
-    have caused there.
+    g* is the gradient that the server observed in a round, and g that of ``batch`` there.
     """
     distances = []
     with torch.no_grad():

@@ -2,14 +2,12 @@
 
 Dropout before a linear layer ``z = W h + b`` makes some of its features h zero. For one sample
 ``∂L/∂W = e hᵀ`` with the error ``e = ∂L/∂z``, so that columns of zeros show these features. A
-feature is also zero if the ReLU before it is off. Then dropping it makes no difference to the
-gradient.
+feature is also zero if the ReLU before it is off. Then dropping it changes nothing.
 
-Zeros of a ReLU do not show that dropout was active, but the layer before the ReLU does. That
-layer's bias b' has the gradient ``∂L/∂b'_c = s Σ_k (Wᵀ e)_k``, summed over the features k of
-channel c that are not zero. If dropout with rate p was active, the factor s is 1 / (1 − p), and
-otherwise 1. ReLUs and max-poolings between both layers route the error of a feature to one
-position of its channel.
+The layer before the ReLU shows if dropout was active. Its bias b' has the gradient
+``∂L/∂b'_c = s Σ_k (Wᵀ e)_k``, summed over the features k of channel c that are not zero. The factor
+s is 1 / (1 − p) if dropout with rate p was active, and otherwise 1. ReLUs and max-poolings between
+both layers route the error of a feature to one position of its channel.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,11 +39,8 @@ def read_masks(
     ``None`` if the update shows no mask: dropout was not active, or no linear layer takes the
     call's outputs, or their maxima after pooling.
 
-    Args:
-        forward: a function that passes one sample of noise through the network, with the
-            parameters ``params``, and still calls dropout.
-        params: the parameters θ.
-        gradient: the observed gradient ∇_θ L of one sample.
+    ``forward`` passes one sample of noise through the network with the parameters ``params``, and
+    still calls dropout. ``gradient`` is the observed gradient ∇_θ L of one sample.
     """
     plain = _Marked(params, -1)
     plain.run(forward)
@@ -79,20 +74,16 @@ class _Marked(Masked):
     def run(self, forward: Callable[[], object]) -> None:
         """Run a forward pass and record its layers.
 
-        The outputs of one call of dropout, the marked one, are replaced by the numbers of its
-        units.
+        The call of dropout whose index was given outputs the numbers 1, 2, … of its units.
         """
         with torch.no_grad(), self.trace, self:
             forward()
 
     def outputs(self, number: int, inputs: Tensor) -> Tensor:
-        """Return the outputs of a call of dropout in this pass.
+        """Return the outputs of the call of dropout with this index in the pass.
 
-        For the marked call they are the numbers of its units, else the call's own inputs.
-
-        Args:
-            number: the index of the call among the calls of dropout.
-            inputs: the inputs of the call.
+        They are 1, 2, …, which number the units, for the one call that this pass marks. Every other
+        call returns its inputs, so that nothing is dropped.
         """
         if number != self.number:
             return inputs
@@ -102,12 +93,9 @@ class _Marked(Masked):
     def mask(self, rate: float, gradient: Params, plain: Trace) -> Tensor | None:
         """Return the mask of the marked call of dropout, or ``None`` if the update shows none.
 
-        The mask holds 0 and 1 / (1 − ``rate``), in the shape that was given for it.
-
-        Args:
-            rate: the rate p of the call.
-            gradient: the observed gradient ∇_θ L of one sample.
-            plain: the record of the same pass without a marked call.
+        The marked call is the one whose units this pass numbers. The mask holds 0 and 1 / (1 −
+        ``rate``). ``gradient`` is the observed gradient ∇_θ L of one sample, and ``plain`` the
+        record of the same pass without a marked call.
         """
         steps = list(zip(self.trace.steps, plain.steps, strict=True))[self.place :]
         layers = [
@@ -142,12 +130,10 @@ class _Marked(Masked):
     def _follows_a_layer(self, routed: Tensor | None, gradient: Params) -> bool:
         """Return whether the bias of the layer before the marked call fits an active dropout.
 
-        Args:
-            routed: the errors ∂L/∂h of the call's inputs h under an active dropout, one for each
-                unit. Their sum over each channel must be the gradient of the layer's bias.
-                ``None`` if the zeros in the gradient are proof of dropout by themselves; then it is
-                enough that there is a layer before the call.
-            gradient: the observed gradient ∇_θ L of one sample.
+        ``routed`` holds the errors ∂L/∂h of the call's inputs h under an active dropout, one for
+        each unit. Their sum over each channel must be the bias's gradient in ``gradient``. It is
+        ``None`` if the zeros in the gradient are proof of dropout by themselves; then any layer
+        before the call is enough.
         """
         for step in reversed(self.trace.steps[: self.place]):
             if isinstance(step.op, Affine | Normalise):

@@ -68,19 +68,19 @@ class Evidence:
 
     The amounts of a colour and of a frequency differ by far between images. So the scale of each
     ring is unknown, and the ring has Cauchy's law. This law makes fitted noise expensive in the
-    rings that are weak in an image. A normal law of one size for all images would not notice it.
+    rings that are weak in an image.
 
     The equations that replace the gradient may be fewer than the unknowns. In the directions that
     they leave open, the likeliest image is zero, and a private one has the size that the prior
-    expects. So the last sum then counts only the excess over that size: ``Σ_i Σ_k (1 + n_k) max(0,
-    log(‖s_ik‖² / n_k))``. Otherwise a grey image would have less energy than the private one.
+    expects. So the last sum then counts only the excess over that size:
+    ``Σ_i Σ_k (1 + n_k) max(0, log(‖s_ik‖² / n_k))``. Otherwise a grey image would have less energy
+    than the private one.
 
     The gradient of one clean sample may determine the inputs (features) of a layer and the error
     ∂L/∂z of its outputs z (:class:`~flwr_leakage.attacks.whole_batch.one_sample.OneSample`), and an
     attack may have proven those of a batch (:meth:`told_by`). Then other equations replace the
     gradient, and r holds their residuals: those that remain with features and errors given.
-    Otherwise an error in a candidate's features would change the gradients of all layers behind,
-    and an attack that fits the features first would seem to be the better one.
+    Otherwise an error in a candidate's features would change the gradients of all layers behind.
 
     Attributes:
         problem: the network, the update and the attacker's knowledge, in double precision.
@@ -103,10 +103,8 @@ class Evidence:
     def of(cls, problem: Problem, tolerance: float) -> "Evidence":
         """Return the evidence of a problem's update, whose noise is estimated from the update.
 
-        Args:
-            problem: the network, the observed update and the attacker's knowledge.
-            tolerance: largest relative squared distance of a tensor's gradient that counts as
-                equal.
+        ``tolerance`` is the relative squared distance up to which a tensor's gradient counts as
+        equal.
         """
         problem = problem.to(torch.float64).held
         gradients = [posed.gradient for posed in problem.rounds]
@@ -141,12 +139,10 @@ class Evidence:
     def told_by(self, weight: str, samples: BatchInputs) -> "Evidence":
         """Return evidence that compares what is left of the update once features are proven.
 
-        The evidence itself is returned if the update is noised, if not all samples' features are
-        proven, or if other equations already replace the gradient.
-
-        Args:
-            weight: the name of the weight of the layer whose inputs are the features.
-            samples: the features of all samples, and how many of them are proven.
+        The features are the inputs of the layer of which ``weight`` names the weight. ``samples``
+        holds those of each sample, and how many are proven. The evidence itself is returned if the
+        update is noised, if not all samples' features are proven, or if it already has such
+        equations.
 
         Raises:
             ValueError: the features do not separate the rest of the update (see
@@ -208,16 +204,12 @@ class Evidence:
     def _meets(self, batch: Batch, residual: Tensor) -> bool:
         """Return whether the residual r_t of every tensor t is small by a limit of its own.
 
-        The limit is ``‖r_t‖² ≤ tolerance ‖g*_t‖² + (10 ρ_t)²``, with the observed gradient g*_t. A
-        limit for the sum over all tensors would not do: a last layer may have almost all of the
-        norm, and images that are far from the samples may meet it. ρ_t is the rounding error of the
-        gradient that the client sent. It is estimated by the rounding of the candidate's gradient
-        in single precision, plus half a unit in the last place of the parameters that were sent,
-        divided by the learning rate.
-
-        Args:
-            batch: the candidate.
-            residual: (P,) the candidate's gradient minus the observed one, for all rounds.
+        The residual (P,) is the candidate's gradient minus the observed one, for all rounds. The
+        limit is ``‖r_t‖² ≤ tolerance ‖g*_t‖² + (10 ρ_t)²``, with the observed gradient g*_t. A
+        limit for the sum over all tensors would not do, as a last layer may have almost all of the
+        norm. ρ_t is the rounding error of the gradient that the client sent: that of the
+        candidate's gradient in single precision, plus half a unit in the last place of the
+        parameters that were sent, divided by the learning rate.
         """
         single = simulate_rounds(
             self.problem.to(torch.float32),
@@ -268,15 +260,12 @@ def _in(dtype: torch.dtype, values: Tensor) -> Tensor:
 def ring_energy(coordinates: Tensor, is_open: bool = False) -> float:
     """Return −2 log density, up to a constant, of images whose spectrum is known up to scales.
 
-    The coordinates of an image form rings: frequencies of about one size, in one channel. Each
-    ring of each image has an unknown variance, with the inverse gamma law of shape and scale ½. So
-    its n coordinates s have Cauchy's law, of −2 log density ``(1 + n) log(1 + ‖s‖²)``. The result
-    is the sum over rings and images.
-
-    Args:
-        coordinates: (B, C, H, W) coordinates of B images under the prior, by frequency.
-        is_open: if true, a ring instead costs nothing up to ``‖s‖² = n``, the size that the prior
-            expects, and ``(1 + n) log(‖s‖² / n)`` beyond.
+    The coordinates (B, C, H, W) of B images under the prior form rings: frequencies of about one
+    size, in one channel. Each ring of each image has an unknown variance, with the inverse gamma
+    law of shape and scale ½. So its n coordinates s have Cauchy's law, of −2 log density
+    ``(1 + n) log(1 + ‖s‖²)``. The result is the sum over rings and images. If ``is_open``, a ring
+    instead costs nothing up to ``‖s‖² = n``, the size that the prior expects, and
+    ``(1 + n) log(‖s‖² / n)`` beyond.
     """
     height, width = coordinates.shape[-2:]
     squares = torch.arange(height)[:, None].square() + torch.arange(width).square()
@@ -311,12 +300,8 @@ class Candidate:
     def weight(self, least: float, evidence: Evidence) -> float:
         """Return the inverse variance of this candidate's error, relative to another candidate's.
 
-        With D equations of one unknown variance v, the energy E is D log v up to a constant. So
-        the weight is exp((least − E) / D).
-
-        Args:
-            least: the energy of the other candidate.
-            evidence: the evidence, which tells D.
+        With D equations of one unknown variance v, the energy E is D log v up to a constant. So the
+        weight is exp((least − E) / D), with the other candidate's energy ``least``.
         """
         return math.exp((least - self.energy) / evidence.equations)
 
@@ -346,24 +331,17 @@ def fuse(candidates: Sequence[Candidate], evidence: Evidence) -> Fusion | None:
     Weights are inverse variances, which minimise the squared error if the candidates' errors are
     independent. Candidates are added to the mean one after another, the most likely first. A
     candidate is left out if its labels differ from those of the first, or if its gradient is
-    farther from the update than a zero gradient, as it then explains nothing.
+    farther from the update than a zero gradient.
 
     It is also left out if it raises the mean's energy: around one solution the energy is convex,
     and between two solutions it has a maximum. But energies do not always show which of two
-    candidates is the better one, and with independent errors their mean is better than both if
-    their squared errors differ by a factor below three. So the mean may have somewhat more energy
-    than the first candidate, unless energies are precise: the residual is mostly noise, or both
+    candidates is better, and with independent errors their mean is better than both if their
+    squared errors differ by a factor below three. So the mean may have somewhat more energy than
+    the first candidate, unless energies are precise: the residual is mostly noise, or both
     candidates are close to each other.
 
-    If the update is not noised and the first candidate meets it to rounding, candidates differ in
-    their prior probability only. Then there is no mean.
-
-    Args:
-        candidates: the batches that attacks found, at least one.
-        evidence: the evidence by which they and their mean are judged.
-
-    Returns:
-        The mean, or ``None`` if nothing can be added to the most likely candidate.
+    The result is ``None`` if nothing can be added to the most likely candidate, or if the update is
+    not noised and that candidate meets it to rounding: then candidates differ in their prior only.
     """
     first, *others = sorted(candidates, key=lambda candidate: candidate.energy)
     if not evidence.is_noised and first.judged.misfit <= 1:
@@ -410,14 +388,10 @@ def _distance(one: Tensor, other: Tensor, evidence: Evidence) -> float:
 
 
 def _in_order(found: Batch, model: Batch) -> Tensor | None:
-    """Return a batch's inputs, each at the place of the nearest sample of another batch.
+    """Return a batch's inputs, each at the place of the nearest sample of another batch, the model.
 
-    The pairs have the least sum of squared distances. If the labels of both batches differ, the
-    result is ``None``.
-
-    Args:
-        found: the batch to reorder.
-        model: the other batch, which sets the order.
+    The pairs have the least sum of squared distances. The result is ``None`` if the batches' labels
+    differ.
     """
     if found.targets.shape != model.targets.shape:
         return None

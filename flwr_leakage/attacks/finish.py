@@ -59,16 +59,12 @@ class Finish:
 
 
 def in_granted_order(candidate: Batch, granted: Tensor | None) -> Batch:
-    """Return a candidate with its samples sorted so that its labels are in a given order.
+    """Return a candidate with its samples sorted so that its labels have the granted order.
 
     Exact attacks sort their samples by label, and the next attack pairs samples with the labels
-    that the threat model grants, in their order. The candidate is returned as it is if no labels
-    are granted, if labels are probabilities or several per sample, or if the candidate's labels are
-    not the granted ones in some order.
-
-    Args:
-        candidate: the batch.
-        granted: the labels (B,) that the threat model grants, or ``None``.
+    (B,) that the threat model grants, in their order. The candidate is returned as it is if no
+    labels are granted, if labels are probabilities or several per sample, or if the candidate's
+    labels are not the granted ones in some order.
     """
     classes = candidate.targets
     if granted is None or granted.shape != classes.shape:
@@ -128,10 +124,7 @@ class Denoising:
     ) -> tuple[Batch, int]:
         """Return a denoised batch, and the number of Gauss–Newton steps that both runs took.
 
-        Args:
-            evidence: the observed update, its noise and the prior of images.
-            candidate: the batch to start from; its labels are kept.
-            budget: the CPU time after which no further step is taken.
+        ``candidate`` is the batch to start from; its labels are kept.
         """
         start = Batch(candidate.inputs.double(), candidate.targets)
         priors = (None, PatchPrior.of(evidence.image_prior))
@@ -150,12 +143,8 @@ class Denoising:
     ) -> tuple[Tensor, int]:
         """Return the images (B, C, H, W) found under one prior, and the number of steps taken.
 
-        Args:
-            evidence: the observed update, its noise and the prior of images.
-            candidate: the batch to start from.
-            patches: the prior of patches; if ``None``, the normal law of each image's spectrum is
-                the prior.
-            budget: the CPU time after which no further step is taken.
+        The prior is that of ``patches``; if it is ``None``, the normal law of each image's
+        spectrum. ``candidate`` is the batch to start from.
         """
         if budget.is_spent:
             return candidate.inputs, 0
@@ -194,14 +183,10 @@ class Denoising:
 
 
 def fitted(prior: ImagePrior, inputs: Tensor) -> tuple[ImagePrior, Tensor]:
-    """Return a prior whose spectrum is that of each given image, and the images' coordinates.
+    """Return a prior with the spectrum of each given image, and the images' coordinates under it.
 
-    Args:
-        prior: the prior of images in general.
-        inputs: the images (B, C, H, W), as inputs of the network.
-
-    Returns:
-        The prior, and the coordinates (B, C, H, W) of the images under it.
+    The images, inputs of the network, and their coordinates have the shape (B, C, H, W). ``prior``
+    is that of images in general.
     """
     each = [prior.fitted(image[None]) for image in inputs]
     point = [own.coordinates(image[None]) for own, image in zip(each, inputs, strict=True)]

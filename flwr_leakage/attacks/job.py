@@ -65,10 +65,9 @@ class AttackJob:
         return self.restarts[index] if self.restarts else 0
 
     def problem(self, index: int) -> Problem:
-        """Return what an attack must solve for observation ``index``.
+        """Return the problem of observation ``index``: network, gradient and schedule.
 
-        This is the network, the observed gradient and the schedule of local training, limited to
-        the knowledge that the threat model grants.
+        It is limited to the knowledge that the threat model grants.
 
         Raises:
             ValueError: the observation is inconsistent or incomplete; see
@@ -85,8 +84,8 @@ class AttackJob:
         restart's number. It does not depend on the other observations, their order or the process.
 
         Args:
-            index: index of the observation.
-            purpose: a name for the use of the random numbers, which separates streams.
+            index: the position of the observation in the job.
+            purpose: the name of the purpose, which separates streams.
         """
         observation = self.observations[index]
         return make_generator(

@@ -21,15 +21,16 @@ def check_loss(
 ) -> None:
     """Raise ``ValueError`` for a loss that attacks cannot compute or differentiate in float64.
 
+    The loss maps (logits, targets) to a scalar. It is tried on at most two of ``count`` samples.
+
     Args:
-        loss: a map from (logits, targets) to a scalar.
-        count: number of samples of a batch; the check uses at most two.
-        num_classes: number K of classes.
+        loss: the loss.
+        count: number of samples of a batch.
+        num_classes: number of classes.
         granted: the targets that the attacker knows, if any. If they are probabilities, the loss
             must take probabilities, else class indices.
         device: device of the logits; the CPU by default.
-        positions: (T,) if a sample has logits and a class index at each of T positions; else
-            empty.
+        positions: (T,) if a sample has logits and a class index at each of T positions; else empty.
     """
     rows = min(count, 2)
     output_shape = (*positions, num_classes)
@@ -60,11 +61,8 @@ def check_loss(
 def _problem(loss: Loss, output_shape: Sequence[int], targets: Tensor, dtype: torch.dtype) -> str:
     """Return a text on how a loss fails for logits of a given precision, or "" if it works.
 
-    Args:
-        loss: a map from (logits, targets) to a scalar.
-        output_shape: the shape of one sample's logits.
-        targets: class indices or probabilities of the samples.
-        dtype: the precision of the logits.
+    A loss maps (logits, targets) to a scalar. Each sample's logits have the shape ``output_shape``.
+    ``targets`` are class indices or probabilities of the samples.
     """
     size = len(targets) * math.prod(output_shape)
     logits = torch.linspace(-1, 1, size, dtype=dtype, device=targets.device)
@@ -91,11 +89,8 @@ def _problem(loss: Loss, output_shape: Sequence[int], targets: Tensor, dtype: to
 def is_plain_mean(loss: Loss, logits: Tensor) -> bool:
     """Return whether the loss of a batch is the mean of the losses of its samples alone.
 
-    A loss with class weights is not, as torch then divides by the sum of the weights.
-
-    Args:
-        loss: a map from (logits, targets) to a scalar.
-        logits: (B, K) logits, with which the loss is tried on a batch of one sample per class.
+    A loss with class weights is not, as torch then divides by the sum of the weights. The loss, a
+    map from (logits, targets) to a scalar, is tried on logits (B, K) with one sample per class.
     """
     if loss is F.cross_entropy:
         return True
@@ -108,13 +103,10 @@ def is_plain_mean(loss: Loss, logits: Tensor) -> bool:
 def class_weights(loss: Loss, logits: Tensor) -> Tensor | None:
     """Return the weights (K,) of the classes in the loss, or ``None`` if all are equal.
 
-    Their mean is 1. A weighted mean over samples i of classes yᵢ has the gradient
-    Σᵢ w(yᵢ) gᵢ / Σⱼ w(yⱼ), with the gradient gᵢ of sample i alone. A batch of one sample of each
-    class shows the weights w.
-
-    Args:
-        loss: a map from (logits, targets) to a scalar.
-        logits: (K,) logits of one sample, at which the gradients are computed.
+    Their mean is 1. A weighted mean over samples i of classes yᵢ has the gradient Σᵢ w(yᵢ) gᵢ / Σⱼ
+    w(yⱼ), with the gradient gᵢ of sample i alone. A batch of one sample of each class shows the
+    weights w, with gradients at the given logits (K,) of one sample. The loss maps
+    (logits, targets) to a scalar.
 
     Raises:
         ValueError: a sample's gradient in the batch is no multiple of its gradient alone.

@@ -120,13 +120,8 @@ class OneByOne(ABC):
     ) -> Reconstruction:
         """Return the reconstruction of one problem.
 
-        Args:
-            problem: the network, the observed update and the attacker's knowledge, in float64.
-            generator: the random stream of this observation and restart.
-            restart: number of the restart, from 0; only restart 0 may take a start that is not
-                random, such as grey.
-            budget: the limit of CPU time. Once it is spent, an iterative attack returns its best
-                result.
+        Only restart 0 may take a start that is not random, such as grey. Once the budget is spent,
+        an iterative attack returns its best result.
 
         Raises:
             BudgetExhausted: the budget is too small for any answer.
@@ -155,10 +150,6 @@ class ExactAttack(OneByOne):
     def check(self, problem: Problem, generator: torch.Generator) -> Applicability:
         """Return whether the attack would give images or features, and why, without running it.
 
-        Args:
-            problem: the network and the observed update, in float64.
-            generator: the generator of the random inputs with which the network is probed.
-
         Raises:
             ValueError: the attack does not apply to the problem. The message is the one that the
                 attack itself would give.
@@ -168,9 +159,7 @@ class ExactAttack(OneByOne):
 def require_single_gradient(problem: Problem, who: str) -> None:
     """Raise ``ValueError`` unless the update is the plain gradient step of one sample.
 
-    Args:
-        problem: the observed update.
-        who: the name of the attack, which begins the message.
+    The message begins with ``who``, the name of the attack.
     """
     if problem.num_samples != 1 or not problem.is_single_gradient:
         decay = " with weight decay" if problem.schedule.weight_decay else ""
@@ -231,13 +220,9 @@ def in_box(spec: InputSpec, answer: Reconstruction) -> Reconstruction:
 def _error(inputs: Tensor, stats: dict[str, object], proven: list[int]) -> float:
     """Return the largest standard deviation of error among the proven samples, in input units.
 
-    The error of a sample is its root mean square times its entry of ``stats["relative_errors"]``,
-    which counts as at least ``FLOAT32_RELATIVE_ERROR``, also if the attack states none.
-
-    Args:
-        inputs: (B, C, H, W) network inputs that an attack found.
-        stats: the stats of the attack's result.
-        proven: the indices of the proven samples.
+    The error of a sample is the root mean square of its input, in ``inputs`` (B, C, H, W), times
+    its entry of ``stats["relative_errors"]``, which counts as at least ``FLOAT32_RELATIVE_ERROR``,
+    also if the attack states none. ``proven`` are the indices of these samples.
     """
     errors = torch.full((len(inputs),), FLOAT32_RELATIVE_ERROR, dtype=torch.float64)
     told = torch.as_tensor(stats.get("relative_errors", ()), dtype=torch.float64)

@@ -224,10 +224,7 @@ def _describe(update: object) -> str:
 
 
 def _labels(targets: object) -> list[Tensor | None]:
-    """Return a list with the targets of each update.
-
-    Args:
-        targets: a list or tuple of tensors, or one tensor for a single update.
+    """Return a list with the targets of each update: tensors, or one tensor for a single update.
 
     Raises:
         ValueError: an entry is no tensor, or is a scalar.
@@ -263,15 +260,10 @@ def as_observation(
 ) -> Observation:
     """Return one update as an observation of a server in round 0.
 
-    Args:
-        gradient_map: the model and the loss.
-        given: gradients by name or in the order of the parameters, or the parameters before and
-            after training.
-        num_examples: number of samples behind the update.
-        schedule: the local training; ``None`` for one step of all samples with learning rate 1.
-        targets: the true labels if the attacker knows them.
-        index: the number of the update in the call, which becomes the client's id.
-        members: the number of examples of each client if the update is a mean over clients.
+    ``given`` is the gradients by name or in the order of the parameters, or the parameters before
+    and after training. The schedule ``None`` is one step of all samples with learning rate 1. The
+    targets are the true labels if the attacker knows them. ``index`` becomes the client's id.
+    ``members`` are the numbers of examples of clients if the update is their mean.
 
     Raises:
         ValueError: parameters before and after came without a schedule, or with other names than
@@ -317,10 +309,8 @@ def as_observation(
 def _by_name(gradient_map: GradientMap, given: Gradients) -> Params:
     """Return the gradients by parameter name, with zeros for frozen parameters that have none.
 
-    Args:
-        gradient_map: the model, which tells names, order and the trained parameters.
-        given: gradients by name, or a tuple of those of all or of the trained parameters in the
-            model's order. Entries may be ``None``.
+    They are given by name, or as a tuple of those of all or of the trained parameters in the
+    model's order. Entries may be ``None``.
 
     Raises:
         ValueError: a tuple has another length, or an entry is no tensor.
@@ -349,10 +339,8 @@ def _by_name(gradient_map: GradientMap, given: Gradients) -> Params:
 def _warn_of_dropout(model: nn.Module, spec: InputSpec, mode: BatchNormMode) -> None:
     """Warn if the model applies dropout, as not every update shows the masks that a client drew.
 
-    Args:
-        model: the network, in the mode in which the client trained.
-        spec: the shape of inputs, with which dropout that functions apply is found.
-        mode: the statistics with which BatchNorm normalises.
+    The model is in the mode in which the client trained. One pass of an input of the shape in
+    ``spec`` finds dropout that functions apply; ``mode`` tells BatchNorm's statistics in it.
     """
     active = [
         f"{name or type(layer).__name__} (p={layer.p:g})"
@@ -395,15 +383,11 @@ def _functions_that_drop(model: nn.Module, spec: InputSpec) -> list[str]:
 def _check_targets(
     count: int, num_examples: int, members: tuple[int, ...], schedule: LocalSchedule
 ) -> None:
-    """Raise ``ValueError`` unless there is one target for each sample that training uses.
+    """Raise ``ValueError`` unless there are as many targets as samples that training uses.
 
-    For a single client, targets of the unused samples may be given, too.
-
-    Args:
-        count: number of given targets.
-        num_examples: number of samples behind the update.
-        members: the number of samples of each client, if the update is a mean over clients.
-        schedule: the local training, which tells how many samples its steps use.
+    For a single client, targets of all ``num_examples`` may be given, too. ``members`` are the
+    numbers of samples of the clients over which the update is a mean, or empty. The schedule tells
+    how many samples its steps use.
     """
     used = sum(schedule.num_samples_used(examples) for examples in members or (num_examples,))
     # The clients' targets follow one another, so that an unused one would shift the next client's.

@@ -68,12 +68,8 @@ def _pickled(value: object, modules: set[str]) -> bytes:
     """Return bytes that identify an object, and are the same in every process.
 
     The object is pickled, but with a hash of each tensor's values, and with each set's entries in
-    the order of their bytes.
-
-    Args:
-        value: the object.
-        modules: a set to which the names of the modules of all classes and functions in the object
-            are added.
+    the order of their bytes. The names of all its classes' and functions' modules go to
+    ``modules``.
     """
 
     class Writer(pickle.Pickler):
@@ -381,20 +377,12 @@ def _spec(entry: dict[str, Any] | None) -> InputSpec | None:
 
 
 def finished_name(attack: Attack, job: AttackJob) -> str:
-    """Return the name of the file for the results of an attack on a job.
-
-    It is a digest of all that the results depend on, with the ending ``.safetensors``.
-    """
+    """Return the file name for an attack's results on a job: a :func:`digest` and an ending."""
     return f"{digest(attack, job)}.safetensors"
 
 
 def read_finished(file: Path | None, count: int) -> Results | None:
-    """Return the reconstructions that a file holds, or ``None`` if there is no valid file.
-
-    Args:
-        file: the path of the file, or ``None``.
-        count: the number of results that the file must hold.
-    """
+    """Return the results in a file, or None unless it is valid and holds ``count`` of them."""
     if file is None or not file.exists():
         return None
     try:

@@ -55,9 +55,7 @@ def load_preset(name: str, overrides: Sequence[str] = ()) -> Attack:
 def _compose(name: str, overrides: Sequence[str]) -> DictConfig:
     """Return the config of a preset, composed within the whole config that it may refer to.
 
-    Args:
-        name: the name of the preset.
-        overrides: changes of the preset, as in :func:`load_preset`.
+    Overrides change the preset, as in :func:`load_preset`.
     """
     with hydra.initialize_config_dir(str(conf_dir()), version_base=None):
         own = []
@@ -69,13 +67,10 @@ def _compose(name: str, overrides: Sequence[str]) -> DictConfig:
 
 
 def _check_key(described: DictConfig, name: str, override: str) -> None:
-    """Raise ``ValueError`` if an override changes a key that a preset does not have.
+    """Raise ``ValueError`` if an override changes a key that the preset of this name does not have.
 
-    Args:
-        described: the config of the preset.
-        name: the name of the preset.
-        override: a change such as ``priors.weight=0.05``. One that adds a key, ``+key=value``, is
-            not checked.
+    ``described`` is the preset's config. An override is a change such as ``priors.weight=0.05``;
+    one that adds a key, ``+key=value``, is not checked.
     """
     if override.startswith("+"):
         return
@@ -94,7 +89,7 @@ def _check_key(described: DictConfig, name: str, override: str) -> None:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Clear Hydra's global state for a block, and restore it after the block.
+    """Clear Hydra's global state for a block, and restore it afterwards.
 
     A caller may itself run under ``@hydra.main``, whose state must survive.
     """

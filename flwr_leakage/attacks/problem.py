@@ -92,12 +92,9 @@ class Problem:
     def normalized_by(self, known: Literal["granted", "running"]) -> "Problem":
         """Return the same problem with BatchNorm normalising candidates by known constants.
 
-        A client in train mode normalises by statistics of its own batch, and differentiates through
-        them. With constants this part of the gradient is missing, even at the true samples.
-
-        Args:
-            known: ``granted`` for the statistics that the threat model grants, ``running`` for the
-                running ones that the server has.
+        ``granted`` are the statistics that the threat model grants, and ``running`` the server's
+        own. A client in train mode normalises by statistics of its own batch, and differentiates
+        through them. With constants this part of the gradient is missing, even at the true samples.
 
         Raises:
             ValueError: the threat model grants no statistics.
@@ -161,12 +158,7 @@ class Problem:
     def gradient_of(self, names: Sequence[str], batch: Batch) -> Params:
         """Return the pseudo-gradient that a batch would cause, by name, for at least some names.
 
-        For one plain step, these parameters alone are in the result, which saves time. For other
-        schedules, all are.
-
-        Args:
-            names: the names of the parameters.
-            batch: inputs and labels.
+        For one plain step, only these are in the result, which saves time; else all are.
         """
         if not self.is_single_gradient:
             return self.replay(batch)
@@ -179,10 +171,7 @@ class Problem:
         return self.gradient_map.logits(self.params, inputs, self.buffers)
 
     def divided(self, scale: float) -> "Problem":
-        """Return the same problem with the gradient divided by a factor > 0.
-
-        ``scale`` is that factor, by which the client is found to have scaled its update.
-        """
+        """Return the same problem with the gradient divided by the client's scale > 0."""
         gradient = {name: value / scale for name, value in self.gradient.items()}
         return replace(self, gradient=gradient, scale=self.scale * scale)
 
@@ -254,7 +243,7 @@ def simulate_gradient(
 def simulate_rounds(problem: Problem, batch: Batch) -> Tensor:
     """Return the pseudo-gradients (P,) that a batch would cause in the rounds of a problem.
 
-    They stand one after another, the latest round first. P counts the entries of all rounds.
+    They stand one after another, the latest round first.
     """
     found = []
     for p in problem.rounds:
@@ -347,13 +336,7 @@ def _granted_targets(
 ) -> Tensor | None:
     """Return the true targets of the samples that training uses, if the threat model grants them.
 
-    Otherwise the result is ``None``.
-
-    Args:
-        spec: the shape of targets and the number of classes.
-        observation: the update, with the disclosed targets.
-        threat: the threat model.
-        num_samples: number of samples that the steps of training use.
+    Otherwise the result is ``None``. ``num_samples`` counts the samples that the steps use.
 
     Raises:
         ValueError: targets are granted, but were not disclosed, or have a wrong shape or range.
@@ -390,12 +373,6 @@ def as_met(
     Weights that the pass uses in the shape (inputs, outputs) are transposed, so that all linear
     layers have (outputs, inputs). Calls of dropout are left out. There are two dummy inputs, as
     BatchNorm does not take a single one.
-
-    Args:
-        gradient_map: the model and the loss.
-        spec: the shape of inputs and the number of classes.
-        params: the parameters of the pass.
-        buffers: the buffers of the pass.
 
     Raises:
         ValueError: the model does not take such inputs, or does not have one output for each class.
@@ -453,12 +430,8 @@ def _batch_norm_knowledge(
 ) -> tuple[GradientMap, Params, Params]:
     """Return the BatchNorm mode, buffers and statistics that the attacker's knowledge allows.
 
-    Args:
-        gradient_map: the model and the loss, in the BatchNorm mode of the clients.
-        spec: the shape of inputs.
-        observation: the update, the buffers before it, and disclosed statistics.
-        threat: the attacker's knowledge of BatchNorm, as ``threat.batch_norm``.
-        batch_size: number of samples in a step of training.
+    The gradient map has the mode of the clients. The observation holds the buffers before the
+    update and disclosed statistics. ``batch_size`` is the number of samples in a step of training.
 
     Returns:
         The gradient map in the mode in which the attacker normalises; the buffers for this; and the
@@ -498,12 +471,8 @@ def _with_masks(
 ) -> tuple[GradientMap, str]:
     """Return the gradient map with the dropout masks that one sample's update shows.
 
-    Args:
-        known_map: the map to which masks are added, without dropout.
-        bare: the map with the client's dropout, which locates the calls of dropout.
-        spec: the shape of an input.
-        observation: the update of one sample.
-        buffers: the buffers with which the attacker normalises.
+    ``known_map`` is the map to which masks are added, without dropout. ``bare`` has the client's
+    dropout, and locates its calls. ``buffers`` are those with which the attacker normalises.
 
     Returns:
         The map, and a text on how many masks were found. If there are none, the map is
@@ -530,13 +499,8 @@ def _derived(
 ) -> Params:
     """Return the BatchNorm statistics of the private batch, by buffer name.
 
-    They follow from the running statistics before and after training.
-
-    Args:
-        gradient_map: the model.
-        spec: the shape of an input.
-        observation: the buffers before training, and those in the update.
-        batch_size: number of samples in a step, which sets how many values a layer averages.
+    They follow from the running statistics before and after training, which the observation holds.
+    The samples in a step, ``batch_size``, set how many values a layer averages.
     """
     running = gradient_map.with_batch_norm("running")
     dummy = next(iter(observation.params.values())).new_zeros(batch_size, *spec.shape)

@@ -116,12 +116,9 @@ class RayTasks:
         return ray
 
     def _asked(self, ray: Any) -> float:
-        """Return the number of CPUs that each task asks Ray for.
+        """Return the number of CPUs that each task asks for, given the connected module ``ray``.
 
         It is ``num_cpus``, or 0 if the program that this process belongs to holds the CPUs itself.
-
-        Args:
-            ray: the module ``ray``, connected to a cluster.
         """
         if ray.get_runtime_context().namespace == _OWN:
             return self.num_cpus  # other programs hold the CPUs, and a task waits for its turn

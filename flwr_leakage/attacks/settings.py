@@ -14,15 +14,9 @@ RANGES: dict[str, Callable[[float], bool]] = {
 
 
 def require(owner: object, words: str, *names: str) -> None:
-    """Raise an error if attributes of a component lie outside a range, or are not finite.
+    """Raise ``ValueError`` if attributes of a component lie outside a range, or are not finite.
 
-    Args:
-        owner: the component.
-        words: the range, a key of ``RANGES``.
-        names: the names of the attributes.
-
-    Raises:
-        ValueError: an attribute is outside the range, infinite or NaN.
+    ``words``, a key of ``RANGES``, is the range, and ``names`` are the attributes of ``owner``.
 
     Example:
         >>> from types import SimpleNamespace

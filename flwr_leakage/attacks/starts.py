@@ -17,14 +17,9 @@ class Initialisation(Protocol):
     def __call__(
         self, spec: InputSpec, num_samples: int, restart: int, generator: torch.Generator
     ) -> Tensor:
-        """Return start inputs (B, C, H, W), normalised as the network takes them.
+        """Return start inputs (B, C, H, W), normalised as the network takes them, for B samples.
 
-        Args:
-            spec: the shape (C, H, W) and the normalisation of an input.
-            num_samples: the number B of samples.
-            restart: the number of the start, counted from 0, if one update is attacked from several
-                starts.
-            generator: the generator of random numbers.
+        ``restart`` is the number of the start, from 0, if an update is attacked from several.
         """
         ...
 

@@ -178,13 +178,8 @@ class Strongest:
         """Run an attack of type ``Finish`` from the likely candidates of other attacks.
 
         It ends when the observation is solved, when the attack refuses it, or when no time is left.
-
-        Args:
-            job: the job of this observation alone.
-            target: the state of the observation, which is updated.
-            name: the name of the attack.
-            attack: the attack that continues.
-            limit: CPU seconds for the observation in total.
+        The job has this observation alone, whose state ``target`` is updated. ``limit`` is the CPU
+        seconds for the observation in total.
         """
         assert target.evidence is not None
         if job.spec.is_text:
@@ -247,13 +242,9 @@ class _Target:
         """Return the state of an observation before the first attack.
 
         The observation is checked and made a problem once for all attacks. If this fails, or takes
-        longer than the limit, the state has no evidence, and no attack runs.
-
-        Args:
-            job: the job.
-            index: the index of the observation.
-            tolerance: relative squared distance up to which gradients count as equal.
-            limit: CPU seconds for the observation in total.
+        longer than ``limit`` CPU seconds, those for the observation in total, the state has no
+        evidence, and no attack runs. ``tolerance`` is the relative squared distance up to which
+        gradients count as equal.
         """
         watch = Stopwatch()
         try:
@@ -278,22 +269,15 @@ class _Target:
         return target
 
     def alone(self, job: AttackJob, index: int) -> AttackJob:
-        """Return a job that holds this observation alone.
-
-        Args:
-            job: the job of all observations.
-            index: the index of this observation in it.
-        """
+        """Return a job that holds this observation alone, given its index in a job."""
         assert self.problem is not None
         return replace(job.take([index]), posed=[self.problem])
 
     def left(self, limit: float) -> float:
         """Return the CPU seconds that the next attack may take, or 0 if they are too few to begin.
 
-        The time that comparing the attack's result takes is kept back.
-
-        Args:
-            limit: CPU seconds for the observation in total.
+        They are what is left of ``limit``, the seconds for the observation in total. The time that
+        comparing the attack's result takes is kept back.
         """
         left = limit - self.seconds - self.judging
         return left if left > self.least else 0.0
@@ -310,8 +294,7 @@ class _Target:
     def spent(self, limit: float) -> str:
         """Return a sentence on why there is no time for another attack.
 
-        Args:
-            limit: CPU seconds for the observation in total.
+        It names ``limit``, the CPU seconds for the observation in total.
         """
         needs = self.seconds + self.judging + self.least
         if self.seconds >= limit:
@@ -328,12 +311,9 @@ class _Target:
         return str(self.best.stats.get("attack", ""))
 
     def leave_out(self, name: str, reason: str, stops: bool = False) -> None:
-        """Record that an attack was not run, unless an earlier outcome of it is recorded.
+        """Record the reason why an attack was not run, unless an earlier outcome of it is recorded.
 
-        Args:
-            name: the name of the attack.
-            reason: why it was not run, in words.
-            stops: whether the budget is the reason.
+        ``stops`` tells whether the budget is the reason.
         """
         told = (part.name == name or part.name.endswith(f" + {name}") for part in self.parts)
         if not any(told):
@@ -589,14 +569,9 @@ def _is_known(result: Reconstruction) -> bool:
 
 
 def _seconds(found: list[Reconstruction], total: float) -> list[float]:
-    """Return the CPU seconds of each result of one attack.
+    """Return the CPU seconds of each result of one attack, which took ``total`` for all.
 
-    They are the result's own ``stats["cpu_seconds"]``. Results without these share the rest of
-    ``total`` equally.
-
-    Args:
-        found: the results.
-        total: CPU seconds that the attack took for all of them.
+    They are the result's own ``stats["cpu_seconds"]``. Others share the rest of ``total`` equally.
     """
     stated = [result.stats.get("cpu_seconds") for result in found]
     rest = max(total - sum(each for each in stated if each is not None), 0.0)
@@ -609,13 +584,8 @@ def _within(
 ) -> ProgressCallback | None:
     """Return a callback by which one attack of a portfolio reports its progress, or ``None``.
 
-    It calls ``progress`` with the numbers of the whole portfolio and the attack's name.
-
-    Args:
-        progress: the callback of the portfolio, or ``None``.
-        name: the name of the attack.
-        done: number of observations that need no further attack.
-        total: number of all observations.
+    It calls the portfolio's callback, unless that is ``None``, with the attack's name and the
+    portfolio's numbers: ``total`` observations, of which ``done`` need no further attack.
     """
     if progress is None:
         return None

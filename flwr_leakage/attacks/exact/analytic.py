@@ -86,8 +86,7 @@ class Analytic(ExactAttack):
         Args:
             problem: the network and the observed update of one sample in one step, in float64.
             generator: the random stream for estimates under pruning and for the label.
-            restart: number of the restart; it changes nothing, as the solution does not depend on a
-                start.
+            restart: number of the restart, which changes nothing, as no start is needed.
             budget: the CPU time for the estimate of pixels that pruning hides.
 
         Raises:
@@ -143,11 +142,8 @@ def _filled(
 ) -> tuple[Tensor, str, dict[str, Any]]:
     """Return the image with estimates of the pixels that pruning hides.
 
-    Args:
-        spec: the public facts about the images.
-        order: the order in which the first linear layer takes the pixels.
-        found: the linear layers of the pruned gradient, the first layer first.
-        budget: the CPU time for the estimate.
+    ``order`` is the order in which the first linear layer takes the pixels. ``found`` holds the
+    linear layers of the pruned gradient, the first one first.
 
     Returns:
         The flattened image (n,); the method of the estimate in words; and further entries for the
@@ -187,16 +183,11 @@ def fill_in(
     """Return the most likely image (n,), given the seen pixels and rough values of the unseen ones.
 
     Let Q be the inverse covariance and μ the mean of the Gaussian prior of images, u the unseen and
-    s the seen pixels, m the rough values (``centres``) and c their bounds. The image solves
+    s the seen pixels, m the rough values (``centres``) and c the largest distances of the pixels
+    from them (``bounds``). The image solves
     ``(Q_uu + 3/c² I) x_u = Q_uu μ_u − Q_us (x_s − μ_s) + 3/c² m_u``, where c²/3 is the variance of
-    a uniform law on [m − c, m + c].
-
-    Args:
-        spec: the public facts about the images.
-        inputs: the flattened image, of which only the seen pixels are used.
-        seen: true for the seen pixels.
-        centres: the rough values m; only those of unseen pixels are used.
-        bounds: the largest distances c of the unseen pixels from their rough values.
+    a uniform law on [m − c, m + c]. Of the flattened image ``inputs`` only the pixels are used
+    where ``seen`` is true, and of m and c only the others.
     """
     prior = ImagePrior.of(spec)
     inverse = replace(prior, deviations=1 / prior.deviations, scale=1 / prior.scale)

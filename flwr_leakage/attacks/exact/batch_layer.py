@@ -87,8 +87,8 @@ class BatchSample:
     def is_aligned(self) -> bool:
         """Return whether noise and rounding alone explain the sample's misfit.
 
-        The misfit is the part of the sample's predicted errors outside the gradient's span. For a
-        true sample it is about ``expected``, if all signs of its units are right.
+        The misfit is the part of its predicted errors outside the gradient's span. For a true
+        sample it is about ``expected``, if all signs of its units are right.
         """
         return self.misfit <= explained_misfit(self.expected)
 
@@ -97,8 +97,7 @@ class BatchSample:
         """Return whether noise and rounding alone explain the sample's misfit and scale error.
 
         The misfit is the part of its predicted error ∂L/∂z outside the gradient's span. The scale
-        error is the relative difference between the size of that error and its size in the
-        gradient.
+        error is the relative difference of that error's size and its size in the gradient.
         """
         return self.is_aligned and self.scale_error <= EXACT_MULTIPLE * self.expected + 1e-3
 
@@ -106,10 +105,8 @@ class BatchSample:
 def explained_misfit(expected: float) -> float:
     """Return the largest misfit that float32 rounding and noise of the gradient explain.
 
-    The misfit is the part of a sample's predicted errors outside the gradient's span, in [0, 1].
-
-    Args:
-        expected: the misfit that noise of the gradient alone is expected to cause.
+    A misfit is the part of a sample's predicted errors outside the gradient's span, in [0, 1].
+    ``expected`` is the one that noise of the gradient alone would cause.
     """
     return EXACT_MULTIPLE * expected + FLOAT32_RELATIVE_ERROR
 
@@ -124,12 +121,12 @@ class BatchLayer:
         weight: the parameter name of W.
         bias: the parameter name of c.
         factor: the factors ``U [R, β]`` of the gradient ``[∂L/∂W, ∂L/∂c]``, of rank b.
-        order: the order in which the layer takes the pixels of the network's input; ``None`` if it
-            takes features.
+        order: the order in which the layer takes the pixels of the input; ``None`` if it takes
+            features.
         sparse_inputs: whether h is nonnegative with zeros, as the outputs of a ReLU are.
         rectified: whether a ReLU follows the layer, so that errors of inactive units are zero.
-        alone: whether all paths of the network lead through the layer, so that its outputs
-            determine the logits.
+        alone: whether all paths of the network lead through the layer, so that it determines the
+            logits.
     """
 
     problem: Problem
@@ -209,14 +206,11 @@ class BatchLayer:
         return max(rest, self.factor.noise)
 
     def in_units(self, inputs: Tensor) -> Tensor:
-        """Return factors (M,) that make the relative errors of a layer's inputs comparable.
+        """Return factors (M,) that make the relative errors of a layer's M inputs comparable.
 
-        The product of an input's relative error and its factor is what is judged. For features the
-        factor is 1. For images it turns an error relative to the image's root mean square into one
-        relative to the range of pixels.
-
-        Args:
-            inputs: (M, n) inputs of the layer.
+        An input's relative error times its factor is what is judged. For features the factor is 1.
+        For images it turns an error relative to the image's root mean square into one relative to
+        the range of pixels.
         """
         if self.order is None:
             return inputs.new_ones(len(inputs))
@@ -226,13 +220,10 @@ class BatchLayer:
     def in_pixels(self, rows: Tensor, shares: Tensor) -> Tensor:
         """Return mixtures (r, n') of a layer's inputs, scaled so that no signal means zero.
 
-        Outputs of a ReLU are zero where the unit is inactive. An image is without signal where it
-        is black. So the normalisation of images, ``(pixel − mean) / std``, is undone. Entries that
-        are zero in all mixtures are left out, so that n' ≤ n, as they do not tell samples apart.
-
-        Args:
-            rows: (r, n) weighted sums of samples' inputs.
-            shares: (r,) the sum of each mixture's weights.
+        ``rows`` (r, n) holds weighted sums of samples' inputs, and ``shares`` (r,) the sums of
+        their weights. Outputs of a ReLU are zero where the unit is inactive. An image is without
+        signal where it is black, so the normalisation ``(pixel − mean) / std`` is undone. Entries
+        that are zero in all mixtures are left out (n' ≤ n), as they do not tell samples apart.
         """
         if self.order is not None:
             rows = self.order.moved((rows - shares[:, None] * self.order.offset) / self.order.scale)
@@ -246,13 +237,9 @@ class BatchLayer:
     def errors(self, outputs: Tensor, labels: Tensor, inputs: Tensor | None = None) -> Tensor:
         """Return the errors ∂L/∂z (M, m) that M samples have as a part of the problem's batch.
 
-        The loss L is the mean over the whole batch, and z are the outputs of a linear layer.
-
-        Args:
-            outputs: z (M, m), the layer's outputs for these samples.
-            labels: (M,) classes of the samples.
-            inputs: (M, n) inputs of the layer. They are needed only if the layer takes the
-                network's input.
+        The loss L is the mean over the whole batch, and z (M, m), ``outputs``, are the outputs of a
+        linear layer. ``labels`` (M,) holds classes. The layer's ``inputs`` (M, n) are needed only
+        if it takes the network's input.
         """
         return next(self._errors(outputs, [labels], inputs))
 
@@ -261,13 +248,9 @@ class BatchLayer:
     ) -> Iterator[Tensor]:
         """Yield the errors ∂L/∂z (M, m) of M samples for each assignment of labels (M,).
 
-        All come from one forward pass of the layers behind. The loss is the mean over a batch of
-        the problem's size.
-
-        Args:
-            outputs: z (M, m), the layer's outputs for the samples.
-            labels: the assignments, each one class (M,) for every sample.
-            inputs: (M, n) inputs of the layer, needed only if it takes the network's input.
+        All come from one forward pass of the layers behind a linear layer's ``outputs`` z (M, m).
+        The loss is the mean over a batch of the problem's size. The layer's ``inputs`` (M, n) are
+        needed only if it takes the network's input.
         """
         leaf = outputs.detach().clone().requires_grad_()
         images = None if inputs is None else self.images(inputs)
@@ -278,15 +261,10 @@ class BatchLayer:
             yield errors * (len(leaf) / self.problem.num_samples)
 
     def gradient_behind(self, inputs: Tensor, labels: Tensor) -> Params:
-        """Return the gradient that M samples give to the parameters of all other layers.
+        """Return the gradient that M samples give to the parameters of all layers but this one.
 
-        Others are all layers but the linear layer whose inputs are given. The samples are part of a
-        batch of the problem's size, and the loss is the mean over that batch. So the gradient is
-        the sum over the samples, divided by the batch's size.
-
-        Args:
-            inputs: H (M, n), inputs of the linear layer.
-            labels: (M,) classes of the samples.
+        ``inputs`` H (M, n) are the samples' inputs of this linear layer. The loss is the mean over
+        a batch of the problem's size, so the gradient is the sum over the M samples over that size.
         """
         problem = self.problem
         outputs = inputs @ self.matrix.T + self.offset
@@ -308,11 +286,8 @@ class BatchLayer:
 
         The gradient ``[∂L/∂W, ∂L/∂c]`` of the layer is factored as ``U [R, β]``. The sample's input
         is t R, with t scaled to t·β = 1. It is None if t·β is zero, as the input then has no scale.
-
-        Args:
-            dual: t (b,), of any length.
-            label: the sample's class, if it is known; else the class that fits the gradient best is
-                taken.
+        ``dual`` is t (b,), of any length. ``label`` is the sample's class, if it is known; else the
+        class that fits the gradient best is taken.
         """
         factor = self.factor
         scale = float(dual @ factor.bias)
@@ -343,13 +318,10 @@ class BatchLayer:
     def misfits(self, duals: Tensor) -> Tensor:
         """Return the misfit (M,) of each dual's candidate sample, for the label that fits best.
 
-        The misfit is the part of the sample's predicted error s = ∂L/∂z outside the gradient's
-        span, relative to ‖s‖. It is computed as √(1 − explained share of ‖s‖²), so that misfits
-        below 1e-7 may come out as zero.
-
-        Args:
-            duals: (M, b), each a vector t of any length. The candidate's input is t R with the
-                right factor R of the gradient, and with t scaled to t·β = 1 by the bias's factor β.
+        A dual is a vector t (b,) of any length. The candidate's input is t R with the right factor
+        R of the gradient, and with t scaled to t·β = 1 by the bias's factor β. The misfit is the
+        part of its predicted error s = ∂L/∂z outside the gradient's span, relative to ‖s‖. It is
+        computed as √(1 − explained share of ‖s‖²), so that misfits below 1e-7 may come out as zero.
         """
         factor, sizes = self.factor, []
         for part in duals.split(128):
@@ -399,14 +371,9 @@ class BatchLayer:
     ) -> Tensor:
         """Return a sample's input h (n,), or a nearby one whose errors fit the gradient better.
 
-        h itself is returned if noise and rounding explain its misfit. Otherwise random points near
-        h are tried, and the one with the least misfit is returned.
-
-        Args:
-            inputs: h (n,), an estimate of a sample's input of the layer.
-            label: the class of the sample.
-            spread: the standard deviation of the error of each entry of h.
-            generator: the random stream for the points that are tried.
+        The estimate ``inputs`` of h (n,) is returned if noise and rounding explain its misfit.
+        Otherwise random points near h are tried, and the one with the least misfit is returned.
+        ``spread`` is the standard deviation of the error of each entry of h.
         """
         steps = torch.randn(NEARBY, len(inputs), generator=generator, dtype=torch.float64)
         # The tried points are the estimate, and others at one and three standard deviations.
@@ -420,15 +387,10 @@ class BatchLayer:
         return points[int(misfits.argmin())]
 
     def _columns(self, errors: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the coordinates q of errors s in the gradient's span, and the misfit of each.
+        """Return the coordinates q = Uᵀ s (M, b) of M errors s (m,), and their misfits (M,).
 
-        U (m, b) is the orthonormal left factor of the layer's gradient.
-
-        Args:
-            errors: (M, m), a vector s for each of M samples.
-
-        Returns:
-            q = Uᵀ s (M, b), and ‖s − U q‖ / ‖s‖ (M,).
+        U (m, b) is the orthonormal left factor of the layer's gradient. The misfit ‖s − U q‖ / ‖s‖
+        is the part of s outside the gradient's span.
         """
         columns = errors @ self.factor.left
         rest = (errors - columns @ self.factor.left.T).norm(dim=1)
@@ -438,11 +400,8 @@ class BatchLayer:
         """Return which of M error vectors of one sample fits the gradient best.
 
         An error vector fits if it lies in the gradient's span and its coordinates q there meet t·q
-        = 1. For an update that the client scaled, only the first of these is asked.
-
-        Args:
-            dual: t (b,), the dual of the sample, with t·β = 1.
-            errors: (M, m), the error vectors.
+        = 1, with the sample's dual t (b,). For an update that the client scaled, only the first of
+        these is asked.
 
         Returns:
             The index of the best one; the coordinates q (M, b) of all; and their misfits (M,), the
@@ -457,11 +416,10 @@ class BatchLayer:
         return aligned if is_scaled else best, columns, misfits
 
     def expected(self, column: Tensor, errors: Tensor) -> float:
-        """Return the misfit that noise of the gradient alone causes for a true sample's errors.
+        """Return the misfit that noise of the gradient alone causes for a true sample.
 
-        Args:
-            column: q (b,), the coordinates of the errors in the gradient's span.
-            errors: s (m,), the sample's errors ∂L/∂z.
+        Its errors are s = ∂L/∂z (m,), and ``column`` q (b,) is their coordinates in the gradient's
+        span.
         """
         spread = (column / self.factor.singular[: self.factor.rank]).norm()
         outside = self.factor.noise * max(self.surplus, 1) ** 0.5
@@ -470,10 +428,6 @@ class BatchLayer:
 
 def pose_layers(problem: Problem, generator: torch.Generator) -> tuple[list[BatchLayer], list[str]]:
     """Return the linear layers whose gradients can be factored, in the order of a pass.
-
-    Args:
-        problem: the network and the observed gradient of a batch.
-        generator: the random stream for probe images and for the factorisation.
 
     Returns:
         The layers, and a sentence for each other linear layer that says why it cannot be used.
@@ -517,13 +471,9 @@ def _posed(
 ) -> BatchLayer:
     """Return a linear layer with the factors of its gradient.
 
-    Args:
-        problem: the network and the observed gradient.
-        use: the call of the layer in a pass.
-        generator: the random stream for the factorisation.
-        order: the order in which the layer takes the pixels, or ``None`` if it takes features.
-        rectified: whether a ReLU follows the layer.
-        alone: whether all paths of the network lead through the layer.
+    ``order`` is the order in which it takes the pixels, ``None`` if it takes features.
+    ``rectified`` tells whether a ReLU follows it, ``alone`` whether it is on all paths of the
+    network.
 
     Raises:
         ValueError: the layer's gradient does not show the number of samples.
@@ -543,13 +493,8 @@ def layer_behind(
     """Return the layer whose inputs are the ReLU of a given layer's outputs, or None.
 
     It is None if there is no such layer or its gradient cannot be factored. Other paths of the
-    network may lead around the layer that is returned, as in a residual block: its gradient spans
-    its inputs all the same.
-
-    Args:
-        layer: the layer in front.
-        layers: the layers that are factored already, one of which may be the result.
-        generator: the random stream for probe images and for the factorisation.
+    network may lead around it, as in a residual block: its gradient spans its inputs all the same.
+    If it is among ``layers``, which are factored already, that object is returned.
     """
     problem = layer.problem
     probes = torch.randn(NUM_PROBES, *problem.spec.shape, generator=generator, dtype=torch.float64)
@@ -575,10 +520,7 @@ def layer_behind(
 def _obstacle(problem: Problem, use: LinearUse, uses: list[LinearUse]) -> str:
     """Return the reason why a layer's gradient cannot be factored; empty if it can.
 
-    Args:
-        problem: the network and the observed gradient.
-        use: the call of the layer.
-        uses: all calls of linear layers in the pass.
+    ``use`` is the call of the layer, and ``uses`` are all calls of linear layers in the pass.
     """
     if sum(other.weight == use.weight for other in uses) > 1:
         return "its weights are used several times in a pass."
@@ -596,14 +538,10 @@ def _entanglement(
 ) -> str:
     """Return the reason why other samples affect a sample's error ∂L/∂z; empty if none do.
 
-    Here z are the outputs of a linear layer. The error of a sample must depend on that sample's own
-    z alone, through a loss that is the plain mean over the samples.
-
-    Args:
-        problem: the network and its loss.
-        use: the call of the layer in a pass of the probes.
-        probes: (N, C, H, W) random images.
-        order: the order in which the layer takes the pixels, or ``None`` if it takes features.
+    The error of a sample must depend on that sample's own outputs z of a linear layer alone,
+    through a loss that is the plain mean over the samples. ``use`` is the call of that layer in a
+    pass of ``probes`` (N, C, H, W), random images. ``order`` is the order in which it takes the
+    pixels, or ``None`` if it takes features.
     """
     logits = logits_behind(problem, use.weight, use.outputs, probes)
     if order is None:
@@ -629,10 +567,7 @@ def _entanglement(
 def _is_rectified(problem: Problem, use: LinearUse, probes: Tensor) -> bool:
     """Return whether no negative output of a layer affects the logits, as if a ReLU follows.
 
-    Args:
-        problem: the network.
-        use: the call of the layer in a pass of the probes.
-        probes: (N, C, H, W) random images.
+    ``use`` is the call of the layer in a pass of ``probes`` (N, C, H, W), random images.
     """
     leaf = use.outputs.detach().clone().requires_grad_()
     logits = logits_behind(problem, use.weight, leaf, probes)

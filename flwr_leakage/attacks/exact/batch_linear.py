@@ -45,16 +45,11 @@ def choose_layer(
     """Return the linear layer through which an attack inverts a batch, and the alternatives.
 
     Layers that take the network's input come first. Among several, the one whose gradient shows the
-    most samples is chosen.
-
-    Args:
-        problem: the network and the observed update.
-        generator: the random stream for probe images and for factorisations.
-        images_only: whether to refuse if no usable layer takes the network's input.
+    most samples is chosen. With ``images_only`` no layer of features is taken.
 
     Returns:
-        All layers whose gradients can be factored; the chosen layer; and a sentence for each linear
-        layer that cannot be used, with the reason.
+        All layers whose gradients can be factored; the chosen layer; and for each linear layer that
+        cannot be used a sentence with the reason.
 
     Raises:
         ValueError: no layer can be used; the message gives the reasons.
@@ -98,15 +93,8 @@ def recover_batch(
     """Return the inputs of a linear layer for the samples of a batch, from one update.
 
     The layer is one that takes the network's input, or else the one whose gradient shows the most
-    samples.
-
-    Args:
-        problem: the network and the observed update.
-        settings: the limits of the search.
-        generator: the random stream for all random starts.
-        images_only: whether to refuse if no usable layer takes the network's input.
-        scaled: whether the factor by which the client scaled its update is divided out already, so
-            that it is not sought.
+    samples. With ``images_only`` no layer of features is taken. ``scaled`` tells that the factor by
+    which the client scaled its update is divided out already, so that it is not sought.
 
     Raises:
         ValueError: no layer can be used, or no sample was found; the message gives the reasons.
@@ -147,10 +135,7 @@ def recover_batch(
 
 
 def _in_order(found: Iterable[BatchSample]) -> list[BatchSample]:
-    """Return samples sorted by label and then by mean input.
-
-    This order does not depend on rounding.
-    """
+    """Return samples sorted by label, then by mean input, which rounding does not change."""
     return sorted(found, key=lambda sample: (sample.label, float(sample.inputs.mean())))
 
 
@@ -164,14 +149,9 @@ def _from_head(
     the error of its outputs. The errors of all samples together give their duals (see
     :class:`LayerFactor`), and the duals give the features of the layer in front.
 
-    No samples are returned in three cases: the last layer's gradient does not separate all samples;
-    the given layer does not lead to the last one by linear layers with ReLUs alone; or a gradient
-    on the way shows another number of samples.
-
-    Args:
-        layers: the layers whose gradients can be factored.
-        layer: the layer whose samples are sought.
-        generator: the random stream for factorisations.
+    The list is empty in three cases: the last layer's gradient does not separate all samples;
+    ``layer`` does not lead to the last one by linear layers with ReLUs alone; or a gradient on the
+    way shows another number of samples. ``layers`` are all those whose gradients can be factored.
     """
     chain = [layer]
     while chain[-1].rectified:
@@ -219,13 +199,11 @@ class ExactBatch(ExactAttack):
     from sparse vectors in the spans of S and H; see :mod:`flwr_leakage.attacks.exact.batch_search`.
 
     If the first layer is linear, its inputs H are the images. If convolutions come first, H are
-    features. The attack then returns these in ``stats["features"]`` instead of images, with a
-    reason that says so.
+    features. The attack then returns these in ``stats["features"]`` instead of images, and says so.
 
     Attributes:
         search: the limits of the search.
-        images_only: whether to refuse at once if convolutions come first, instead of searching for
-            features.
+        images_only: whether to refuse at once if convolutions come first; else features are sought.
     """
 
     purpose: ClassVar[str] = "exact batch"
@@ -241,8 +219,7 @@ class ExactBatch(ExactAttack):
             generator: the random stream for probe images and for factorisations.
 
         Raises:
-            ValueError: no linear layer can be used, or nothing separates the samples of the best
-                one.
+            ValueError: no linear layer can be used, or nothing separates the best one's samples.
         """
         _, layer, _ = choose_layer(problem, generator, self.images_only)
         if not problem.is_single_gradient and not _is_union(problem):
@@ -317,10 +294,7 @@ class ExactBatch(ExactAttack):
 def _surplus(problem: Problem, name: str, rank: int) -> str:
     """Return a warning if a layer's gradient shows more samples than the client reports; else "".
 
-    Args:
-        problem: the network and the observed update, with the number of samples reported.
-        name: the name of the layer.
-        rank: the rank of the layer's gradient, which is the number of samples that it shows.
+    ``rank`` is the rank of the gradient of the layer ``name``, the number of samples that it shows.
     """
     if not problem.is_single_gradient or rank <= problem.num_samples:
         return ""
@@ -333,13 +307,9 @@ def _surplus(problem: Problem, name: str, rank: int) -> str:
 def complete(problem: Problem, found: BatchInputs) -> Batch:
     """Return a whole batch: the samples found, and a mean image for each missing one.
 
-    The gradient that the samples found do not explain gives the mean input of the missing samples,
-    weighted by their errors. The labels of missing samples are guessed: each is the class whose
-    last bias has the most negative gradient left.
-
-    Args:
-        problem: the network and the observed gradient.
-        found: the samples found, at a layer that takes the network's input.
+    The samples were found at a layer that takes the network's input. The gradient that they do not
+    explain gives the mean input of the missing samples, weighted by their errors. The labels of
+    missing samples are guessed: each is the class whose last bias has the least gradient left.
     """
     order = found.order
     assert order is not None  # the layer's inputs are pixels, not features
@@ -375,11 +345,7 @@ def recover_steps(
 ) -> BatchInputs:
     """Return all images of a batch whose client took several local steps on all of its samples.
 
-    Args:
-        problem: the network and the observed update.
-        layer: the linear layer that takes the network's input.
-        settings: the limits of the search.
-        generator: the random stream for all random starts.
+    ``layer`` is the linear layer that takes the network's input.
 
     Raises:
         ValueError: the client's steps or the layer do not allow it, or a sample was not found.
@@ -426,8 +392,8 @@ def recover_steps(
 def require_steps(problem: Problem, layer: BatchLayer) -> None:
     """Raise ``ValueError`` if images cannot be found from several local steps through a layer.
 
-    The layer must take the network's input and have a ReLU behind it, and the update must be that
-    of one client alone.
+    The layer must take the network's input and have a ReLU behind it, and the update must be one
+    client's.
     """
     if not layer.takes_input or not layer.rectified:
         raise ValueError(
@@ -444,14 +410,9 @@ def _collect(
     """Return the columns Q (b, b) of all b samples, and their duals T (b, b).
 
     Column i of ``U Q`` is sample i's sum of errors over the steps, where U (m, b) is the
-    orthonormal left factor of the layer's gradient. T is the inverse of Q, with row t scaled such
-    that t·β = 1; β (b,) is the bias's factor. Row i of ``T R`` is the sample's input of the layer,
-    where R (b, n) is the right factor.
-
-    Args:
-        layer: the linear layer that takes the network's input.
-        settings: the limits of the search.
-        generator: the random stream for the starts.
+    orthonormal left factor of the gradient of the first linear layer. T is the inverse of Q, with
+    row t scaled such that t·β = 1; β (b,) is the bias's factor. Row i of ``T R`` is the sample's
+    input of the layer, where R (b, n) is the right factor.
 
     Raises:
         ValueError: fewer than b sparse columns were found.
@@ -494,11 +455,8 @@ def _collect(
 def _column(left: Tensor, start: Tensor) -> Tensor | None:
     """Return q (b,) for which ``U q`` has many zeros, or None if its zeros do not determine q.
 
-    The vector q and the set of zeros of U q are computed from each other, up to five times.
-
-    Args:
-        left: U (m, b), with orthonormal columns.
-        start: (b,) the vector near which q is sought.
+    U (m, b), ``left``, has orthonormal columns. The vector q, near the given start, and the set of
+    zeros of U q are computed from each other, up to five times.
     """
     rank = left.shape[1]
     column = sparsest(left, start)

@@ -3,20 +3,16 @@
 The gradient of a linear layer of m units with a ReLU behind it is a product S H. Column s of S is
 one sample's *error* ∂L/∂z at the layer's outputs z, and row h of H is that sample's input. The
 gradient shows the span of S: ``s = U q``, where U (m, b) is known and the sample's few numbers q
-are unknown. A sample's mask D says which units are on; s is zero at all others. The next linear
-layer has the weights W₂.
+are unknown. A sample's mask D says which units are on; s is zero at all others.
 
-If a mask determines a sample's error (:func:`settle_masks`), this error is exact before the
-sample's input is. A unit's gradient is a mixture of inputs. So a second sample with a small error
-changes the input that is read from the unit, but not the mask. The errors of all samples together
-determine all inputs.
-
-Masks determine errors as follows. The errors of the next layer lie in a known span V₂ (of K − 1
-directions for K logits, as errors of cross-entropy sum to zero). So a sample's error is
-``s = D W₂ᵀ V₂ e`` with few numbers e, and also ``s = U q``. With D given, this is one equation for
-each unit about e and q. With e and q given, a unit is on if U q is nearer to ``W₂ᵀ V₂ e`` than to
-zero. Both steps in turn lead from the mask of a mixture of samples to the mask of one sample. The
-layer's inputs are not used.
+Masks determine errors as follows. With the next layer's weights W₂, the errors of that layer lie in
+a known span V₂ (of K − 1 directions for K logits, as errors of cross-entropy sum to zero). So a
+sample's error is ``s = D W₂ᵀ V₂ e`` with few numbers e, and also ``s = U q``. With D given, this is
+one equation for each unit about e and q. With e and q given, a unit is on if U q is nearer to
+``W₂ᵀ V₂ e`` than to zero. Both steps in turn lead from the mask of a mixture of samples to the mask
+of one sample (:func:`settle_masks`). Its error is exact before its input is: a second sample with a
+small error changes the input that is read from a unit's gradient, but not the mask. The errors of
+all samples together determine all inputs.
 
 Masks also show as zeros. A column of S is zero for every unit that its sample leaves inactive, and
 the rows of H have zeros if they come from a ReLU, or where an image is black. The gradient gives
@@ -37,20 +33,13 @@ from flwr_leakage.attacks.rounding import FLOAT32_RELATIVE_ERROR, FLOAT64_MISFIT
 
 
 def sparsest(basis: Tensor, start: Tensor, nonnegative: bool = False) -> Tensor:
-    """Return a vector v, near a start, for which ``M v`` has many zeros.
+    """Return a vector v (b,) of length 1, near a start (b,), for which ``M v`` has many zeros.
 
     It is a local minimum of ``Σ_j log((Mv)_j² + e²)`` on the unit sphere, as the width e falls
     (iteratively reweighted least squares with p = 0, Chartrand and Yin 2008). In each round two
     inverse iterations give v, the eigenvector of ``Mᵀ diag(1 / ((Mv)² + e²)) M`` with the smallest
-    eigenvalue.
-
-    Args:
-        basis: M (m, b), with orthonormal columns.
-        start: (b,) the vector to start from, of any length.
-        nonnegative: whether a negative entry of M v is penalised like an entry that should be zero.
-
-    Returns:
-        v (b,) of length 1.
+    eigenvalue. M (m, b), ``basis``, has orthonormal columns. If ``nonnegative``, a negative entry
+    of M v is penalised like an entry that should be zero.
     """
     vector = start / start.norm()
     values = basis @ vector
@@ -85,13 +74,9 @@ def zero_entries(values: Tensor, at_least: int) -> Tensor | None:
     Kittler and Illingworth 1986). This needs no gap between the parts: some nonzero entries are
     always as small as the noise.
 
-    Args:
-        values: (m,) the entries.
-        at_least: the least number of zeros.
-
     Returns:
-        (m,) booleans, true for zeros; ``None`` if σ₁ < 10 σ₀ at the best split, or ``at_least`` ≥
-        m.
+        (m,) booleans, true for zeros, at least ``at_least`` of them; ``None`` if σ₁ < 10 σ₀ at the
+        best split, or ``at_least`` ≥ m.
     """
     if at_least >= len(values):
         return None
@@ -112,15 +97,10 @@ def zero_entries(values: Tensor, at_least: int) -> Tensor | None:
 
 
 def null_vector(matrix: Tensor) -> tuple[Tensor, float]:
-    """Return the unit vector v (b,) of least ``‖Mv‖``, and whether v is the only such vector.
+    """Return the unit vector v (b,) of least ``‖Mv‖`` for M (m, b), and how far it is unique.
 
-    Args:
-        matrix: M (m, b).
-
-    Returns:
-        v, and the ratio of the smallest singular value of M to the second smallest. The ratio is
-        near 0 if v is the only null vector of M. It is 1 if M has so few rows that there are
-        several.
+    The second result is the ratio of the smallest singular value of M to the second smallest. It is
+    near 0 if v is the only null vector, and 1 if M has so few rows that there are several.
     """
     _, singular, right = torch.linalg.svd(matrix, full_matrices=matrix.shape[0] < matrix.shape[1])
     if matrix.shape[0] < matrix.shape[1] - 1:
@@ -152,14 +132,10 @@ class MaskColumns:
     def posed(cls, layer: BatchLayer, following: BatchLayer | None) -> "MaskColumns | None":
         """Return the mask search for a layer, or None if masks do not determine errors.
 
-        They do not if no next layer takes the ReLU of the layer's outputs, or if other paths of the
-        network lead around the next layer. Nor do they if there are too few units: those that some
-        sample activates must be at least ``SPARE_EQUATIONS`` more than the ranks of both layers'
-        gradients together.
-
-        Args:
-            layer: the layer whose gradient is split.
-            following: the layer that takes the ReLU of its outputs, or ``None``.
+        They do not if no next layer takes the ReLU of the layer's outputs (``following``), or if
+        other paths of the network lead around the next layer. Nor do they if there are too few
+        units: those that some sample activates must be at least ``SPARE_EQUATIONS`` more than the
+        ranks of both layers' gradients together.
         """
         if following is None or not (layer.rectified and following.alone):
             return None
@@ -168,14 +144,11 @@ class MaskColumns:
         return cls(layer, following.matrix.T @ following.factor.left)
 
     def of_duals(self, duals: Tensor, found: Sequence[BatchSample]) -> Iterator[BatchSample]:
-        """Return the new samples to which the masks of some duals lead, one after another.
+        """Return the new samples to which the masks of M duals (b,) lead, one after another.
 
-        A dual t (b,) gives the input t R of the layer, where R is the right factor of the layer's
-        gradient. The units that this input activates are the mask to start from.
-
-        Args:
-            duals: (M, b), each of any length.
-            found: the samples that are found already.
+        A dual t, of any length, gives the input t R of the layer, where R is the right factor of
+        the layer's gradient. The units that this input activates are the mask to start from.
+        ``found`` holds the samples that are found already.
         """
         duals = duals / (duals @ self.layer.factor.bias)[:, None]
         masks = duals @ self.layer.projected.T + self.layer.offset > 0
@@ -186,12 +159,9 @@ class MaskColumns:
     ) -> BatchSample | None:
         """Return the sample to which a candidate's mask leads, or None if there is no new one.
 
-        The mask is corrected until it stays, and it then determines a sample's error; see
-        :func:`settle_masks`.
-
-        Args:
-            candidate: a sample whose active units are the mask to start from.
-            found: the samples that are found already.
+        The mask, which says which units the candidate activates, is corrected until it stays. It
+        then determines a sample's error; see :func:`settle_masks`. ``found`` are the samples
+        already found.
         """
         mask = candidate.outputs[None] > 0
         return next(self._of_masks(mask, lambda _: candidate, found), None)
@@ -202,15 +172,11 @@ class MaskColumns:
         judged: Callable[[int], BatchSample | None],
         found: Sequence[BatchSample],
     ) -> Iterator[BatchSample]:
-        """Yield the new samples that some masks give.
+        """Yield the new samples that some masks (S, m), true for active units, give.
 
         Each mask is corrected until it stays, and it then determines a sample's error; see
-        :func:`settle_masks`.
-
-        Args:
-            masks: (S, m) booleans, true for active units.
-            judged: function that returns the candidate sample of the mask with a given index.
-            found: the samples that are found already.
+        :func:`settle_masks`. ``judged`` returns the candidate sample of the mask with a given
+        index. ``found`` holds the samples that are found already.
         """
         for start, errors, misfit in settle_masks(self.layer.factor.left, self.behind, masks):
             column = self._new_column(errors, misfit, found)
@@ -221,22 +187,17 @@ class MaskColumns:
     def limit(self, expected: float) -> float:
         """Return the misfit up to which a sample that a mask gives counts as true.
 
-        The misfit is the part of the sample's errors outside the gradient's span, in [0, 1]. The
-        limit is ``EXACT_MULTIPLE`` times ``expected``, plus the misfit that rounding may cause.
-
-        Args:
-            expected: the misfit that noise of the gradient alone causes.
+        A misfit is the part of the sample's errors outside the gradient's span, in [0, 1]. The
+        limit is ``EXACT_MULTIPLE`` times the misfit that noise of the gradient alone causes
+        (``expected``), plus the misfit that rounding may cause.
         """
         return EXACT_MULTIPLE * expected + self._rounding
 
     def settled(self, found: Sequence[BatchSample]) -> list[BatchSample]:
-        """Return the samples found, with inputs solved from the errors of all samples at once.
+        """Return the samples found so far, with inputs solved from the errors of all at once.
 
-        If some samples are not found yet, only those are returned whose own errors already give
-        exact inputs.
-
-        Args:
-            found: the samples found so far.
+        If some samples are not found yet, only those are returned whose own errors give exact
+        inputs.
         """
         duals = [sample.dual for sample in found]
         is_whole = len(found) == self.layer.factor.rank
@@ -265,15 +226,11 @@ class MaskColumns:
     ) -> Tensor | None:
         """Return the coordinates q of a sample's errors ``s = U q``, or None if it is not new.
 
-        The vector q (b,) has one entry for each column of U (m, b), the orthonormal left factor of
-        the layer's gradient. A sample is not new if at most a share of q lies outside the span of
-        the found samples' q: 1e-6, or 10 times the misfit if that is more (chosen on development
-        draws; no table). A sample with a misfit above :meth:`limit` is not returned either.
-
-        Args:
-            errors: s (m,), of length 1.
-            misfit: ‖s − U q‖.
-            found: the samples that are found already.
+        The errors s (m,) have length 1. The vector q (b,) has one entry for each column of U
+        (m, b), the orthonormal left factor of the layer's gradient. A sample is not new if at most
+        a share of q lies outside the span of the found samples' q: 1e-6, or 10 times the misfit
+        ``‖s − U q‖`` if that is more (chosen on development draws; no table). None is also returned
+        for a misfit above :meth:`limit`.
         """
         column = self.layer.factor.left.T @ errors
         if misfit > self.limit(self.layer.expected(column, errors)):
@@ -291,17 +248,11 @@ class MaskColumns:
     ) -> BatchSample:
         """Return the sample whose errors a mask gave, after a candidate that led to the mask.
 
-        If the errors belong to the candidate itself, its dual is kept. They do if the size of the
-        candidate's own errors fits its dual t, which means t·q = 1. Otherwise the errors belong to
-        another sample, whose dual is not known yet. In its place stands the part of q outside the
-        span of the found samples' q.
-
-        Args:
-            candidate: the sample whose mask was the start.
-            errors: s (m,), the errors that the final mask gives, of length 1.
-            column: q (b,), the coordinates of s in the gradient's span.
-            misfit: the part of s outside that span, in [0, 1].
-            found: the samples that are found already.
+        s (m,) are the errors that the final mask gives, of length 1; ``column`` q (b,) holds their
+        coordinates in the gradient's span, and ``misfit`` the part outside it. If the size of the
+        candidate's own errors fits its dual t, which means t·q = 1, they are its errors, and its
+        dual is kept. Otherwise they belong to another sample, whose dual is not known yet. In its
+        place stands the part of q outside the span of the found samples' q.
         """
         scale, dual = float(errors @ candidate.errors), candidate.dual
         scale_error = abs(scale * float(column @ dual) - 1)
@@ -341,14 +292,11 @@ def settle_masks(
 
     For a mask D, the errors s (m,) are the vector of span(D W₂ᵀ V₂) with the least angle to
     span(U). So ``s = D W₂ᵀ V₂ e ≈ U q``, with some e and q. A unit of the corrected mask is on if U
-    q is nearer to ``W₂ᵀ V₂ e`` than to zero. A correction takes m d (b + d) operations for each
-    mask.
+    q is nearer to ``W₂ᵀ V₂ e`` than to zero. A correction takes m d (b + d) operations.
 
-    Args:
-        left: U, the orthonormal left factor of the layer's gradient.
-        behind: a basis of W₂ᵀ V₂, with W₂ the next layer's weights and V₂ the span of its errors.
-        masks: the masks to start from. A mask is left out if fewer than d + ``SPARE_EQUATIONS``
-            units are on.
+    ``left`` is U, the orthonormal left factor of the layer's gradient. ``behind`` is a basis of W₂ᵀ
+    V₂, with W₂ the next layer's weights and V₂ the span of its errors. A mask is left out if fewer
+    than d + ``SPARE_EQUATIONS`` of its units are on.
 
     Returns:
         For each mask that a further correction does not change: the index of the mask that it came
@@ -382,16 +330,12 @@ def settle_masks(
 
 
 def _nearest(left: Tensor, behind: Tensor, mask: Tensor) -> tuple[Tensor, float]:
-    """Return the error (m,) under a mask that is nearest to the gradient's span, and its distance.
+    """Return the unit error (m,) under a mask nearest to the gradient's span, and its distance.
 
-    Args:
-        left: U (m, b), the orthonormal columns of that span.
-        behind: (m, d) a basis of the errors before the mask.
-        mask: (m,) booleans, true for units that are on.
-
-    Returns:
-        The unit vector of the masked basis's span with the least angle to span(U), and the sine of
-        that angle.
+    It lies in the span of the columns of ``behind`` (m, d), a basis of the errors before the mask,
+    once entries are zero where the mask (m,) is false. U (m, b), ``left``, has orthonormal columns,
+    which span the gradient's columns. The distance is the sine of the angle between error and
+    span(U).
     """
     basis = torch.linalg.qr(torch.where(mask[:, None], behind, 0.0)).Q
     _, singular, right = torch.linalg.svd(basis - left @ (left.T @ basis), full_matrices=False)

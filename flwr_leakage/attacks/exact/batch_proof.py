@@ -39,8 +39,8 @@ class BatchInputs:
 
     Attributes:
         layer: the name of the layer ``z = W h + c``.
-        order: the order in which the layer takes the pixels of the network's input; ``None`` if the
-            inputs are features.
+        order: the order in which the layer takes the pixels of the input; ``None`` if it takes
+            features.
         inputs: (f, n) inputs h of the layer.
         labels: (f,) classes of the samples.
         errors: (f, m) ∂L/∂z of each sample.
@@ -52,8 +52,8 @@ class BatchInputs:
             gradient, S its samples' errors and H their inputs.
         refusals: the reasons why other layers were not used.
         scale: the factor by which the client scaled its update; see :class:`Problem`.
-        stats: how many proposals of samples were made and accepted, by their source; ``None`` if no
-            search was needed.
+        stats: how many proposals of samples were made and accepted, by source; ``None`` without a
+            search.
     """
 
     layer: str
@@ -83,11 +83,8 @@ def conclude(
 ) -> BatchInputs:
     """Return the samples found in a layer's gradient with improved inputs, and a verdict for each.
 
-    Args:
-        layer: the layer with its factored gradient.
-        following: the layer that takes the ReLU of its outputs, or ``None``.
-        found: the samples that a search has found.
-        generator: the random stream for points near an input and for the replay.
+    A verdict is a word such as ``proven`` or ``plausible``. ``found`` are the samples that a search
+    has found. ``following`` is the layer that takes the ReLU of the layer's outputs, or ``None``.
     """
     found = [_sharpened(layer, sample) for sample in found]
     if len(found) == layer.factor.rank:
@@ -153,17 +150,12 @@ def _uncertainty(layer: BatchLayer, following: BatchLayer | None, sample: BatchS
     The input is t R, with the sample's dual t (b,) and the mixtures R (b, n) of inputs that the
     layer's gradient shows. Two kinds of equations determine t. At entries where the input is zero,
     the columns R_z of R give ``t R_z = 0`` up to noise. At units that the sample activates, the
-    layer's outputs equal the next layer's inputs up to a residual.
+    layer's outputs equal the inputs of ``following``, the next layer, up to a residual.
 
     Let E be the equations' matrix and σ their noise. The covariance of the least-squares dual is
     ``σ² (EᵀE)⁻¹``, and R maps it to the input. Noise of R itself adds ``‖t‖ σ`` to each entry of
     ``t R``, even at the true t; the entries at the zeros show its size. Noise of the bias's factor
     adds an error of the input's length.
-
-    Args:
-        layer: the layer with its factored gradient.
-        following: the layer that takes the ReLU of its outputs, or ``None``.
-        sample: the sample.
     """
     rank = layer.factor.rank
     size = float(sample.inputs.norm())
@@ -199,17 +191,12 @@ def _uncertainty(layer: BatchLayer, following: BatchLayer | None, sample: BatchS
 
 
 def _whole(layer: BatchLayer, found: list[BatchSample], generator: torch.Generator) -> BatchInputs:
-    """Return all samples of a layer's gradient with improved inputs and a verdict for each.
+    """Return all b samples of a layer's gradient with improved inputs and a verdict for each.
 
     First, the samples' inputs and errors are computed from each other, up to eight times: the
     network predicts the errors ∂L/∂z from the inputs, and the gradient gives inputs for these
     errors. The verdicts depend on whether errors and inputs explain the layer's gradient, and on
     whether a replay gives the gradients of the layers behind.
-
-    Args:
-        layer: the layer with its factored gradient of rank b.
-        found: all b samples.
-        generator: the random stream for points near an input and for the replay.
     """
     problem, factor = layer.problem, layer.factor
     own = [_uncertainty(layer, None, sample) for sample in found]
@@ -299,19 +286,13 @@ def replays(
     relative: Tensor,
     generator: torch.Generator,
 ) -> bool:
-    """Return whether a replay of inputs gives the observed gradients of all parameters.
+    """Return whether a replay of B inputs (B, n) gives the observed gradients of all parameters.
 
-    The gradients may differ by noise, and by a multiple of the change that a small move of the
-    inputs causes, as a few units near zero change sides then. The three limits were chosen on
-    development draws; there is no table.
-
-    Args:
-        layer: the layer whose gradient shows the size of the noise.
-        replay: map from inputs (B, n) to gradients by parameter name. A replayed gradient of zeros
-            is not compared.
-        inputs: (B, n) inputs of the layer.
-        relative: (B,) standard deviations of the inputs' errors, relative to the inputs' size.
-        generator: the random stream for the direction in which the inputs are moved.
+    ``replay`` maps inputs to gradients by parameter name; one that is all zero is not compared. The
+    gradients may differ by noise, whose size the gradient of ``layer`` shows, and by a multiple of
+    the change that a small move of the inputs causes, as a few units near zero change sides then.
+    ``relative`` (B,) holds the standard deviations of the inputs' errors, relative to the inputs'
+    size. The three limits were chosen on development draws; there is no table.
     """
     problem = layer.problem
     steps = torch.randn(inputs.shape, generator=generator, dtype=torch.float64).to(inputs)

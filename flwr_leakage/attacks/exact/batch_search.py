@@ -4,7 +4,7 @@ The gradient ``∂L/∂W = S H`` of a layer ``z = W h + c`` is known as a produc
 number of samples. Column i of S = U Q is sample i's error ∂L/∂z, and row i of H = T R is its input
 h, with T = Q⁻¹. A row t of T is a sample's *dual*
 (:class:`~flwr_leakage.attacks.network.linear.LayerFactor`). Every sample found is removed from
-these equations, so that the others become easier to find.
+these equations, which makes the others easier to find.
 
 A *proposal* is a dual, which gives a candidate ``t R`` for a sample's input. It comes from one of
 these sources:
@@ -79,7 +79,7 @@ class _Rest:
     Attributes:
         layer: the attacked layer.
         factor: the factors ``U [R, β]`` of the gradient of the r samples that remain.
-        lift: C (r, b), which maps a dual t (r,) of these factors to the dual t C of the whole
+        lift: C (r, b), which maps a dual t (r,) of these factors to one, t C, of the whole
             gradient.
         features: an orthonormal basis (m, r) of the next layer's inputs for the remaining samples,
             or ``None`` if the next layer's gradient has another rank.
@@ -107,10 +107,10 @@ class _Rest:
 
     @cached_property
     def pixels(self) -> Tensor:
-        """The transposed right factor Rᵀ (n', r), scaled so that no signal means zero.
+        """The transposed right factor Rᵀ (n', r) of the gradient of the r samples that remain.
 
-        R belongs to the gradient of the r samples that remain. See :meth:`BatchLayer.in_pixels` for
-        the scale, and for the n' entries of the layer's input that are kept.
+        It is scaled so that no signal means zero; see :meth:`BatchLayer.in_pixels`, also for the n'
+        entries of the layer's input that are kept.
         """
         return self.layer.in_pixels(self.factor.right, self.factor.bias).T
 
@@ -166,12 +166,9 @@ class BatchSearch:
         """Return the samples that the search has found when it ends.
 
         It ends when all samples are found, when its limits are reached, or when no source can
-        propose more.
-
-        Args:
-            scaled: whether the client may have scaled its update by an unknown factor. If so, the
-                search also ends once candidates agree on the factor (:attr:`told_scale`), which
-                must be divided out first.
+        propose more. ``scaled`` tells whether the client may have scaled its update by an unknown
+        factor. If so, the search also ends once candidates agree on the factor
+        (:attr:`told_scale`), which must be divided out first.
         """
         budget = Budget.of(self.settings.max_seconds)
         sources = self._sources()
@@ -220,10 +217,9 @@ class BatchSearch:
     def _propose(self, source: str) -> None:
         """Make one proposal of a sample from a random start, and judge it.
 
-        Args:
-            source: the vectors among which a sparse one is sought: ``errors`` of samples at the
-                layer's outputs, ``features``, which are the next layer's inputs, or ``inputs`` of
-                the layer itself.
+        The source is the kind of vectors among which a sparse one is sought: ``errors`` of samples
+        at the layer's outputs, ``features``, which are the next layer's inputs, or ``inputs`` of
+        the layer.
         """
         rest, rank = self._rest, self._left
         live = rest.live.nonzero()[:, 0]
@@ -260,11 +256,9 @@ class BatchSearch:
     def _close(self, mask: Tensor) -> Tensor | None:
         """Return the dual t (r,) of the sample with a given mask, or None if it is not determined.
 
-        The sample's input is t R, where R is the right factor of the gradient that remains. The
-        outputs that t gives correct the mask, up to six times.
-
-        Args:
-            mask: (m,) booleans, true for units that the sample activates.
+        The mask (m,) is true for units that the sample activates. The sample's input is t R, where
+        R is the right factor of the gradient of the samples that are not found yet. The outputs
+        that t gives correct the mask, up to six times.
         """
         assert self._features is not None
         features, offset = self._features, self.layer.offset
@@ -282,13 +276,10 @@ class BatchSearch:
     def _solved(self, mask: Tensor, projected: Tensor) -> Tensor:
         """Return the dual t (r,) whose outputs on a mask equal the next layer's inputs.
 
-        Let h = t R be the layer's input, where R is the right factor of the remaining gradient, and
-        let a be the next layer's inputs. These are zero outside of the mask, which determines a up
-        to a factor λ. The equations ``W h + c = λ a`` on the mask give t and λ.
-
-        Args:
-            mask: (m,) booleans, true for the units that the sample activates.
-            projected: W Rᵀ (m, r), which maps t to the layer's outputs without the bias c.
+        Let h = t R be the layer's input, where R is the right factor of the gradient of samples not
+        found yet, and let a be the next layer's inputs. These are zero outside of the mask (m,),
+        the units that the sample activates, which determines a up to a factor λ. The equations
+        ``W h + c = λ a`` on the mask give t and λ. ``projected`` is W Rᵀ (m, r).
         """
         assert self._features is not None
         mixture, _ = null_vector(self._features[~mask])
@@ -303,14 +294,10 @@ class BatchSearch:
         """Judge every unit's gradient as the input of one sample, and add those that are confirmed.
 
         Two samples may share a unit. Its gradient shows one of them once the other is found, so
-        that a few samples from other sources may lead to many.
-
-        A unit may seem to have one sample if the error of a second sample is small. The input from
-        that unit is not exact, and would spoil the remaining equations. So each round takes only
-        the units whose gradients fit one sample best: those with a misfit near the least.
-
-        Args:
-            budget: the CPU time, after which no further round begins.
+        that a few samples from other sources may lead to many. A unit may seem to have one sample
+        if the error of a second one is small. The input from that unit is not exact, and would
+        spoil the remaining equations. So each round takes only the units whose gradients fit one
+        sample best: those with a misfit near the least. No round begins once the budget is spent.
         """
         while self._left > 1 and not budget.is_spent:
             rest = self._rest
@@ -340,13 +327,10 @@ class BatchSearch:
     def _judge(self, source: str, dual: Tensor | None, whole: Tensor | None = None) -> bool:
         """Add a dual's sample if the network behind the layer confirms it; return whether it did.
 
-        A sample's dual is the vector t for which its input of the layer is t R. R is the right
-        factor of a gradient: of that of the r remaining samples, or of the whole one.
-
-        Args:
-            source: the source of the proposal, under which it is counted.
-            dual: a dual (r,) of the remaining gradient, or ``None`` if the source gave none.
-            whole: a dual (b,) of the whole gradient, which takes the place of ``dual``.
+        A sample's dual is the vector t for which its input of the layer is t R, with the right
+        factor R of a gradient. ``dual`` (r,) belongs to the gradient of the r remaining samples; it
+        is ``None`` if the source gave none. ``whole`` (b,), which takes its place if given, belongs
+        to the gradient of all b samples. It is counted under ``source``.
         """
         self.proposals[source] = self.proposals.get(source, 0) + 1
         if whole is None:
@@ -364,9 +348,7 @@ class BatchSearch:
     def _take(self, source: str, candidate: BatchSample) -> None:
         """Add a sample to those found, and remove its part from the layer's gradient.
 
-        Args:
-            source: the source that proposed the sample, under which it is counted.
-            candidate: the sample.
+        It is counted as accepted under the name of the source that proposed it.
         """
         self.found.append(candidate)
         self.accepted[source] = self.accepted.get(source, 0) + 1
@@ -375,10 +357,10 @@ class BatchSearch:
             self._rest = self._remainder()
 
     def _last_by_zeros(self) -> Tensor | None:
-        """Return the dual t (b,) of the last missing sample, by zeros of its input.
+        """Return the dual t (b,) of the last missing sample, or None without enough zeros.
 
-        The input is t R, where R is the right factor of the layer's gradient. It is None if the
-        input has too few zeros.
+        Its input is t R, where R is the right factor of the layer's gradient; its zeros determine
+        t.
         """
         layer = self.layer
         if not (layer.takes_input or layer.sparse_inputs):
@@ -395,9 +377,8 @@ class BatchSearch:
         """Return whether a dual (b,), of any length, belongs to one of the given samples.
 
         The dual t of a sample gives its input t R, where R is the right factor of the layer's
-        gradient. It is orthogonal to the columns of all other samples, which are their errors'
-        coordinates in the gradient's span. So it belongs to a sample if it is far from orthogonal
-        to that sample's column.
+        gradient. It is orthogonal to the columns of all other samples, their errors' coordinates in
+        the gradient's span, and far from orthogonal to its own sample's column.
         """
         scale = float(dual @ self.layer.factor.bias)
         return any(
@@ -455,10 +436,7 @@ class BatchSearch:
         """Add the samples to which the masks of 32 random units lead.
 
         A unit's gradient is taken as the input of one sample, and the units that this input
-        activates are the mask to start from.
-
-        Args:
-            masks: the search for samples by masks.
+        activates are the mask from which ``masks`` searches for a sample.
         """
         rest = self._rest
         live = rest.live.nonzero()[:, 0]

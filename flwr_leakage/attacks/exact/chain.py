@@ -82,13 +82,9 @@ class Link:
         return F.conv2d(inputs, self.weight, None, stride, padding, dilation)
 
     def scaled(self, inputs: Tensor) -> Tensor:
-        """Return the change ``scale · (W ∗ d)`` of a layer's z for a change d of its input.
+        """Return the change ``scale · (W ∗ d)`` (B, *output_shape) of a layer's z.
 
-        Args:
-            inputs: d, (B, *input_shape).
-
-        Returns:
-            The change of the preactivations z, (B, *output_shape).
+        d (B, *input_shape) is a change of the layer's input.
         """
         outputs = self.linear(inputs)
         return per_channel(self.scale, outputs) * outputs
@@ -118,28 +114,20 @@ class Link:
         return self.geometry.patches(inputs)[0]
 
     def pull_back(self, errors: Tensor) -> Tensor:
-        """Return ∂L/∂a at a layer's inputs a, from ∂L/∂(W ∗ a) at its outputs without bias.
+        """Return ∂L/∂a (B, *input_shape) at a layer's inputs a, from the errors at its outputs.
 
-        Args:
-            errors: ∂L/∂(W ∗ a), (B, *output_shape).
-
-        Returns:
-            ∂L/∂a, (B, *input_shape).
+        The errors ∂L/∂(W ∗ a) (B, *output_shape) belong to the outputs without bias.
         """
         zeros = torch.zeros(len(errors), *self.input_shape, dtype=errors.dtype)
         pull = torch.func.vjp(self.linear, zeros)[1]
         return pull(errors)[0]
 
     def equations(self, errors: Tensor, channels: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the equations ``M a = T`` that the layer's weight gradient gives for its input a.
+        """Return M and T of the weight gradient's equations ``M a = T`` for the layer's input a.
 
-        Args:
-            errors: ∂L/∂(W ∗ a), (1, *output_shape), of the one sample.
-            channels: (C,) booleans, true for the output channels whose equations are returned; by
-                default all.
-
-        Returns:
-            M and T, in the shapes of :func:`weight_equations`.
+        They have the shapes of :func:`weight_equations`. The ``errors`` are ∂L/∂(W ∗ a), (1,
+        *output_shape), of the one sample. ``channels`` (C,) is true for the output channels whose
+        equations are returned; by default all.
         """
         gradient = self.weight_gradient
         if channels is not None:
@@ -155,9 +143,7 @@ def per_channel(values: Tensor, outputs: Tensor) -> Tensor:
 def features_of(links: Iterable[Link], inputs: Tensor) -> Tensor:
     """Return the outputs of the last of several successive layers, for an input of the first.
 
-    Args:
-        links: the layers, in the order of a pass.
-        inputs: (B, *input_shape) inputs of the first layer.
+    The layers stand in the order of a pass. The input has the shape (B, *input_shape).
     """
     for link in links:
         inputs = link.outputs(inputs)
@@ -177,9 +163,6 @@ def trace_chain(problem: Problem) -> list[Link]:
 
     BatchNorm with fixed statistics becomes ``scale`` and ``shift`` of the layer before it.
     Flattening is allowed anywhere, and log-softmax at the end.
-
-    Args:
-        problem: the model and the observed gradient of one sample.
 
     Raises:
         ValueError: the model is no such chain (branches, pooling, another function, BatchNorm with
@@ -232,9 +215,7 @@ def trace_chain(problem: Problem) -> list[Link]:
 def _walked(problem: Problem, probe: Tensor) -> tuple[list[Step], list[list[str]], Tensor]:
     """Return the calls of a pass that may belong to a chain of layers, and describe the others.
 
-    Args:
-        problem: the model.
-        probe: (1, C, H, W) the input of the pass.
+    ``probe`` (1, C, H, W) is the input of the pass.
 
     Returns:
         The n calls that may belong to a chain; n + 1 lists, which describe the other calls before
@@ -260,10 +241,8 @@ def _name(op: Op) -> str:
 def _is_relu(problem: Problem, probe: Tensor, number: int) -> bool:
     """Return whether the calls before a step compute a ReLU of the outputs of the step before.
 
-    Args:
-        problem: the model.
-        probe: (1, C, H, W) the input of the pass, which is also tried 1e4 times larger.
-        number: the index of the step among those that :func:`_walked` returns.
+    The pass takes ``probe`` (1, C, H, W), and the same 1e4 times larger. ``number`` is the index of
+    the step, a call of a layer or activation, among those that :func:`_walked` returns.
     """
     for factor in (1, 1e4):  # ReLU6 equals a ReLU for small numbers only
         steps, _, _ = _walked(problem, factor * probe)
@@ -277,11 +256,8 @@ def _is_relu(problem: Problem, probe: Tensor, number: int) -> bool:
 def _extend(links: list[Link], step: Step, what: str, problem: Problem) -> None:
     """Append a layer to a chain, or merge a BatchNorm or an activation into its last layer.
 
-    Args:
-        links: the chain, which is changed in place.
-        step: the recorded call of the layer, BatchNorm or activation.
-        what: the name of the call for messages.
-        problem: the model and the observed gradient.
+    The list ``links`` is changed in place. ``step`` is the recorded call of the layer, BatchNorm or
+    activation, and ``what`` its name for messages.
 
     Raises:
         ValueError: the call does not fit behind the last layer of the chain.
@@ -314,11 +290,8 @@ def _extend(links: list[Link], step: Step, what: str, problem: Problem) -> None:
 def _link(op: Affine, outputs: Tensor, what: str, problem: Problem) -> Link:
     """Return the layer of a chain for a call, with its gradients, without BatchNorm and activation.
 
-    Args:
-        op: the linear layer or convolution of the call.
-        outputs: the outputs of the call.
-        what: the name of the layer for messages.
-        problem: the model and the observed gradient.
+    ``op`` is the linear layer or convolution that was called, ``outputs`` are the call's outputs,
+    and ``what`` is the layer's name for messages.
 
     Raises:
         ValueError: the layer's weight is no trained parameter, or the layer takes several vectors.
@@ -364,12 +337,9 @@ class Level:
 
     @classmethod
     def of(cls, link: Link, known: Known, output_errors: Tensor) -> "Level":
-        """Return the level of a layer: its known outputs, with the equations for its input.
+        """Return the level of a layer: its known outputs φ, and the equations for its input.
 
-        Args:
-            link: the layer, with outputs φ.
-            known: the known values of φ, in any shape of as many entries.
-            output_errors: ∂L/∂φ, in any shape of as many entries.
+        ``known`` holds the known values of φ, and ``output_errors`` is ∂L/∂φ, both in any shape.
         """
         shape = (1, *link.output_shape)
         known = known.map(lambda each: each.reshape(shape))
@@ -389,18 +359,13 @@ class Level:
         return self.link.pull_back(self.errors)
 
     def forward_residual(self, inputs: Tensor) -> Tensor:
-        """Return the difference between ``z(a)`` and the z that a layer's known outputs demand.
+        """Return differences (1, *output_shape) of ``z(a)`` from the z of known outputs.
 
-        It is divided by the mean of the layer's :attr:`Link.gain`, and so is in the units of a.
-        Where an output φ(z) determines z, it is weighted by φ'(z), relative to the largest slope.
-        An output may give only a bound on z, as a ReLU's zero does. Then only the excess of
-        ``z(a)`` over the bound counts. Unknown outputs give 0.
-
-        Args:
-            inputs: a, (1, *input_shape).
-
-        Returns:
-            The differences, (1, *output_shape).
+        a is the layer's input (1, *input_shape). The differences are divided by the mean of the
+        layer's :attr:`Link.gain`, and so are in the units of a. Where an output φ(z) determines z,
+        the difference is weighted by φ'(z), relative to the largest slope. An output may give only
+        a bound on z, as a ReLU's zero does. Then only the excess of ``z(a)`` over the bound counts.
+        Unknown outputs give 0.
         """
         link, outputs, activation = self.link, self.known.values, self.link.activation
         z = link.preactivation(inputs)
@@ -420,13 +385,8 @@ def solve_layer(
 
     The equations ``M a = ∂L/∂W`` of the layer's weight gradient hold exactly. So a is one of their
     solutions plus a vector of M's null space. By least squares, this vector meets the forward
-    equations ``z(a) = φ⁻¹(outputs)`` and the range [low, high] of a.
-
-    Args:
-        level: the layer with its known outputs and its equations.
-        low: the least value that an entry of a may have.
-        high: the largest value that an entry of a may have.
-        iterations: the largest number of iterations of L-BFGS.
+    equations ``z(a) = φ⁻¹(outputs)`` and the range [``low``, ``high``] of a's entries, by at most
+    that many iterations of L-BFGS.
 
     Returns:
         a (1, *input_shape), and the mean squared residual divided by the mean square of a.

@@ -58,8 +58,8 @@ class Solved:
         equations: the directions of the features that the gradients determine.
         contradicted: pairs (number of the convolution, output channel) whose equations were left
             out, as they contradict the others.
-        limits: for each of these pairs, the largest norm of the residual that would agree with the
-            others.
+        limits: for each of these pairs, the largest norm of the residual that would be no
+            contradiction.
     """
 
     values: Tensor
@@ -88,13 +88,14 @@ def solve_features(
     has a wrong entry, the error of its channel is wrong too, and the channel's equations contradict
     all others. Such channels are left out, and the rest is solved again.
 
-    The test compares the root mean square s_o of channel o's residuals, which the module's
-    docstring defines. The channel contradicts the solution if s_o exceeds ``CONTRADICTION`` times
-    its median over the channels, and the same holds for s_o / ‖gradient of o‖. (Rounding grows with
-    the gradient, but less: large gradients have large residuals, and small gradients have large
-    relative residuals.) The channel also contradicts the solution if s_o exceeds ``CONTRADICTION``
-    times the σ that remains without it. With less than twice as many equations as unknowns only
-    this second rule counts, for one channel at a time.
+    The test compares a number s_o of each channel o: s_o² is the fall of the sum of squared
+    residuals without the channel, per equation that other channels check. The channel contradicts
+    the solution if s_o exceeds ``CONTRADICTION`` times the median of s_o over the channels, and the
+    same holds for s_o / ‖gradient of o‖. (Rounding grows with the gradient, but less: large
+    gradients have large residuals, and small gradients have large relative residuals.) The channel
+    also contradicts the solution if s_o exceeds ``CONTRADICTION`` times the σ that remains without
+    it. With less than twice as many equations as unknowns only this second rule counts, for one
+    channel at a time.
 
     Args:
         uses: the convolutions that take the features, at least one.
@@ -156,14 +157,11 @@ def solve_features(
 def _typical(size: Tensor, scale: Tensor, kept: Tensor) -> Tensor:
     """Return for each of O output channels the size of residuals that is typical for its gradient.
 
-    It is the larger of two values: the median of ``size`` over the kept channels, and the median of
-    their ``size / scale`` times the channel's scale. It is infinite if no channel is checked.
-
-    Args:
-        size: (O,) root mean squares of the channels' residuals; 0 for channels that no other
-            checks.
-        scale: (O,) norms of the channels' gradients.
-        kept: (O,) booleans, true for channels whose equations are used.
+    ``size`` (O,) holds root mean squares of the channels' residuals. It is 0 for a channel none of
+    whose equations other channels check. ``kept`` (O,) is true for channels whose equations are
+    used, and ``scale`` (O,) holds the norms of the channels' gradients. The medians are over kept
+    channels of nonzero size: the result is the larger of the median size, and of the median of
+    ``size / scale`` times the channel's own scale. It is infinite if there is no such channel.
     """
     compared = kept & (size > 0)
     if not bool(compared.any()):
@@ -177,13 +175,10 @@ def _check(
 ) -> tuple[Tensor, Tensor]:
     """Return how well the equations of each output channel agree with those of all kept channels.
 
-    All output channels belong to one convolution with C input channels of P positions.
-
-    Args:
-        matrix: M (O, K, P), the equations of O output channels, K for each.
-        target: T (O, K, C), their right-hand sides.
-        equations: the equations of all kept channels of all convolutions.
-        kept: booleans (O,), true for the kept channels of this convolution.
+    All O output channels belong to one convolution with C input channels of P positions. M
+    (O, K, P) holds K equations for each, and T (O, K, C) their right-hand sides. ``kept`` (O,) is
+    true for channels whose equations are used, and ``equations`` are the kept ones of all
+    convolutions.
 
     Returns:
         For each output channel (O,) the number of its equations that other channels check, and by
@@ -202,15 +197,11 @@ def _check(
 
 
 def _whiten(matrix: Tensor, target: Tensor) -> Whitened:
-    """Return equations ``M a = T`` as ``V a = S⁻¹ Uᵀ T``, by the eigenvectors V of MᵀM.
+    """Return equations ``M a = T`` as ``V a = S⁻¹ Uᵀ T``, with M (n, P) and T (n, C).
 
-    M = U S V is the singular value decomposition, and MᵀM has the squares of S as eigenvalues. So
-    singular values of 1e-5 of the largest have six exact digits in float64, and one refinement
-    restores the others.
-
-    Args:
-        matrix: M (n, P).
-        target: T (n, C).
+    M = U S V is the singular value decomposition, computed by the eigenvectors V of MᵀM. MᵀM has
+    the squares of S as eigenvalues. So singular values of 1e-5 of the largest have six exact digits
+    in float64, and one refinement restores the others.
 
     Raises:
         ValueError: M is zero.

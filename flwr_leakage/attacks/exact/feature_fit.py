@@ -2,17 +2,16 @@
 
 At the end, signs of preactivations that lie nearer to zero than the input's own error are repaired.
 An input that is right to 1e-6 still has one preactivation out of millions within 1e-6 of zero. If
-its sign is wrong, the gradient differs from the observed one by far more than the input's error
-explains: on a ResNet-18 by 1e-6 to 1e-4 in relative squared distance. Other inputs within that
-error have one sign or the other by chance. An input whose gradient meets the observed one is as
-near to the truth, and its gradient shows that its signs are right.
+its sign is wrong, the gradient is off by far more than the input's error explains: on a ResNet-18
+by 1e-6 to 1e-4 in relative squared distance. Other inputs within that error have either sign by
+chance. One whose gradient meets the observed one is as near to the truth, with signs that are
+right.
 
-The first candidate of a fit to pooled features is predicted by a regression. Through many ReLUs a
-fit gets stuck unless it starts near the solution. Features after pooling are local: a linear map of
-the 3×3 features around a position predicts the block of pixels under it well enough for a start.
-The attacker learns that map from synthetic images that it passes through the network. They are
-noise with the falling spectrum of natural images (Field 1987, amplitudes ~ 1/f), so that no data
-are needed.
+Through many ReLUs a fit gets stuck unless it starts near the solution. So the first candidate of a
+fit to pooled features is predicted by a regression: a linear map of the 3×3 features around a
+position predicts the block of pixels under it. The attacker learns the map from synthetic images
+that it passes through the network. They are noise with the falling spectrum of natural images
+(Field 1987, amplitudes ~ 1/f), so that no data are needed.
 """
 
 from collections.abc import Callable, Sequence
@@ -62,15 +61,8 @@ def fit_features(
     """Return the fit of an input to known features of a network and to equations about features.
 
     It minimises the sum of the known outputs' :func:`feature_distance`, each weighted by
-    :meth:`Features.weight`, and the equations' :func:`equation_distance`.
-
-    Args:
-        problem: the problem with the network.
-        features: the known features, and equations about features.
-        start: the fit to continue from.
-        weight: weight of the input's smoothed total variation in the minimised sum, ≥ 0.
-        optimizer: the optimizer, which minimises over all entries of the input at once.
-        budget: CPU seconds, after which the fit ends early.
+    :meth:`Features.weight`, the equations' :func:`equation_distance`, and ``weight`` times the
+    input's smoothed total variation. It continues from ``start`` and ends with the budget.
     """
     shape, deepest = start.inputs.shape, max([*features.outputs, *features.equations])
 
@@ -106,12 +98,8 @@ def fit_features(
 def feature_distance(preactivations: Tensor, known: Tensor) -> Tensor:
     """Return the squared distance of preactivations from known ReLU outputs, over ``‖known‖²``.
 
-    A positive output equals the preactivation. A zero output only means that the preactivation is
-    not positive. So at zero outputs only positive preactivations count.
-
-    Args:
-        preactivations: inputs of the ReLU, of any shape.
-        known: the known outputs, of the same shape.
+    Both have the same shape, of any kind. A positive output equals the preactivation. A zero output
+    only means that the preactivation is not positive. So there only positive ones count.
     """
     residual = torch.where(known > 0, preactivations - known, preactivations.clamp_min(0))
     return residual.square().sum() / known.square().sum()
@@ -120,23 +108,18 @@ def feature_distance(preactivations: Tensor, known: Tensor) -> Tensor:
 def equation_distance(preactivations: Tensor, known: Whitened) -> Tensor:
     """Return the squared residual of linear equations about ReLU outputs, over ``‖values‖²``.
 
-    Args:
-        preactivations: inputs (1, C, H, W) of the ReLU.
-        known: the equations, with right-hand sides ``values``.
+    The ReLU takes the preactivations (1, C, H, W). ``values`` are the equations' right-hand sides.
     """
     residual = known.residual(preactivations.clamp_min(0))
     return residual.square().sum() / known.values.square().sum()
 
 
 def smooth_variation(images: Tensor, kink: float = 0.02) -> Tensor:
-    """Return the smoothed total variation of images (B, C, H, W).
+    """Return the smoothed total variation of images (B, C, H, W), a scalar.
 
     It is the mean of √(d² + kink²) over the differences d of vertical neighbours, plus the same
-    mean over horizontal neighbours.
-
-    Args:
-        images: the images.
-        kink: the size of differences below which the variation is smooth, > 0.
+    mean over horizontal neighbours. Differences far below ``kink`` > 0 count by their square,
+    larger ones by their size.
     """
     vertical = images[..., 1:, :] - images[..., :-1, :]
     horizontal = images[..., :, 1:] - images[..., :, :-1]
@@ -157,18 +140,10 @@ def settle_signs(
 ) -> tuple[Batch, float]:
     """Return the input near a given one whose gradient is nearest to the observed one.
 
-    Inputs are drawn at random around the given one. A draw may turn signs of preactivations near
-    zero.
-
-    Args:
-        problem: the network and the observed gradient.
-        batch: the given input, with its label.
-        errors: standard deviations that the given input's error may have, relative to the root mean
-            square of the input. The draws use them in turn.
-        met: relative squared distance of gradients at which the draws end.
-        draws: largest number of draws; each one computes a gradient.
-        generator: the random stream of the draws.
-        budget: CPU seconds, after which no further input is drawn.
+    Inputs are drawn at random around the given one, up to ``draws`` times. A draw may turn signs of
+    preactivations near zero. ``errors`` are standard deviations that the given input's error may
+    have, relative to the root mean square of the input; the draws use them in turn. They end at the
+    relative squared distance ``met`` of gradients, or once the budget is spent.
 
     Returns:
         The input with its label, and the squared distance of its gradient from the observed one,
@@ -189,18 +164,10 @@ def settle_signs(
 
 
 def noise_images(spec: InputSpec, count: int, generator: torch.Generator) -> Tensor:
-    """Return images of noise with random contrast and mean.
+    """Return pixels (count, C, H, W) in [0, 1] of noise with random contrast and mean.
 
     Amplitudes are proportional to f^−1.5 at frequency f. Each channel's own noise has 0.4 of the
     standard deviation of the noise that all channels share.
-
-    Args:
-        spec: the public facts about the data, which give the shape (C, H, W) of an image.
-        count: number of images.
-        generator: the random stream for the images.
-
-    Returns:
-        Pixels (count, C, H, W) in [0, 1].
     """
     channels, height, width = spec.shape
     frequency = torch.hypot(torch.fft.fftfreq(height)[:, None], torch.fft.rfftfreq(width)[None])
@@ -227,12 +194,13 @@ def read_input(
 ) -> Tensor:
     """Return the normalised input (1, C, H, W) that ridge regression predicts from features.
 
+    The regression learns from ``count`` synthetic images.
+
     Args:
-        features: map from a batch of normalised inputs to features (B, N, H', W'), with H' ≤ H and
-            W' ≤ W.
+        features: map from normalised inputs to features (B, N, H', W'), with H' ≤ H and W' ≤ W.
         known: the features (1, N, H', W') of the input sought.
-        spec: the public facts about the data.
-        count: number of synthetic images to learn from, ≥ 1.
+        spec: the shape and the normalisation of inputs.
+        count: number of synthetic images, ≥ 1.
         generator: the random stream for these images.
         ridge: weight of the penalty on the squared coefficients, as a share of the mean diagonal
             entry of the regression's Gram matrix.

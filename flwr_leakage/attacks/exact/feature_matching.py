@@ -159,11 +159,8 @@ class FeatureMatching(ExactAttack):
         layer are then roughly right, but the derivatives of the loss there are not. A fit to that
         layer is a good start for the fit to the layer behind it.
 
-        Args:
-            chain: all layers of the network.
-            levels: the layers with known outputs, from the last layer but one towards the input.
-            start: (1, C, H, W) the input to start from.
-            budget: the CPU time, after which a fit ends early.
+        ``chain`` holds all layers, ``levels`` those with known outputs, from the last but one
+        towards the input. The fits begin at ``start`` (1, C, H, W).
 
         Returns:
             One or two candidates, each with the name of its stage; and whether the budget ended the
@@ -194,10 +191,9 @@ def _chain(problem: Problem) -> list[Link]:
 
 
 def _counts(link: Link) -> tuple[int, int]:
-    """Return how many equations a layer's weight gradient gives for one channel of its input.
+    """Return how many equations and unknowns a layer has for one channel of its input.
 
-    Returns:
-        The number of equations, and the number of unknown entries in the channel.
+    The layer's weight gradient gives the equations; the channel's entries are the unknowns.
     """
     if link.geometry is None:
         return link.num_channels, 1
@@ -207,17 +203,10 @@ def _counts(link: Link) -> tuple[int, int]:
 def fit_level(
     before: Sequence[Link], level: Level, start: Tensor, iterations: int, budget: Budget
 ) -> tuple[Tensor, bool]:
-    """Return the input that L-BFGS fits to a layer's known outputs and to its weight's gradient.
+    """Return the input (1, C, H, W) that L-BFGS fits to a layer's known outputs and gradient.
 
-    Args:
-        before: the layers before that layer.
-        level: the layer, with its known outputs and the equations of its weight gradient.
-        start: (1, C, H, W) the input to start from.
-        iterations: the largest number of iterations.
-        budget: the CPU time, after which the fit ends early.
-
-    Returns:
-        The input (1, C, H, W), and whether the budget ended the fit.
+    The gradient is that of the layer's weight. ``before`` holds the layers before that layer. The
+    fit begins at ``start`` (1, C, H, W). The second result tells whether the budget ended the fit.
     """
     size = level.equations.values.square().sum().clamp_min(1e-30)
 
@@ -246,8 +235,7 @@ class Walk:
         levels: the layers with known outputs, from the last layer but one towards the input.
         residuals: residuals of the convex problems that were solved, see :func:`solve_layer`.
         hidden: the ReLUs nearest to the input that were reached, with the masks that say which
-            units are on. It is ``None`` if the activation nearest to the input that was reached is
-            no ReLU.
+            units are on. It is ``None`` if the nearest activation that was reached is no ReLU.
     """
 
     logit_error: Tensor
@@ -259,10 +247,9 @@ class Walk:
 def walk_back(chain: Sequence[Link], proof: float, layer_iterations: int) -> Walk:
     """Return the known outputs of a chain's layers, from its logits as far as the gradients lead.
 
-    Args:
-        chain: the layers of the network, of which the last one has a bias.
-        proof: tolerance of a mask's proof; see :data:`~flwr_leakage.attacks.exact.masks.PROOF`.
-        layer_iterations: largest number of iterations for a layer behind an invertible activation.
+    The last layer has a bias. ``proof`` is the tolerance of a mask's proof; see
+    :data:`~flwr_leakage.attacks.exact.masks.PROOF`. A layer behind an invertible activation takes
+    at most ``layer_iterations``.
     """
     last = chain[-1]
     assert last.bias_gradient is not None

@@ -4,23 +4,22 @@ Networks whose channels grow as their maps shrink have far more equations than u
 the first layers. So :func:`recover_features` reaches shallow layers, those near the input, also
 through BatchNorm with given statistics and skip connections. Pooling at the end of the network
 hides the last mask, which says which units of the last ReLU are on. But it leaves positions with
-the same derivative of the loss:
+the same derivative of the loss, which is enough to find the mask
+(:mod:`flwr_leakage.attacks.exact.last_mask`):
 
 - behind global average pooling, all positions share one derivative;
 - behind max pooling over windows that do not overlap, flattened into the last layer, all positions
   of a window share one.
 
-Either is enough to find the mask (:mod:`flwr_leakage.attacks.exact.last_mask`). Max pooling in
-earlier layers ends the recursion: the pooled features are still determined, but not the position of
-each maximum in its window. Windows may overlap there, as in the stem of a ResNet.
+Max pooling in earlier layers ends the recursion: the pooled features are still determined, but not
+the position of each maximum in its window. Windows may overlap there, as in the stem of a ResNet.
 
 Finally the input is fitted to the shallowest features found, by a residual that is continuous in
-the input. The fit starts from grey and has two stages. The first fits the shallowest known layer
-alone. Few convolutions lie before that layer, so that the fit rarely gets stuck. If the layer's
-equations leave some directions of its features open, or almost, the equations themselves are
-fitted. The second stage fits all known layers, each weighted by its noise: deeper layers are known
-a hundred times better. If such a fit does not meet the features, fits of other choices of layers
-start from grey.
+the input. The fit starts from grey. Its first stage fits the shallowest known layer alone, with few
+convolutions before it, so that it rarely gets stuck. If the layer's equations leave some directions
+of its features open, or almost, the equations themselves are fitted. The second stage fits all
+known layers, each weighted by its noise: deeper layers are known a hundred times better. If such a
+fit does not meet the features, fits of other choices of layers start from grey.
 
 For pooled features, the fit starts from an input that a regression on synthetic images predicts
 from them, and first prefers smooth images. If the windows of the pooling overlap, the gradient of
@@ -170,13 +169,8 @@ class FeatureRecursion(ExactAttack):
     def _fit(self, problem: Problem, known: Features, start: Fit, budget: Budget) -> Fit:
         """Return the best fit of an input to features that are not pooled.
 
-        Several starts are tried in turn, until an input meets the features.
-
-        Args:
-            problem: the problem with the network.
-            known: the known features, and equations about features.
-            start: the input from which the first stage of each fit starts.
-            budget: the CPU time, after which no further start is tried.
+        Several beginnings, parts of the known features (:meth:`Features.beginnings`), are fitted
+        first, each from ``start``, and then all, until an input meets the features.
         """
         chosen = known.first(FITTED + 1)
         narrow = problem.to(torch.float32)
@@ -200,17 +194,10 @@ class FeatureRecursion(ExactAttack):
     def _nearer(
         self, problem: Problem, chosen: Features, fit: Fit, targets: Tensor, budget: Budget
     ) -> Fit:
-        """Return the better of a fit and its continuation, as the gradient shows.
+        """Return the better of a fit and its continuation, judged by the gradient.
 
-        The continuation fits the features alone. Pooled features leave directions of an input open,
-        in which it may move.
-
-        Args:
-            problem: the network and the observed gradient.
-            chosen: the known features to which the continuation fits the input.
-            fit: the fit to continue.
-            targets: the label of the sample.
-            budget: the CPU time, after which the continuation ends early.
+        The continuation fits only the ``chosen`` known features. Pooled features leave directions
+        of an input open, in which it may move. ``targets`` holds the label of the sample.
         """
         fit = replace(fit, inputs=fit.inputs.double())
         distance = gradient_distance(problem, Batch(fit.inputs, targets))
@@ -224,15 +211,10 @@ class FeatureRecursion(ExactAttack):
     def _search(
         self, problem: Problem, known: Features, generator: torch.Generator, budget: Budget
     ) -> Fit:
-        """Return the fit of an input to pooled features, which starts from a regression.
+        """Return the fit of an input to known pooled features, which starts from a regression.
 
-        The fit runs in rounds. Each round first prefers smooth images, and then less so.
-
-        Args:
-            problem: the problem with the network, in single precision.
-            known: the known features, in single precision.
-            generator: the random stream for synthetic images and the starts of rounds.
-            budget: the CPU time, after which the rounds end.
+        The fit runs in rounds. Each round first prefers smooth images, and then less so. The
+        features are in single precision.
         """
         number = known.shallowest
 
@@ -258,12 +240,8 @@ class FeatureRecursion(ExactAttack):
 def _is_met(fit: Fit, known: Features) -> bool:
     """Return whether noise explains the distance of a fitted input's features from the known ones.
 
-    With the weights of :meth:`Features.weight`, each of n outputs contributes the square of the
-    least noise to the distance, so that n of these squares are expected at the truth.
-
-    Args:
-        fit: the fitted input.
-        known: the known features with their noise.
+    The distance is a sum over the known outputs, weighted by :meth:`Features.weight`, so that at
+    the truth each contributes about the square of the least noise.
     """
     chosen = known.first(FITTED + 1)
     explained = len(chosen.outputs) * (MARGIN * chosen.least_noise) ** 2

@@ -39,11 +39,7 @@ class Mask:
         return cls(on, ~on)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Mask":
-        """Return the mask after the same change of its tensors ``on`` and ``off``.
-
-        Args:
-            change: map of a tensor, which may reshape it or select entries.
-        """
+        """Return the mask after a change of its tensors ``on`` and ``off``, such as a reshape."""
         return Mask(change(self.on), change(self.off))
 
     @property
@@ -54,9 +50,7 @@ class Mask:
     def gate(self, on: Tensor | float, otherwise: Tensor) -> Tensor:
         """Return ``on`` where units are on, 0 where they are off, and ``otherwise`` where open.
 
-        Args:
-            on: the values of units that are on; a number holds for all.
-            otherwise: the values of units of unknown state, of the mask's shape.
+        Open units are those of unknown state. ``otherwise`` has the mask's shape.
 
         Example:
             >>> mask = Mask(torch.tensor([True, False, False]), torch.tensor([False, True, False]))
@@ -84,11 +78,7 @@ class Known:
 
     @classmethod
     def exactly(cls, values: Tensor) -> "Known":
-        """Return facts in which all values are known, and units of positive value are on.
-
-        Args:
-            values: the outputs of a ReLU, of any shape.
-        """
+        """Return facts in which outputs of a ReLU are known, and units with outputs > 0 are on."""
         return cls(values, torch.zeros_like(values), Mask.of(values > 0))
 
     @classmethod
@@ -99,11 +89,7 @@ class Known:
         return cls(torch.zeros_like(like), bounds, Mask(nowhere, nowhere))
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Known":
-        """Return the facts after the same change of all their tensors.
-
-        Args:
-            change: map of a tensor, which may reshape it or select entries.
-        """
+        """Return the facts after the same change of all their tensors, such as a reshape."""
         return Known(change(self.values), change(self.bounds), self.mask.map(change))
 
     @property
@@ -124,15 +110,9 @@ def above_noise(
 
     Outputs of a ReLU are not negative, so that a negative value is noise alone. The most negative
     value of a sample, in units of its standard deviation, shows how far noise reaches among the
-    sample's values.
-
-    Args:
-        values: h (B, …), noisy outputs of B samples.
-        deviations: the standard deviation of each value's noise, > 0, in a shape that broadcasts to
-            the values.
-        least: the number of its own standard deviations that a value must exceed, ≥ 0.
-        margin: a value must also exceed this multiple, ≥ 0, of its sample's most negative value,
-            both in units of their standard deviations.
+    sample's values. A value of ``values`` (B, …), outputs of B samples, must exceed ``least`` ≥ 0
+    of its own ``deviations`` > 0, and ``margin`` ≥ 0 times its sample's most negative value, both
+    in units of their deviations. Deviations broadcast to the values.
 
     Example:
         >>> values = torch.tensor([[0.2, -0.1, 0.4]])
@@ -148,8 +128,7 @@ def above_noise(
 def single(facts: T) -> T:
     """Return an object with all its double-precision tensors converted to single precision.
 
-    Args:
-        facts: a tensor, or a dataclass, list or dictionary that holds tensors and anything else.
+    It is a tensor, or a dataclass, list or dictionary that holds tensors and anything else.
     """
     found: Any = facts
     if isinstance(facts, Tensor):
@@ -166,15 +145,11 @@ def single(facts: T) -> T:
 
 
 def outer_product(observed: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return e and h such that ``e [h, 1]ᵀ`` fits a matrix best, by weighted least squares.
+    """Return e and h such that ``e [h, 1]ᵀ`` fits a matrix (K, n + 1), by weighted least squares.
 
     The vectors e and h are solved in turn. The gradient ``[∂L/∂W, ∂L/∂b]`` of a linear layer for
     one sample is such a product: e is the derivative of the loss at the layer's K outputs, and h
-    are its n inputs.
-
-    Args:
-        observed: (K, n + 1) the matrix.
-        weights: (K, n + 1) the weight of every entry's squared error, ≥ 0.
+    are its n inputs. ``weights`` (K, n + 1) ≥ 0 weigh every entry's squared error.
 
     Returns:
         e (K,), h (n,), and the standard deviation (n,) that noise of variance 1 / weight gives each
@@ -207,12 +182,5 @@ def outer_product(observed: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Te
 
 
 def _ratio(sums: Tensor, weights: Tensor) -> Tensor:
-    """Return weighted means: sums of weighted values, divided by sums of weights.
-
-    They are 0 where the sum of weights is 0.
-
-    Args:
-        sums: the sums of weighted values.
-        weights: the sums of weights, of the same shape.
-    """
+    """Return weighted means ``sums / weights`` of sums of weighted values; 0 for zero weight."""
     return torch.where(weights > 0, sums / weights.where(weights > 0, 1.0), 0.0)

@@ -26,15 +26,11 @@ units of the median scale: the rounding of a pass in single precision."""
 
 
 def averaged_mask(error: Tensor, gradient: Tensor) -> Tensor:
-    """Return the mask of the last ReLU before global average pooling of a square map.
+    """Return the mask (1, N, H, W) of the last ReLU before global average pooling of a square map.
 
-    Args:
-        error: (1, N, H, W), the derivative of the loss at the outputs of the last convolution, as
-            if every unit of the ReLU were on.
-        gradient: (N, C, 3, 3), the gradient of the convolution's weight.
-
-    Returns:
-        (1, N, H, W), 1 where a unit is on and 0 elsewhere.
+    It is 1 where a unit is on, else 0. ``error`` (1, N, H, W) is the derivative of the loss at the
+    outputs of the last convolution, as if every unit of the ReLU were on. ``gradient`` (N, C, 3, 3)
+    is that of the convolution's weight.
 
     Raises:
         ValueError: the derivatives differ between positions, or the masks are not found.
@@ -76,17 +72,13 @@ def maxima_mask(
     active: Tensor,
     window: Pair,
 ) -> Tensor:
-    """Return the mask of the last ReLU before max pooling with flattened outputs.
+    """Return the mask (1, N, H, W) of the last ReLU before max pooling with flattened outputs.
 
-    Args:
-        error: (1, N, H, W), the derivative of the loss at the outputs of the last convolution, as
-            if every entry were its window's maximum.
-        gradient: (N, C, 3, 3), the gradient of the convolution's weight.
-        active: (N · windows,) booleans, true where the pooled outputs are positive.
-        window: height and width of a window; together the windows cover a square.
-
-    Returns:
-        (1, N, H, W), 1 where an entry is positive and the maximum of its window, 0 elsewhere.
+    It is 1 where an entry is positive and the maximum of its window, else 0. ``error`` (1, N, H, W)
+    is the derivative of the loss at the outputs of the last convolution, as if every entry were its
+    window's maximum, and ``gradient`` (N, C, 3, 3) that of the convolution's weight. ``active`` (N
+    · windows,) is true where the pooled outputs are positive. A window is (height, width); together
+    the windows cover a square.
 
     Raises:
         ValueError: the derivatives differ within windows, the pooled outputs are not those that the
@@ -124,11 +116,7 @@ def binary_columns(product: Tensor, count: int) -> Tensor:
 
     The P leading left singular vectors of the product span the columns of B. P entries determine a
     vector of that space, so all 2^P binary choices of these entries are tried. A choice is kept if
-    the whole vector is binary.
-
-    Args:
-        product: ``B A`` (N, Q).
-        count: the number of columns P, at most 20.
+    the whole vector is binary. The product has the shape (N, Q), and P, ``count``, is at most 20.
 
     Raises:
         ValueError: the rank of ``B A`` is below P, or the space does not hold exactly P binary
@@ -164,7 +152,7 @@ def binary_columns(product: Tensor, count: int) -> Tensor:
 
 
 def disjoint_columns(basis: Tensor, scales: Tensor, count: int) -> Tensor:
-    """Return binary columns that share no row and, after scaling of their rows, lie in a subspace.
+    """Return binary columns (N, count) that share no row and, with scaled rows, lie in a subspace.
 
     Each row has a 1 in one column only, so that the columns have few entries, as few nonnegative
     vectors of the subspace have. So a linear program finds a column from any of its rows: among the
@@ -173,14 +161,8 @@ def disjoint_columns(basis: Tensor, scales: Tensor, count: int) -> Tensor:
     column yet. Rows whose scale is below 100 times ``SLACK`` take no part in the search, and join
     the column that fits them best.
 
-    Args:
-        basis: (N, R), orthonormal columns that span the subspace.
-        scales: (N,) factors of the rows; a column times these factors lies in the subspace. It is
-            zero in rows whose factor is zero.
-        count: the number of columns.
-
-    Returns:
-        (N, count), the columns in any order. A row has one 1, or none if its scale is zero.
+    ``basis`` (N, R) has orthonormal columns that span the subspace. A column times the ``scales``
+    (N,) lies in it. The columns come in any order. A row whose scale is zero has no 1.
 
     Raises:
         ValueError: no row has a scale, or the columns are not found.
@@ -219,17 +201,11 @@ def disjoint_columns(basis: Tensor, scales: Tensor, count: int) -> Tensor:
 
 
 def _sparsest(rows: Tensor, size: Tensor, used: Tensor, remaining: Tensor, row: int) -> Tensor:
-    """Return which rows belong to the nonnegative vector of least sum that has a 1 in a given row.
+    """Return which rows (N,) belong to the nonnegative vector of least sum with a 1 in a given row.
 
-    Args:
-        rows: (N, R), columns that span the subspace in which the vector, times ``size``, lies.
-        size: (N,) the rows' factors, ≥ 0.
-        used: (N,) booleans, true for rows that the linear program constrains.
-        remaining: (N,) booleans, true for rows that may belong to the vector.
-        row: the index of the given row.
-
-    Returns:
-        (N,) booleans, true for rows with a 1; all false if the linear program fails.
+    All are false if the linear program fails. The vector times ``size`` (N,) ≥ 0, the rows'
+    factors, lies in the span of the columns of ``rows`` (N, R). The program constrains the rows
+    that are true in ``used`` (N,), and only those in ``remaining`` (N,) may belong to the vector.
     """
     upper = size.where(remaining, 0.0) + SLACK
     lower = torch.full_like(size, -SLACK)
@@ -249,18 +225,13 @@ def _sparsest(rows: Tensor, size: Tensor, used: Tensor, remaining: Tensor, row: 
 
 
 def arrange(patches: Tensor) -> Tensor:
-    """Return the order in which the 3×3 patches of a square map lie in it, row by row.
+    """Return the order (P,) in which the 3×3 patches of a square map lie in it, row by row.
 
-    Neighbouring patches overlap. The centre of a patch's right neighbour equals the patch's middle
-    right entry, and the neighbour below is found likewise. The patch at the upper left corner has
-    zeros above and on the left, from the padding.
-
-    Args:
-        patches: (P, C, 3, 3), all patches that a convolution of padding 1 and stride 1 takes from a
-            square map, in any order.
-
-    Returns:
-        (P,) the patches' indices in the order of the map's positions, row by row.
+    The order consists of the patches' indices. ``patches`` (P, C, 3, 3) holds all patches that a
+    convolution of padding 1 and stride 1 takes from the map. Neighbouring patches overlap. The
+    centre of a patch's right neighbour equals the patch's middle right entry, and the neighbour
+    below is found likewise. The patch at the upper left corner has the padding's zeros above and on
+    the left.
 
     Raises:
         ValueError: P is no square number, or the neighbours contradict each other.

@@ -12,12 +12,10 @@ rounding:
     M₂ (m z(x)) = T₂   from the weight gradient of the layer behind. For open units, relu(z) stands
                        for m z.
 
-The known outputs of the layer behind give further equations.
-
-As m is given, only the ReLUs before the layer are still unknown, and x is mostly overdetermined.
-Near the solution, Newton's method takes a few steps. The attacker sees the residual, and so knows
-if the solution is exact. From far away, :mod:`flwr_leakage.attacks.exact.relu_fit` leads to the
-neighbourhood of the solution.
+The known outputs of the layer behind give further equations. As m is given, only the ReLUs before
+the layer are still unknown, and x is mostly overdetermined. Near the solution, Newton's method
+takes a few steps, and the residual shows if the solution is exact. From far away,
+:mod:`flwr_leakage.attacks.exact.relu_fit` leads there.
 """
 
 from collections.abc import Callable, Sequence
@@ -71,47 +69,35 @@ class MaskEquations:
     ) -> "MaskEquations":
         """Return the equations for the network's input, after scaling and reshaping facts.
 
-        Args:
-            before: the layers before the masked one.
-            link: the masked layer, with input h and outputs a.
-            known: the known outputs of the layer and the states of its units, in any shape of as
-                many entries.
-            own: ``M₁ h = T₁`` from the layer's weight gradient, in any units; ``None`` if no mask
-                is proven.
-            behind: the layer behind with its known outputs, and the equations of its gradient.
+        ``before`` are the layers before the masked one, ``link``. ``known`` are its known outputs
+        and the states of its units, in any shape. ``own`` is ``M₁ h = T₁`` from its weight
+        gradient, in any units; ``None`` if no mask is proven. ``behind`` is the next layer with its
+        known outputs, and the equations of its gradient.
         """
         gradient = behind.equations.of_channels(link.num_channels).in_units()
         known = known.map(lambda each: each.reshape(1, *link.output_shape))
         return cls(before, link, known, None if own is None else own.in_units(), behind, gradient)
 
     def residual(self, inputs: Tensor, blur: float = 0.0) -> Tensor:
-        """Return all residuals (1, R) of the equations at an input of the network.
+        """Return all residuals (1, R) of the equations at an input x (1, *shape) of the network.
 
-        Args:
-            inputs: x (1, *shape), an input of the network.
-            blur: ReLUs are averaged over normal noise of this standard deviation in the input of
-                their layer. For open units of the masked layer it is half as large.
+        ReLUs are averaged over normal noise of the deviation ``blur`` in the input of their layer.
+        For open units of the masked layer it is half as large.
         """
         return self.linearise(inputs, blur).value
 
     def sum_of_squares(self, inputs: Tensor, blur: float = 0.0) -> float:
         """Return the sum ‖r‖² of the equations' squared residuals at an input x (1, *shape).
 
-        Args:
-            inputs: x, an input of the network.
-            blur: the standard deviation of the noise over which ReLUs are averaged, in the input of
-                their layer; 0 for no average.
+        ReLUs are averaged over noise of deviation ``blur`` in their layer's input.
         """
         return float(self.residual(inputs, blur).square().sum())
 
     def linearise(self, inputs: Tensor, blur: float = 0.0, batch: int = 1) -> Linearized:
-        """Return the equations' residuals at an input x, and products with their derivative J by x.
+        """Return the residuals at an input x (1, *shape), and products with their derivative J.
 
-        Args:
-            inputs: x (1, *shape), an input of the network.
-            blur: the standard deviation of the noise over which ReLUs are averaged, in the input of
-                their layer; 0 for no average.
-            batch: the number of vectors that a product with Jᵀ takes at once.
+        J is the derivative by x. ``blur`` is the deviation of the noise over which ReLUs are
+        averaged, in their layer's input. A product with Jᵀ takes ``batch`` vectors at once.
         """
         mask, valued, last = self.known.mask, self.known.valued, self.behind.link
         features, slopes = inputs, []
@@ -175,16 +161,9 @@ class MaskEquations:
 
 
 def rectify(link: Link, z: Tensor, blur: float) -> tuple[Tensor, Tensor]:
-    """Return a layer's activation of z and its slope at z; a ReLU is averaged over normal noise.
+    """Return a layer's activation of z (B, *output_shape) and its slope at z, in the shape of z.
 
-    Args:
-        link: the layer.
-        z: its preactivations (B, *output_shape).
-        blur: the standard deviation of noise in the layer's input, which causes the noise in z; 0
-            for none.
-
-    Returns:
-        Outputs and slopes, both of the shape of z.
+    A ReLU is averaged over normal noise in the layer's input of standard deviation ``blur``.
     """
     if blur and link.activation.is_relu:
         width = per_channel((blur * link.gain).clamp_min(1e-12), z)
@@ -206,8 +185,7 @@ class Hidden:
         behind: the next layer, with its known outputs and the equations of its gradient.
         evidence: the gradients that decide about the masks; ``None`` if no mask is sought, as the
             layer has no bias or equations are too few.
-        known: the facts about the ReLUs' outputs (C, P) that proven masks give, for C channels of P
-            positions.
+        known: the facts that proven masks give about the ReLUs' outputs (C, P), for P positions.
     """
 
     before: Sequence[Link]
@@ -225,15 +203,12 @@ class Hidden:
         proof: float = PROOF,
         is_sought: bool = True,
     ) -> "Hidden":
-        """Return the ReLUs of a layer with the masks that are proven without a candidate input.
+        """Return the ReLUs of a layer, ``link``, with the masks proven without a candidate input.
 
-        Args:
-            before: the layers before the layer of these ReLUs.
-            link: the layer of these ReLUs.
-            behind: the next layer, with its known outputs and the equations of its gradient.
-            proof: the tolerance of a mask's proof; see ``PROOF``.
-            is_sought: whether masks are sought; they cannot be proven if the next layer's equations
-                are too few.
+        ``before`` are the layers before it. ``behind`` is the next layer, with its known outputs
+        and the equations of its gradient. ``proof`` is the tolerance of a mask's proof; see
+        ``PROOF``. Masks are only sought if ``is_sought``: with too few equations of the next layer
+        none can be proven.
         """
         errors = behind.input_errors.reshape(link.num_channels, -1) * link.scale[:, None]
         evidence, known = None, Known.nothing(errors)
@@ -256,18 +231,12 @@ class Hidden:
 
     @property
     def is_proven(self) -> bool:
-        """Return whether the masks of all channels of the layer of ReLUs are proven.
-
-        A mask says which units of a channel are on.
-        """
+        """Whether the masks, which say which units are on, of all channels are proven."""
         return self.num_proven == self.num_channels
 
     @property
     def is_settled(self) -> bool:
-        """Return whether no further mask of the layer of ReLUs can be proven.
-
-        A mask says which units of a channel are on.
-        """
+        """Whether no further mask, which says which units of a channel are on, can be proven."""
         return self.evidence is None or self.is_proven
 
     @property
@@ -294,10 +263,9 @@ class Hidden:
         return MaskEquations.of(self.before, self.link, self.known, own, self.behind)
 
     def refine(self, inputs: Tensor) -> "Hidden":
-        """Return the same ReLUs with further masks that a candidate input of the network proves.
+        """Return the same ReLUs with further masks that a candidate input (1, *shape) proves.
 
-        Args:
-            inputs: the candidate (1, *shape).
+        A mask says which units of a channel are on.
         """
         if self.evidence is None or self.is_proven:
             return self

@@ -3,23 +3,23 @@
 A mask says which of a channel's units are active. The weight gradient of a layer gives linear
 equations for its input a, which leave a open in some directions. If a comes from ReLUs, it is
 nonnegative and partly zero. Then it is mostly a vertex of the polytope of the equations'
-nonnegative solutions, often the vertex with the least sum. The values of a at a candidate for the
-network's input are another guess of a. Each guess of a gives a guess of the mask [a > 0].
+nonnegative solutions, often the one with the least sum. The values of a at a candidate for the
+network's input are another guess of a. Each guess gives a guess of the mask [a > 0].
 
 The bias b of the layer ``W ∗ x + b`` that made a shows whether a mask is right. Let e be the
-derivatives of the loss at that layer's outputs as if all units were active. The layers behind
-determine e. Then
+derivatives of the loss at that layer's outputs as if all units were active, which the layers behind
+determine. Then
 
     ∂L/∂b_o = Σ_p e_op [a_op > 0]
 
 is one equation for each channel o with positions p. The right mask meets it up to rounding. As the
-entries of e are of all sizes, a wrong mask meets it by chance only. That happens if thousands of
+entries of e are of all sizes, a wrong mask meets it by chance only, which happens if thousands of
 masks are tried. So a mask must also explain the layer's own weight gradient better than the
 candidate's mask does.
 
-With the mask known, only the active entries of a are unknown, and they are mostly fewer than the
-equations. The least-squares solution is then exact up to the gradient's rounding, and its variance
-shows how exact each entry is.
+With the mask known, only the active entries of a are unknown, mostly fewer than the equations. The
+least-squares solution is then exact up to the gradient's rounding, and its variance shows how exact
+each entry is.
 """
 
 import math
@@ -77,10 +77,8 @@ class MaskEvidence:
     """The gradients that decide about the masks of ReLUs with C channels of P entries.
 
     Attributes:
-        equations: the equations about the ReLUs' outputs a, from the weight gradient of the layer
-            behind.
-        errors: e (C, P), the derivatives of the loss at the outputs of the layer that made a, as if
-            all units were active.
+        equations: the equations about the ReLUs' outputs a, from the next layer's weight gradient.
+        errors: e (C, P), ∂L/∂(outputs of the layer that made a), as if all units were active.
         bias_gradient: ∂L/∂b (C,) of that layer.
         weight_gradient: ∂L/∂W (C, K) of that layer, with K weights per channel.
         proof: tolerance of a mask's proof; see ``PROOF``.
@@ -93,11 +91,7 @@ class MaskEvidence:
     proof: float = PROOF
 
     def channel(self, number: int) -> "Channel":
-        """Return the part of the evidence that concerns the mask of one channel of ReLUs.
-
-        Args:
-            number: the number of the channel.
-        """
+        """Return the part of the evidence that concerns the mask of the channel of this number."""
         errors = self.errors[number].numpy()
         return Channel(
             errors=errors,
@@ -133,15 +127,12 @@ class MaskEvidence:
     def refine(self, known: Known, preactivations: Tensor, patches: Tensor) -> Known:
         """Return the known facts, and those about channels whose masks a candidate proves.
 
-        A candidate is an input of the network. For each channel, masks are tried that differ from
-        the candidate's mask in up to ``MOST_FLIPS`` doubtful entries. The bias's gradient proves
-        some of them. Of these, the search takes the mask that explains the weights' gradient best,
-        if its differences from the candidate's mask are worth it; see :meth:`Channel.misfit`.
-
-        Args:
-            known: the facts that are proven so far.
-            preactivations: inputs (C, P) of the ReLUs at the candidate.
-            patches: patches (K, P) of the layer's input at the candidate; see :meth:`Link.patches`.
+        A candidate is an input of the network, with ``preactivations`` (C, P), inputs of the ReLUs,
+        and ``patches`` (K, P) of the layer's input (:meth:`Link.patches`). For each channel, masks
+        are tried that differ from the candidate's mask in up to ``MOST_FLIPS`` doubtful entries.
+        The bias's gradient proves some of them. Of these, the search takes the mask that explains
+        the weights' gradient best, if its differences from the candidate's mask are worth it; see
+        :meth:`Channel.misfit`.
         """
         flips, found = sets_of_ranks(), dict[int, tuple[Array, Array]]()
         for number in (~proven_channels(known.mask)).nonzero()[:, 0].tolist():
@@ -170,17 +161,11 @@ class Channel:
     slack: float
 
     def cut(self, order: Array, fewest: int, most: int) -> tuple[Array, bool]:
-        """Return the mask of the first n entries in an order, for the n that fits best.
+        """Return the mask (P,) of the first n entries in an order, and whether it is proven.
 
-        With this n, the sum of the entries' errors is nearest to the bias's gradient.
-
-        Args:
-            order: indices (P,) of all entries, from the most to the least likely active one.
-            fewest: least n.
-            most: largest n.
-
-        Returns:
-            The mask (P,), and whether it is proven.
+        Of the n from ``fewest`` to ``most``, the one is taken for which the sum of the entries'
+        errors is nearest to the bias's gradient. The order holds the indices (P,) of all entries,
+        from the most to the least likely active one.
         """
         mask = np.zeros(len(self.errors), bool)
         sums = np.append(0.0, self.errors[order].cumsum())
@@ -190,15 +175,12 @@ class Channel:
         return mask, bool(gaps[best] <= self.slack)
 
     def flipped(self, z: Array, flips: Sequence[Array]) -> Iterator[Array]:
-        """Yield the proven masks that differ from a candidate's mask in a few doubtful entries.
+        """Yield proven masks (P,) that differ from a candidate's mask in a few doubtful entries.
 
-        Doubtful are the entries of z nearest to zero. Entries at which the loss's derivative is
-        zero stay as they are, as no gradient depends on them.
-
-        Args:
-            z: (P,) inputs of the ReLUs at the candidate, whose mask is z > 0.
-            flips: the sets of doubtful entries to flip. Each array holds one set in each row, as
-                ranks among the doubtful entries: 0 is the entry nearest to zero.
+        z (P,) are the inputs of the ReLUs at the candidate, whose mask is z > 0. Doubtful are the
+        entries of z nearest to zero. Entries at which the loss's derivative is zero stay as they
+        are, as no gradient depends on them. Each array of ``flips`` holds a set of entries to flip
+        in each row, as ranks among the doubtful ones: 0 is the entry nearest to zero.
         """
         mask = z > 0
         gap = self.errors[mask].sum() - self.bias_gradient
@@ -218,12 +200,9 @@ class Channel:
 
         Its value is the logarithm of the distance between the observed gradient and the one at a
         candidate input with this mask, plus ``−log(WORTH)`` > 0 for every entry in which the mask
-        differs from the candidate's own mask. So a mask is worth its changes if its value is at
-        most that of the candidate's mask.
-
-        Args:
-            first: (P,) the candidate's own mask.
-            patches: (K, P) patches of the layer's input at the candidate.
+        differs from the candidate's own one, ``first`` (P,). So a mask is worth its changes if its
+        value is at most that of ``first``. ``patches`` (K, P) is the layer's input at the
+        candidate.
         """
 
         def misfit(mask: Array) -> float:
@@ -244,8 +223,7 @@ def proven_channels(mask: Mask) -> Tensor:
 def sets_of_ranks() -> list[Array]:
     """Return all sets of up to ``MOST_FLIPS`` ranks below ``FLIPPABLE``, which are entries to flip.
 
-    Returns:
-        One array for each size n = 0, 1, …, with one set of n ranks in each row.
+    There is one array for each size n = 0, 1, …, with one set of n ranks in each row.
     """
     sets = [list(combinations(range(FLIPPABLE), n)) for n in range(MOST_FLIPS + 1)]
     return [np.array(each, dtype=int).reshape(len(each), n) for n, each in enumerate(sets)]
@@ -255,12 +233,9 @@ def settled(equations: Whitened, known: Known, found: Mapping[int, tuple[Array, 
     """Return the facts about a ReLU's outputs a (C, P) after new proofs of some channels' masks.
 
     A mask says which of the P positions of a channel are active, so that their outputs are not 0.
-
-    Args:
-        equations: the equations about a from the weight gradient of the layer that takes a.
-        known: the facts so far, which stay for all other channels.
-        found: for each channel by number, its proven mask (P,), and guesses (P,) for values that
-            the equations may not determine.
+    The equations about a come from the weight gradient of the layer that takes a. ``known`` are the
+    facts so far, which stay for all other channels. ``found`` holds for each channel by number its
+    proven mask (P,), and guesses (P,) for values that the equations may not determine.
     """
     values, bounds = known.values.clone(), known.bounds.clone()
     on, off = known.mask.on.clone(), known.mask.off.clone()
@@ -280,18 +255,12 @@ def settled(equations: Whitened, known: Known, found: Mapping[int, tuple[Array, 
 
 
 def channel_values(equations: Whitened, channel: int, active: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a channel's values at its active entries by least squares, and which are exact.
+    """Return a channel's S values at its active entries by least squares, and which are exact.
 
-    The variance of each value comes from the noise of the gradient, and from the directions in
-    which the equations leave it open.
-
-    Args:
-        equations: the equations about the channels' P values, from a weight gradient.
-        channel: the number of the channel.
-        active: (P,) booleans, true for its S active entries; the others are zero.
-
-    Returns:
-        The values (S,), and booleans (S,), true for exact values.
+    ``active`` (P,) is true for these entries; the others are zero. The equations about the
+    channels' P values come from a weight gradient. The variance of each value comes from the noise
+    of that gradient, and from the directions in which the equations leave it open. The second
+    result (S,) is true for exact values.
     """
     raw = equations.rows * equations.singular[:, None]
     target = equations.values[:, channel] * equations.singular

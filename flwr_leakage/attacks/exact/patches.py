@@ -59,10 +59,6 @@ class Patches(ExactAttack):
     def check(self, problem: Problem, generator: torch.Generator) -> Applicability:
         """Return a statement that the attack applies, with the layer and the table that it uses.
 
-        Args:
-            problem: the network and the observed update of one image.
-            generator: the random stream for the dummy image.
-
         Raises:
             ValueError: the update has several images or weight decay, or the model has no trained
                 layer of patches with trained positions.
@@ -79,13 +75,8 @@ class Patches(ExactAttack):
     ) -> Reconstruction:
         """Return the one image that explains a problem's update, with its label.
 
-        Args:
-            problem: the network and the observed update of one image, in float64.
-            generator: the random stream for the dummy image and the estimate of the label.
-            restart: number of the restart; it changes nothing, as the solution does not depend on a
-                start.
-            budget: the CPU time, which is not checked, as the attack takes one least-squares
-                solution.
+        It is a least-squares solution, which does not depend on ``restart``, the number of the
+        start, and does not check the budget.
 
         Raises:
             ValueError: the update has several images or weight decay, or the model has no trained
@@ -152,10 +143,6 @@ def _rows(table: Tensor) -> Tensor:
 
 def _find(problem: Problem, generator: torch.Generator) -> _Layout:
     """Return the layer of patches and the table of positions of a problem's network.
-
-    Args:
-        problem: the network and the observed update.
-        generator: the random stream for a dummy image, and for parameters that are all zero.
 
     Raises:
         ValueError: the update has several images or weight decay, the network has no such layer and
@@ -229,9 +216,7 @@ def _patches(
 ) -> tuple[str, Float[Tensor, "T n"], Callable[[Tensor], Tensor]]:
     """Return the layer that takes an image in patches, and how the patches make up the image.
 
-    Args:
-        problem: the network.
-        dummy: an image of distinct random pixels.
+    ``dummy`` is an image of distinct random pixels.
 
     Returns:
         The name of the layer's weight; the patches (T, n) of the dummy image; and the map from
@@ -275,12 +260,9 @@ def _patches(
 def _folded(
     shape: tuple[int, ...], settings: dict[str, Any], patches: Float[Tensor, "T n"]
 ) -> Float[Tensor, "1 C H W"]:
-    """Return the image of a convolution's patches, with their mean where they overlap.
+    """Return the image (1, C, H, W) of a convolution's patches, with their mean where they overlap.
 
-    Args:
-        shape: the image's shape (1, C, H, W).
-        settings: kernel size, dilation, padding and stride of the convolution, for ``F.fold``.
-        patches: the patches, one in each row.
+    ``settings`` holds kernel size, dilation, padding and stride of the convolution, for ``F.fold``.
     """
     columns = patches.T[None]
     covered = F.fold(torch.ones_like(columns), shape[2:], **settings)
@@ -290,11 +272,8 @@ def _folded(
 def _picked(
     shape: tuple[int, ...], places: Int[Tensor, " N"], patches: Float[Tensor, "T n"]
 ) -> Float[Tensor, "1 C H W"]:
-    """Return the image of a linear layer's patches.
+    """Return the image (1, C, H, W) of a linear layer's patches, one in each row.
 
-    Args:
-        shape: the image's shape (1, C, H, W).
-        places: for each pixel of the flattened image, its index in the flattened patches.
-        patches: the patches, one in each row.
+    For each pixel of the flattened image, ``places`` tells its index in the flattened patches.
     """
     return patches.flatten()[places].reshape(shape)

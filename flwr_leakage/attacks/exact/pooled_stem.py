@@ -6,8 +6,7 @@ offset of its outputs, which are called *entries* here. If the place of each win
 given, the windows' values ``v = (W ∗ x + t)[maximum]`` are linear in x. Neighbouring windows share
 maxima, so that only some 9,300 of these equations are distinct: they leave the image near 40 dB.
 The gradient ``∂L/∂W = Σ_p δ[p] x[patch p]`` of the convolution is linear in x, too. δ is the known
-derivative of the loss by a window's value, at the place of its maximum. Together they determine the
-image.
+derivative of the loss by a window's value, at the place of its maximum. Together they determine x.
 
 Two facts restrict the place of each window's maximum:
 
@@ -108,11 +107,7 @@ class Stem:
 
     @classmethod
     def of(cls, problem: Problem, number: int) -> tuple["Stem", Tensor, str] | None:
-        """Return the convolution in front of a ReLU, with the scale and the name of its weight.
-
-        Args:
-            problem: the network.
-            number: the number of the ReLU in the order of calls.
+        """Return the convolution in front of the ReLU of this number, in the order of calls.
 
         Returns:
             The stem; the factors (C,) by which its weight differs from the parameter; and the
@@ -149,11 +144,9 @@ class Stem:
         return F.conv2d(inputs, self.weight, None, stride, padding, dilation)
 
     def pull(self, errors: Tensor, weight: Tensor | None = None) -> Tensor:
-        """Return the derivative of the loss by the convolution's input, (1, c, H, W).
+        """Return the derivative (1, c, H, W) of the loss by the convolution's input.
 
-        Args:
-            errors: (1, C, H, W), the derivative of the loss by the convolution's outputs.
-            weight: the weight of the convolution; by default the stem's own.
+        ``errors`` (1, C, H, W) is that by its outputs. The weight is the stem's own by default.
         """
         weight = self.weight if weight is None else weight
         return conv2d_input(self.size, weight, errors, *self._settings)
@@ -161,9 +154,7 @@ class Stem:
     def correlate(self, inputs: Tensor, errors: Tensor) -> Tensor:
         """Return the gradient ``Σ_p δ[p] x[patch p]`` (C, c, k, k) of the convolution's weight.
 
-        Args:
-            inputs: x (1, c, H, W), the convolution's input.
-            errors: δ (1, C, H, W), the derivative of the loss by the convolution's outputs.
+        x (1, c, H, W) is its input, and δ (1, C, H, W) the derivative of the loss by its outputs.
         """
         return conv2d_weight(inputs, self.weight.shape, errors, *self._settings)
 
@@ -197,12 +188,10 @@ class Groups:
     ) -> "Groups":
         """Return the groups of windows that share the place of their maximum.
 
-        Args:
-            table: (K, P) the K positions that each of P windows holds; −1 beyond the map.
-            values: (C, P) maxima of the windows, 0 if they are not positive.
-            errors: (C, P) derivatives of the loss by the windows' maxima.
-            positions: number of positions of a channel before pooling.
-            tolerance: difference up to which two maxima count as equal.
+        ``table`` (K, P) holds the K positions that each of P windows holds, −1 beyond the map; a
+        channel has ``positions`` of them before pooling. ``values`` (C, P) are the maxima of the
+        windows, 0 if they are not positive, and ``errors`` (C, P) the derivatives of the loss by
+        them. Two maxima count as equal up to the difference ``tolerance``.
         """
         channels, windows = values.shape
         first = positions * torch.arange(channels)[:, None, None]
@@ -247,10 +236,7 @@ class Groups:
         """Return for each entry before pooling, (C·P,), the sum of its weights as a candidate.
 
         An entry is the value of one of C channels at one of P positions, and a candidate for the
-        maximum of a window.
-
-        Args:
-            weights: (G, K) a weight for each of the K candidates of G groups of windows.
+        maximum of a window. Each of the K candidates of G groups of windows has a weight (G, K).
         """
         total = torch.zeros_like(self.bounds)
         return total.index_add(0, self.entries.flatten(), weights.flatten())
@@ -259,10 +245,8 @@ class Groups:
         """Return the log probability (G, K), up to a constant, of maxima's candidate places.
 
         G groups of pooling windows have K candidate places each for their common maximum.
-
-        Args:
-            entries: (1, C, H, W) the last image's values before pooling.
-            width: the standard deviation of their error.
+        ``entries`` (1, C, H, W) are an image's values before pooling, and ``width`` is the
+        deviation of their error.
         """
         misfit = (entries.flatten()[self.entries] - self.values) / width
         odds = -misfit.square() / 2 - torch.special.log_ndtr(-misfit)
@@ -294,17 +278,12 @@ class _Search:
 
         The image passes a convolution and max pooling. It fits the pooling windows' values at the
         candidate places of their maxima, by weight, the bounds of all other values before pooling,
-        and the gradient of the convolution.
-
-        Args:
-            point: coordinates (1, c, H, W) of the last image.
-            odds: (G, K) weights of the K candidate places of G groups of windows, which sum to one
-                in a group.
-            width: standard deviation of the error of a value before pooling.
-            doubt: weight of an equation's squared misfit, in units of its error, that lowers the
-                equation's own weight; see ``DOUBT``.
-            noise: (C,) variance that is added to the gradient's noise; ``None`` to ignore the
-                gradient.
+        and the gradient of the convolution. The solver starts from ``point`` (1, c, H, W), the
+        coordinates of the previous image. The ``odds`` (G, K) are weights of the K candidate places
+        of G groups of windows, which sum to one in a group. ``width`` is the deviation of the error
+        of a value before pooling. ``doubt`` is the weight of an equation's squared misfit, in units
+        of its error, that lowers the equation's own weight; see ``DOUBT``. ``noise`` (C,) is a
+        variance that is added to the gradient's noise; ``None`` to ignore the gradient.
         """
         stem, groups, prior = self.stem, self.groups, self.prior
         inputs = prior.inputs(point)
@@ -351,13 +330,11 @@ class _Search:
         return self.stem.geometry.patches(inputs)[0].T.contiguous()
 
     def _spread(self, inputs: Tensor, odds: Tensor) -> Tensor:
-        """Return the variance (C,) of the gradient's entries that undecided places of maxima cause.
+        """Return the variance (C,) that undecided places of maxima cause in the gradient's entries.
 
-        The gradient is that of the convolution's weight, with C output channels.
-
-        Args:
-            inputs: (1, c, H, W) the last image.
-            odds: (G, K) weights of the candidate places of each group's maximum.
+        The gradient is that of the weight of a convolution with C output channels, before max
+        pooling. ``inputs`` (1, c, H, W) is the present image. ``odds`` (G, K) are weights of the K
+        places that may hold the maximum of each of G groups of pooling windows.
         """
         positions = self.stem.shape[2] * self.stem.shape[3]
         patches = self._patches(inputs)[self.groups.entries % positions]
@@ -369,11 +346,8 @@ class _Search:
         """Return weights of the maxima's candidate places, corrected by the convolution's gradient.
 
         In each channel, the choice of a place that gains the most is changed, one after another.
-
-        Args:
-            inputs: (1, c, H, W) the last image.
-            odds: (G, K) logarithms of the weights that the image's entries give the K candidate
-                places of each of G groups of windows.
+        ``inputs`` (1, c, H, W) is the present image. ``odds`` (G, K) holds logarithms of the
+        weights that the image's entries give the K candidate places of each of G groups of windows.
 
         Returns:
             The weights (G, K), which sum to one in a group; and for each channel the mean square
@@ -419,14 +393,9 @@ def fit_stem(problem: Problem, features: Features, budget: Budget) -> Fit | None
     """Return the input that fits a stem's pooled outputs and its gradient, or None.
 
     A stem is a convolution of the input with max pooling over windows that may overlap. None is
-    returned if the outputs are not those of one convolution of the input, if the convolution is
-    frozen, or if the derivatives of the loss by the outputs are unknown. The value of the fit is
-    the features' :func:`feature_distance`.
-
-    Args:
-        problem: the problem with the network, in single precision.
-        features: the known outputs, including those of the first ReLU.
-        budget: CPU seconds, after which the search ends early.
+    returned if the known outputs of the first ReLU (in ``features``) are not those of one
+    convolution of the input, if the convolution is frozen, or if the derivatives of the loss by the
+    outputs are unknown. The value of the fit is the features' :func:`feature_distance`.
     """
     number = features.shallowest
     found = Stem.of(problem, number)

@@ -74,11 +74,7 @@ class PrunedLayer:
     ) -> "PrunedLayer":
         """Return the layer with the errors and inputs that the kept entries of its gradient give.
 
-        Args:
-            matrix: the weight W.
-            offset: the bias c.
-            weight: ∂L/∂W, zero where it is pruned.
-            bias: ∂L/∂c, zero where it is pruned.
+        ``matrix`` is W, ``offset`` c, ``weight`` ∂L/∂W and ``bias`` ∂L/∂c, zero where pruned.
 
         Raises:
             ValueError: no entry of the bias or of the weight is kept, or the entries are not those
@@ -132,12 +128,9 @@ class PrunedLayer:
         return (self.threshold + NOISE_DEVIATIONS * self.noise) / float(self.inputs.abs().max())
 
     def doubt(self, of_others: Tensor | float) -> Tensor:
-        """Return bounds (m,) on how far the layer's true errors e_i are from ``errors``.
+        """Return bounds (m,) on how far the layer's true errors e_i = ∂L/∂u_i are from ``errors``.
 
-        The error e_i = ∂L/∂u_i of output u_i is bounded by a multiple of the noise if it is known.
-
-        Args:
-            of_others: the bound for the unknown errors, a number or (m,).
+        Known errors are bounded by a multiple of the noise, and others by ``of_others``.
         """
         own = NOISE_DEVIATIONS * self.noise / float(self.inputs.abs().max())
         others = torch.as_tensor(of_others).to(self.errors).expand_as(self.errors)
@@ -158,10 +151,7 @@ class PrunedPass:
     def of(cls, problem: Problem, first: LinearUse, generator: torch.Generator) -> "PrunedPass":
         """Return the linear layers from a given one on, as far as only ReLUs stand between them.
 
-        Args:
-            problem: the network and the pruned gradient.
-            first: the call of the first of these layers.
-            generator: the random stream for probe images, whose passes show which layers follow.
+        ``first`` is the call of the first of them. The problem holds the pruned gradient.
 
         Raises:
             ValueError: the first layer's gradient gives no input; see :meth:`PrunedLayer.of`.
@@ -187,10 +177,10 @@ class PrunedPass:
 
     @cached_property
     def features(self) -> list[Known]:
-        """The known outputs of the ReLU behind each layer but the last, with its units' states.
+        """The known facts about the ReLUs between successive layers, in the order of the pass.
 
-        There is one entry for each layer, in the order of the pass, with tensors (m,) for the
-        layer's m units.
+        Each holds the ReLU's outputs (m,), which the next layer takes, as far as they are known,
+        bounds of the others, and which of its m units are on, off or of unknown state.
         """
         last = self.layers[-1]
         errors = last.errors
@@ -267,15 +257,11 @@ class Bounds:
 
     @classmethod
     def of(cls, forms: Tensor, low: Tensor, high: Tensor) -> "Bounds":
-        """Return bounds on linear combinations of pixels, each with a first normal approximation.
+        """Return bounds on combinations of pixels, each with a first normal approximation.
 
-        A combination with two bounds gets the moments of the uniform law between them, and any
-        other gets an inverse variance of zero.
-
-        Args:
-            forms: (k, u) the coefficients, one combination in each row.
-            low: (k,) lower bounds; −∞ for none.
-            high: (k,) upper bounds; ∞ for none.
+        Row i of ``forms`` (k, u) holds the coefficients of combination i of u pixels, with the
+        bounds ``low`` and ``high`` (k,), ∓∞ for none. A combination with two bounds gets the
+        moments of the uniform law between them, and any other gets an inverse variance of zero.
         """
         width, middle = high - low, (high + low) / 2
         precision = torch.where(width.isfinite(), 12 / width.square(), 0.0)
@@ -285,14 +271,10 @@ class Bounds:
     def renewed(self, mean: Tensor, covariance: Tensor) -> "Bounds":
         """Return the bounds, with normal densities nearer to the truncated laws' moments.
 
-        For each combination, its own normal density is removed from the pixels' law, and the rest
-        is truncated to the bounds. One density would give the rest the truncated law's mean and
-        variance. The new density is halfway between the old one and this one, in precision and in
-        shift.
-
-        Args:
-            mean: (u,) the mean of the pixels' present normal law.
-            covariance: (u, u) its covariance.
+        ``mean`` (u,) and ``covariance`` (u, u) are those of the pixels' present normal law. For
+        each combination, its own normal density is removed from this law, and the rest is truncated
+        to the bounds. One density would give the rest the truncated law's mean and variance. The
+        new density is halfway between the old one and this one, in precision and in shift.
         """
         means = self.forms @ mean
         variances = ((self.forms @ covariance) * self.forms).sum(1).clamp_min(0)
@@ -318,16 +300,11 @@ def fill_unseen(
 
     Unseen are the pixels that pruning hides. The posterior combines a normal prior of images,
     bounds, and the features that the layers tell. Each of at most 60 rounds takes u³ operations for
-    u unseen pixels, and the prior of n pixels takes u n memory.
+    u unseen pixels, and the prior of n pixels takes u n memory; the result is ``None`` if its
+    matrix would exceed :data:`MOST_ENTRIES`. No round begins once the budget is spent.
 
-    Args:
-        spec: the public facts about the images.
-        order: the order in which the first layer takes the pixels.
-        found: the linear layers with their known errors and inputs.
-        budget: the CPU time, after which no further round begins.
-
-    Returns:
-        The image, or ``None`` if the prior's matrix would exceed :data:`MOST_ENTRIES`.
+    ``order`` is the order in which the first layer takes the pixels. ``found`` holds the linear
+    layers with their known errors and inputs.
     """
     first = found.layers[0]
     unseen = order.moved(~first.seen)
@@ -367,12 +344,7 @@ def _given_seen(spec: InputSpec, base: Tensor, unseen: Tensor) -> tuple[Tensor, 
 
     The prior's scale maximises the likelihood of the k seen pixels: its square is ``‖L⁻¹ z‖² / k``.
     L is a root of the prior's covariance, and z the offset from grey of the most likely image with
-    the seen pixels.
-
-    Args:
-        spec: the public facts about the images.
-        base: (n,) the flattened image, zero at the unseen pixels.
-        unseen: (n,) booleans, true for the unseen pixels.
+    the seen pixels. ``base`` (n,) is the flattened image, zero where ``unseen`` (n,) is true.
 
     Returns:
         The law's inverse covariance (u, u), this matrix times the law's mean (u,), and the root
@@ -404,13 +376,9 @@ def _bounds(
 ) -> Bounds:
     """Return bounds on the unseen pixels, and on the first layer's outputs as functions of them.
 
-    Args:
-        spec: the public facts about the images.
-        order: the order in which the first layer takes the pixels.
-        layers: the linear layers; the first one's weight is in the order of pixels.
-        features: the known outputs of the ReLU behind each layer but the last.
-        base: (n,) the flattened image, zero at the unseen pixels.
-        unseen: (n,) booleans, true for the unseen pixels.
+    ``order`` is the order in which the first of the linear layers takes the pixels; its weight is
+    in the order of pixels. ``features`` are the known outputs of the ReLU behind each layer but the
+    last one. ``base`` (n,) is the flattened image, zero where ``unseen`` (n,) is true.
     """
     first = layers[0]
     dark, bright = (bound.flatten() for bound in spec.bounds(base))
@@ -438,19 +406,15 @@ def _linearised(
     mean: Tensor,
     covariance: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Return the equations ``H x = y`` that known features give about the unseen pixels x, or None.
+    """Return equations ``H x = y`` that known features give about the u unseen pixels x, or None.
 
     It is None if there is no layer behind the first. ReLUs are linearised under the present normal
-    law of x. Features of a layer are then ``v + H (x − mean) + T ε`` with ε standard normal.
+    law of x, with ``mean`` (u,) and ``covariance`` (u, u). Features of a layer are then
+    ``v + H (x − mean) + T ε`` with ε standard normal.
 
-    Args:
-        layers: the linear layers; the first one's weight is in the order of pixels.
-        features: the known outputs of the ReLU behind each layer but the last.
-        base: (n,) the flattened image, zero at the u unseen pixels.
-        blur: (n,) standard deviations of the seen pixels.
-        unseen: (n,) booleans, true for the unseen pixels.
-        mean: (u,) the mean of the present law of x.
-        covariance: (u, u) its covariance.
+    The first layer's weight is in the order of pixels. ``features`` are the known outputs of the
+    ReLU behind each layer but the last one. ``base`` (n,) is the flattened image, zero where
+    ``unseen`` (n,) is true, and ``blur`` (n,) are standard deviations of the seen pixels.
 
     Returns:
         H (k, u), y (k,), and the positive definite covariance (k, k) of the equations' errors.
@@ -493,12 +457,10 @@ def _posterior(
 ) -> tuple[Tensor, Tensor]:
     """Return the mean (u,) and covariance (u, u) of the unseen pixels' normal posterior.
 
-    Args:
-        precision: (u, u) the inverse covariance under the prior.
-        shift: (u,) this matrix times the prior's mean.
-        bounds: bounds on combinations of the pixels, with normal densities in their place.
-        equations: H (k, u), y (k,) and the covariance (k, k) of the errors of ``H x = y``; or
-            ``None``.
+    ``precision`` (u, u) is the prior's inverse covariance, and ``shift`` (u,) this matrix times the
+    prior's mean. ``bounds`` on combinations of the pixels have normal densities in their place.
+    ``equations`` are H (k, u), y (k,) and the covariance (k, k) of the errors of ``H x = y``, or
+    ``None``.
     """
     total = precision + bounds.forms.T @ (bounds.precision[:, None] * bounds.forms)
     wanted = shift + bounds.forms.T @ bounds.shift
@@ -514,14 +476,10 @@ def _posterior(
 
 
 def _rectified(mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the line that fits a ReLU best under a normal law of the ReLU's input.
+    """Return the lines that fit ReLUs best under normal laws of their inputs, and what they leave.
 
-    Args:
-        mean: the law's mean, for each of many ReLUs.
-        deviation: the law's standard deviation for each, > 0.
-
-    Returns:
-        The slope, the line's value at the mean, and the variance of the ReLU around the line.
+    Each ReLU has a law of its own, with its ``mean`` and ``deviation`` > 0. The three tensors are
+    the slopes, the lines' values at the means, and the variances of the ReLUs around the lines.
     """
     ratio = mean / deviation
     above = torch.special.ndtr(ratio)
@@ -533,13 +491,9 @@ def _rectified(mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor, Tensor]
 
 
 def truncated(mean: Tensor, deviation: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and variance of a normal law that is truncated to [low, high].
+    """Return means and variances of many normal laws, each truncated to [low, high].
 
-    Args:
-        mean: mean of the law without bounds, for each of many laws.
-        deviation: standard deviation of the law without bounds, > 0.
-        low: lower bound; −∞ for none.
-        high: upper bound, above ``low``; ∞ for none.
+    ``mean`` and ``deviation`` > 0 are those of the laws without bounds. A bound of ∓∞ is none.
 
     Example:
         >>> zero, one = torch.zeros(1).double(), torch.ones(1).double()

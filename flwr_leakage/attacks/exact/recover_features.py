@@ -70,8 +70,7 @@ class Features:
             others after the repair.
         table: (K, P) the K positions that each of P pooling windows of the output nearest to the
             input holds, with −1 beyond the map; ``None`` if the windows do not overlap.
-        error: the derivative of the loss by that output, of its shape, if its windows overlap; else
-            ``None``.
+        error: the derivative of the loss by that output, if its windows overlap; else ``None``.
     """
 
     outputs: Mapping[int, Tensor]
@@ -116,13 +115,10 @@ class Features:
 
         The *shallowest* layer is the one nearest to the input. If equations about a further layer
         are left over, the parts are these equations; the output of the shallowest known layer
-        alone; and the ``count`` shallowest outputs. Otherwise the equations of the shallowest layer
-        may barely determine its output, which is then noisy. So the parts are this output alone;
-        the ``count`` shallowest outputs; and these outputs without the shallowest. A single known
+        alone; and the ``count`` ≥ 1 shallowest outputs. Otherwise the equations of the shallowest
+        layer may barely determine its output, which is then noisy. So the parts are this output
+        alone; the ``count`` shallowest outputs; and these without the shallowest. A single known
         output is the only part.
-
-        Args:
-            count: the number of outputs in the larger parts, ≥ 1.
         """
         nearest = self.first(count)
         if self.equations:
@@ -134,21 +130,14 @@ class Features:
 
     @property
     def least_noise(self) -> float:
-        """The least noise among all known outputs; 0 if none is known.
-
-        The noise of an output is the standard deviation of its error, relative to its root mean
-        square.
-        """
+        """The least noise of all known outputs, relative to their size; 0 if none is known."""
         return min((n for k, n in self.noise.items() if k in self.outputs and n > 0), default=0.0)
 
     def weight(self, number: int) -> float:
-        """Return the weight in (0, 1] of the squared relative distance from a ReLU's known output.
+        """Return the weight in (0, 1] of the squared relative distance from a ReLU's output.
 
-        It is the squared ratio of the least noise of all outputs to the noise of this one. An
-        output of unknown noise counts as the noisiest one.
-
-        Args:
-            number: the number of the ReLU.
+        The ReLU is given by its number. The weight is the squared ratio of the least noise of all
+        outputs to the noise of this one. An output of unknown noise counts as the noisiest one.
         """
         known = [n for k, n in self.noise.items() if k in self.outputs and n > 0]
         own = self.noise.get(number, math.nan)
@@ -172,25 +161,19 @@ class Backward:
     inputs: Tensor
 
     def __call__(self, masks: Mapping[int, Mask]) -> tuple[ReluWalk, list[Tensor]]:
-        """Return a forward pass with given masks, and the loss's derivatives in it.
+        """Return a forward pass with given masks of ReLUs, and the loss's derivatives in it.
 
-        Args:
-            masks: the states of ReLUs' units, by the number of the ReLU.
-
-        Returns:
-            The pass, and the derivative (1, N, H', W') by the outputs of each convolution, in the
-            order of the pass.
+        A mask, by the ReLU's number, says which units are on. The derivatives (1, N, H', W') are
+        those by the outputs of each convolution, in the order of the pass.
         """
         passed, total = self._pass(masks)
         outputs = [use.outputs for use in passed.uses]
         return passed, list(torch.autograd.grad(total, outputs))
 
     def pooled(self, masks: Mapping[int, Mask], number: int) -> Tensor:
-        """Return the derivative of the loss by the pooled outputs of a ReLU, given masks.
+        """Return the derivative of the loss by the max-pooled outputs of the ReLU of this number.
 
-        Args:
-            masks: the states of ReLUs' units, by the number of the ReLU.
-            number: the number of the ReLU that max pooling follows.
+        The masks, by number, say which units of each ReLU are on.
         """
         passed, total = self._pass(masks)
         return torch.autograd.grad(total, passed.pools[number])[0]
@@ -202,11 +185,7 @@ class Backward:
         return passed, total
 
     def gradients(self, uses: Sequence[Use]) -> list[Tensor]:
-        """Return the observed weight gradients of convolutions; an empty list if one is frozen.
-
-        Args:
-            uses: the calls of the convolutions.
-        """
+        """Return the observed weight gradients of calls of convolutions; empty if one is frozen."""
         if any(use.name not in self.problem.gradient_map.trained for use in uses):
             return []
         return [self.problem.gradient[use.name] for use in uses]
@@ -214,9 +193,8 @@ class Backward:
     def follower(self, index: int, number: int) -> int | None:
         """Return the number of the ReLU that a convolution feeds first, or None if it feeds none.
 
-        Args:
-            index: the convolution, counted in the order of a forward pass.
-            number: only ReLUs behind the one with this number are considered.
+        ``index`` counts convolutions in the order of a pass. Only ReLUs behind that of this
+        ``number`` are considered.
         """
         passed = ReluWalk(self.problem, self.inputs)
         outputs = passed.uses[index].outputs
@@ -230,9 +208,6 @@ class Backward:
 
 def recover_features(problem: Problem) -> Features:
     """Return the ReLU outputs that the gradient of one sample in one plain step determines.
-
-    Args:
-        problem: the network and the observed gradient.
 
     Raises:
         ValueError: the update is not the plain gradient of one sample, the last layer has no bias,
@@ -314,15 +289,10 @@ def above_zero(solved: Solved) -> Tensor:
 
 
 def _solve(backward: Backward, masks: dict[int, Mask], number: int) -> tuple[Solved | None, int]:
-    """Return the outputs of one ReLU, and repair masks of later ReLUs on the way.
+    """Return the outputs of the ReLU of this number, and repair masks of later ReLUs on the way.
 
-    A mask says which units of a ReLU are on. Masks that contradict the gradients are repaired.
-
-    Args:
-        backward: the backward pass with given masks.
-        masks: the masks of all ReLUs, by the number of the ReLU; repaired ones are replaced in
-            place.
-        number: the number of the ReLU whose outputs are sought.
+    A mask says which units of a ReLU are on. Masks, by number of the ReLU, that contradict the
+    gradients are repaired and replaced in place.
 
     Returns:
         The solution, or ``None`` if no convolution's gradient determines these outputs; and the
@@ -359,13 +329,10 @@ def _repair(
 ) -> int:
     """Repair masks that contradict the gradients, and return the number of entries turned.
 
-    Args:
-        backward: the backward pass, which gives the loss's derivatives for given masks.
-        masks: the masks of all ReLUs by number; repaired ones are replaced in place.
-        number: the number of the ReLU whose outputs were solved for.
-        own: indices of the convolutions that take these outputs, in the order of a forward pass.
-        features: the solved outputs (1, C, H, W).
-        solved: the solution, with the channels whose equations contradict it.
+    Masks are given for all ReLUs by number; repaired ones are replaced in place. ``features``
+    (1, C, H, W) are the outputs, already solved for, of the ReLU of this number, and ``solved`` is
+    the solution, with the channels whose equations contradict it. ``own`` are indices of the
+    convolutions that take these outputs, in the order of a pass.
     """
     turned = 0
     for position, index in enumerate(own):
@@ -410,11 +377,9 @@ def _last_mask(
 ) -> Mask:
     """Return the mask of the last ReLU, from the gradient of the last 3×3 convolution.
 
-    Args:
-        backward: the backward pass, which gives the loss's derivatives for given masks.
-        masks: a mask for each ReLU, by number, in which all units are on.
-        window: window of the max pooling behind the last ReLU; ``None`` if features are averaged.
-        active: booleans (F,), true where the input of the last layer is positive.
+    ``masks`` holds a mask for each ReLU, by number, in which all units are on. ``window`` is that
+    of the max pooling behind the last ReLU; ``None`` if features are averaged. ``active`` (F,) is
+    true where the input of the last layer is positive.
 
     Raises:
         ValueError: no 3×3 convolution with such pooling ends the network, or the mask is not found.
@@ -441,16 +406,11 @@ def repaired(
 ) -> Tensor | None:
     """Return a channel's mask, with a few entries turned so that its gradient agrees, or None.
 
-    The mask is that of the ReLU behind a convolution. It is None if no turn lowers the residual of
-    the channel's gradient any more, and the residual is still above the limit.
-
-    Args:
-        on: booleans (P,), true where the ReLU is on in this channel.
-        gradient: ∂L/∂W of the channel, (C, *kernel).
-        patches: the inputs of the convolution at each output position, (C·K, P).
-        closed: the derivatives (P,) of the loss by the convolution's output if the ReLU were off.
-        opened: the derivatives (P,) if that ReLU were on.
-        limit: norm of the gradient's residual up to which the mask agrees with the gradient.
+    The mask is that of the ReLU behind a convolution, true in ``on`` (P,) where the ReLU is on. It
+    is None if no turn lowers the residual of the channel's gradient ∂L/∂W (C, *kernel) any more,
+    and the residual's norm is still above ``limit``. ``patches`` (C·K, P) are the inputs of the
+    convolution at each output position. ``closed`` and ``opened`` (P,) are the derivatives of the
+    loss by the convolution's output if that ReLU were off or on.
     """
     on, change = on.clone(), opened - closed
     squares = change.square() * patches.square().sum(0)

@@ -5,10 +5,8 @@ A mask says which units of a ReLU are on.
 on. It ends at a weight gradient with too few equations, or at a mask that is not proven. From there
 on the fit seeks an input x that meets the equations found so far
 (:mod:`flwr_leakage.attacks.exact.mask_equations`). These are continuous in x, while the gradient
-itself jumps if a ReLU flips.
-
-An inactive ReLU has no slope, so Gauss–Newton from far away ends in the nearest local minimum. So
-every step minimises, to first order,
+itself jumps if a ReLU flips. An inactive ReLU has no slope, so Gauss–Newton from far away ends in
+the nearest local minimum. So every step minimises, to first order,
 
     ‖r(x)‖² + α ‖s‖²,   x = μ + L s,
 
@@ -73,11 +71,7 @@ class Fading:
         return found
 
     def blur_at(self, weight: float) -> float:
-        """Return the deviation of the noise over which ReLUs are averaged, at a prior's weight α.
-
-        Args:
-            weight: the weight α of the prior.
-        """
+        """Return the deviation of the noise over which ReLUs are averaged, at a prior's weight."""
         if self.sharpens and weight <= 10 * self.last:
             return 0.0
         return self.blur * (weight / 100) ** 0.25
@@ -95,24 +89,14 @@ def fade(
 
     A fading is a series of steps, in which the weight α of the prior and the blur of the ReLUs
     fall. A step minimises ``‖r‖² + α ‖s‖²``, where r are the residuals of the equations, and s is
-    standard normal under the prior.
+    standard normal under the prior. It starts from ``inputs`` (1, C, H, W), and ends early once the
+    budget is spent. The result is x (1, C, H, W), and ‖r‖² at x with the blur of the final step.
 
     Conjugate gradients in single precision solve a step's linear system. They first fit the
     directions that the equations or the prior favour, so that ending them early regularises. After
-    a slow step, the largest eigenvalues of the next step's matrix are approximated. They
-    precondition that step and the following ones, whose matrices differ little, so that these need
-    fewer iterations.
-
-    Args:
-        equations: the equations with the residuals r.
-        inputs: (1, C, H, W) the inputs to start from.
-        fading: the weights α and the settings of the steps.
-        prior: the prior of the inputs.
-        kept: a store of these eigenvalues, which may serve several fadings.
-        budget: the CPU time, after which the fading ends early.
-
-    Returns:
-        The inputs x (1, C, H, W) at the end, and ‖r‖² at x with the blur of the last step.
+    a slow step, the largest eigenvalues of the next step's matrix are approximated, and stored in
+    ``kept``, which may serve several fadings. They precondition that step and the following ones,
+    whose matrices differ little, so that these need fewer iterations.
     """
     narrow, narrow_prior = single(equations), prior.single()
     value = math.inf
@@ -145,11 +129,8 @@ def fade(
 def eigenvalues_kept(many: int = 100) -> Kept[LowRank]:
     """Return an empty store of eigenvalues that precondition several Gauss–Newton steps.
 
-    They are computed for the step after one that took many iterations of conjugate gradients. They
-    are kept for 1000 iterations at least.
-
-    Args:
-        many: the number of iterations above which a step took many.
+    They are computed for the step after one that took more than ``many`` iterations of conjugate
+    gradients, and are kept for 1000 iterations at least.
     """
     return Kept(many, 1000, is_due=False)
 
@@ -157,18 +138,13 @@ def eigenvalues_kept(many: int = 100) -> Kept[LowRank]:
 def approximate(
     equations: MaskEquations, inputs: Tensor, blur: float, prior: ImagePrior, rank: int = 500
 ) -> LowRank:
-    """Return a low-rank approximation of LᵀJᵀJL, from some of its columns.
+    """Return a low-rank approximation of LᵀJᵀJL, from ``rank`` of its columns.
 
-    J is the derivative of the equations' residuals by the input, and L a root of the prior's
+    J is the derivative of the equations' residuals by the input at the point ``inputs``
+    (1, C, H, W), with ReLUs averaged over noise of deviation ``blur``. L is a root of the prior's
     covariance. The columns are those of the coordinates with the largest deviations under the
-    prior. A column costs as much as an iteration of conjugate gradients.
-
-    Args:
-        equations: the equations, in single precision.
-        inputs: (1, C, H, W) the point at which J is taken.
-        blur: standard deviation of the noise over which ReLUs are averaged.
-        prior: the prior, in single precision.
-        rank: the number of columns.
+    prior. A column costs as much as an iteration of conjugate gradients. All is in single
+    precision.
     """
     smoothest = prior.deviations.flatten().argsort(descending=True)[:rank]
     units = torch.zeros(len(smoothest), inputs.numel())
@@ -183,14 +159,9 @@ def normal_products(
 ) -> Tensor:
     """Return JᵀJ d (M, C, H, W) for M directions d of the input, in single precision.
 
-    J is the derivative of the equations' residuals by the input.
-
-    Args:
-        equations: the equations, in single precision.
-        inputs: (1, C, H, W) the point at which J is taken.
-        directions: d (M, C, H, W).
-        blur: standard deviation of the noise over which ReLUs are averaged; 0 for none.
-        block: the number of directions that are computed at once.
+    J is the derivative of the equations' residuals by the input at the point ``inputs``
+    (1, C, H, W), with ReLUs averaged over noise of deviation ``blur``. ``block`` of them are
+    computed at once.
     """
     size, width = len(directions), min(block, len(directions))
     here = equations.linearise(inputs.float(), blur, width)
@@ -266,7 +237,7 @@ def next_stage(
     """Return the stage that follows a fading of a fit through ReLUs, before the prior is fitted.
 
     A *fading* is a series of Gauss–Newton steps in which the weight of the prior falls. It ends at
-    a candidate for the input, which may prove masks of ReLUs. A *deep* fading ends at a negligible
+    a candidate for the input, which may prove masks of ReLUs. A *deep* one ends at a negligible
     weight.
 
     - After a candidate that proved masks, the equations have changed. The next fading starts from
@@ -329,18 +300,12 @@ def fit_through_relus(
     """Return inputs that fit the equations of a layer of ReLUs and of the layer behind it.
 
     A *fading* is a series of steps in which the weight of the prior falls; it ends at a candidate.
-    Fadings follow one another until a candidate meets the equations. The candidate is then refined,
-    first with a prior fitted to it, and then by Gauss–Newton without a prior. The best candidate
-    has the least ‖r‖² in the last equations, where r are their residuals. These are continuous
-    where the gradient is not. If no mask of a ReLU is proven, these equations do not hold exactly.
-    Then all candidates are returned, and the caller chooses by the gradient.
-
-    Args:
-        hidden: the ReLUs of one layer, with the layers around them.
-        prior: the prior of the input.
-        rounds: largest number of fadings before the one with the fitted prior, ≥ 1.
-        newton_steps: largest number of steps of Gauss–Newton without a prior, ≥ 0.
-        budget: CPU seconds, after which the fit ends early.
+    Fadings, at most ``rounds`` ≥ 1, follow one another until a candidate meets the equations. The
+    candidate is then refined, first with a prior fitted to it, and then by up to ``newton_steps`` ≥
+    0 of Gauss–Newton without a prior. The best candidate has the least ‖r‖² in the latest
+    equations, where r are their residuals. These are continuous where the gradient is not. If no
+    mask of a ReLU is proven, these equations do not hold exactly. Then all candidates are returned,
+    and the caller chooses by the gradient.
 
     Returns:
         The best candidate, or all if no mask is proven or the budget ended the fit; the ReLUs with
@@ -391,20 +356,13 @@ def fit_through_relus(
 def best_of(candidates: Sequence[Candidate], equations: MaskEquations) -> Candidate:
     """Return the candidate whose input has the least sum of squared residuals.
 
-    Args:
-        candidates: inputs, each with the name of the stage at which it was found.
-        equations: the equations with these residuals.
+    A candidate is an input with the name of the stage at which it was found.
     """
     return min(candidates, key=lambda each: equations.sum_of_squares(each[1]))
 
 
 def least_squares(equations: MaskEquations, inputs: Tensor) -> LeastSquares:
-    """Return the least-squares problem of the equations, linearised at inputs without a blur.
-
-    Args:
-        equations: the equations, whose residuals are made small.
-        inputs: (1, *shape) the point at which they are linearised.
-    """
+    """Return the least-squares problem of the equations, linearised at inputs, without a blur."""
     units = torch.eye(inputs.numel()).reshape(-1, *inputs.shape[1:])
     return LeastSquares(
         equations.linearise(inputs),

@@ -32,8 +32,8 @@ class Use:
 
     Attributes:
         name: the name of the convolution's weight.
-        source: the number of the ReLU whose output, pooled or not, is the convolution's input; −1
-            for another input.
+        source: the number of the ReLU whose output, pooled or not, is the input; −1 for another
+            input.
         input_shape: shape (C, H, W) of the input.
         outputs: the outputs (1, N, H', W').
         geometry: kernel size, padding and stride.
@@ -91,21 +91,16 @@ class ReluWalk:
         self.logits: Tensor | None = trace.outputs
 
     def compared(self, number: int) -> Tensor:
-        """Return the values of the pass that a ReLU's known outputs > 0 must equal.
+        """Return the values that the known outputs > 0 of the ReLU of this number must equal.
 
         These are the ReLU's inputs, or the largest input of each window if max pooling follows.
-
-        Args:
-            number: the number of the ReLU.
         """
         return self.maxima[number] if number in self.maxima else self.preactivations[number]
 
     def _answer(self, op: Op, run: Run) -> Tensor:
         """Return the outputs of a call, after known masks of ReLUs and their max pooling.
 
-        Args:
-            op: the recognised call.
-            run: function that makes the call and returns its own outputs.
+        ``run`` makes the recognised call ``op`` and returns its own outputs.
         """
         if isinstance(op, Elementwise) and op.activation.is_relu:
             return self._activate(op)

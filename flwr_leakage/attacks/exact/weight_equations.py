@@ -70,14 +70,9 @@ class Whitened:
     def by_svd(cls, matrix: Tensor, right: Tensor, rank_tolerance: float) -> "Whitened":
         """Return the equations ``M a = T`` of a weight gradient in the form ``V a = values``.
 
-        :func:`weight_equations` gives M and T, for O output channels with K kernel entries, and for
-        the unknown input a with C channels of P positions.
-
-        Args:
-            matrix: M (O, K, P).
-            right: T (O, K, C).
-            rank_tolerance: singular values of M below this fraction of the largest count as noise;
-                their directions are left out.
+        :func:`weight_equations` gives M (O, K, P) and T (O, K, C), for O output channels with K
+        kernel entries, and for the unknown input a with C channels of P positions. Directions with
+        singular values of M below ``rank_tolerance`` times the largest are left out as noise.
         """
         matrix, right = matrix.flatten(0, 1), right.flatten(0, 1)
         left, singular, rows = torch.linalg.svd(matrix, full_matrices=False)
@@ -117,9 +112,6 @@ class Whitened:
 
         Here ν is ``noise`` times the largest singular value. So equations with small singular
         values, which are noisy, have little weight in least squares.
-
-        Args:
-            noise: the share of the largest singular value at which the weight is 1/√2.
         """
         weights = self.singular / (self.singular.square() + (noise * self.singular[0]) ** 2).sqrt()
         return Whitened(weights[:, None] * self.rows, weights[:, None] * self.values, self.singular)
@@ -138,10 +130,9 @@ class Whitened:
         return inputs.reshape(len(inputs), -1, self.num_positions) @ self.rows.T
 
     def residual(self, inputs: Tensor) -> Tensor:
-        """Return the differences ``V a − values`` (B, C, r) of the equations' sides for inputs a.
+        """Return the differences ``V a − values`` (B, C, r) for inputs a (B, *shape).
 
-        Args:
-            inputs: a, (B, *shape), with C channels of P positions in each of B samples.
+        The inputs of each of B samples have C channels of P positions.
         """
         return self.products(inputs) - self.values.T
 

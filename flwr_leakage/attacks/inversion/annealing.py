@@ -72,40 +72,29 @@ class Equations(Protocol):
 
     @property
     def groups(self) -> Groups:
-        """The groups of equations whose errors are alike.
-
-        For example, all equations of a group are wrong if one ReLU unit is wrongly taken to be on.
-        """
+        """The groups of equations with similar errors, such as all that one wrong ReLU spoils."""
 
     def gauged(self, coordinates: Tensor) -> Tensor:
-        """Return coordinates of the images after their contrast is set to an assumed one.
+        """Return coordinates (B, C, H, W) of the images with an assumed contrast.
 
         The numbers that the equations predict stay the same. If these numbers determine the images'
         contrast, the coordinates are returned as they are.
-
-        Args:
-            coordinates: (B, C, H, W) coordinates of the images under the prior.
         """
 
     def gradient(self, inputs: Tensor, blur: float, precise: bool = False) -> Tensor:
         """Return the numbers (P,) that the equations predict for images, differentiable twice.
 
-        Args:
-            inputs: (B, C, H, W) images.
-            blur: size β of the noise over which ReLUs and max pooling are averaged, as a factor of
-                the widths that :meth:`blurred_by` sets; 0 for none.
-            precise: whether to compute in float64 in place of float32.
+        The images have the shape (B, C, H, W). The ``blur`` is the size β of the noise over which
+        ReLUs and max pooling are averaged, as a factor of the widths that :meth:`blurred_by` sets;
+        0 for none. If ``precise``, the result is computed in float64, else in float32.
         """
 
     def linearize(self, inputs: Tensor, blur: float) -> Linearized:
-        """Return the equations linearised at images: values and products with the Jacobian J.
+        """Return the equations linearised at images (B, C, H, W): values, and products with J.
 
-        They are computed in float32.
-
-        Args:
-            inputs: (B, C, H, W) images.
-            blur: size β of the noise over which ReLUs and max pooling are averaged, as a factor of
-                the widths that :meth:`blurred_by` sets; 0 for none.
+        J is their Jacobian. All is computed in float32. The ``blur`` is the size β of the noise
+        over which ReLUs and max pooling are averaged, as a factor of the widths that
+        :meth:`blurred_by` sets; 0 for none.
         """
 
     def kinks(self, inputs: Tensor) -> list[Tensor]:
@@ -114,11 +103,8 @@ class Equations(Protocol):
     def blurred_by(self, widths: Sequence[Tensor]) -> "Equations":
         """Return the same equations with other widths of the blur of ReLUs and max pooling.
 
-        The blur averages these functions over noise in their inputs.
-
-        Args:
-            widths: for each of these functions, the standard deviation of the noise in each of its
-                inputs at a blur of 1.
+        The blur averages these functions over noise in their inputs. For each of them there is a
+        tensor of widths, the standard deviation of the noise in each of its inputs at a blur of 1.
         """
 
 
@@ -164,14 +150,8 @@ class RunEnd:
     ) -> "RunEnd":
         """Return the end of a run, with the fit of its images to the equations.
 
-        Args:
-            point: (B, C, H, W) coordinates of the images under the prior.
-            model: the equations that the run fitted.
-            likelihood: the observed numbers and their noise.
-            steps: number of steps taken.
-            products: number of products with the Jacobian or its transpose.
-            stage: a text that says how the run ended.
-            stopped: whether the budget ended the run.
+        The images are given by coordinates (B, C, H, W) under the prior, and the likelihood holds
+        the observed numbers of the equations. The other arguments are attributes of the result.
         """
         inputs, size = model.prior.inputs(point).double(), float(point.double().square().mean())
         unknown = (math.nan,) * 3
@@ -181,9 +161,7 @@ class RunEnd:
     def judged(self, model: Equations, likelihood: Likelihood) -> "RunEnd":
         """Return the same images, with measures of their fit to the given equations.
 
-        Args:
-            model: the equations.
-            likelihood: the observed numbers of these equations and their noise.
+        The likelihood holds the observed numbers of these equations and their noise.
         """
         residual = likelihood.residual(model.gradient(self.inputs, 0.0, precise=True))
         return replace(
@@ -197,11 +175,8 @@ class RunEnd:
         """Return −2 log posterior up to a constant, by which runs are ranked.
 
         Each group of equations has an unknown variance of its own, as a wrong mask of a ReLU spoils
-        only few groups; see :meth:`.Likelihood.energy`.
-
-        Args:
-            model: the equations.
-            likelihood: the observed numbers of these equations and their noise.
+        only few groups; see :meth:`.Likelihood.energy`. The likelihood holds the observed numbers
+        of these equations and their noise.
         """
         residual = likelihood.residual(model.gradient(self.inputs, 0.0, precise=True))
         unknowns = self.inputs.numel()
@@ -213,8 +188,8 @@ class RunEnd:
 class Annealed:
     """One run of Gauss–Newton whose blur and prior's weight fall, with its state between steps.
 
-    If the budget does not allow all products, each step takes fewer iterations, so that the run
-    reaches its end.
+    If the budget does not allow all products, steps take fewer iterations, so that it reaches its
+    end.
 
     Attributes:
         model: the equations to fit.
@@ -226,17 +201,17 @@ class Annealed:
         tolerance: relative residual at which a step's linear system counts as solved.
         weight: the prior's weight ρ in the present step, divided by ``unit``.
         first: ρ / ``unit`` in the first step.
-        unit: the sum of the squared observed numbers over their variances, by which all weights are
-            divided so that float32 does not overflow.
-        iterations: largest number of iterations in which a step's linear system is solved.
-        products: number of products with the Jacobian or its transpose so far.
+        unit: the sum of the squared observed numbers over their variances, which divides all
+            weights, so that float32 does not overflow.
+        iterations: largest number of iterations for a step's linear system.
+        products: number of products so far.
         precise: whether the equations are evaluated in double precision.
         stopped: whether the budget has shortened or ended the run.
         stage: a text that says how the run ended.
         blur: the blur β of the present step.
-        distance: relative squared distance of the numbers predicted at the last step from the
-            observed ones.
-        here: the linearised equations at the last step.
+        distance: relative squared distance of the latest step's predicted numbers from the
+            observed.
+        here: the linearised equations at the latest step.
     """
 
     model: Equations
@@ -261,9 +236,8 @@ class Annealed:
     def run(self, start: Tensor) -> RunEnd:
         """Return the images at which the run ends, with their fit.
 
-        Args:
-            start: (B, C, H, W) coordinates of the first images under the prior. Samples that start
-                equal and have one label stay equal if the equations are symmetric in them.
+        It starts at coordinates (B, C, H, W) under the prior. Samples that start equal and have one
+        label stay equal if the equations are symmetric in them.
 
         Raises:
             ValueError: the equations are not finite at the start.
@@ -277,8 +251,7 @@ class Annealed:
     def pose(self, at: Iterate) -> Posed | None:
         """Return the linear least-squares problem of the next step, or ``None`` if the run is over.
 
-        Args:
-            at: the images' coordinates after the last step, and the outcome of that step.
+        ``at`` holds the images' coordinates after the previous step, and its outcome.
         """
         if self._is_over(at):
             return None
@@ -311,11 +284,8 @@ class Annealed:
     def _begin(self, posterior: Posterior) -> None:
         """Set the prior's weight ρ in the first step, and the number of iterations of each step.
 
-        ρ is a tenth of the largest eigenvalue of the equations' normal matrix. If the budget does
-        not allow all products of a run, steps get fewer iterations.
-
-        Args:
-            posterior: the linearised equations of the first step.
+        ρ is a tenth of the largest eigenvalue of the normal matrix of the linearised equations. If
+        the budget does not allow all products of a run, steps get fewer iterations.
         """
         watch = Stopwatch()
         self.first = self.weight = max(
@@ -331,11 +301,7 @@ class Annealed:
             self.iterations = max(5, self.iterations * allowed // planned)
 
     def _is_over(self, at: Iterate) -> bool:
-        """Count the last step, lower the prior's weight, and return whether the run ends here.
-
-        Args:
-            at: the images' coordinates after the last step, and the outcome of that step.
-        """
+        """Count the step that led to ``at``, lower the prior's weight, and tell if the run ends."""
         if self.here is None:
             return False
         self.products += self.here.products
@@ -362,14 +328,9 @@ def residuals(
 ) -> Callable[[Tensor], Tensor]:
     """Return a function from coordinates (B, C, H, W) of images to residuals (P,) of equations.
 
-    A residual is the predicted number minus the observed one.
-
-    Args:
-        model: the equations.
-        likelihood: the observed numbers.
-        blur: size β of the noise over which ReLUs and max pooling are averaged; 0 for none.
-        precise: whether to predict in float64 in place of float32.
-        prior: the prior of the coordinates; ``None`` for that of the equations.
+    A residual is the predicted number minus the observed one. ReLUs and max pooling are averaged
+    over noise of the size β, ``blur``; 0 for none. If ``precise``, numbers are predicted in
+    float64, else in float32. Coordinates are those under ``prior``, by default the equations'.
     """
     prior = prior or model.prior
     return lambda point: likelihood.residual(
@@ -380,13 +341,9 @@ def residuals(
 def largest_eigenvalue(posterior: Posterior, budget: Budget) -> float:
     """Return an estimate of the largest eigenvalue of LᵀJᵀWJL, by six steps of the power method.
 
-    J is the Jacobian of the equations by the images, W holds the inverse variances, and L maps
-    coordinates under the prior to images. The start is drawn with a fixed seed, as almost any start
-    would do. If the budget is spent on the way, the estimate is rough, and too low.
-
-    Args:
-        posterior: the linearised equations, with W and L.
-        budget: the limit of CPU time.
+    J is the Jacobian of the linearised equations by the images, W holds the inverse variances, and
+    L maps coordinates under the prior to images. The start is drawn with a fixed seed, as almost
+    any start would do. If the budget is spent on the way, the estimate is rough, and too low.
     """
     generator = torch.Generator().manual_seed(0)
     vector = torch.randn(posterior.point.shape, generator=generator)

@@ -66,11 +66,9 @@ class Places:
 
     @classmethod
     def of(cls, gathered: Tensor, count: int) -> "Places":
-        """Return places that are filled by given indices.
+        """Return places that are filled by n values, of which index (m,) gives one for each place.
 
-        Args:
-            gathered: (m,) index of the value at each place; ``count`` marks an empty place.
-            count: number n of values.
+        The index n, ``count``, marks an empty place.
         """
         inside = (gathered < count).nonzero()[:, 0]
         order = inside[gathered[inside].argsort(stable=True)]
@@ -88,9 +86,9 @@ class Places:
         return _take(values, self.gathered)
 
     def summed(self, taken: Tensor) -> Tensor:
-        """Return sums (n, B): for each of n values, the sum of ``taken`` (m, B) over its places.
+        """Return for each of n values the sum (n, B) of ``taken`` (m, B) over the places it fills.
 
-        Its places are those that the value fills. This is the transpose of :meth:`taken`.
+        This is the transpose of :meth:`taken`.
         """
         found = _take(taken, self.scattered.flatten())
         if len(self.scattered) == 1:
@@ -148,12 +146,10 @@ class Elements:
         return bool(self.activation.kinks)
 
     def at(self, values: Tensor, width: Tensor | None) -> tuple[Tensor, "Bend"]:
-        """Return the activation's outputs (n, B) and its linearisation.
+        """Return the activation's outputs (n, B) for inputs (n, B), and its linearisation.
 
-        Args:
-            values: (n, B) the inputs, with one sample in each column.
-            width: (n, B) standard deviation of the noise over which outputs are averaged; ``None``
-                for none.
+        Each column is one sample. ``width`` (n, B) is the standard deviation of the noise over
+        which outputs are averaged; ``None`` for none.
         """
         outputs, slope, curvature = blurred_parts(self.activation, values, width)
         return outputs, _Elementwise(slope, curvature)
@@ -215,11 +211,7 @@ class Pooling:
 
     @classmethod
     def of(cls, shape: torch.Size, pool: Pool) -> "Pooling":
-        """Return the stage of a pooling of inputs of a shape (C, H, W).
-
-        Args:
-            shape: the shape (C, H, W) of a sample's inputs.
-            pool: the pooling that a pass of the network called.
+        """Return the stage of a recorded call of a pooling on inputs of shape (C, H, W).
 
         Raises:
             ValueError: a window extends beyond the inputs.
@@ -239,10 +231,8 @@ class Pooling:
     def at(self, values: Tensor, width: Tensor | None) -> tuple[Tensor, "Bend"]:
         """Return the outputs (m, B) of m windows, and the linearisation of the pooling.
 
-        Args:
-            values: (n, B) the inputs, with one sample in each column.
-            width: (n, B) standard deviation of the noise over which a maximum is averaged; ``None``
-                for none.
+        The inputs are (n, B), with one sample in each column. ``width`` (n, B) is the standard
+        deviation of the noise over which a maximum is averaged; ``None`` for none.
         """
         windows = self._windows(values)
         if self.reduce is mean:
@@ -301,13 +291,10 @@ class MatrixLayer:
     def convolution(
         cls, weight: str, bias: str, shape: Sequence[int], geometry: Geometry
     ) -> "MatrixLayer":
-        """Return a convolution as a product of its weight with patches.
+        """Return a convolution of inputs (C, H, W) as a product of its weight with patches.
 
-        Args:
-            weight: the name of the weight.
-            bias: the name of the bias; empty for none.
-            shape: the shape (C, H, W) of a sample's inputs.
-            geometry: the kernel's size, stride, padding and dilation.
+        ``weight`` and ``bias`` are parameter names, the latter empty for none. ``geometry`` is the
+        kernel's size, stride, padding and dilation.
         """
         count = torch.Size(shape).numel()
         numbers = torch.arange(1.0, count + 1, dtype=torch.float64).reshape(1, *shape)
@@ -316,25 +303,18 @@ class MatrixLayer:
         return cls(weight, bias, len(found), Places.of(gathered, count))
 
     def columns(self, values: Tensor) -> Tensor:
-        """Return the patches of a layer's inputs as a matrix (K, P · B), with a patch per column.
+        """Return the patches of inputs (n, B) as a matrix (K, P · B), with a patch per column.
 
         There are P patches of K entries in each of B samples.
-
-        Args:
-            values: (n, B) the inputs, with one sample in each column.
         """
         if self.places is not None:
             values = self.places.taken(values)
         return values.reshape(self.rows, -1)
 
     def summed(self, columns: Tensor, samples: int) -> Tensor:
-        """Return sums (n, B): for each input, the sum of the entries of patches that it fills.
+        """Return for each input the sum (n, B) of the entries of patches (K, P · B) it fills.
 
-        This is the transpose of :meth:`columns`.
-
-        Args:
-            columns: (K, P · B) values of the patches' entries.
-            samples: number B of samples.
+        This is the transpose of :meth:`columns`, for B samples.
         """
         values = columns.reshape(-1, samples)
         return values if self.places is None else self.places.summed(values)
@@ -345,10 +325,8 @@ class Chain:
     """The part of a network in which layers, activations and pooling follow one another.
 
     Attributes:
-        steps: the layers, activations and poolings in their order. The first is a layer, which
-            takes the images.
-        names: the names of the parameters whose gradients are wanted, in the order in which these
-            are joined.
+        steps: the layers, activations and poolings in their order, of which the first is a layer.
+        names: the names of the parameters whose gradients are wanted, in their order.
     """
 
     steps: Sequence[MatrixLayer | Nonlinear]
@@ -370,18 +348,15 @@ class Chain:
         """Return the chain that a forward pass consists of, or ``None`` if it is not a chain.
 
         A pass is a chain if the inputs of each layer, activation and pooling equal the outputs of
-        the one before, the first is a layer of the images, and the last one gives the outputs. So
+        the one before, the first is a layer of the images, and the final one gives the outputs. So
         reshaping and dropout in eval mode make no difference, and a normalisation or a branch is
         noticed under any name. Windows of pooling must lie within their inputs. The result is also
         ``None`` if a layer has large maps: there autograd's convolutions are as fast, and the
         patches would take much memory.
 
-        Args:
-            forward: the pass, a map from images to outputs, with its parameters from ``params``.
-            params: the parameters by name.
-            names: the names of the parameters whose gradients are wanted.
-            images: (B, C, H, W) images on which the pass is tried. They should be as unlike natural
-                images as an attack's candidates may be.
+        ``forward`` maps images to outputs, with its parameters from ``params``. ``names`` are those
+        of the parameters whose gradients are wanted. The pass is tried on ``images`` (B, C, H, W),
+        which should be as unlike natural images as an attack's candidates may be.
         """
         with torch.no_grad():
             trace = Trace.of(partial(forward, images), params)
@@ -413,8 +388,7 @@ def _same(some: Tensor, others: Tensor) -> bool:
 def _posed(step: Step) -> MatrixLayer | Nonlinear | None:
     """Return the layer, activation or pooling that one call of a pass computes.
 
-    The result is ``None`` if the call is none of these, or if a chain does not support it, such as
-    a convolution of several groups.
+    It is ``None`` if the call is none of these, or has no support here, like a grouped convolution.
     """
     op, shape = step.op, step.inputs.shape[1:]
     if isinstance(op, Elementwise):
@@ -475,8 +449,8 @@ class ChainLinearization(Linearized):
         Args:
             chain: the layers, activations and poolings of the network.
             params: the parameters by name, in the point's precision.
-            widths: σ of the blur of each ReLU and max pooling, broadcast to its inputs (B, …);
-                empty for no blur.
+            widths: σ of the blur of each ReLU and max pooling, broadcast to its inputs; empty for
+                none.
             top: map from the chain's outputs (n, B) to the derivatives of F and to the numbers that
                 the attacker observes.
             point: images (B, C, H, W).
@@ -517,11 +491,7 @@ class ChainLinearization(Linearized):
         self.value = self._joined(gradients[::-1], biases[::-1], found.told)
 
     def push(self, direction: Tensor) -> Tensor:
-        """Return J v (P,), with the Jacobian J of the gradients by the images.
-
-        Args:
-            direction: a direction v of the images, of the shape (B, C, H, W).
-        """
+        """Return J v (P,) for a change v (B, C, H, W) of the images, with the Jacobian J."""
         self.products += 1
         # the change of each layer's patches, or of each stage's inputs
         moved: list[Tensor] = []
@@ -548,11 +518,7 @@ class ChainLinearization(Linearized):
         return self._joined(gradients[::-1], changes[::-1], told)
 
     def pull(self, dual: Tensor) -> Tensor:
-        """Return Jᵀ u (B, C, H, W), with the Jacobian J of the gradients by the images.
-
-        Args:
-            dual: a vector u (P,), of the shape of the gradients.
-        """
+        """Return Jᵀ u (B, C, H, W) for a vector u (P,), with the Jacobian J by the images."""
         self.products += 1
         duals, told = self._parted(dual)
         inner: list[Tensor] = []  # for each step, the direction that u implies for its inputs
@@ -583,11 +549,9 @@ class ChainLinearization(Linearized):
     def _joined(self, weights: Sequence[Tensor], errors: Sequence[Tensor], told: Tensor) -> Tensor:
         """Return the gradients by the parameters ``Chain.names``, then ``told``, as one (P,).
 
-        Args:
-            weights: the gradient by each layer's weight.
-            errors: the errors (m, P · B) of each layer's outputs, whose sums are the gradient by
-                its bias.
-            told: (n, B) the numbers of the chain's outputs.
+        Each layer has a gradient by its weight in ``weights``, and errors (m, P · B) of its
+        outputs, whose sums are the gradient by its bias. ``told`` (n, B) are numbers of its
+        outputs.
         """
         found: dict[str, Tensor] = {}
         for layer, weight, error in zip(self._chain.layers, weights, errors, strict=True):
@@ -632,21 +596,13 @@ class _Reached:
     errors: Tensor = field(default_factory=lambda: torch.empty(0))
 
     def by(self, errors: Tensor) -> "_Reached":
-        """Return the same layer with errors of its outputs.
-
-        Args:
-            errors: (n, B) the derivatives ∂F/∂z of a function F by the outputs z, one sample in
-                each column.
-        """
+        """Return the same layer with errors (n, B), the derivatives ∂F/∂z by its outputs z."""
         return replace(self, errors=errors.reshape(len(self.weight), -1))
 
     def down(self, errors: Tensor) -> Tensor:
-        """Return the errors (n, B) of the layer's inputs.
+        """Return the errors (n, B) of the layer's inputs, for errors δ of its outputs.
 
         They are Wᵀ δ with the layer's weight W, summed over overlapping patches.
-
-        Args:
-            errors: the errors δ of the layer's outputs, one sample in each column.
         """
         columns = self.weight.T @ errors.reshape(len(self.weight), -1)
         return self.layer.summed(columns, errors.shape[1])

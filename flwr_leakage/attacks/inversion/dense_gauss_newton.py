@@ -104,7 +104,7 @@ class DenseGaussNewton(OneByOne):
         Near a solution it may take the whole budget.
 
         Args:
-            share: the share, in (0, 1].
+            share: a number in (0, 1].
         """
         return replace(self, share=share)
 
@@ -175,12 +175,6 @@ class DenseGaussNewton(OneByOne):
         """Return the batch that the attack ``ahead`` finds, and a text on the first start.
 
         The batch is ``None`` if there is no such attack, if it refuses, or for a single sample.
-
-        Args:
-            problem: the problem in float64.
-            generator: the random stream of this observation and restart.
-            restart: number of the restart, from 0.
-            budget: the limit of CPU time.
         """
         if self.ahead is None or problem.num_samples == 1:
             return None, "its own start"
@@ -197,11 +191,8 @@ class DenseGaussNewton(OneByOne):
     ) -> Iterator[Tensor]:
         """Yield up to ``starts`` images (B, C, H, W) to start from, until one repeats.
 
-        Args:
-            problem: the shape of images.
-            generator: the generator of random numbers.
-            restart: number of the restart, from 0; each has other starts.
-            before: the batch that another attack found, which is the first start; or ``None``.
+        Each restart has other starts. The first one is ``before``, the batch that another attack
+        found, unless it is ``None``.
         """
         last = None
         for number in range(restart * self.starts, (restart + 1) * self.starts):
@@ -251,10 +242,8 @@ class _Equations:
     def wrong(self, inputs: Tensor, gradient: Tensor) -> Tensor:
         """Return P residuals of the gradient, followed by N distances of pixels from their range.
 
-        Args:
-            inputs: (B, C, H, W) images, with N values.
-            gradient: (P,) their gradient. The residual of an entry that may have been pruned is its
-                distance from the values that pruning allows.
+        The images (B, C, H, W) have N values, and ``gradient`` (P,) is theirs. The residual of an
+        entry that may have been pruned is its distance from the values that pruning allows.
         """
         residual = self.likelihood.residual(gradient)
         excess = residual.sign() * self.likelihood.excess(residual)
@@ -264,10 +253,8 @@ class _Equations:
     def weights(self, residual: Tensor) -> Tensor:
         """Return the inverse variances (P + N,) by which the squares of all residuals are weighted.
 
-        There are P residuals of the gradient, and N distances of pixels from their valid range.
-
-        Args:
-            residual: (P,) the gradient minus the observed one.
+        The residuals are the P entries of the gradient minus the observed one, which are given, and
+        N distances of pixels from their valid range.
         """
         means = self.likelihood.mean_squares(residual) / self.kept
         variances = (self.model_error * means).maximum(self.noise.square())
@@ -280,12 +267,9 @@ class _Equations:
     def energy(self, point: Tensor, residual: Tensor) -> float:
         """Return −2 log posterior of images up to a constant; ∞ if it is not finite.
 
-        Each tensor of the gradient has an unknown variance of errors, of which the most likely
-        value is taken.
-
-        Args:
-            point: (B, C, H, W) coordinates of the images under the prior.
-            residual: (P,) their gradient minus the observed one.
+        ``point`` (B, C, H, W) are the images' coordinates under the prior, and ``residual`` (P,) is
+        their gradient minus the observed one. Each tensor of the gradient has an unknown variance
+        of errors, of which the most likely value is taken.
         """
         misfit = self.likelihood.energy(residual, self.model.size)
         energy = misfit + float(point.square().sum())
@@ -332,8 +316,7 @@ class _Run:
     def pose(self, at: Iterate) -> Posed | None:
         """Return the linear least-squares problem of the next step, or ``None`` if the run is over.
 
-        Args:
-            at: the images' coordinates after the last step, and the outcome of that step.
+        ``at`` holds the images' coordinates after the previous step, and its outcome.
         """
         equations, prior, model = self.equations, self.equations.prior, self.equations.model
         inputs = prior.inputs(at.point)
@@ -374,11 +357,7 @@ class _Run:
         return posterior.posed(Solver(iterations, 1e-4, partial(cholesky_solve, factor)))
 
     def _is_over(self, at: Iterate) -> bool:
-        """Count the last step, and return whether the run ends here.
-
-        Args:
-            at: the images' coordinates after the last step, and the outcome of that step.
-        """
+        """Count the step that led to ``at``, and return whether the run ends here."""
         attack, likelihood = self.attack, self.equations.likelihood
         misfit, distance = likelihood.misfit(self.residual), likelihood.distance(self.residual)
         self._misfits.append(misfit)
@@ -410,16 +389,12 @@ class _Run:
         return self.is_stopped
 
     def _matrix(self, inputs: Tensor, weights: Tensor, rows: Tensor) -> Tensor | None:
-        """Return the Cholesky factor (N, N) of the precision of the linearised posterior.
+        """Return the Cholesky factor (N, N) of the linearised posterior's precision, or None.
 
-        The precision is LᵀJᵀWJL + I, with the Jacobian J of the residuals by the images, the
-        weights W, and the prior's map L from coordinates to images. The result is ``None`` if the
-        budget is too small for it.
-
-        Args:
-            inputs: (B, C, H, W) the images at which J is computed.
-            weights: (P + N,) the inverse variances W.
-            rows: (P + N,) booleans, false for residuals within their bounds, which are left out.
+        The precision is LᵀJᵀWJL + I, with the Jacobian J of the residuals at images (B, C, H, W),
+        the inverse variances W (P + N,), and the prior's map L from coordinates to images. ``rows``
+        (P + N,) is false for residuals within their bounds, which are left out. The result is
+        ``None`` if the budget is too small.
         """
         equations, model, size = self.equations, self.equations.model, self.equations.model.size
         told, outside = rows[:-size], rows[-size:]
@@ -439,12 +414,10 @@ class _Run:
 
 
 def _is_stalled(misfits: list[float]) -> bool:
-    """Return whether the last misfit is at least 0.8 of the one three steps before.
+    """Return whether the latest misfit is at least 0.8 of the one three steps before.
 
-    A misfit that noise explains, of at most 1.5 (``FITTED_MISFIT``), does not count as stalled.
-
-    Args:
-        misfits: the mean squared residuals, in units of noise, after each step so far.
+    The misfits are the mean squared residuals, in units of noise, after each step so far. One that
+    noise explains, of at most 1.5 (``FITTED_MISFIT``), does not count as stalled.
     """
     lately = misfits[-4:]
     return len(lately) > 3 and lately[-1] > max(FITTED_MISFIT, 0.8 * lately[0])

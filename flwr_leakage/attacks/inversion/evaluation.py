@@ -33,12 +33,9 @@ class Candidates:
     joint_labels: bool
 
     def split(self, row: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the inputs (B, C, H, W) and the targets of one candidate.
+        """Return the inputs (B, C, H, W) and the targets of one candidate, a row (D,) of variables.
 
-        Args:
-            row: (D,) the inputs, then the label logits if labels are optimised.
-            targets: the targets to return if labels are not optimised. Otherwise the targets are
-                the softmax (B, K) of the label logits.
+        The targets are the given ones, or the softmax (B, K) of label logits in the row.
         """
         size = torch.Size(self.shape).numel()
         inputs = row[:size].reshape(self.shape)
@@ -52,10 +49,9 @@ class Evaluator:
     """An evaluator of the objective, and of its gradient, for R candidate batches (rows).
 
     Attributes:
-        problems: the observed updates, with the same model, shapes, schedule and dtype.
+        problems: the problem of each observed update, with the same model, shapes and schedule.
         targets: (R, B) labels or (R, B, K) label probabilities of every row.
-        orders: (R, B) indices of every row's samples, in the order in which the local steps use
-            them.
+        orders: (R, B) indices of every row's samples, in the order of their use in the local steps.
         owner: (R,) index of the problem that each row belongs to.
         candidates: the layout of a row's variables, as inputs and label logits.
         objective: the distance of a candidate's gradient from the observed one.
@@ -78,12 +74,10 @@ class Evaluator:
         self._reorders = not bool((self.orders == in_order).all())
 
     def __call__(self, points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the objectives (A,) of candidate batches, and their gradients (A, D).
+        """Return the objectives (A,) of candidates, and their gradients (A, D).
 
-        Args:
-            points: (A, D) the optimised variables of A candidates.
-            rows: (A,) the index of each candidate among all R, which tells its labels, the order of
-                its samples, and the update that it is compared with.
+        ``points`` (A, D) are their variables. ``rows`` (A,) are their indices among all R, which
+        tell their labels, the order of their samples, and the update that each is compared with.
         """
         if self.batching != "vmap" or len(rows) == 1:
             results = [
@@ -97,12 +91,10 @@ class Evaluator:
     def moves(self, point: Tensor, row: int, orders: Tensor, targets: Tensor) -> Tensor:
         """Return the objectives (M,) of one candidate's inputs under M orders and labels.
 
-        Args:
-            point: (D,) the optimised variables of the candidate.
-            row: the index of the candidate among all R, which tells the update that it is compared
-                with.
-            orders: (M, B) indices of the samples in the order in which the local steps use them.
-            targets: (M, B) labels or (M, B, K) label probabilities.
+        ``point`` (D,) holds the candidate's variables. ``row`` is its index among all R, which
+        tells the update that it is compared with. ``orders`` (M, B) are indices of the samples in
+        the order in which the local steps use them, and ``targets`` labels (M, B) or their
+        probabilities (M, B, K).
         """
         rounds = _seen(self.problems[int(self.owner[row])])
 

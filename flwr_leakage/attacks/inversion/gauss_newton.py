@@ -195,14 +195,9 @@ class GaussNewton(OneByOne):
     def _require(self, equations: Equations, budget: Budget) -> None:
         """Raise ``BudgetExhausted`` unless the budget lasts for one step of five iterations.
 
-        Steps with fewer iterations make no progress. Before the step, the prior's first weight
-        takes a few products with the Jacobian. The trials of the step's length and the judgement of
-        its end take about as long as five more iterations. One linearisation is timed, which takes
-        about as long as an iteration.
-
-        Args:
-            equations: the equations that are to be fitted.
-            budget: the limit of CPU time.
+        Steps with fewer iterations make no progress. One linearisation is timed, which takes about
+        as long as an iteration. The prior's first weight takes a few products with the Jacobian.
+        The trials of the step's length and the judgement of its end take as long as five more.
         """
         if budget.left < math.inf:
             watch = Stopwatch()
@@ -273,11 +268,7 @@ class GaussNewton(OneByOne):
     ) -> "tuple[GaussNewton, Equations, Likelihood, str]":
         """Return the equations to fit: those of ``rewriting``, or else the gradient.
 
-        Args:
-            problem: the problem.
-            model: the gradient as equations.
-            likelihood: the observed gradient and its noise.
-            generator: the generator of random probes of the equations.
+        ``model`` is the gradient as equations, and ``likelihood`` the observed one with its noise.
 
         Returns:
             The attack with the settings for these equations; the equations; their observed numbers
@@ -309,11 +300,8 @@ class GaussNewton(OneByOne):
     ) -> "tuple[_Model, int, int, int]":
         """Change one label after another as long as short runs then end at less energy.
 
-        Args:
-            model: the gradient as equations, under the inferred labels.
-            likelihood: the observed gradient and its noise.
-            budget: the limit of CPU time.
-            start: (B, C, H, W) coordinates to start from; ``None`` for grey.
+        ``model`` is the gradient as equations, under the inferred labels, and ``likelihood`` the
+        observed one with its noise. Runs start at coordinates (B, C, H, W); ``None`` for grey.
 
         Returns:
             The equations under the best labels; the number of changes that were kept; and the
@@ -411,10 +399,7 @@ class Rewriting(Protocol):
     ) -> tuple[Equations, Likelihood]:
         """Return the equations, and the likelihood of their observed numbers.
 
-        Args:
-            problem: the problem in double precision.
-            likelihood: the value, noise and pruning bound of every entry of the update.
-            generator: the generator of random directions by which the equations are probed.
+        ``likelihood`` is the value, noise and pruning bound of every entry of the update.
 
         Raises:
             ValueError: the update does not determine such equations. The message completes a
@@ -431,8 +416,8 @@ class _Model:
         single: the same problem in float32.
         targets: the labels of the images.
         prior: the prior of each image.
-        deviations: for each ReLU and max pooling, the width of the noise that a blur of 1 adds to
-            its inputs.
+        deviations: for each ReLU and max pooling, the width of the noise in its inputs at a blur of
+            1.
         contrast: the contrasts of the images that the gradient does not determine.
     """
 
@@ -464,17 +449,14 @@ class _Model:
     def gauged(self, coordinates: Tensor) -> Tensor:
         """Return coordinates (B, C, H, W) of the images after their contrast is set.
 
-        If the gradient does not depend on the contrast, the contrast is made the largest that keeps
-        pixels valid. Otherwise the coordinates are returned as they are.
+        If the gradient does not depend on it, it becomes the largest that keeps pixels valid.
+        Otherwise the coordinates are returned as they are.
         """
         return self.contrast.gauged(self.prior, coordinates)
 
     @property
     def groups(self) -> Groups:
-        """The groups of gradient entries whose errors are alike.
-
-        For example, all entries of a group are wrong if one ReLU unit is wrongly taken to be on.
-        """
+        """The groups of gradient entries with similar errors, such as all that one ReLU spoils."""
         return Groups(
             [value.shape for posed in self.problem.rounds for value in posed.gradient.values()]
         )
@@ -487,10 +469,10 @@ class _Model:
         return Linearization(partial(self._parts, blur=blur), inputs)
 
     def kinks(self, inputs: Tensor) -> list[Tensor]:
-        """Return the inputs of every function with kinks, in the order of their calls.
+        """Return the inputs of every function with kinks, such as ReLU, in the order of calls.
 
-        Such functions are activations with kinks, such as ReLU, and max pooling. The images (B, C,
-        H, W) pass the network at the parameters before local training.
+        Max pooling is one, too. The images (B, C, H, W) pass the network at the parameters before
+        local training.
         """
         posed = self.single
         return kink_inputs(lambda: posed.logits(inputs.float()))
@@ -498,31 +480,24 @@ class _Model:
     def blurred_by(self, widths: Sequence[Tensor]) -> "_Model":
         """Return the same equations with other widths of the blur of ReLUs and max pooling.
 
-        The blur averages these functions over noise in their inputs.
-
-        Args:
-            widths: for each of these functions, the standard deviation of the noise in its inputs
-                at a blur of 1.
+        The blur averages these functions over noise in their inputs. For each of them there is a
+        tensor of widths, the standard deviation of the noise in its inputs at a blur of 1.
         """
         return replace(self, deviations=widths)
 
     def gradient(self, inputs: Tensor, blur: float, precise: bool = False) -> Tensor:
         """Return the pseudo-gradient g(x; β) (P,) of all rounds, one after another.
 
-        Args:
-            inputs: the images x (B, C, H, W).
-            blur: β, the size of the blur of ReLUs and max pooling.
-            precise: whether to compute in float64 in place of float32.
+        x are images (B, C, H, W), and β is the size of the blur of ReLUs and max pooling. If
+        ``precise``, it is computed in float64, else in float32.
         """
         return torch.cat(self._parts(inputs, blur, precise))
 
     def _parts(self, inputs: Tensor, blur: float, precise: bool = False) -> list[Tensor]:
         """Return the pseudo-gradient g(x; β) as one flat tensor for each round and parameter.
 
-        Args:
-            inputs: the images x (B, C, H, W).
-            blur: β, the size of the blur of ReLUs and max pooling.
-            precise: whether to compute in float64 in place of float32.
+        x are images (B, C, H, W), and β is the size of the blur of ReLUs and max pooling. If
+        ``precise``, it is computed in float64, else in float32.
         """
         dtype = torch.float64 if precise else torch.float32
         targets = self.targets.to(dtype) if self.targets.is_floating_point() else self.targets

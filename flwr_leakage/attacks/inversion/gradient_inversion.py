@@ -129,8 +129,7 @@ class GradientInversion:
     def _prepare(self, job: AttackJob, index: int) -> "_Rows":
         """Return the candidate batches with which the attack on observation ``index`` starts.
 
-        There are several if the order of the samples is searched, and one otherwise. Each has its
-        own inputs and order.
+        Each has its own inputs and order. There is one unless the order of the samples is searched.
         """
         require_kind(self, job.spec)
         problem = unscaled(job.problem(index))
@@ -170,11 +169,8 @@ class GradientInversion:
     ) -> Tensor:
         """Return the variables (D,) of a start: the inputs, then label logits if these vary.
 
-        Args:
-            problem: the network and the shape of inputs.
-            assumed: the labels, and whether they are variables.
-            number: the number of the start, counted from 0.
-            stream: the generator of random numbers.
+        ``assumed`` holds the labels, and whether they are variables. The first start has the number
+        0.
         """
         inputs = self.initialisation(problem.spec, problem.num_samples, number, stream)
         if self.box:
@@ -211,10 +207,7 @@ class GradientInversion:
     def _solve(
         self, chunk: "list[_Rows]", report: Reporter, budget: Budget
     ) -> list[Reconstruction]:
-        """Return the results of several observed updates, which are solved together.
-
-        They have equal shapes and schedules.
-        """
+        """Return the results of observed updates of equal shape and schedule, solved together."""
         watch = Stopwatch()
         rows = _Rows.joined(chunk)
         bounds = rows.project if self.box else None
@@ -239,8 +232,8 @@ class GradientInversion:
     ) -> "_Rows":
         """Return one start for each observed update, with the best order of its samples.
 
-        Each update comes with several starts (rows). The one is chosen whose order of samples, in
-        which local steps use them, has the least objective.
+        Of several starts (rows) the one is chosen whose order of samples, in which local steps use
+        them, has the least objective.
         """
         assert self.order is not None
         points, targets, orders = self.order.search(
@@ -274,10 +267,8 @@ class _Rows:
     Attributes:
         indices: the positions of the observations in the job.
         problems: the problem of each observation; all have equal shapes and schedules.
-        assumed: the labels assumed for the first problem. Those of the others have the same origin,
-            such as inference.
-        steps: (B,) the number of the local step that uses each place in the clients' sequences of
-            samples.
+        assumed: the labels assumed for the first problem; the others' have the same origin.
+        steps: (B,) the number of the local step that uses each place in the sequences of samples.
         streams: the random stream of each observation.
         points: (R, D) the variables: inputs, then label logits if labels vary.
         targets: (R, B) labels, or (R, B, K) label probabilities.
@@ -308,10 +299,7 @@ class _Rows:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """The properties that must be equal for observations to be solved together.
-
-        Such are the schedules of local training, the number of samples and the shape of labels.
-        """
+        """The properties that observations solved together share, such as the number of samples."""
         problem = self.problems[0]
         return (
             tuple((p.schedule, p.members) for p in problem.rounds),
@@ -336,10 +324,7 @@ class _Rows:
 
     @property
     def owner(self) -> Tensor:
-        """(R,) the index of the observed update to which each of R candidates belongs.
-
-        All updates have the same number of candidates.
-        """
+        """(R,) the index of the observed update to which each of R candidates belongs."""
         every = torch.arange(len(self.problems), device=self.targets.device)
         return every.repeat_interleave(len(self.targets) // len(self.problems))
 
@@ -353,11 +338,8 @@ class _Rows:
 def _reconstruction(rows: _Rows, found: Minimum, row: int, stats: dict[str, Any]) -> Reconstruction:
     """Return the reconstruction of one row, its samples in the order of their first local step.
 
-    Args:
-        rows: all rows that were solved together.
-        found: the minimum that the optimizer found for each row.
-        row: the index of the row.
-        stats: further entries for the stats of the reconstruction.
+    ``found`` holds the minimum that the optimizer found for each of the ``rows`` that were solved
+    together. ``stats`` are further entries for the reconstruction's stats.
     """
     objective = float(found.values[row])
     if not math.isfinite(objective):

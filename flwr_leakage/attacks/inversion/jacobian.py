@@ -20,11 +20,7 @@ from flwr_leakage.spectral.image_prior import ImagePrior
 
 
 def gram_seconds(rows: Tensor) -> float:
-    """Return an estimate of the CPU seconds that ``A Aᵀ`` takes, by measuring a block of it.
-
-    Args:
-        rows: the matrix A (n, k).
-    """
+    """Return an estimate of the CPU seconds of ``A Aᵀ`` for A (n, k), by timing a block."""
     block, watch = rows[:512], Stopwatch()
     block @ block.T
     return watch.seconds * (len(rows) / len(block)) ** 2 / 2
@@ -54,14 +50,9 @@ class Jacobian:
     max_entries: int
 
     def require(self, entries: int) -> None:
-        """Raise an error if the Jacobian would be too large.
+        """Raise ``ValueError`` if the Jacobian would have more than ``max_entries`` entries.
 
-        Args:
-            entries: the number of the gradient's entries that the Jacobian has derivatives of. It
-                has N times as many entries, for N input values.
-
-        Raises:
-            ValueError: these are more than ``max_entries``.
+        It has N numbers for each of the wanted ``entries`` of the gradient, for N input values.
         """
         if self.size * entries > self.max_entries:
             raise ValueError(
@@ -79,24 +70,17 @@ class Jacobian:
         return torch.Size(self.shape).numel()
 
     def gradient(self, inputs: Tensor) -> Tensor:
-        """Return the pseudo-gradients g(x) (P,) of all rounds for inputs x (B, C, H, W).
-
-        They stand one after another, the latest round first.
-        """
+        """Return the pseudo-gradients g(x) (P,) of all rounds, latest first, at x (B, C, H, W)."""
         return simulate_rounds(self.problem, Batch(inputs, self.targets))
 
     def transposed(
         self, inputs: Tensor, budget: Budget = UNLIMITED, rows: Tensor | None = None
     ) -> Tensor | None:
-        """Return ``(∂g/∂x)ᵀ`` at inputs x, or ``None`` if the budget is too small for it.
+        """Return ``(∂g/∂x)ᵀ`` (N, P') at inputs x, or ``None`` if the budget is too small.
 
-        The result has the shape (N, P'), for N input values and the P' wanted entries of g.
-
-        Args:
-            inputs: the inputs x (B, C, H, W).
-            budget: a limit of CPU time. Before each block of columns of ∂g/∂x, the time of the
-                blocks so far tells whether the rest fits.
-            rows: (P,) booleans, true for the wanted entries of g; ``None`` for all.
+        N counts the input values, and P' the wanted entries of g, where ``rows`` (P,) is true;
+        ``None`` for all. Before each block of columns of ∂g/∂x, the time of the blocks so far tells
+        whether the rest fits into the budget.
         """
         if not self._is_mean(inputs):
             return self._columns(self.gradient, inputs, budget, rows)
@@ -152,10 +136,6 @@ def has_kinks(problem: Problem, budget: Budget = UNLIMITED) -> bool:
 
     It does if a pass calls a function that is known for it. Otherwise a numerical test decides.
 
-    Args:
-        problem: the network.
-        budget: a limit of CPU time.
-
     Raises:
         BudgetExhausted: the budget is too small for the numerical test (:func:`is_rough`).
     """
@@ -195,10 +175,6 @@ def is_rough(problem: Problem, budget: Budget = UNLIMITED) -> bool:
     such as those of a few among many smooth units. Activations whose second derivative jumps, such
     as ELU, count as smooth. Activations that change within a few hundredths of the way between two
     images count as rough, and so do networks that always compute in single precision.
-
-    Args:
-        problem: the network.
-        budget: a limit of CPU time.
 
     Raises:
         BudgetExhausted: the budget is too small for the test.

@@ -71,11 +71,8 @@ class LeastAbsolute(OneByOne):
     ) -> Reconstruction:
         """Return the samples at which the descent ends, for one problem in float64.
 
-        Args:
-            problem: the network, the observed update and the attacker's knowledge.
-            generator: the random stream of this observation and restart.
-            restart: number of the restart, from 0, which is passed to ``initialisation``.
-            budget: the limit of CPU time; the best images at that time are returned.
+        ``restart`` is the number of the restart, from 0, which is passed to ``initialisation``.
+        ``budget`` is the limit of CPU time; the best images at that time are returned.
 
         Raises:
             BudgetExhausted: the budget is too small to find out whether the network is smooth.
@@ -133,15 +130,11 @@ class LeastAbsolute(OneByOne):
     def _step(self, transposed: Tensor, residual: Tensor, rounds: int) -> Tensor:
         """Return a step s (N,) that approximately minimises ``Σ_i |r + J s|_i``.
 
-        Each of several weighted least-squares problems takes weights 1 / |r + J s|_i from the
-        solution before. At first, residuals below 0.1 of their mean have equal weights. With each
-        reweighting, this limit is halved. The limit and the ridge were chosen on development draws;
-        there is no table.
-
-        Args:
-            transposed: the transposed Jacobian Jᵀ (N, P'), for N input values.
-            residual: the residuals r (P',).
-            rounds: number of least-squares problems.
+        r (P',) is the residual, and the transposed Jacobian Jᵀ is (N, P'), for N input values. Each
+        of several (``rounds``) weighted least-squares problems takes weights 1 / |r + J s|_i from
+        the solution before. At first, residuals below 0.1 of their mean have equal weights. With
+        each reweighting, this limit is halved. The limit and the ridge were chosen on development
+        draws; there is no table.
         """
         linear, step = residual, transposed.new_zeros(len(transposed))
         for number in range(rounds):

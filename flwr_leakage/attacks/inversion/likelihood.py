@@ -65,14 +65,7 @@ class Groups:
         return torch.arange(len(self.shapes)).repeat_interleave(torch.tensor(self._numbers))
 
     def sums(self, values: Tensor) -> Tensor:
-        """Return sums over groups of entries.
-
-        Args:
-            values: (P,) a value for each entry of an update.
-
-        Returns:
-            The sum (G,) over each of the G groups.
-        """
+        """Return the sum (G,) over each of G groups of the values (P,) of an update's entries."""
         pieces = values.split([shape.numel() for shape in self.shapes])
         found = []
         for piece, shape in zip(pieces, self.shapes, strict=True):
@@ -84,14 +77,7 @@ class Groups:
         return torch.cat(found)
 
     def spread(self, values: Tensor) -> Tensor:
-        """Return for each entry of an update the value of its group.
-
-        Args:
-            values: (G,) a value for each group.
-
-        Returns:
-            The values (P,), one for each entry.
-        """
+        """Repeat values (G,) of groups of an update's entries for all of these entries (P,)."""
         found = []
         for piece, shape in zip(values.split(self._numbers), self.shapes, strict=True):
             if len(shape) > 2:
@@ -131,15 +117,11 @@ class Likelihood:
 
     @classmethod
     def of(cls, gradients: "list[Params]", noise_std: float | None) -> "Likelihood":
-        """Return the likelihood of the updates of all rounds.
+        """Return the likelihood of the updates of all rounds, observed pseudo-gradients in float64.
 
         Bounds are read from the updates: zero entries may have been pruned, and entries of the
-        largest magnitude clipped.
-
-        Args:
-            gradients: the observed pseudo-gradient of each round, in double precision.
-            noise_std: standard deviation σ of the noise on all entries; ``None`` if float32's
-                rounding is the only noise.
+        largest magnitude clipped. ``noise_std`` is the standard deviation σ of the noise on all
+        entries; ``None`` if float32's rounding is the only noise.
         """
         pieces = [value.reshape(-1) for gradient in gradients for value in gradient.values()]
         observed = torch.cat(pieces)
@@ -171,34 +153,16 @@ class Likelihood:
         return self.spread(torch.arange(len(self.counts), device=self.counts.device))
 
     def spread(self, values: Tensor) -> Tensor:
-        """Return for each entry of an update the value of its parameter tensor.
-
-        Args:
-            values: (T,) a value for each tensor.
-
-        Returns:
-            The values (P,), one for each entry.
-        """
+        """Repeat values (T,) of an update's parameter tensors for all of their entries (P,)."""
         return values.repeat_interleave(self.counts.long())
 
     def sums(self, values: Tensor) -> Tensor:
-        """Return sums over parameter tensors.
-
-        Args:
-            values: (P,) a value for each entry of an update.
-
-        Returns:
-            The sum (T,) over each of the T tensors.
-        """
+        """Return sums (T,) of the values (P,) of an update's entries over parameter tensors."""
         pieces = values.split(self.counts.long().tolist())
         return torch.stack([piece.sum() for piece in pieces])
 
     def residual(self, gradient: Tensor) -> Tensor:
-        """Return the residual ``g − g*`` (P,), with the observed gradient g*.
-
-        Args:
-            gradient: (P,) a candidate's gradient g.
-        """
+        """Return the residual ``g − g*`` (P,) of a candidate's gradient g from the observed g*."""
         return gradient.double() - self.observed
 
     def excess(self, residual: Tensor) -> Tensor:
@@ -210,12 +174,9 @@ class Likelihood:
         return residual.abs().sub_(self.bounds).clamp_min_(0)
 
     def mean_squares(self, residual: Tensor) -> Tensor:
-        """Return the mean squares (T,) of a residual over each parameter tensor.
+        """Return the mean squares (T,) of a residual ``g − g*`` (P,) over each parameter tensor.
 
         An entry that may have been pruned counts by its excess over the pruning threshold.
-
-        Args:
-            residual: (P,) a candidate's gradient minus the observed one.
         """
         return self.sums(self.excess(residual).square_()) / self.counts
 
@@ -224,16 +185,13 @@ class Likelihood:
     ) -> Tensor:
         """Return the variance v (P,) of each entry, by which a fit divides its squared residual.
 
-        The variance is ``v = σ² + κ max(0, mean r² − σ²)``, with the noise σ of the tensor and the
-        mean of r² over the tensor. Blur and linearisation of the network cause errors besides the
-        noise, whose size the residuals show. An entry that may have been pruned lies in [−τ, τ],
-        with the pruning threshold τ, and has at least the variance τ²/3 of a uniform law there.
-
-        Args:
-            residual: (P,) residuals r.
-            model_error: the share κ in [0, 1].
-            groups: groups of entries with similar errors, over which the mean is taken in place of
-                the tensor. The mean over the tensor is added to it like three further entries.
+        The variance is ``v = σ² + κ max(0, mean r² − σ²)``, with the noise σ of the tensor, the
+        mean of the squared residuals r² over the tensor and the share κ in [0, 1], ``model_error``.
+        Blur and linearisation of the network cause errors besides the noise, whose size the
+        residuals show. An entry that may have been pruned lies in [−τ, τ], with the pruning
+        threshold τ, and has at least the variance τ²/3 of a uniform law there. With ``groups`` of
+        entries with similar errors the mean is that of the group, to which the mean over the tensor
+        is added like three further entries.
         """
         squares = self.excess(residual).square_()
         noise, means = self.noise.square(), self.sums(squares) / self.counts
@@ -245,13 +203,10 @@ class Likelihood:
         return torch.maximum(each, self.bounds.square() / 3)
 
     def misfit(self, residual: Tensor) -> float:
-        """Return the mean square of a residual in units of the noise's variance.
+        """Return the mean square of a residual ``g − g*`` (P,) in units of the noise's variance.
 
         Entries that may have been pruned count by their excess over the pruning threshold. For the
         private samples the result is about 1, if the noise is estimated rightly.
-
-        Args:
-            residual: (P,) a candidate's gradient minus the observed one.
         """
         mean = self.mean_squares(residual) / self.noise.square()
         return float((mean * self.counts).sum() / self.counts.sum())
@@ -259,12 +214,12 @@ class Likelihood:
     def energy(
         self, residual: Tensor, unknowns: float = math.inf, groups: Groups | None = None
     ) -> float:
-        """Return −2 log likelihood of a candidate up to a constant.
+        """Return −2 log likelihood of a candidate's residual ``g − g*`` (P,), up to a constant.
 
         A residual has noise of deviation σ_t in all P_t entries of a tensor t, and an error of the
-        candidate in D_t directions, with D_t the smaller of P_t and the number of unknowns. The
-        variance of the error is unknown, and takes its most likely value. With m_t the mean square
-        of the excess (:meth:`excess`) over the tensor, the energy is
+        candidate in D_t directions, with D_t the smaller of P_t and the number of ``unknowns``,
+        such as pixels. The variance of the error is unknown, and takes its most likely value. With
+        m_t the mean square of the excess (:meth:`excess`) over the tensor, the energy is
 
             Σ_t P_t log σ_t² + P_t min(1, q_t) + D_t log(1 + P_t / D_t max(0, q_t − 1))
 
@@ -274,13 +229,9 @@ class Likelihood:
         by their number.
 
         An error of a candidate, such as a wrong mask of one channel, may move some groups of a
-        tensor's entries by much and others by little. With groups, the last sum runs over them,
-        each with its own P_g and q_g, and D_g = D_t P_g / P_t.
-
-        Args:
-            residual: (P,) the candidate's gradient minus the observed one.
-            unknowns: number of unknowns of the candidate, such as pixels.
-            groups: groups of entries with similar errors; ``None`` takes each tensor as one group.
+        tensor's entries by much and others by little. With ``groups`` of similar errors, the last
+        sum runs over them, each with its own P_g and q_g, and D_g = D_t P_g / P_t. ``None`` takes
+        each tensor as one group.
         """
         squares, noise = self.excess(residual).square_(), self.noise.square()
         means = self.sums(squares) / self.counts / noise
@@ -295,19 +246,17 @@ class Likelihood:
         return float(common.sum() + (shares * counts * wrong.log1p()).sum())
 
     def independent(self, unknowns: float) -> Tensor:
-        """Return how many independent equations (T,) each tensor has at most.
+        """Return how many independent equations each of T tensors has at most.
 
-        It is the tensor's number of entries, or the number of unknowns if that is smaller.
+        It is its number of entries, or the number of unknowns if that is smaller.
         """
         return self.counts.clamp_max(unknowns)
 
     def distance(self, residual: Tensor) -> float:
         """Return the relative squared distance ``‖r‖² / ‖g*‖²`` of a candidate's gradient.
 
-        Entries of r that may have been pruned count by their excess over the pruning threshold.
-
-        Args:
-            residual: r (P,), the candidate's gradient minus the observed g*.
+        r (P,) is the candidate's gradient minus the observed g*. Entries that may have been pruned
+        count by their excess over the pruning threshold.
         """
         excess = self.excess(residual)
         return float(excess.dot(excess) / self.observed.dot(self.observed))

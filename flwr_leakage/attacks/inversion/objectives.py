@@ -19,11 +19,9 @@ class Objective(Protocol):
     """A distance of a candidate's gradient from the observed one."""
 
     def __call__(self, candidate: Params, observed: Params) -> Tensor:
-        """Return the distance of two gradients, a differentiable scalar, least if they agree.
+        """Return the distance of two gradients by parameter name, a differentiable scalar.
 
-        Args:
-            candidate: the candidate's gradient g, by parameter name.
-            observed: the observed gradient g*, by the same names.
+        It is least if the candidate's gradient agrees with the observed one.
         """
         ...
 
@@ -46,8 +44,8 @@ class Cosine:
         """Return ``1 − ⟨g, g*⟩ / (‖g‖ ‖g*‖)``, a scalar in [0, 2].
 
         Args:
-            candidate: the candidate's gradient g, by parameter name.
-            observed: the observed gradient g*, by the same names.
+            candidate: the candidate's gradient g, by name.
+            observed: the observed gradient g*, by name.
         """
         inner = inner_product(candidate, observed)
         norms = inner_product(candidate, candidate) * inner_product(observed, observed)
@@ -99,9 +97,8 @@ class Masked:
     def __call__(self, candidate: Params, observed: Params) -> Tensor:
         """Return the distance of two gradients, of which zero entries of g* are left out.
 
-        Args:
-            candidate: the candidate's gradient g, by parameter name.
-            observed: the observed gradient g*, by the same names.
+        ``candidate`` is the candidate's gradient g, by parameter name. ``observed`` is the observed
+        gradient g*, by the same names.
         """
         kept = {name: candidate[name] * (value != 0) for name, value in observed.items()}
         return self.objective(kept, observed)
@@ -134,11 +131,9 @@ class Prior(Protocol):
     """A penalty of a candidate's inputs, which is added to the distance of gradients."""
 
     def __call__(self, inputs: Tensor, context: PriorContext) -> Tensor:
-        """Return the penalty of inputs (B, C, H, W), a differentiable scalar.
+        """Return the penalty of normalised inputs (B, C, H, W), a differentiable scalar.
 
-        Args:
-            inputs: the candidate's inputs, normalised as the network takes them.
-            context: the attacker's further knowledge.
+        ``context`` is the attacker's further knowledge.
         """
         ...
 
@@ -201,17 +196,11 @@ def statistics_distance(
     """Return ``Σ_l ‖μ_l(x) − μ_l‖₂ + ‖σ²_l(x) − σ²_l‖₂`` over the BatchNorm layers l, a scalar.
 
     μ_l(x) and σ²_l(x) hold the mean and the variance of each channel of layer l's input for a
-    candidate x, and μ_l and σ²_l the known ones. This is eq. 10 of Yin et al. 2021, with norms and
-    not their squares, as in the published code of Yin et al. 2020. The norms grow with a layer's
-    width and with its weights. So the relative distance has the root mean squares of ``(μ_l(x) −
-    μ_l) / σ_l`` and ``(σ²_l(x) − σ²_l) / σ²_l`` over the channels instead.
-
-    Args:
-        candidate: the mean and variance of every BatchNorm layer's input, under the names of the
-            layer's buffers.
-        known: the known means and variances under the same names. Layers without an entry here do
-            not count.
-        relative: whether distances are in units of the known standard deviations and variances.
+    candidate x, and μ_l and σ²_l the known ones. Both mappings have the names of the layers'
+    buffers; layers without a known entry do not count. This is eq. 10 of Yin et al. 2021, with
+    norms and not their squares, as in the published code of Yin et al. 2020. The norms grow with a
+    layer's width and with its weights. So the ``relative`` distance has the root mean squares of
+    ``(μ_l(x) − μ_l) / σ_l`` and ``(σ²_l(x) − σ²_l) / σ²_l`` over the channels instead.
     """
     names = [name for name in candidate if name in known]
     total = next(iter(candidate.values())).new_zeros(())
@@ -258,9 +247,7 @@ class BatchNormStatistics:
     def __call__(self, inputs: Float[Tensor, "B C H W"], context: PriorContext) -> Tensor:
         """Return the penalty of normalised inputs, a scalar; 0 if no statistics are known.
 
-        Args:
-            inputs: the candidate's inputs.
-            context: the model, its parameters, and the known statistics.
+        ``context`` holds the model, its parameters, and the known statistics.
         """
         known = context.statistics if self.known == "granted" else context.buffers
         if not known:

@@ -85,10 +85,9 @@ class OrderSearch:
         report: Report | None,
         budget: Budget = UNLIMITED,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the variables, labels and order of each observation's best start.
+        """Return the variables, labels and order of each observation's best start, in one row.
 
-        R rows hold ``starts`` starts for each observation, one observation after another. The
-        results have one row for each observation.
+        R rows hold ``starts`` starts for each observation, one observation after another.
 
         Args:
             evaluator: a map from labels and orders of all rows to an evaluator of the objective.
@@ -138,14 +137,11 @@ class OrderSearch:
     ) -> tuple[Tensor, Tensor, float]:
         """Return the order, the labels and the objective when no move improves them further.
 
-        Args:
-            order: (N,) the index of the sample at each place of the clients' sequences.
-            targets: (N,) labels, or (N, K) label probabilities.
-            steps: (N,) the local step of each place; −1 for none.
-            num_classes: number K of classes if labels may change, else ``None``.
-            values: a map from M orders and labels to their objectives (M,).
-            generator: the generator that chooses moves if there are more than ``max_moves``.
-            budget: the limit of CPU time.
+        A move exchanges two samples or gives one another label; the generator chooses among more
+        than ``max_moves``. The order (N,) holds the index of the sample at each place of the
+        clients' sequences, and ``steps`` (N,) the local step of each place, −1 for none.
+        ``targets`` are labels (N,) or their probabilities (N, K). ``num_classes`` is K if labels
+        may change, else ``None``. ``values`` maps M orders and labels to their objectives (M,).
         """
         value = float(values(order[None], targets[None])[0])
         for _ in range(2 * len(order)):
@@ -167,11 +163,10 @@ def _moves(
 ) -> tuple[Tensor, Tensor]:
     """Return all M orders (M, N) and labels (M, N) that one exchange or one new label makes.
 
-    Args:
-        order: (N,) the index of the sample at each place of the clients' sequences.
-        targets: (N,) labels, or (N, K) label probabilities.
-        steps: (N,) the local step of each place. Only samples of different steps are exchanged.
-        num_classes: number K of classes if labels may change, else ``None``.
+    Only samples of different local steps are exchanged; ``steps`` (N,) is that of each place. The
+    order (N,) holds the index of the sample at each place of the clients' sequences. ``targets``
+    are labels (N,) or their probabilities (N, K). ``num_classes`` is K if labels may change, else
+    ``None``.
     """
     size = len(order)
     i, j = torch.triu_indices(size, size, offset=1)

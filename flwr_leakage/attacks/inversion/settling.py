@@ -4,10 +4,10 @@ At the end of a run, it is a guess which units near zero are on (their masks), a
 moves the gradient as much as a right one. The equations, solved to first order, leave a normal
 posterior of the images. Draws from it show how far the input of each unit may still move. A unit
 whose sign is certain keeps its kink, and a doubtful unit is averaged over both masks. A wrong mask
-is no noise: it spoils the equations of its own unit only. So variances are read from the residual,
-kernel by kernel and feature by feature, and the other equations keep their weight. Blur and
-variances fall with the residual. The prior decides about the directions that the equations leave
-open. It is first the prior of the run. Once an image shows its kinds of patches, it is
+spoils the equations of its own unit only. So variances are read from the residual, kernel by kernel
+and feature by feature, and the other equations keep their weight. Blur and variances fall with the
+residual. The prior decides about the directions that the equations leave open: first that of the
+run, and once an image shows its kinds of patches,
 :class:`flwr_leakage.spectral.patch_prior.PatchPrior`.
 """
 
@@ -75,13 +75,10 @@ class Settling:
     def __call__(
         self, model: Equations, likelihood: Likelihood, start: RunEnd, budget: Budget
     ) -> RunEnd:
-        """Return the images after these steps, with their fit to the equations.
+        """Return the images after these steps, with their fit to the equations of ``model``.
 
-        Args:
-            model: the equations to fit.
-            likelihood: their observed numbers and noise.
-            start: the end of the run that these steps continue.
-            budget: the limit of CPU time.
+        The steps continue the run that ended at ``start``. The likelihood holds the observed
+        numbers of the equations and their noise.
         """
         if not self.steps:
             return start
@@ -136,9 +133,8 @@ class _Pace:
     def is_over(self, at: Iterate, last: Posterior | None) -> bool:
         """Return whether no further step follows, and shorten the next steps if time is short.
 
-        Args:
-            at: the images' coordinates after the last step, and the outcome of that step.
-            last: the linearised equations of the last step.
+        ``at`` holds the images' coordinates after the previous step, and its outcome. ``last``
+        holds the equations that were linearised for that step, or ``None``.
         """
         assert last is not None
         self.products += last.linear.products
@@ -155,9 +151,9 @@ class _Pace:
 class Doubts:
     """The steps of a descent in which each ReLU unit is blurred by its own uncertainty.
 
-    Before each step, images are drawn from the posterior of the last linearised equations. The
-    standard deviation of a unit's input over the draws is its posterior deviation, and the unit is
-    blurred by a multiple of it.
+    Before each step, images are drawn from the posterior of the equations linearised at the step
+    before. The standard deviation of a unit's input over the draws is its posterior deviation, and
+    the unit is blurred by a multiple of it.
 
     Attributes:
         model: the equations to fit.
@@ -166,10 +162,9 @@ class Doubts:
         widths: the blur after each set of draws, in posterior deviations.
         variances: a map from residuals (P,) to their variances (P,).
         solvers: a map from equations, their blur, images and weights (inverse variances) to two
-            linear solvers, that of a step and that of a draw; or to ``None``, which ends the
-            descent.
-        is_over: a map from the coordinates after a step and the last linearised equations to
-            whether the descent ends there.
+            linear solvers, that of a step and that of a draw; or to ``None``, to end.
+        is_over: a map from the coordinates after a step and its linearised equations to whether the
+            descent ends there.
         patches: a prior of patches, or ``None``.
         patches_from: the number of linearisations before the first one with the prior of patches.
         draws: number of draws that estimate the deviations, ≥ 1.
@@ -196,8 +191,7 @@ class Doubts:
     def pose(self, at: Iterate) -> Posed | None:
         """Return the linear least-squares problem of the next step, or ``None`` at the end.
 
-        Args:
-            at: the images' coordinates after the last step, and the outcome of that step.
+        ``at`` holds the images' coordinates after the previous step, and its outcome.
         """
         at = replace(at, point=self.model.gauged(at.point))
         if self._last is None and not self.is_sharp:
@@ -216,12 +210,9 @@ class Doubts:
         return self._last and self._last[0].posed(self._last[1])
 
     def _linearise(self, at: Iterate) -> tuple[Posterior, Solver, Solver] | None:
-        """Return the blurred equations linearised at a point, and two solvers for them.
+        """Return the blurred equations linearised at coordinates (B, C, H, W), and two solvers.
 
         The solvers are that of a step and that of a draw. The result is ``None`` if there are none.
-
-        Args:
-            at: the images' coordinates (B, C, H, W).
         """
         model, blur, inputs = self._blurred, self._blur, self.prior.inputs(at.point)
         residual_at = residuals(model, self.likelihood, blur, prior=self.prior)
@@ -241,15 +232,11 @@ class Doubts:
 
 
 def spreads(model: Equations, centre: Tensor, draws: Sequence[Tensor]) -> list[Tensor]:
-    """Return the standard deviations of the inputs of every ReLU and max pooling over draws.
+    """Return the deviations of the inputs of every ReLU and max pooling over drawn images.
 
-    There is one tensor for each call of such a function, of the shape of its inputs (B, …). A
-    unit's mean square is averaged with that of its channel, which counts as two more draws.
-
-    Args:
-        model: the equations, which compute these inputs.
-        centre: (B, C, H, W) the images around which squares are taken.
-        draws: images (B, C, H, W) that were drawn from the posterior.
+    There is one tensor for each call of such a function, of the shape of its inputs (B, …). The
+    draws (B, C, H, W) come from the posterior, and squares are taken around the images ``centre``.
+    A unit's mean square is averaged with that of its channel, which counts as two more draws.
     """
     middle = model.kinks(centre)
     sums = [torch.zeros_like(each) for each in middle]

@@ -22,12 +22,9 @@ from flwr_leakage.spectral.image_prior import ImagePrior
 def idlg_label(bias_gradient: Tensor) -> Tensor:
     """Return the label (1,) of a single sample, as the class k with the smallest bias gradient.
 
-    For one sample of logits z and label y, the gradient of the cross-entropy by the last bias is
-    ``softmax(z)_k − 1[k = y]``. Only the entry of the true class is negative (Zhao, Mopuri, Bilen
-    2020, eq. 3). The smallest entry is taken, which is robust to noise.
-
-    Args:
-        bias_gradient: the gradient (K,).
+    For one sample of logits z and label y, the gradient (K,) of the cross-entropy by the last bias
+    is ``softmax(z)_k − 1[k = y]``. Only the entry of the true class is negative (Zhao, Mopuri,
+    Bilen 2020, eq. 3). The smallest entry is taken, which is robust to noise.
 
     Example:
         >>> idlg_label(torch.tensor([0.2, -0.7, 0.5]))
@@ -46,13 +43,11 @@ class SignOfGradient:
     def __call__(self, problem: Problem, generator: torch.Generator) -> Int[Tensor, " B"]:
         """Return the label (1,) of the one sample, read from the last layer's gradient.
 
-        Args:
-            problem: the network and the update.
-            generator: is not used.
+        Nothing is drawn from the generator.
 
         Raises:
-            ValueError: the update stems from several samples, or neither a bias of the logits nor
-                a last linear layer is trained.
+            ValueError: the update stems from several samples, or neither a bias of the logits nor a
+                last linear layer is trained.
         """
         if problem.num_samples != 1:
             raise ValueError(
@@ -90,10 +85,6 @@ class NearestGradient:
     def __call__(self, problem: Problem, generator: torch.Generator) -> Int[Tensor, " B"]:
         """Return the label (1,) of the one sample.
 
-        Args:
-            problem: the network and the update.
-            generator: the generator of random images.
-
         Raises:
             ValueError: the update stems from several samples.
         """
@@ -127,12 +118,7 @@ class LabelInference(Protocol):
     """A label attack: a function that infers the labels of a batch from its update."""
 
     def __call__(self, problem: Problem, generator: torch.Generator) -> Tensor:
-        """Return class indices (B,), in ascending order, for the B samples behind an update.
-
-        Args:
-            problem: the network and the update.
-            generator: the generator of random numbers.
-        """
+        """Return class indices (B,), in ascending order, for the B samples behind an update."""
         ...
 
 
@@ -192,12 +178,8 @@ def assume_targets(
 
     Targets that the threat model grants, class indices or probabilities, are used unchanged.
     Otherwise class indices are inferred, or optimised with the inputs. If several rounds are
-    attacked jointly, they are inferred from the latest round's update.
-
-    Args:
-        problem: the network, the update and the attacker's knowledge.
-        inference: the label attack, or ``joint`` to optimise labels with the inputs.
-        generator: the generator of random numbers for the label attack.
+    attacked jointly, they are inferred from the latest round's update. ``inference`` is the label
+    attack, or ``joint`` to optimise them.
 
     Raises:
         ValueError: the inference does not give B class indices.
@@ -223,11 +205,9 @@ def assume_targets(
 
 
 def answer(inputs: Float[Tensor, "B C H W"], targets: Tensor) -> Batch:
-    """Return inputs and targets as a batch in torch's default precision, as an attack's result.
+    """Return inputs (B, C, H, W) and targets as a batch in torch's default precision, as a result.
 
-    Args:
-        inputs: (B, C, H, W) in any precision.
-        targets: (B,) class indices or (B, K) probabilities.
+    Targets are class indices (B,) or probabilities (B, K).
     """
     precision = torch.get_default_dtype()
     if targets.is_floating_point():

@@ -114,18 +114,14 @@ def possible_classes(
 ) -> Bool[Tensor, " K"]:
     """Return booleans (K,), true for the classes that samples of a batch may have.
 
-    The last layer's gradient is a sum of ``eᵢ (hᵢ, 1)ᵀ`` over samples i with features hᵢ, softmax
-    pᵢ and errors ``eᵢ = pᵢ − onehot(yᵢ)`` of the cross-entropy. If there are fewer samples than
-    classes, the gradient's columns span the errors. Then eᵢ is a vector of that span whose only
-    negative entry is that of class yᵢ. A class for which the span has no such vector is the label
-    of no sample. No estimate of pᵢ is needed, so that this holds for trained networks, too.
+    The last layer's gradients by weight (K, F) and bias (K,) are a sum of ``eᵢ (hᵢ, 1)ᵀ`` over
+    samples i with features hᵢ, softmax pᵢ and errors ``eᵢ = pᵢ − onehot(yᵢ)`` of the cross-entropy.
+    If there are fewer samples than classes, the gradient's columns span the errors. Then eᵢ is a
+    vector of that span whose only negative entry is that of class yᵢ. A class for which the span
+    has no such vector is the label of no sample. No estimate of pᵢ is needed, so that this holds
+    for trained networks, too.
 
     If noise is too large, or there are at least K − 1 samples, all classes are possible.
-
-    Args:
-        weight_gradient: ∂L/∂W (K, F) of the last layer.
-        bias_gradient: ∂L/∂b (K,) of the last layer.
-        num_samples: number of samples of the batch.
     """
     gradient = torch.cat([weight_gradient, bias_gradient[:, None]], 1).double().cpu()
     count = len(gradient)
@@ -156,12 +152,8 @@ def possible_classes(
 def chance_by_signs(dimension: int, count: int) -> float:
     """Return the probability that a random subspace has a vector with given signs of all entries.
 
-    For a subspace of B dimensions of vectors with K entries, it is 2^(1−K) Σ_{k<B} C(K−1, k), with
+    For B dimensions, ``dimension``, and K entries, ``count``, it is 2^(1−K) Σ_{k<B} C(K−1, k), with
     binomial coefficients C (Wendel 1962).
-
-    Args:
-        dimension: B.
-        count: K.
 
     Example:
         >>> chance_by_signs(2, 10), chance_by_signs(4, 10)
@@ -194,13 +186,8 @@ def replayed_softmax(
     If all samples had one feature vector h, a step's gradient e = p − c by the last bias would move
     the logits by −η (1 + ‖h‖²) e, with the softmax p and the class frequencies c. The frequencies
     are unknown. So 50 damped sweeps make c and the sequence of p consistent with c = p̄ − ∂L/∂b.
-
-    Args:
-        logits: (M, K) logits of M dummy inputs at θ_t.
-        squared_feature_norm: ‖h‖², squared norm of the feature vector.
-        bias_gradient: ∂L/∂b (K,) of the last layer, averaged over the steps.
-        learning_rate: η.
-        num_steps: number of local steps.
+    The bias's gradient ∂L/∂b (K,) is averaged over the steps. The replay begins at ``logits``
+    (M, K) of M dummy inputs at θ_t. ``squared_feature_norm`` is ‖h‖², and ``learning_rate`` η.
     """
     mean = logits.softmax(dim=1).mean(dim=0)
     if num_steps == 1:
@@ -249,10 +236,6 @@ class ClassCounts:
     def __call__(self, problem: Problem, generator: torch.Generator) -> Int[Tensor, " B"]:
         """Return the labels (B,) of the samples behind an update, in ascending order.
 
-        Args:
-            problem: the network and the update.
-            generator: the generator of random images.
-
         Raises:
             ValueError: the logits have no trained bias, the last layer is not linear although the
                 update has several steps, or the loss couples the samples.
@@ -286,9 +269,7 @@ class ClassCounts:
     def _possible(self, problem: Problem, bias_gradient: Tensor) -> Tensor | None:
         """Return booleans (K,), true for classes that samples may have; ``None`` for all classes.
 
-        Args:
-            problem: the network and the update.
-            bias_gradient: ∂L/∂b (K,) of the last layer.
+        ∂L/∂b (K,) is the gradient of the last layer's bias.
         """
         count = len(bias_gradient)
         if not self.signs or count > MOST_CLASSES or not problem.is_single_gradient:
@@ -330,12 +311,8 @@ def label_moves(targets: Tensor, bias_residual: Tensor, most: int) -> list[Tenso
     softmax p̄ of B samples. Under wrong counts, images x̂ that are fitted to the update have to
     distort p̄, which the prior and the other gradients resist. So ``B (g_b(x̂) − g_b*)``, with the
     observed gradient g_b*, stays positive for classes with too few labels, and negative for classes
-    with too many.
-
-    Args:
-        targets: (B,) the present class indices.
-        bias_residual: (K,) ``g_b(x̂) − g_b*`` of images that were fitted under these labels.
-        most: largest number of changes to return.
+    with too many. ``bias_residual`` (K,) is ``g_b(x̂) − g_b*`` of images that were fitted under
+    ``targets`` (B,), the present classes. At most ``most`` variants are returned.
 
     Example:
         >>> label_moves(torch.tensor([0, 2]), torch.tensor([-0.2, 0.3, 0.0]), 1)

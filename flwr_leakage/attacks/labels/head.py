@@ -99,10 +99,8 @@ class HeadSamples:
     def joined(self, dual: Tensor, label: int, error: Tensor) -> "HeadSamples":
         """Return these samples and one more.
 
-        Args:
-            dual: (b,) the coefficients t of its features ``t R`` in the rows of R.
-            label: its class.
-            error: (K,) the derivative of the batch's mean loss by its logits.
+        Its features are ``t R`` with the dual t (b,). ``error`` (K,) is the derivative of the
+        batch's mean loss by its logits.
         """
         return replace(
             self,
@@ -118,10 +116,6 @@ def split_head(problem: Problem, generator: torch.Generator) -> HeadSamples:
     The gradient is ``U [R, β]``, where the columns of U span the errors of all samples, and the
     rows of R their features. A returned sample has features t R and an error U q. Up to rounding
     and noise, its error is that of its features and label, and t·q = 1.
-
-    Args:
-        problem: the network and the update of one plain step.
-        generator: the generator of random starts of the search.
 
     Raises:
         ValueError: the update is not one plain step, the batch has too many samples for its
@@ -192,18 +186,14 @@ def told_labels(problem: Problem) -> Int[Tensor, " k"]:
 
 
 def _is_told(factor: LayerFactor, dual: Tensor, error: Tensor, num_samples: int) -> bool:
-    """Return whether a sample's error s meets its equations up to rounding and noise.
+    """Return whether a sample's error s (K,) meets its equations up to rounding and noise.
 
-    The equations are that s lies in the span of U, and that ``t·q = 1`` for ``s = U q``. The
-    client's float32 softmax has errors of about 2⁻²⁴, however small the sample's own error is.
-    Noise of deviation σ in the gradient G moves s out of the span by ``σ ‖G⁺ s‖`` in each
-    direction. It moves ``t·q = h̃ᵀ G⁺ s`` by ``σ ‖t‖ ‖G⁺ s‖``, with the features ``h̃ = [h, 1]``.
-
-    Args:
-        factor: the factors ``U [R, β]`` of the gradient.
-        dual: the sample's dual t (b,).
-        error: the sample's error s (K,).
-        num_samples: the number B of samples in the batch.
+    With the factors ``U [R, β]`` of the gradient and the sample's dual t (b,), the equations are
+    that s lies in the span of U, and that ``t·q = 1`` for ``s = U q``. The client's float32 softmax
+    has errors of about 2⁻²⁴, however small the sample's own error is; the loss is a mean over
+    ``num_samples``. Noise of deviation σ in the gradient G moves s out of the span by ``σ ‖G⁺ s‖``
+    in each direction. It moves ``t·q = h̃ᵀ G⁺ s`` by ``σ ‖t‖ ‖G⁺ s‖``, with the features
+    ``h̃ = [h, 1]``.
     """
     column, size = error @ factor.left, float(error.norm())
     misfit = float((error - factor.left @ column).norm()) / max(size, 1e-300)
@@ -223,11 +213,7 @@ def error_targets(loss: Loss, num_classes: int) -> Float[Tensor, "K K"] | None:
 
     For the cross-entropy, row τ_y is the one-hot vector of class y. If the loss smooths labels, the
     row is mixed with equal shares of all classes. The result is ``None`` for a loss of another
-    derivative, or for one that is no mean over samples.
-
-    Args:
-        loss: a map from (logits, targets) to a scalar.
-        num_classes: number K of classes.
+    derivative, or for one that is no mean over samples. A loss maps (logits, targets) to a scalar.
     """
     ids = torch.arange(num_classes)
     told = []
@@ -274,13 +260,9 @@ class _Equations:
     ) -> "_Equations":
         """Return the equations for the samples behind a last layer's gradient.
 
-        Their unknowns are the coefficients of a sample's features, its dual.
-
-        Args:
-            matrix: the weight W (K, F) of the last layer.
-            offset: its bias (K,).
-            factor: the factors of its gradient.
-            targets: τ (K, K), see :func:`error_targets`.
+        Their unknowns are the coefficients of a sample's features, its dual. ``matrix`` is the
+        layer's weight W (K, F) and ``offset`` its bias (K,). ``targets`` is τ of
+        :func:`error_targets`.
         """
         origin = factor.bias / factor.bias.square().sum()
         directions = torch.linalg.svd(factor.bias[None]).Vh[1:]
@@ -312,11 +294,8 @@ class _Equations:
         """Return the coordinates p (M, b − 1) at which M descents end, and their residuals (M,).
 
         A residual is the sum of squares of the equations. The descents, by Levenberg–Marquardt,
-        share a loop, and each has a damping of its own.
-
-        Args:
-            points: (M, b − 1) the coordinates at which they start.
-            targets: (M, K) the target τ_y of each.
+        start at ``points`` (M, b − 1). They share a loop, and each has a damping of its own.
+        ``targets`` (M, K) are the targets τ_y of the labels that they assume.
         """
         damping = points.new_full((len(points), 1, 1), 1e-2)
         residual, slope = self._linearized(points, targets)
@@ -342,11 +321,8 @@ class _Equations:
         """Return the part (M, K − b) of each error outside the span of U, and its derivative by p.
 
         The derivative has the shape (M, K − b, b − 1). Each error is divided by its norm, as an
-        error of nearly zero lies in every span.
-
-        Args:
-            points: (M, b − 1) the coordinates p of M duals.
-            targets: (M, K) the target τ_y of each.
+        error of nearly zero lies in every span. ``points`` (M, b − 1) are the coordinates p of M
+        duals, and ``targets`` (M, K) the targets τ_y of the labels that these assume.
         """
         softmax = (self.base + points @ self.slopes.T).softmax(1)
         errors = softmax - targets

@@ -440,11 +440,9 @@ def _replay(problem: Problem) -> Tensor:
 
 
 def _best_rate(method: Callable[[Shift, float], Tensor], made: Sequence[_Rehearsed]) -> float:
-    """Return the rate r at which a method has most labels right over all given rehearsals.
+    """Return the rate r > 0 at which a method has most labels right over all given rehearsals.
 
-    Args:
-        method: a map from the change of a classifier and a rate r > 0 to class frequencies (K,).
-        made: the rehearsals.
+    The method maps the change of a classifier's outputs and a rate to class frequencies (K,).
     """
 
     def right(rate: float) -> float:
@@ -473,14 +471,8 @@ def _dummies(
 
     The inputs stand in the order of classes. Each starts as a draw of a prior of images. It moves
     along the normalised gradient of its class's log-probability, by 0.04 of the draw's own length
-    at a time, until that probability reaches ``goal``. The step and the number of iterations were
-    chosen on development draws.
-
-    Args:
-        problem: the network and the shape of inputs.
-        goal: the probability to reach, in (0, 1).
-        per_class: number M of inputs for each of the K classes.
-        stream: the generator of random numbers.
+    at a time, until that probability reaches ``goal`` in (0, 1). The step and the number of
+    iterations were chosen on development draws. M is ``per_class``.
     """
     spec, prior = problem.spec, ImagePrior.of(problem.spec)
     like = problem.like
@@ -510,14 +502,9 @@ def _drawn(
 ) -> tuple[Tensor, Tensor]:
     """Return labels (T, B) for T steps, and the index (T, B) of the dummy input for each label.
 
-    The labels have random class frequencies.
-
-    Args:
-        problem: the number of classes and the schedule of local training.
-        steps: number T of steps.
-        per_class: number of dummies of each class; they stand in the order of classes.
-        wrong: share of labels whose dummy is of a random class.
-        stream: the generator of random numbers.
+    The labels have random class frequencies. There are ``per_class`` dummies of each class, in the
+    order of classes. ``wrong`` is the share of labels whose dummy is of a random class. The number
+    of classes and the schedule are those of the problem.
     """
     classes, schedule = problem.spec.num_classes, problem.schedule
     most = min(schedule.batch_size, problem.num_samples, LARGEST_BATCH)

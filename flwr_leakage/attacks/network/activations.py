@@ -92,11 +92,7 @@ class Activation:
         """Return booleans, true where an output a determines its input, or where z does not give a.
 
         They are false where many inputs give a, and z is one of them. For a ReLU these are the
-        places with a = 0 and z ≤ 0.
-
-        Args:
-            inputs: z.
-            outputs: the wanted outputs a, of the same shape.
+        places with a = 0 and z ≤ 0. z and a have the same shape.
         """
         end = self._end(outputs)
         beyond = torch.where(self._is_high(outputs), inputs < end, inputs > end)
@@ -435,10 +431,8 @@ def hardswish() -> Activation:
 def gelu(approximate: str = "none") -> Activation:
     """Return the activation ``z Φ(z)``, with the normal distribution function Φ.
 
-    It has no inverse, as two inputs give each negative output.
-
-    Args:
-        approximate: ``none``, or ``tanh`` for torch's approximation of Φ.
+    It has no inverse, as two inputs give each negative output. ``approximate`` is ``none``, or
+    ``tanh`` for torch's approximation of Φ.
     """
     return Activation("gelu", lambda z: F.gelu(z, approximate=approximate))
 
@@ -513,12 +507,8 @@ def _masked_fill(args: Args, kwargs: Kwargs) -> Elementwise | None:
 def _chosen(condition: Any, where: Any, elsewhere: Any) -> Elementwise | None:
     """Return the ReLU that a choice between two values computes, or ``None`` if it is no ReLU.
 
-    It is one if zeros are chosen exactly where the other value is not positive.
-
-    Args:
-        condition: booleans; where they are true, ``where`` is chosen, and elsewhere ``elsewhere``.
-        where: a tensor or number.
-        elsewhere: a tensor or number.
+    Where the condition is true, ``where`` is chosen, else ``elsewhere``; each is a tensor or
+    number. It is a ReLU if zeros are chosen exactly where the other value is not positive.
     """
     if not (isinstance(condition, Tensor) and condition.dtype == torch.bool):
         return None

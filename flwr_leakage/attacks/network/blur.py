@@ -30,11 +30,7 @@ from flwr_leakage.attacks.network.trace import Run, Trace
 def blurred_relu(inputs: Tensor, width: Tensor) -> Tensor:
     """Return ``E max(0, z + σ n)``, the mean of a ReLU over standard normal noise n.
 
-    It is twice differentiable in z.
-
-    Args:
-        inputs: z.
-        width: σ > 0, broadcast to z.
+    It is twice differentiable in z. The width σ > 0 is broadcast to z.
 
     Example:
         >>> blurred_relu(torch.tensor([0.0, 5.0]), torch.tensor(1.0))
@@ -47,9 +43,7 @@ def blurred_relu(inputs: Tensor, width: Tensor) -> Tensor:
 def relu_parts(inputs: Tensor, width: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Return a ReLU averaged over noise, with its first two derivatives, without autograd.
 
-    Args:
-        inputs: z.
-        width: standard deviation σ > 0 of the noise, broadcast to z; ``None`` for no noise.
+    ``width`` is the standard deviation σ > 0 of the noise, broadcast to z; ``None`` for none.
 
     Returns:
         The value ``E max(0, z + σ n)`` over standard normal noise n; the slope Φ(z/σ); and the
@@ -70,25 +64,17 @@ def relu_parts(inputs: Tensor, width: Tensor | None) -> tuple[Tensor, Tensor, Te
 def blurred_maximum(left: Tensor, right: Tensor, width: Tensor) -> Tensor:
     """Return ``b + E max(0, a − b + σ n) − σ/√(2π)``, a smooth maximum of two values.
 
-    The mean E is over standard normal noise n. The last term makes the result b if a = b.
-
-    Args:
-        left: a.
-        right: b.
-        width: σ > 0.
+    a is ``left``, b is ``right``, and σ > 0 is ``width``. The mean E is over standard normal noise
+    n. The final term makes the result b if a = b.
     """
     return right + blurred_relu(left - right, width) - width / math.sqrt(2 * math.pi)
 
 
 def blurred_largest(values: Sequence[Tensor], widths: Sequence[Tensor]) -> Tensor:
-    """Return a smooth maximum of several values, entry by entry.
+    """Return a smooth maximum of several values of one shape, entry by entry.
 
-    Values are merged pair by pair by :func:`blurred_maximum`. The width of a pair's blur is the
-    root mean square of the widths of its two values.
-
-    Args:
-        values: tensors of one shape.
-        widths: the width σ > 0 of the blur of each of these tensors.
+    Values are merged pair by pair by :func:`blurred_maximum`. Each has a width σ > 0 of its blur.
+    The width of a pair is the root mean square of the widths of its two values.
     """
     values, widths = list(values), list(widths)
     while len(values) > 1:
@@ -105,9 +91,7 @@ def blurred_largest(values: Sequence[Tensor], widths: Sequence[Tensor]) -> Tenso
 def blurred_pool(pool: Pool, width: Tensor) -> Tensor:
     """Return the outputs of a max pooling with a smooth maximum (:func:`blurred_largest`).
 
-    Args:
-        pool: a call of max pooling, with its inputs.
-        width: the width σ > 0 of the blur, broadcast to the inputs.
+    The width σ > 0 of the blur is broadcast to the pooling's inputs.
     """
     # The differences of entries that are padded with −∞ would be NaN.
     maps = pool.maps(pool.inputs, -1e4)
@@ -123,11 +107,7 @@ def blurred(activation: Activation, inputs: Tensor, width: Tensor) -> Tensor:
 
     At kink k, which lies at p_k, the slope of φ jumps by j_k. A blurred ReLU smooths it:
     ``φ(z) + Σ_k j_k (E max(0, z − p_k + σ n) − max(0, z − p_k))``, over standard normal noise n.
-
-    Args:
-        activation: φ, with its kinks.
-        inputs: z.
-        width: σ > 0, broadcast to z.
+    The ``inputs`` are z, and the width σ > 0 is broadcast to z.
     """
     if activation.is_relu:
         return blurred_relu(inputs, width)
@@ -141,17 +121,10 @@ def blurred(activation: Activation, inputs: Tensor, width: Tensor) -> Tensor:
 def blurred_parts(
     activation: Activation, inputs: Tensor, width: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the outputs of a blurred activation and their first two derivatives.
+    """Return the values, slopes and curvatures of a blurred activation, each of the inputs' shape.
 
-    The activation's kinks are averaged over noise as by :func:`blurred`. Autograd is not used.
-
-    Args:
-        activation: the activation φ.
-        inputs: its inputs z.
-        width: the width σ > 0 of the blur, broadcast to z; ``None`` for no blur.
-
-    Returns:
-        The values, the slopes and the curvatures, each of z's shape.
+    The activation's kinks are averaged over noise as by :func:`blurred`, without autograd. The
+    width σ > 0 of the blur is broadcast to the inputs; ``None`` for no blur.
     """
     if activation.is_relu:
         return relu_parts(inputs, width)
@@ -179,13 +152,10 @@ def blurring(deviations: Sequence[Tensor], amount: float) -> Trace:
     """Return a context in which every max pooling, and every activation with kinks, is blurred.
 
     A kink is a jump of the slope, as that of ReLU. Blurring averages the function over noise in its
-    inputs. The calls are identified by their order in a forward pass. A replay of several local
-    steps repeats this order once for each pass.
-
-    Args:
-        deviations: for each of these calls in one forward pass, the standard deviations of its
-            inputs (:func:`measure`), broadcast to the inputs.
-        amount: width β of the blur in units of these deviations; 0 for no blur.
+    inputs. The width of the noise is ``amount`` (β, 0 for none) times the call's ``deviations``,
+    which are those of its inputs (:func:`measure`), broadcast to them. Calls are identified by
+    their order in a forward pass. A replay of several local steps repeats this order once for each
+    pass.
     """
     widths = [amount * deviation for deviation in deviations] if amount > 0 else []
     following = cycle(widths)
@@ -206,15 +176,11 @@ def blurring(deviations: Sequence[Tensor], amount: float) -> Trace:
 def measure(forward: Callable[[], object]) -> list[Tensor]:
     """Return standard deviations of the inputs of activations whose slope jumps, and max pooling.
 
-    Args:
-        forward: a function that makes one forward pass.
-
-    Returns:
-        One tensor for each call of such a function, in the order of the calls. For inputs (B, C, …)
-        it holds the deviation (1, C, 1, …) of each channel over the batch and positions. For inputs
-        (B, n) it is a scalar, the root mean square over units of their deviations over the batch.
-        Each deviation is at least 1e-3 of the root mean square deviation of its call, and 1 if all
-        are zero.
+    There is one tensor for each call of such a function in one forward pass, in the order of the
+    calls. For inputs (B, C, …) it holds the deviation (1, C, 1, …) of each channel over the batch
+    and positions. For inputs (B, n) it is a scalar, the root mean square over units of their
+    deviations over the batch. Each deviation is at least 1e-3 of the root mean square deviation of
+    its call, and 1 if all are zero.
     """
     found = []
     for inputs in kink_inputs(forward):
@@ -232,10 +198,7 @@ def measure(forward: Callable[[], object]) -> list[Tensor]:
 def kink_inputs(forward: Callable[[], object]) -> list[Tensor]:
     """Return the inputs of every max pooling, and of every activation whose slope jumps.
 
-    They are copies, in the order of the calls in one forward pass.
-
-    Args:
-        forward: a function that makes the pass.
+    They are copies, in the order of the calls in one forward pass, which ``forward`` makes.
     """
     with torch.no_grad():
         steps = Trace.of(forward).steps

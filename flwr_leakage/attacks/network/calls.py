@@ -43,18 +43,11 @@ class Geometry(NamedTuple):
         padding: int | Iterable[int],
         stride: int | Iterable[int],
     ) -> "Geometry":
-        """Return the geometry of a convolution.
-
-        Each argument is a pair for rows and columns, or one number for both.
-        """
+        """Return the geometry of a convolution; a single number holds for rows and columns."""
         return cls(pair(kernel_size), pair(dilation), pair(padding), pair(stride))
 
     def positions(self, size: Iterable[int]) -> Pair:
-        """Return the rows and columns of the outputs, for inputs of H rows and W columns.
-
-        Args:
-            size: (H, W).
-        """
+        """Return the rows and columns of the outputs, for inputs of size (H, W)."""
         height, width = (
             (length + 2 * zeros - spread * (kernel - 1) - 1) // step + 1
             for length, kernel, spread, zeros, step in zip(size, *self, strict=True)
@@ -62,10 +55,9 @@ class Geometry(NamedTuple):
         return height, width
 
     def patches(self, inputs: Tensor) -> Tensor:
-        """Return the patches of inputs (B, C, H, W), one for each output position.
+        """Return the patches (B, C·K, P) of inputs (B, C, H, W) at P output positions.
 
-        Returns:
-            Patches (B, C·K, P), for K positions of the kernel and P output positions.
+        K counts the positions of the kernel.
         """
         return F.unfold(inputs, *self)
 
@@ -81,10 +73,8 @@ def numeric_padding(
 ) -> Pair:
     """Return the numbers of rows and columns of zeros that a padding adds on each side.
 
-    Args:
-        padding: these numbers, one number for both, ``"same"`` or ``"valid"``.
-        kernel_size: rows and columns of the kernel.
-        dilation: distance between neighbouring entries that one output uses.
+    ``padding`` is these numbers, one number for both, ``"same"`` or ``"valid"``. ``dilation`` is
+    the distance between neighbouring entries that one output uses.
 
     Raises:
         ValueError: ``"same"`` needs more zeros on one side than on the other.
@@ -127,8 +117,7 @@ class Affine:
         inputs: a, (B, n) or (B, C, H, W), without zeros that ``F.pad`` put around it.
         weight: W, (m, n) or (m, C, k, k).
         bias: b (m,), or ``None``.
-        settings: stride, padding, dilation and groups of a convolution; ``None`` for a linear
-            layer.
+        settings: stride, padding, dilation and groups; ``None`` for a linear layer.
         zeros: rows and columns of zeros that ``F.pad`` put on each side of a.
         name: the name of the parameter W; empty if W is no parameter.
         bias_name: the name of the parameter b; ``None`` if b is no parameter.
@@ -150,11 +139,7 @@ class Affine:
         return self.settings is not None
 
     def is_layer(self, weight: str) -> bool:
-        """Return whether the call is that of the linear layer with this weight.
-
-        Args:
-            weight: the name of the weight.
-        """
+        """Return whether the call is that of the linear layer whose weight has this name."""
         return self.name == weight and not self.is_convolution
 
     @property
@@ -230,11 +215,8 @@ class Pool:
     def maps(self, values: Tensor, outside: float) -> list[Tensor]:
         """Return one map (B, C, h, w) for each position in a window, with the values found there.
 
-        The output at (i, j) in each map belongs to the window (i, j) of h × w windows.
-
-        Args:
-            values: (B, C, H, W) a tensor of the shape of the inputs.
-            outside: the value that positions beyond the maps get.
+        The output at (i, j) in each map belongs to the window (i, j) of h × w windows. The values
+        (B, C, H, W) have the shape of the inputs. Positions beyond the maps get ``outside``.
         """
         out, right = [], []
         for axis in (0, 1):
@@ -316,13 +298,10 @@ _LAYER_READERS: dict[Callable[..., Any], Callable[..., Op | None]] = {}
 def reads(
     *functions: Callable[..., Any],
 ) -> Callable[[Callable[..., Op | None]], Callable[..., Op | None]]:
-    """Return a decorator that registers a function as the reader of calls of torch functions.
+    """Return a decorator that registers a function as the reader of calls of these torch functions.
 
     The decorated function takes the arguments of such a call. It returns the operation that the
     call computes, or ``None`` if it computes none of the known kinds.
-
-    Args:
-        functions: the torch functions.
 
     Raises:
         ValueError: torch does not dispatch one of them, so that its calls are not seen.
@@ -344,11 +323,6 @@ def read_call(
 
     Linear layers that are written as a product with a transposed weight take several calls, and are
     not recognised here; see :class:`flwr_leakage.attacks.network.trace.Trace`.
-
-    Args:
-        function: the torch function.
-        args: the positional arguments of the call.
-        kwargs: the named arguments of the call.
     """
     layer = _LAYER_READERS.get(function)
     if layer is not None:
@@ -452,14 +426,10 @@ def _adaptive_avg_pool2d(input: Tensor, output_size: Any) -> Pool | None:
 
 
 def _adaptive(inputs: Tensor, output_size: Any, reduce: Callable[[Tensor], Tensor]) -> Pool | None:
-    """Return the pooling that a call of adaptive pooling computes, or ``None``.
+    """Return the pooling of maps (B, C, H, W) that a call of adaptive pooling computes, or None.
 
-    It is ``None`` if windows would differ in size, or if there are no two output sizes.
-
-    Args:
-        inputs: (B, C, H, W) maps.
-        output_size: the wanted rows and columns, or one number for both; ``None`` keeps a size.
-        reduce: map from the values (k, …) of windows to the pooled values (…).
+    It is ``None`` if windows would differ in size, or if there are no two output sizes; a size
+    ``None`` is kept. ``reduce`` maps the values (k, …) of windows to the pooled ones (…).
     """
     wanted: Sequence[int | None]
     wanted = (output_size, output_size) if isinstance(output_size, int) else tuple(output_size)

@@ -44,20 +44,14 @@ class LayerFactor:
 
     @property
     def rank(self) -> int:
-        """The rank of the layer's gradient.
-
-        It is the number of samples, as long as their errors are linearly independent.
-        """
+        """The rank of the gradient: the number of samples, if their errors are independent."""
         return self.left.shape[1]
 
     def remainder(self, duals: Tensor, columns: Tensor) -> "tuple[LayerFactor, Tensor]":
         """Return the factors that remain once f known samples are removed from the gradient.
 
-        ``U − (U Q)(T Q)⁻¹ T`` has rank b − f, with the samples' duals T and error coordinates Q.
-
-        Args:
-            duals: T (f, b), one sample in each row.
-            columns: Q (b, f), one sample in each column; its error is U times the column.
+        ``U − (U Q)(T Q)⁻¹ T`` has rank b − f, with the samples' duals T (f, b), one in each row,
+        and their columns Q (b, f). The error of a sample is U times its column.
 
         Returns:
             The factors of the remaining gradient, and C (b − f, b), which maps a dual t of these
@@ -137,18 +131,15 @@ def _split(
     """Return the rank of a gradient, and the standard deviation of the noise in its entries.
 
     The noise is what the singular values beyond the rank leave, and the rank counts those above the
-    noise. In float32 gradients, larger entries have larger noise. So singular values up to 30 times
-    the threshold may still be noise (chosen on development draws; no table), and the widest gap
-    among them decides. A layer of few rows has few singular values beyond the rank, and the last of
-    them are far below the first. So the noise of a float32 gradient is at least its rounding.
+    noise: those that exceed ``above`` times the largest one that noise is expected to have. In
+    float32 gradients, larger entries have larger noise. So singular values up to 30 times the
+    threshold may still be noise (chosen on development draws; no table), and the widest gap among
+    them decides. A layer of few rows has few singular values beyond the rank, and the smallest of
+    them are far below the largest. So the noise of a float32 gradient is at least its rounding.
 
-    Args:
-        part: the nonzero rows of the gradient.
-        columns: number of nonzero columns.
-        singular: the largest singular values of ``part``, in falling order.
-        outside: ``‖part‖²`` minus the sum of their squares.
-        above: a singular value is signal if it exceeds this multiple of the largest one that noise
-            is expected to have.
+    ``part`` holds the nonzero rows of the gradient, with that many nonzero ``columns``.
+    ``singular`` are its largest singular values in falling order, and ``outside`` is ``‖part‖²``
+    minus the sum of their squares.
 
     Raises:
         ValueError: fewer than two rows are not zero.
@@ -183,9 +174,7 @@ def _split(
 def traced(problem: Problem, inputs: Tensor | None = None) -> Trace:
     """Return a record of the calls in one forward pass of a problem's network, without autograd.
 
-    Args:
-        problem: the problem with the network.
-        inputs: (B, C, H, W) images; one image of zeros by default.
+    It passes images (B, C, H, W); one image of zeros by default.
     """
     run = partial(problem.logits, problem.zeros(1) if inputs is None else inputs)
     with torch.no_grad():
@@ -212,11 +201,8 @@ def logits_behind(
 ) -> Tensor:
     """Return the logits (B, K) of a forward pass in which one linear layer has given outputs.
 
-    Args:
-        problem: the network.
-        weight: the name of the layer's weight.
-        outputs: (B, m) outputs in place of the layer's own; the logits are differentiable in them.
-        inputs: (B, C, H, W) inputs of the network, for paths around the layer; zeros by default.
+    The layer is named by its weight. The logits are differentiable in the outputs (B, m). The
+    network's inputs (B, C, H, W), for paths around the layer, are zeros by default.
     """
     if inputs is None:
         inputs = problem.zeros(1).expand(len(outputs), *problem.spec.shape)
@@ -249,11 +235,7 @@ class InputOrder:
         return self.moved((inputs - self.offset) / self.scale)
 
     def moved(self, values: Tensor) -> Tensor:
-        """Return values rearranged from the order of the layer's inputs to that of the pixels.
-
-        Args:
-            values: (…, n) one value for each input of the layer.
-        """
+        """Return values (…, n), one for each input of the layer, in the order of the pixels."""
         found = torch.empty_like(values)
         found[..., self.positions] = values
         return found
@@ -309,19 +291,16 @@ def find_last_layer(problem: Problem) -> LinearUse:
 
 
 def find_last_bias(problem: Problem, scaled: bool = False) -> str | None:
-    """Return the name of the bias (K,) of the logits, or ``None`` if they have no trained bias.
+    """Return the name of the bias (K,) of the logits of K classes, or ``None`` if none is trained.
 
     The logits' bias is mostly that of the last linear layer. Some networks have no such layer, as
     they end in a convolution and its mean over positions. Then it is the last parameter of K
-    numbers in which each number is added to its own logit. Its gradient is the mean of
-    softmax − onehot. A parameter that shifts all logits alike does not count, as the softmax does
-    not depend on it.
+    numbers in which each number is added to its own logit. Its gradient is the mean of softmax −
+    onehot. A parameter that shifts all logits alike does not count, as the softmax does not depend
+    on it.
 
-    Args:
-        problem: the problem of a classifier of K classes.
-        scaled: whether a parameter also counts if only a share of each number is added to its
-            logit, as it is if a ReLU follows the convolution. For one sample the gradient's signs
-            stay the same.
+    If ``scaled``, a parameter also counts if only a share of each number is added to its logit, as
+    behind a ReLU after the convolution. For one sample the gradient's signs stay the same.
     """
     try:
         bias = find_last_layer(problem).bias

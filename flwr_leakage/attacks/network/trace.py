@@ -171,12 +171,8 @@ class Trace(FunctionMode):
     ) -> T:
         """Run a forward pass, and return the record of its calls.
 
-        Args:
-            run: a function that makes the pass; its result becomes ``outputs``.
-            params: the parameters of the pass, by name.
-            answer: a function that may replace the outputs of a recognised call, or end the pass.
-            records: whether recognised calls are recorded.
-            notes_all: whether other calls that change values are recorded, too.
+        The result of ``run``, which makes the pass, becomes ``outputs``; for the rest see the
+        class.
         """
         trace = cls(params, answer, records, notes_all)
         try:
@@ -203,13 +199,7 @@ class Trace(FunctionMode):
     def on_call(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Return the result of a call of a torch function, after recording the call.
-
-        Args:
-            function: the torch function.
-            args: the positional arguments of the call.
-            kwargs: the named arguments of the call.
-        """
+        """Return the result of a call of a torch function, after recording the call."""
         run = partial(function, *args, **kwargs)
         op = read_call(function, args, kwargs)
         if op is None and self.names:
@@ -322,12 +312,9 @@ class Trace(FunctionMode):
         return None
 
     def _follow(self, run: Run, inputs: Any, outputs: Any) -> None:
-        """Record if a call returns a transposed parameter, or maps with zeros around them.
+        """Record if a call, ``run``, returns its first argument transposed, or with zeros around.
 
-        Args:
-            run: the call.
-            inputs: its first argument.
-            outputs: its result.
+        The former is noted for parameters, and the latter for maps.
         """
         if run.func in _TRANSPOSES:
             if id(inputs) in self.names and inputs.ndim == 2 and outputs.shape == inputs.T.shape:
@@ -347,12 +334,9 @@ def same_values(left: Tensor, right: Tensor) -> bool:
 def einsum_operands(args: Sequence[Any]) -> tuple[Tensor, Tensor, bool] | None:
     """Return the input and the weight of a linear layer that is written by ``torch.einsum``.
 
-    The third result tells whether the weight has the shape (inputs, outputs), and not (outputs,
-    inputs). The result is ``None`` for any other equation than ``...i,oi->...o`` and
-    ``...i,io->...o``, in any letters.
-
-    Args:
-        args: the arguments of ``torch.einsum``, which are an equation and its operands.
+    The third result tells whether the weight has the shape (inputs, outputs), and not
+    (outputs, inputs). The result is ``None`` for any other equation than ``...i,oi->...o`` and
+    ``...i,io->...o``, in any letters. The arguments are an equation and its operands.
     """
     equation, *operands = args
     if len(operands) != 2 or not isinstance(equation, str) or "->" not in equation:
@@ -375,12 +359,9 @@ _AROUND = {each.__file__ for each in (dropout, forward, function_mode, model_cop
 def describe_call(function: Callable[..., Any]) -> str:
     """Return a function's name with the line that calls it, such as ``max_pool2d (net.py:12)``.
 
-    It is the innermost line that is neither PyTorch's nor this package's. If PyTorch's own module
-    inside of ``nn.Sequential`` makes the call, there is no such line, and the name is followed by
-    the module's class.
-
-    Args:
-        function: a torch function whose call is being handled during a forward pass.
+    It is the innermost line of the present stack that is neither PyTorch's nor this package's. If
+    PyTorch's own module inside of ``nn.Sequential`` makes the call, there is no such line, and the
+    name is followed by the module's class.
     """
     name = getattr(function, "__name__", str(function)).strip("_")
     module = ""

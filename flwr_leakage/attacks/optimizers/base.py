@@ -96,11 +96,9 @@ class FirstValues:
         self.values = [math.nan] * count
 
     def __call__(self, points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return values (A,) and gradients (A, D) of the objective, and record first values.
+        """Return values (A,) and gradients (A, D) at points (A, D), and record first values.
 
-        Args:
-            points: (A, D) the points.
-            rows: (A,) the numbers of the rows that the points belong to.
+        ``rows`` (A,) are the numbers of the rows that the points belong to.
         """
         found, gradients = self._evaluate(points, rows)
         if any(math.isnan(value) for value in self.values):
@@ -114,8 +112,7 @@ class FirstValues:
 class Adam:
     """Adam (Kingma and Ba 2015) for many objectives, with optional signed gradients.
 
-    Signed gradients are those of Geiping et al. (2020). Each objective has its own row of
-    variables.
+    Signed gradients are those of Geiping et al. (2020). Each objective has its own row.
 
     Attributes:
         iterations: number of steps, ≥ 1.

@@ -93,13 +93,8 @@ class LBFGS:
     def _advance(self, s: "_State", f: Tensor, g: Tensor) -> Tensor:
         """Update the line search of every unfinished row by its trial point.
 
-        Args:
-            s: the state of the A unfinished rows, which is changed in place.
-            f: (A,) objectives at the trial points.
-            g: (A, D) gradients at the trial points.
-
-        Returns:
-            (A,) booleans, true for rows that are finished.
+        Of the A rows, those that are finished are true in the result (A,). The state ``s`` is
+        changed in place. ``f`` (A,) and ``g`` (A, D) are values and gradients at the trial points.
         """
         slope = (g * s.d).sum(dim=1)
         usable = torch.isfinite(f) & torch.isfinite(slope)
@@ -225,15 +220,10 @@ sy=x.new_zeros(len(rows), history, history),
     ) -> None:
         """Choose the next step length ``t`` of rows whose line search continues.
 
-        ``trial_t`` keeps the step length of the last trial.
-
-        Args:
-            extrapolates: (A,) booleans, true for rows that look beyond their trial point.
-            previous_t: (A,) step lengths at the trials before the last.
-            previous_f: (A,) objectives there.
-            previous_slope: (A,) derivatives along the direction there.
-            f: (A,) objectives at the last trial.
-            slope: (A,) derivatives along the direction at the last trial.
+        The attribute ``trial_t`` keeps the step length of the latest trial. ``extrapolates`` (A,)
+        is true for rows that look beyond their trial point. ``f`` and ``slope`` (A,) are the
+        objectives at the latest trial and their derivatives along the direction. Those at the trial
+        before it, and its step length, are called ``previous``.
         """
         self.trial_t = self.t
         further = _cubic_minimum(previous_t, previous_f, previous_slope, self.t, f, slope)
@@ -261,17 +251,11 @@ sy=x.new_zeros(len(rows), history, history),
     ) -> Tensor:
         """Take the accepted steps of the A unfinished rows, and give each row its next direction.
 
-        Args:
-            moves: (A,) booleans, true for rows whose step is accepted.
-            step: (A,) step lengths along the directions.
-            f: (A,) objectives after the step.
-            g: (A, D) gradients after the step.
-            history: the largest number of pairs (step, change of gradient) that are kept.
-            relative_tolerance: a row is finished after ten steps in a row in which the objective
-                falls by at most this share.
-
-        Returns:
-            (A,) booleans, true for rows that are finished.
+        ``moves`` (A,) is true for rows whose step is accepted, and ``step`` (A,) holds step lengths
+        along the directions. ``f`` (A,) and ``g`` (A, D) are objectives and gradients after it. At
+        most ``history`` pairs (step, change of gradient) are kept. The result (A,) is true for rows
+        that are finished: after ten steps in a row in which the objective falls by at most the
+        share ``relative_tolerance``.
         """
         index = moves.nonzero()[:, 0]
         finished = torch.zeros_like(moves)
@@ -306,14 +290,8 @@ sy=x.new_zeros(len(rows), history, history),
     def restart(self, failed: Tensor) -> Tensor:
         """Delete the history of rows whose line search failed, and let them search downhill.
 
-        They search along the negative gradient.
-
-        Args:
-            failed: (A,) booleans, true for rows whose line search failed.
-
-        Returns:
-            (A,) booleans, true for rows that are finished, as a search along the negative gradient
-            has failed.
+        They search along the negative gradient. If such a search has failed, the row is finished,
+        which the result (A,) tells. ``failed`` (A,) is true for rows whose line search failed.
         """
         hopeless = failed & (self.pairs == 0)
         index = (failed & ~hopeless).nonzero()[:, 0]
@@ -326,10 +304,7 @@ sy=x.new_zeros(len(rows), history, history),
     def begin_search(self, which: Tensor) -> None:
         """Begin a line search along a row's direction, or along −g if the direction leads uphill.
 
-        Here g is the row's gradient.
-
-        Args:
-            which: (A,) booleans, true for rows that begin a search.
+        Here g is the row's gradient. ``which`` (A,) is true for rows that begin a search.
         """
         slope = (self.g * self.d).sum(dim=1)
         uphill = which & ~(slope < 0)
@@ -347,20 +322,14 @@ sy=x.new_zeros(len(rows), history, history),
         self.low_g = torch.where(which[:, None], self.g, self.low_g)
 
     def direction(self, index: Tensor) -> Tensor:
-        """Return the quasi-Newton direction −H g of some rows, with the gradient g of each.
+        """Return the quasi-Newton directions −H g of the rows ``index``, each with its gradient g.
 
         The inverse Hessian H is kept in compact form. Let s be the past steps of a row and y the
         changes of its gradient in them, the columns of S and Y. Let R be the upper triangle of SᵀY,
-        in the order of time, D its diagonal, and γ = ⟨s, y⟩ / ‖y‖² of the last step. Then
+        in the order of time, D its diagonal, and γ = ⟨s, y⟩ / ‖y‖² of the latest step. Then
         ``H g = γ g + S R⁻ᵀ((D + γ YᵀY) u − γ Yᵀg) − γ Y u`` for ``u = R⁻¹ Sᵀg`` (Byrd, Nocedal,
         Schnabel 1994, theorem 2.2). This takes a few large products, while the two-loop recursion
         takes four small ones for each pair.
-
-        Args:
-            index: the numbers of the rows in this state.
-
-        Returns:
-            The directions, in a matrix with one row for each of these rows.
         """
         gradient, history = self.g[index], self.s.shape[1]
         if not int(self.pairs[index].max()):
@@ -394,17 +363,9 @@ sy=x.new_zeros(len(rows), history, history),
 def _cubic_minimum(
     t1: Tensor, f1: Tensor, d1: Tensor, t2: Tensor, f2: Tensor, d2: Tensor
 ) -> Tensor:
-    """Return the minimiser of the cubic with given values and slopes at two points.
+    """Return the minimiser of the cubic with values f and slopes d at two points t.
 
     The equation is 3.59 of Nocedal and Wright (2006).
-
-    Args:
-        t1: the first points.
-        f1: the values there.
-        d1: the slopes there.
-        t2: the second points.
-        f2: the values there.
-        d2: the slopes there.
     """
     a = d1 + d2 - 3 * (f1 - f2) / (t1 - t2)
     b = (t2 - t1).sign() * (a.square() - d1 * d2).sqrt()

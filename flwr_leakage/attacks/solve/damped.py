@@ -54,14 +54,10 @@ def damped_gauss_newton(
     solve each system. Their preconditioner is the Cholesky factor of an earlier step's matrix,
     until they take many iterations with it.
 
-    Args:
-        problem_at: map from inputs to the problem that is linearised there, which may differ from
-            step to step; ``None`` ends the descent.
-        start: (1, *shape) the first inputs.
-        steps: largest number of steps, ≥ 0.
-        progress: share of the sum of squares, in (0, 1]. The descent ends if two steps in a row do
-            not lower the sum to this share of its value before the step.
-        solved: sum of squares at which the descent also ends, ≥ 0.
+    ``problem_at`` maps inputs to the problem that is linearised there, which may differ from step
+    to step; ``None`` ends the descent. It also ends after ``steps`` ≥ 0 steps, at a sum of squares
+    of at most ``solved``, and if two steps in a row do not lower the sum to the share ``progress``
+    in (0, 1] of its value before the step.
     """
     found: list[Tensor] = []
     kept: Kept[_Factored] = Kept(MANY_ITERATIONS)
@@ -94,11 +90,9 @@ def _solved(
 ) -> tuple[Tensor, int]:
     """Return the solution Δ of ``(JᵀJ + μ d̄ I) Δ = −Jᵀr``, and its number of iterations.
 
-    Args:
-        problem: the residuals r with products with their derivative J.
-        slope: Jᵀr, of the shape of the inputs.
-        kept: the store of the preconditioner, which may come from an earlier step.
-        damping: μ; the mean of JᵀJ's diagonal in the preconditioner takes the place of d̄.
+    r are the problem's residuals with derivative J. The slope is Jᵀr, of the shape of the inputs,
+    and μ the damping. ``kept`` stores the preconditioner, which may come from an earlier step, and
+    in which the mean of JᵀJ's diagonal takes the place of d̄.
     """
     used = kept.made
     if used is None or used.problem is not problem:
@@ -130,12 +124,9 @@ class _Factored:
         self.mean = float(self.matrix.diagonal().mean())
 
     def fit(self, shift: float) -> None:
-        """Factor the matrix again if ``shift`` is not within a factor of 30 of the present one.
+        """Factor ``JᵀJ + σ d̄ I`` again if the shift σ differs by more than a factor of 30.
 
-        The matrix is ``JᵀJ + σ d̄ I``, with d̄ the mean of JᵀJ's diagonal.
-
-        Args:
-            shift: σ.
+        d̄ is the mean of JᵀJ's diagonal.
         """
         if not self.shift / 30 <= shift <= self.shift * 30:
             mean = max(self.mean, 1e-30)

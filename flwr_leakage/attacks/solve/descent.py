@@ -46,10 +46,10 @@ class Iterate:
     Attributes:
         point: the point s.
         steps: number of steps that were tried so far.
-        value: Φ(s), for the objective Φ of the last step; infinite before the first step.
-        fall: decrease of Φ in the last step, ≥ 0.
-        length: share of the last step that was taken; 0 if no length lowered Φ.
-        iterations: number of iterations for the last linear system.
+        value: Φ(s), for the objective Φ of the latest step; infinite before the first.
+        fall: decrease of Φ in the latest step, ≥ 0.
+        length: share of the latest step that was taken; 0 if no length lowered Φ.
+        iterations: number of iterations for the latest linear system.
         damping: the damping μ with which the next step begins; ``None`` if no step was damped.
     """
 
@@ -91,12 +91,9 @@ class Shortening:
     def __call__(self, posed: Posed, at: Iterate) -> Iterate:
         """Return the iterate after the longest tried share of a step at which Φ falls.
 
-        Φ is the objective of the step. With ``is_best``, shorter lengths follow as long as Φ falls
-        further, and the last of these counts. If Φ falls at no length, the point stays where it is.
-
-        Args:
-            posed: the model of Φ near the present point.
-            at: the iterate at that point.
+        Φ is the objective of the step, which ``posed`` models near the point of ``at``. With
+        ``is_best``, shorter lengths follow as long as Φ falls further, and the shortest of these
+        counts. If Φ falls at no length, the point stays where it is.
         """
         change, iterations = posed.solve(0.0)
         found, length = Iterate(posed.point, at.steps + 1, posed.value, iterations=iterations), 1.0
@@ -133,12 +130,8 @@ class Damping:
     def __call__(self, posed: Posed, at: Iterate) -> Iterate:
         """Return the iterate after the first damped step that lowers the objective Φ enough.
 
-        If no trial does, the last trial is taken if it lowers Φ at all; else the point stays where
-        it is.
-
-        Args:
-            posed: the model of Φ near the present point.
-            at: the iterate at that point, with the damping to begin with.
+        If no trial does, the final one is taken if it lowers Φ at all; else the point stays where
+        it is. ``posed`` models Φ near the point of ``at``, which tells the damping to begin with.
         """
         damping = self.first if at.damping is None else at.damping
         trial, found, iterations, value = posed.point, posed.value, 0, posed.value
@@ -161,10 +154,8 @@ class Damping:
 def descend(pose: Pose, start: Tensor, search: Search) -> Iterate:
     """Return the iterate at which a descent ends, because no further step is posed.
 
-    Args:
-        pose: map from an iterate to the next step, or to ``None`` at the end.
-        start: the first point, of any shape.
-        search: map from a posed step, and the iterate before it, to the next iterate.
+    ``pose`` maps an iterate to the next step, or to ``None`` at the end. ``search`` maps this step,
+    and the iterate before it, to the next iterate. The start may have any shape.
     """
     at = Iterate(start)
     while (posed := pose(at)) is not None:
@@ -181,15 +172,11 @@ def follow(
 ) -> Iterate:
     """Return the iterate at which a descent ends that takes one step for each entry of a schedule.
 
-    Args:
-        schedule: the settings of each step, such as a blur or the weight of a prior.
-        pose: map from an iterate and the settings of the next step to this step, or to ``None``,
-            which ends the descent early.
-        start: the first point, of any shape.
-        ends: map from an iterate, and the settings of the step that led to it, to whether the
-            descent ends early.
-        search: map from a posed step, and the iterate before it, to the next iterate; by default,
-            steps are shortened until their objective falls.
+    An entry is the settings of a step, such as a blur or the weight of a prior. ``pose`` maps an
+    iterate and the settings of the next step to this step, or to ``None``, which ends the descent
+    early. So does ``ends``, if it is true for an iterate and the settings of the step that led to
+    it. ``search`` maps a posed step, and the iterate before it, to the next iterate; by default,
+    steps are shortened until their objective falls. The start may have any shape.
     """
 
     def next_step(at: Iterate) -> Posed | None:

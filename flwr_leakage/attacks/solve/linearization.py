@@ -19,10 +19,7 @@ class Linearized:
     ) -> None:
         """Take f(x) (P,), and the functions that compute J v and Jᵀ u.
 
-        Args:
-            value: f(x).
-            push: map from v, of the shape of x, to J v (P,).
-            pull: map from u (P,) to Jᵀ u, of the shape of x.
+        ``push`` maps v, of the shape of x, to J v (P,), and ``pull`` maps u (P,) to Jᵀ u.
         """
         self.value, self._push, self._pull = value, push, pull
         self.products = 0
@@ -33,11 +30,7 @@ class Linearized:
         return self._push(direction)
 
     def pull(self, dual: Tensor) -> Tensor:
-        """Return the product Jᵀ u of the function's derivative J, in the shape of the point.
-
-        Args:
-            dual: u (P,).
-        """
+        """Return Jᵀ u, in the shape of the point, for u (P,) and the derivative J at the point."""
         self.products += 1
         return self._pull(dual)
 
@@ -54,11 +47,9 @@ class Linearization(Linearized):
     def __init__(
         self, function: Callable[[Tensor], Tensor | Sequence[Tensor]], point: Tensor
     ) -> None:
-        """Evaluate f at a point, and build the graphs for products with its derivative.
+        """Evaluate f at a point of any shape, and build graphs for products with its derivative.
 
-        Args:
-            function: f, which returns one tensor or several, all of any shape.
-            point: the point, of any shape.
+        f returns one tensor or several, all of any shape.
 
         Raises:
             ValueError: nothing that f returns depends on the point.
@@ -106,12 +97,9 @@ class Linearization(Linearized):
         self._columns = columns
 
     def columns(self, directions: Tensor) -> Tensor:
-        """Return the products J v (M, P) for M directions v, all computed at once.
+        """Return the products J v (M, P) for M directions v (M, *shape), all computed at once.
 
-        J is the derivative of the function at the point.
-
-        Args:
-            directions: v (M, *shape), of the shape of the point.
+        J is the derivative of the function at the point, which has this shape.
         """
         self.products += len(directions)
         return self._columns(directions)

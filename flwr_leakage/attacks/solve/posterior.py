@@ -24,8 +24,7 @@ class Solver:
 
     Attributes:
         iterations: the largest number of iterations.
-        tolerance: the iterations end once the preconditioned residual is this share of the first
-            one.
+        tolerance: the iterations end at this share of the first preconditioned residual.
         precondition: map that approximates the inverse of the system's matrix.
         budget: the CPU time; the iterations also end after the one in which it is spent.
     """
@@ -38,9 +37,7 @@ class Solver:
     def __call__(self, product: Callable[[Tensor], Tensor], right: Tensor) -> tuple[Tensor, int]:
         """Return the solution x of ``A x = b``, and the number of iterations that it took.
 
-        Args:
-            product: map from x to A x, both of the shape of b.
-            right: b, of any shape.
+        ``product`` maps x to A x. All have the shape of b, ``right``.
         """
         found, taken = conjugate_gradients(
             lambda flat: product(flat.reshape(right.shape)).flatten(),
@@ -90,33 +87,24 @@ class Posterior:
         return self.weights.to(self.prior.grey)
 
     def pull_back(self, dual: Tensor) -> Tensor:
-        """Return LᵀJᵀ u (B, C, H, W), the gradient by the coordinates of ⟨u, r⟩ for residuals r.
+        """Return LᵀJᵀ u (B, C, H, W), the gradient by coordinates of ⟨u, r⟩ for residuals r.
 
-        L maps the coordinates to images, and J is the derivative of r by the images.
-
-        Args:
-            dual: u (P,).
+        L maps coordinates to images, and J is the derivative of r by these. u has r's shape.
         """
         return self.prior.pull(self.linear.pull(dual))
 
     def told(self, direction: Tensor) -> Tensor:
         """Return LᵀJᵀWJL d (B, C, H, W), the part of the precision times d that the residuals give.
 
-        L maps coordinates to images, J is the derivative of the residuals by the images, and W
-        holds the residuals' weights.
-
-        Args:
-            direction: d (B, C, H, W), a change of the coordinates.
+        d (B, C, H, W) is a change of the coordinates. L maps these to images, J is the derivative
+        of the residuals by the images, and W holds the residuals' weights.
         """
         return self.pull_back(self._weights * self.linear.push(self.prior.push(direction)))
 
     def __call__(self, direction: Tensor) -> Tensor:
-        """Return the product A d (B, C, H, W), where A is the precision of the posterior.
+        """Return A d (B, C, H, W) for a change d of coordinates, with the posterior's precision A.
 
         It is half of the second derivative of the objective by the coordinates.
-
-        Args:
-            direction: d (B, C, H, W), a change of the coordinates.
         """
         if self.patches is None:
             return self.told(direction) + self.weight * self.cost(direction)
@@ -125,23 +113,15 @@ class Posterior:
         return self.prior.pull(dual + self.patches.product(image))
 
     def prior_slope(self, point: Tensor) -> Tensor:
-        """Return ρ Q s (B, C, H, W), half of the derivative of the prior's term ρ sᵀ Q s.
-
-        Args:
-            point: the coordinates s (B, C, H, W).
-        """
+        """Return ρ Q s (B, C, H, W), half of the derivative by s of the prior's term ρ sᵀ Q s."""
         if self.patches is None:
             return self.weight * self.cost(point)
         return self.prior.pull(self.patches.product(self.prior.push(point)))
 
     def objective(self, point: Tensor, residual: Tensor) -> float:
-        """Return the objective Φ(s) at coordinates s, for given residuals there.
+        """Return the objective Φ(s) at coordinates s (B, C, H, W), for given residuals (P,) there.
 
         It is the weighted sum of squared residuals, plus the prior's term.
-
-        Args:
-            point: s (B, C, H, W).
-            residual: (P,) the residuals at s.
         """
         misfit = float((self.weights * residual.square()).sum())
         weight, cost = (1.0, self.prior_slope) if self.patches else (self.weight, self.cost)
@@ -150,9 +130,7 @@ class Posterior:
     def posed(self, solver: Solver) -> Posed:
         """Return the Gauss–Newton step of the objective, for a search along the step.
 
-        Args:
-            solver: the conjugate gradients that solve the step's linear system. Damping has no
-                effect on it.
+        Conjugate gradients, ``solver``, solve its linear system. Damping has no effect on it.
         """
         dual = (self.weights * self.residual).to(self.prior.grey)
         slope = self.pull_back(dual) + self.prior_slope(self.point.to(self.prior.grey))
@@ -171,12 +149,8 @@ class Posterior:
         """Return a random deviation (B, C, H, W) from the coordinates s under the normal posterior.
 
         The draw is made by perturbation and optimisation: a linear system with random right-hand
-        side. In directions that the solver leaves unsolved, the deviation is a draw of the prior
-        N(0, I).
-
-        Args:
-            solver: the conjugate gradients that solve the system.
-            generator: the random stream for the draw.
+        side, which conjugate gradients (``solver``) solve. In directions that these leave unsolved,
+        the deviation is a draw of the prior N(0, I).
         """
         like = self.prior.grey
         own = torch.randn(self.point.shape, generator=generator).to(like)
@@ -196,8 +170,7 @@ class Kept(Generic[T]):
 
     Attributes:
         many: number of iterations in one step above which another preconditioner is needed.
-        least: total number of iterations that a preconditioner must have served before it is
-            replaced.
+        least: number of iterations that a preconditioner must have served before it is replaced.
         is_due: whether the next step computes a preconditioner. If False at first, none is computed
             before the first step with many iterations.
         made: the preconditioner; ``None`` before the first one.
@@ -211,10 +184,9 @@ class Kept(Generic[T]):
     served: int = 0
 
     def get(self, make: Callable[[], T | None]) -> T | None:
-        """Return the preconditioner that is kept; if another is due, it is computed first.
+        """Return the preconditioner that is kept; if another is due, ``make`` computes it first.
 
-        Args:
-            make: function that computes a preconditioner, or returns ``None`` for none.
+        The result is ``None`` if ``make`` returns ``None``.
         """
         if self.is_due:
             self.made, self.served, self.is_due = make(), 0, False

@@ -74,10 +74,7 @@ class Span:
         return vectors - vectors @ self.basis.T @ self.basis
 
     def probes(self, most: int) -> Float[Tensor, "k n"]:
-        """Return k ≤ ``most`` random orthonormal directions that are orthogonal to the span.
-
-        They are drawn with a fixed seed.
-        """
+        """Return k ≤ ``most`` orthonormal directions orthogonal to the span, from a fixed seed."""
         rank, width = self.basis.shape
         generator = torch.Generator().manual_seed(0)
         drawn = torch.randn(min(most, width - rank), width, generator=generator)
@@ -107,11 +104,9 @@ class Site:
     is_live: bool
 
     def span(self, problem: Problem, most: int) -> Span:
-        """Return the span of the vectors that these layers took, from their gradients.
+        """Return the span of the vectors, at most ``most``, that these layers took.
 
-        Args:
-            problem: the network and the update.
-            most: the largest number of vectors that the layers may have taken.
+        It is read from the layers' gradients.
         """
         return Span.of(torch.cat([problem.gradient[name] for name in self.weights]), most)
 
@@ -122,8 +117,7 @@ class Turn:
 
     Attributes:
         angles: (T, h / 2) ``cos + i sin`` for each pair of entries at each position.
-        is_halved: whether entry i is paired with i + h / 2, as in Llama; else it is paired with its
-            neighbour.
+        is_halved: whether entry i is paired with i + h / 2, as in Llama; else with its neighbour.
     """
 
     angles: Tensor
@@ -140,11 +134,9 @@ class Turn:
 
 
 def _paired(vectors: Tensor, is_halved: bool) -> Tensor:
-    """Return pairs of a query's or key's entries as complex numbers (…, h / 2).
+    """Return pairs of the entries of queries or keys (…, h) as complex numbers (…, h / 2).
 
-    Args:
-        vectors: (…, h) queries or keys.
-        is_halved: whether entry i is paired with i + h / 2; else it is paired with its neighbour.
+    If ``is_halved``, entry i is paired with i + h / 2; else with its neighbour.
     """
     if is_halved:
         return torch.complex(*vectors.chunk(2, -1))
@@ -188,12 +180,10 @@ class Attention:
     def mixed(
         self, inputs: Float[Tensor, "T n"], at: Int[Tensor, " Q"], is_causal: bool
     ) -> Float[Tensor, "Q m"]:
-        """Return the attention's outputs for one text at some positions, with heads side by side.
+        """Return the attention's outputs for one text at Q positions ``at``, heads side by side.
 
-        Args:
-            inputs: (T, n) the inputs of the attention's layers.
-            at: (Q,) the positions.
-            is_causal: whether a position only attends to itself and earlier ones.
+        ``inputs`` (T, n) are those of the attention's layers. If ``is_causal``, a position only
+        attends to itself and earlier ones.
         """
         q, k, v = self.split(inputs)
         scores = torch.einsum("ihc,jhc->hij", q[at], k)
@@ -221,13 +211,7 @@ class _Pass(Trace):
     def on_call(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Return the result of a call of a torch function, and note the first attention's queries.
-
-        Args:
-            function: the torch function.
-            args: the positional arguments of the call.
-            kwargs: the named arguments of the call.
-        """
+        """Return the result of a torch call; the queries of the first attention are noted."""
         if self.queries is None and function in _ATTENTIONS:
             first = args[0] if args else kwargs.get("query")
             self.queries = first if isinstance(first, Tensor) and first.ndim == 4 else None
@@ -235,14 +219,9 @@ class _Pass(Trace):
 
 
 def _pass(problem: Problem, ids: Tensor, params: dict[str, Tensor], last: str = "") -> _Pass:
-    """Return a record of the calls in a pass of tokens.
+    """Return a record of the calls in a pass of tokens (B, T).
 
-    Args:
-        problem: the network.
-        ids: (B, T) the tokens.
-        params: the parameters of the pass.
-        last: the name of the weight of a linear layer behind which the pass ends; empty for a
-            whole pass.
+    It ends behind the linear layer with the weight ``last``; empty for a whole pass.
     """
     is_done = False
 
@@ -261,12 +240,7 @@ def _pass(problem: Problem, ids: Tensor, params: dict[str, Tensor], last: str = 
 def _vectors(trace: Trace, ids: Tensor) -> dict[str, Tensor]:
     """Return the inputs (B, T, n) of each linear layer that takes a vector for each token.
 
-    Args:
-        trace: the record of a pass.
-        ids: (B, T) the tokens of the pass.
-
-    Returns:
-        A mapping from the names of the layers' weights, in the order of the pass.
+    The pass took tokens (B, T). The keys are the layers' weights by name, in the pass's order.
     """
     found = {}
     for use in trace.linear:
@@ -287,8 +261,7 @@ class Anatomy:
         offsets: (T, d) the sum of all rows that are looked up at a position, without the token's.
         is_tied: whether the tokens' table is also a linear layer's weight.
         is_causal: whether each vector depends on its token and earlier tokens only.
-        sites: the groups of trained layers that take a vector for each token, in the order of the
-            pass.
+        sites: the groups of trained layers that take a vector for each token, in the pass's order.
         attention: the first attention, or ``None`` if it is of another kind.
     """
 
@@ -304,10 +277,6 @@ class Anatomy:
     @classmethod
     def of(cls, problem: Problem, generator: torch.Generator) -> "Anatomy":
         """Return the tables, layers and attention of a problem's model.
-
-        Args:
-            problem: the network.
-            generator: the generator of the random tokens of a pass.
 
         Raises:
             ValueError: the ids look up no table of the model.
@@ -397,12 +366,9 @@ class Anatomy:
     def vectors(
         self, problem: Problem, ids: Int[Tensor, "B T"], sites: Sequence[Site]
     ) -> list[Float[Tensor, "B T n"]]:
-        """Return the inputs of some groups of layers in a pass of texts.
+        """Return the inputs of some groups of layers in a pass of texts (B, T).
 
-        Args:
-            problem: the network.
-            ids: (B, T) the texts.
-            sites: the groups, in the order of the pass, which ends behind the last of them.
+        The groups stand in the order of the pass, which ends behind the final one.
         """
         trace = _pass(problem, ids, problem.params, sites[-1].weights[0])
         found = _vectors(trace, ids)
@@ -424,14 +390,11 @@ def _attention(
     one layer that is cut into three. All orders and numbers of heads are tried. The right ones
     predict the inputs of the next layer.
 
-    Args:
-        problem: the network.
-        trace: the record of a pass of one text.
-        vectors: the inputs (1, T, n) of each linear layer in this pass, by the weight's name.
-        groups: the names of the weights that take the same inputs, in the order of the pass.
-        moved: the inputs in a second pass, in which one token differs.
-        is_causal: whether each vector depends on its token and earlier tokens only.
-        middle: the position of the token that differs.
+    ``vectors`` holds the inputs (1, T, n) of each linear layer in a pass of one text, which
+    ``trace`` records, by the weight's name. ``moved`` are those in a second pass, in which the
+    token at the position ``middle`` differs. ``groups`` are the names of the weights that take the
+    same inputs, in the order of the pass. ``is_causal`` tells whether vectors depend on their token
+    and earlier ones only.
     """
     biases = {use.weight: use.bias for use in trace.linear}
     if len(groups) < 2:
@@ -473,10 +436,8 @@ def _attention(
 def _turns(taken: Tensor | None, outputs: Float[Tensor, "T m"], heads: int) -> list[Turn]:
     """Return the rotations by position that turn a layer's outputs into an attention's queries.
 
-    Args:
-        taken: (1, heads, T, h) the queries that the attention takes, or ``None``.
-        outputs: (T, m) the outputs of the layer, with m = heads · h.
-        heads: number of heads.
+    ``outputs`` (T, m) are those of the layer, with m = heads · h. ``taken`` (1, heads, T, h) are
+    the queries that the attention takes, or ``None``.
     """
     size = outputs.shape[-1] // heads
     if taken is None or taken.shape != (1, heads, len(outputs), size) or size % 2:

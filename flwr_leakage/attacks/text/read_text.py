@@ -77,8 +77,7 @@ class ReadText(OneByOne):
     ) -> Reconstruction:
         """Return the texts that were found behind one update, and how far they are certain.
 
-        If tokens were found but no text, the reconstruction has no batch, and its stats hold the
-        tokens.
+        If tokens were found but no text, the result has no batch, and its stats hold the tokens.
 
         Args:
             problem: the network, the observed update and the attacker's knowledge, in float64.
@@ -105,13 +104,9 @@ class ReadText(OneByOne):
     def _texts(
         self, problem: Problem, anatomy: Anatomy, tokens: Tensor, budget: Budget
     ) -> "_Found":
-        """Return the texts that were found.
+        """Return the texts that were found, given the ids (U,) of the tokens that occur.
 
-        Args:
-            problem: the network and the update.
-            anatomy: the tables, layers and attention of the network.
-            tokens: (U,) the ids of the tokens that occur.
-            budget: the limit of CPU time.
+        ``anatomy`` holds the tables, layers and attention of the network.
 
         Raises:
             ValueError: no text was found; the message says why.
@@ -147,9 +142,11 @@ class _Found:
     Attributes:
         texts: the token ids (t,) of each text.
         source: the evidence by which the texts were found, in words.
-        spans: the spans of the gradients behind the first attention, if they served as evidence.
-        is_exact: whether the gradients of the tables of tokens and positions gave the text with all
-            coefficients 1.
+        spans: the spans of the gradients behind the first attention, if they served as evidence,
+            else ``None``.
+        is_exact: whether there is one text, and the gradients of the tables of tokens and positions
+            give it exactly: each row of the tokens' table is the sum of its positions' rows, all
+            with the weight 1.
     """
 
     texts: list[Tensor]
@@ -171,10 +168,7 @@ def _most(problem: Problem) -> int:
 def _named(problem: Problem, anatomy: Anatomy, generator: torch.Generator) -> tuple[Tensor, str]:
     """Return the tokens (U,) that occur in a batch, and a text on how they were found.
 
-    Args:
-        problem: the network and the update.
-        anatomy: the tables and layers of the network.
-        generator: the generator of random numbers.
+    ``anatomy`` holds the tables and layers of the network.
 
     Raises:
         ValueError: no token has a gradient of its own.
@@ -242,10 +236,7 @@ def _weights(problem: Problem, anatomy: Anatomy, tokens: Tensor) -> Tensor | Non
 def _by_tables(problem: Problem, anatomy: Anatomy, tokens: Tensor) -> _Found:
     """Return the single text that the gradients of the tables of tokens and positions give.
 
-    Args:
-        problem: the network and the update of one text.
-        anatomy: the tables of the network.
-        tokens: (U,) the ids of the tokens that occur.
+    ``anatomy`` names these tables. ``tokens`` (U,) are the ids of the tokens that occur.
 
     Raises:
         ValueError: there is no trained table of positions, or the gradients give no text.
@@ -273,15 +264,8 @@ def _answer(
 ) -> Reconstruction:
     """Return the reconstruction of the texts, after their labels or last tokens are found.
 
-    Its stats say in words how far the texts are certified.
-
-    Args:
-        problem: the network and the update.
-        anatomy: the tables, layers and attention of the network.
-        found: the texts.
-        stats: the stats so far, which are extended.
-        named: a text on how the tokens were found.
-        is_spent: whether the budget ended the search.
+    Its stats, which extend the given ones, say in words how far the texts are certified. ``named``
+    tells how the tokens were found, and ``is_spent`` whether the budget ended the search.
     """
     spec, count = problem.spec, problem.num_samples
     try:
@@ -348,13 +332,10 @@ class _Head:
 
     @classmethod
     def of(cls, problem: Problem, ids: Tensor, weight: str, at: Tensor) -> "_Head":
-        """Return the last layer at some of its inputs, in a pass of texts.
+        """Return the last layer, given by its weight, at some of its inputs in a pass of texts.
 
-        Args:
-            problem: the network.
-            ids: (B, T) the texts.
-            weight: the name of the layer's weight.
-            at: (N,) the indices of these inputs among all (B · T, n), or (B, n) for classes.
+        ``at`` (N,) are the indices of these inputs among all: (B · T, n), one for each token, or
+        (B, n) if the model gives each text a class.
         """
         use = [each for each in traced(problem, ids).linear if each.weight == weight][-1]
         features = use.inputs.reshape(-1, use.inputs.shape[-1])[at]
@@ -362,24 +343,19 @@ class _Head:
         return cls(weight, outputs.softmax(-1), torch.linalg.pinv(features, rtol=1e-9))
 
     def errors(self, problem: Problem, gradient: Tensor, total: int, rows: Tensor) -> Tensor:
-        """Return the errors p − y (R, K) of some predictions.
+        """Return the errors p − y (R, K) of predictions, by their indices ``rows`` among the N.
 
-        Args:
-            problem: the problem, for the weight of the gradient of a single local step.
-            gradient: (K, n) the observed gradient of the layer's weight, or some of its rows.
-            total: the number of predictions over which the loss is a mean.
-            rows: (R,) the indices of these predictions among the N.
+        ``gradient`` (K, n) is the observed one of the layer's weight, or some of its rows. The loss
+        is a mean over ``total`` predictions. The problem tells the weight of a local step in the
+        update.
         """
         return total / problem.gradient_weight * (gradient @ self.inverse[:, rows]).T
 
 
 def _labels(problem: Problem, ids: Tensor, head: LinearUse | None) -> tuple[Tensor, str]:
-    """Return the classes (B,) of texts, and a sentence on how they were found.
+    """Return the classes (B,) of texts (B, T), and a sentence on how they were found.
 
-    Args:
-        problem: the network and the update.
-        ids: (B, T) the texts.
-        head: the last layer, or ``None`` if it is frozen. Then all classes are 0.
+    If the last layer is frozen, ``head`` is ``None``, and all classes are 0.
     """
     granted = problem.known_targets
     if granted is not None and len(ids) == 1 == problem.num_samples:
@@ -404,17 +380,13 @@ def _with_last_tokens(
 
     The error p − y of the last prediction, with the one-hot y of the token, follows from the
     gradient of the last layer's weight W and the pseudoinverse F⁺ of its N inputs. If the last
-    layer is also the embedding table, its rows also hold the gradients of the inputs. A replay of
-    a guess y′, with the gradient g′, removes them: ``y = y′ − N (∂L/∂W − g′) F⁺``. This is
-    repeated with the tokens found.
+    layer is also the embedding table, its rows also hold the gradients of the inputs. A replay of a
+    guess y′, with the gradient g′, removes them: ``y = y′ − N (∂L/∂W − g′) F⁺``. This is repeated
+    with the tokens found.
 
-    Args:
-        problem: the network and the update.
-        ids: (B, T) the texts without their last tokens, filled up with padding.
-        lengths: the number of known tokens of each text.
-        head: the last layer, or ``None`` if it is frozen.
-        hidden: tokens whose rows of the last layer's gradient hold more than errors.
-        like: the problem in the precision of the replays.
+    The texts (B, T) are filled up with padding; ``lengths`` are their numbers of known tokens. The
+    last layer, ``head``, is ``None`` if it is frozen. ``hidden`` are tokens whose rows of its
+    gradient hold more than errors. ``like`` is the problem in the precision of the replays.
 
     Returns:
         The completed texts (B, T), in which a token that is not sure is padding; the tokens that
@@ -455,9 +427,7 @@ def _with_last_tokens(
 def _distance(problem: Problem, own: Params) -> float:
     """Return ``‖g − g*‖ / ‖g*‖`` over trained parameters.
 
-    Args:
-        problem: the problem, with the observed gradient g*.
-        own: the gradient g of a candidate batch, by parameter name.
+    g is the gradient of a candidate batch by parameter name, ``own``, and g* the observed one.
     """
     names = [name for name in problem.gradient if name in problem.gradient_map.trained]
     pairs = [(own[name], problem.gradient[name]) for name in names]
@@ -466,13 +436,10 @@ def _distance(problem: Problem, own: Params) -> float:
 
 
 def _fits(problem: Problem, spans: Spans, ids: Tensor, lengths: list[int]) -> bool:
-    """Return whether all vectors of texts lie in the most exact span, and have its rank.
+    """Return whether all vectors of texts (B, T) lie in the most exact span, and have its rank.
 
-    Args:
-        problem: the network.
-        spans: the spans of the gradients behind the first attention.
-        ids: (B, T) the texts.
-        lengths: the number of tokens of each text.
+    ``spans`` are those of the gradients behind the first attention. ``lengths`` count the texts'
+    tokens.
     """
     live = torch.arange(ids.shape[1]) < torch.tensor(lengths)[:, None]
     site, span = min(zip(spans.sites, spans.spans, strict=True), key=lambda each: each[1].error)

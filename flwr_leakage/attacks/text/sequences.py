@@ -78,13 +78,10 @@ class Spans:
     def of(
         cls, problem: Problem, anatomy: Anatomy, tokens: Int[Tensor, " U"], most: int
     ) -> "Spans":
-        """Return the spans of the layers behind the first attention, from an update.
+        """Return the spans of the layers behind the first attention, from a float64 update.
 
-        Args:
-            problem: the network and the update, in double precision.
-            anatomy: the tables, layers and attention of the model.
-            tokens: (U,) the ids of the tokens that may occur.
-            most: the largest number of vectors that a layer may have taken.
+        ``tokens`` (U,) are the ids of the tokens that may occur, and ``most`` is the largest number
+        of vectors that a layer may have taken.
 
         Raises:
             ValueError: the first attention is not found, no trained layer lies behind it, its span
@@ -132,13 +129,10 @@ class Spans:
         return self.anatomy.attention
 
     def distances(self, ids: Int[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-        """Return for each token of whole texts how far its vectors lie outside of the spans.
+        """Return for each token of whole texts (B, T) how far its vectors lie outside of the spans.
 
         It is the largest over all spans of the relative distance from the span. For a span that is
         less exact than 50 ``NEAR``, the distance is divided by the ratio of both.
-
-        Args:
-            ids: (B, T) the texts.
         """
         vectors = self.anatomy.vectors(self.problem, ids, self.sites)
         pairs = zip(self.spans, vectors, strict=True)
@@ -149,15 +143,10 @@ class Spans:
 def token_inputs(
     problem: Problem, anatomy: Anatomy, site: Site, tokens: Int[Tensor, " U"]
 ) -> Float[Tensor, "U T n"]:
-    """Return the inputs of a layer for each token at each position.
+    """Return the inputs of a layer for each token, given by its id, at each position.
 
-    They come from passes of texts that repeat one token.
-
-    Args:
-        problem: the network.
-        anatomy: the tables and layers of the network.
-        site: layers whose inputs depend on nothing but the token and its position.
-        tokens: (U,) the ids of the tokens.
+    They come from passes of texts that repeat one token. The inputs of the layers of ``site`` must
+    depend on nothing but the token and its position.
     """
     length = problem.spec.shape[0]
     parts = [
@@ -171,15 +160,11 @@ def grow(spans: Spans, budget: Budget, most: int) -> list[Int[Tensor, " t"]]:
     """Return the texts (t,) of a decoder's batch, found token by token.
 
     A decoder's vectors depend on earlier tokens only, so that the vectors of each prefix of a right
-    text lie in the spans. All prefixes that fit are continued by each token whose output of the
-    first attention lies in its span. The deeper spans cost passes of the model, so that they are
-    used only if there are more prefixes than texts, and for all texts at the end. A text is the
-    longest prefix whose vectors lie in all spans. It lacks a last token on which no loss depends.
-
-    Args:
-        spans: the spans behind the first attention, and the tokens that may occur.
-        budget: the limit of CPU time.
-        most: largest number of prefixes that are followed at a time.
+    text lie in the spans behind the first attention. All prefixes that fit are continued by each
+    token whose output of the first attention lies in its span. The deeper spans cost passes of the
+    model, so that they are used only if there are more prefixes than texts, and for all texts at
+    the end. A text is the longest prefix whose vectors lie in all spans. It lacks a last token on
+    which no loss depends.
 
     Raises:
         ValueError: more prefixes remain than ``most``, or the budget is spent.
@@ -226,10 +211,8 @@ def _longest(texts: set[tuple[int, ...]]) -> set[tuple[int, ...]]:
 def _continued(parts: list[Tensor], prefixes: Int[Tensor, "P t"]) -> Float[Tensor, "P U m"]:
     """Return the first attention's outputs at each of U tokens behind each of P prefixes.
 
-    Args:
-        parts: queries, keys and values of the attention, each (U, T, heads, h), for each token at
-            each position.
-        prefixes: (P, t) indices of the tokens of each prefix.
+    ``parts`` are queries, keys and values of the attention, each (U, T, heads, h), for each token
+    at each position. A prefix (t,) holds indices of tokens.
     """
     t = prefixes.shape[1]
     keys, values = (part[prefixes, torch.arange(t)] for part in parts[1:])
@@ -276,13 +259,10 @@ class Relaxation:
     def __call__(
         self, spans: Spans, weights: Float[Tensor, "T U"] | None, count: int, budget: Budget
     ) -> Iterator[Int[Tensor, " t"]]:
-        """Yield the token ids (t,) of one text after another, as they are found.
+        """Yield the token ids (t,) of one text after another, up to ``count``, as they are found.
 
-        Args:
-            spans: the spans behind the first attention, and the tokens that may occur.
-            weights: (T, U) how likely each token stands at each position, or ``None``.
-            count: the number of texts after which the search ends.
-            budget: the CPU time after which the search ends.
+        ``spans`` are those behind the first attention, and tell the U tokens that may occur.
+        ``weights`` tell how likely each token stands at each position, or are ``None``.
         """
         parts = list(spans.attention.split(spans.inputs))
         start = torch.zeros(spans.allowed.T.shape)
@@ -308,12 +288,9 @@ class Relaxation:
     ) -> Float[Tensor, "T more"]:
         """Return the shares (T, U + 1) of each token at each position; the last one is padding's.
 
-        Args:
-            spans: the spans behind the first attention, and the tokens that may occur.
-            parts: queries, keys and values of the attention, each (U, T, heads, h).
-            start: (T, U) the logits of the shares to start from.
-            token: the index of the anchor.
-            place: the position at which the anchor is fixed.
+        ``spans`` are those behind the first attention. ``parts`` are its queries, keys and values,
+        each (U, T, heads, h). ``start`` holds the logits of the first shares. The anchor, a token
+        by index, is fixed at the position ``place``.
         """
         q, k, v = (part.float() for part in parts)
         span = Span(spans.mixed.basis.float())
@@ -353,13 +330,9 @@ class Relaxation:
     ) -> Int[Tensor, " t"] | None:
         """Return the text of the largest shares, or ``None`` if its vectors leave the spans.
 
-        If some do, other likely tokens are tried at each position first.
-
-        Args:
-            spans: the spans behind the first attention, and the tokens that may occur.
-            parts: queries, keys and values of the attention, each (U, T, heads, h).
-            shares: (T, U + 1) the shares of tokens and padding at each position.
-            place: a position that the text must reach.
+        If some do, other likely tokens are tried at each position first. The text must reach the
+        position ``place``. ``parts`` are the first attention's queries, keys and values, each
+        (U, T, heads, h). ``shares`` are those of tokens and padding at each position.
         """
         text = _likeliest(shares, place)
         if text is None:
@@ -393,12 +366,10 @@ def _likeliest(shares: Float[Tensor, "T more"], place: int) -> Int[Tensor, " t"]
 def _distances(
     spans: Spans, parts: list[Tensor], texts: Int[Tensor, "B t"]
 ) -> Float[Tensor, "B t"]:
-    """Return the relative distance of the first attention's outputs from their span.
+    """Return the relative distance of the first attention's outputs from their span, per token.
 
-    Args:
-        spans: the spans behind the first attention.
-        parts: queries, keys and values of the attention, each (U, T, heads, h).
-        texts: (B, t) indices of the tokens of each text; the distance is given for each token.
+    ``parts`` are the attention's queries, keys and values, each (U, T, heads, h). ``texts`` holds
+    indices of tokens.
     """
     q, k, v = (part[texts, torch.arange(texts.shape[1])] for part in parts)
     weights = torch.einsum("bihc,bjhc->bhij", q, k).softmax(-1)
@@ -408,9 +379,7 @@ def _distances(
 def _whole(spans: Spans, texts: Int[Tensor, "B t"]) -> Int[Tensor, "B T"]:
     """Return the token ids (B, T) of texts, filled up with padding to the model's length T.
 
-    Args:
-        spans: the tokens that may occur.
-        texts: (B, t) indices of tokens in this list.
+    The texts (B, t) hold indices in the list of tokens that may occur.
     """
     spec = spans.problem.spec
     left = spec.shape[0] - texts.shape[1]
@@ -452,10 +421,8 @@ def _anchors(
 ) -> list[tuple[int, int]]:
     """Return pairs of a token's index and a position, first those likeliest to occur only once.
 
-    Args:
-        allowed: (U, T) booleans, true for tokens that may stand at a position.
-        weights: (T, U) how likely each token stands at each position; if ``None``, tokens that are
-            allowed at few positions come first.
+    ``allowed`` is true for tokens that may stand at a position. ``weights`` tell how likely each
+    token stands there; if ``None``, tokens that are allowed at few positions come first.
     """
     pairs = allowed.nonzero()
     if weights is None:

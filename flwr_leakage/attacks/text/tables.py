@@ -30,15 +30,12 @@ FALSE_ALARM = 1e-3
 
 
 def noise_of(table: Float[Tensor, "V d"]) -> float:
-    """Return the standard deviation σ of noise on an embedding table's gradient, 0 for none.
+    """Return the standard deviation σ of noise on an embedding table's gradient (V, d), 0 for none.
 
-    With noise, no row is zero. Most rows hold noise alone, as a batch has a small part of the
-    vocabulary. The norms of these rows are alike, with a relative deviation of 1 / √(2 d). If a row
-    is shorter than the median by six deviations, there is no noise, but all tokens of a small
+    With noise, no row is zero. Most rows hold noise alone, as a batch has a small part of the V
+    tokens. The norms of these rows are alike, with a relative deviation of 1 / √(2 d). If a row is
+    shorter than the median by six deviations, there is no noise, but all tokens of a small
     vocabulary occur.
-
-    Args:
-        table: (V, d) the gradient of a table of V tokens.
     """
     sizes = table.norm(dim=1)
     median, spread = float(sizes.median()), 1 / math.sqrt(2 * table.shape[1])
@@ -49,13 +46,10 @@ def noise_of(table: Float[Tensor, "V d"]) -> float:
 def rows_above(table: Float[Tensor, "V d"], noise: float) -> Int[Tensor, " U"]:
     """Return the indices (U,) of the rows of a table's gradient that are not zero or mere noise.
 
-    The squared norm of a row of mere noise is σ² times a chi-square with d degrees of freedom. This
-    exceeds ``d + 2 √(d x) + 2 x`` with probability e⁻ˣ at most (Laurent and Massart 2000, lemma 1).
-    The probability that any of V rows of noise is returned is at most 1e-3.
-
-    Args:
-        table: (V, d) the gradient of a table of V tokens or positions.
-        noise: standard deviation σ of the noise in each entry; 0 for none.
+    The table has V tokens or positions. The squared norm of a row of mere noise is σ² (``noise``²)
+    times a chi-square with d degrees of freedom. This exceeds ``d + 2 √(d x) + 2 x`` with
+    probability e⁻ˣ at most (Laurent and Massart 2000, lemma 1). The probability that any of V rows
+    of noise is returned is at most 1e-3.
     """
     count, width = table.shape
     x = math.log(count / FALSE_ALARM)
@@ -68,14 +62,10 @@ def tied_rows(
 ) -> Int[Tensor, " U"]:
     """Return the tokens (U,) of a batch, from the gradient of a table that is also the last layer.
 
-    As the last layer's weight, the table gets a gradient in the row of each token of the
-    vocabulary. All of these rows lie in the span of the layer's inputs. As the embedding table, it
-    gets a further gradient only in the rows of tokens in the batch, which therefore lie outside.
-
-    Args:
-        table: (V, d) the gradient of the table.
-        most: the largest number of inputs of the last layer in the batch.
-        generator: the generator by which some rows are drawn to find the span.
+    As the last layer's weight, the table gets a gradient in the row of each of V tokens. All of
+    these rows lie in the span of the layer's inputs, at most ``most`` in the batch. As the
+    embedding table, it gets a further gradient only in the rows of tokens in the batch, which
+    therefore lie outside.
 
     Raises:
         ValueError: the features may span the whole space, or no rows stand out of the span.
@@ -171,15 +161,11 @@ def _settled(
 ) -> tuple[Int[Tensor, " T"], float]:
     """Return a token for each of T positions, and the residual ``‖W − M Q‖ / ‖W‖`` that is left.
 
-    M has a 1 for each token at its position. The tokens are first guessed by damped least squares.
-    Then one position after another gets the token that lowers the residual most, until none
-    changes. With ``R = W − M Q``, moving position p from token u to v changes ‖R‖² by
-    ``2 (⟨R_u, Q_p⟩ + ‖Q_p‖² − ⟨R_v, Q_p⟩)``.
-
-    Args:
-        words: W (U, d), the gradient rows of the tokens.
-        places: Q (T, d), the gradient rows of the positions.
-        damping: the damping of the first guess, as a share of the mean of ‖Q_p‖².
+    W, ``words``, and Q, ``places``, are the gradient rows of the tokens and of the positions. M has
+    a 1 for each token at its position. The tokens are first guessed by least squares, damped by
+    ``damping`` times the mean of ‖Q_p‖². Then one position after another gets the token that lowers
+    the residual most, until none changes. With ``R = W − M Q``, moving position p from token u to v
+    changes ‖R‖² by ``2 (⟨R_u, Q_p⟩ + ‖Q_p‖² − ⟨R_v, Q_p⟩)``.
     """
     gram = places @ places.T
     scale = damping * gram.diagonal().mean()
@@ -200,15 +186,12 @@ def _settled(
 def pair_weights(words: Float[Tensor, "U d"], places: Float[Tensor, "T d"]) -> Float[Tensor, "T U"]:
     """Return weights (T, U) that tell how likely each token stands at each position in a batch.
 
-    The gradient row Q_p of position p is a sum over the texts of the batch. It contains the row W_v
-    of each token v that occurs once, at p, and parts of W_v of tokens that occur several times. The
-    weight is the matched filter ``Q_pᵀ C⁻¹ W_v / W_vᵀ C⁻¹ W_v``, where C is the covariance of all
-    rows. It is about 1 for tokens that occur once, at p. Of the 40 largest of 1,168 weights, 39
-    were right in a batch of 8 texts of 16 tokens, and 34 by least squares.
-
-    Args:
-        words: W (U, d), the gradient rows of the tokens that occur.
-        places: Q (T, d), the gradient rows of the positions.
+    The gradient row Q_p of position p, in ``places``, is a sum over the texts of the batch. It
+    contains the row W_v, in ``words``, of each token v that occurs once, at p, and parts of W_v of
+    tokens that occur several times. The weight is the matched filter
+    ``Q_pᵀ C⁻¹ W_v / W_vᵀ C⁻¹ W_v``, where C is the covariance of all rows. It is about 1 for tokens
+    that occur once, at p. Of the 40 largest of 1,168 weights, 39 were right in a batch of 8 texts
+    of 16 tokens, and 34 by least squares.
     """
     covariance = words.T @ words + places.T @ places
     # Between 1e-6 and 1e-2 the share hardly mattered on development draws; no table.
@@ -240,16 +223,12 @@ def atoms(
 ) -> tuple[Float[Tensor, "V d"], Float[Tensor, "n d"]]:
     """Return the vectors (atoms) whose combinations are the rows of a first layer's gradient.
 
-    The layer takes ``z = γ N(E_v + P_p) + β`` for token v at position p, with the norm N.
-
-    Args:
-        problem: the network.
-        anatomy: the tables and layers of the network.
-        site: the first layers, whose inputs depend on nothing but the token and its position.
+    The layer takes ``z = γ N(E_v + P_p) + β`` for token v at position p, with the norm N and the
+    tables E and P. The inputs of the layers of ``site`` depend on nothing else.
 
     Returns:
-        The atoms (V, d) γ C E_v of all tokens, with N's centring C; and those of all positions,
-        γ C P_p, followed by β.
+        The atoms (V, d) γ C E_v of all tokens, with N's centring C; and those of all positions, γ C
+        P_p, followed by β.
 
     Raises:
         ValueError: the inputs of the layers are no such sum.
@@ -280,19 +259,13 @@ def pursue(
 ) -> Int[Tensor, " U"]:
     """Return the tokens (U,), in ascending order, that explain the rows of a layer's gradient.
 
-    Each row is a combination of vectors, one for each token that occurs (its atom). Orthogonal
-    matching pursuit adds one atom after another, each time the one that lowers the squared residual
-    of the rows most. The search ends where this gain falls most clearly.
-
-    Args:
-        rows: (m, d) the rows of the gradient.
-        words: (V, d) the atom of each token.
-        others: (n, d) vectors that rows may contain besides, such as the atoms of positions.
-        most: the largest number of tokens that may occur.
+    Each row is a combination of vectors, one for each token that occurs (its atom, in ``words``),
+    and of ``others``, such as the atoms of positions. Orthogonal matching pursuit adds one atom
+    after another, at most ``most``, each time the one that lowers the squared residual of the rows
+    most. The search ends where this gain falls most clearly.
 
     Raises:
-        ValueError: the gain does not fall clearly, so that no small set of tokens explains the
-            rows.
+        ValueError: the gain does not fall clearly: no small set of tokens explains the rows.
     """
     _, sizes, basis = torch.linalg.svd(others, full_matrices=False)
     basis = basis[sizes > 1e-9 * sizes[0]]

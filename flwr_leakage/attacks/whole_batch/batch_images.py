@@ -114,16 +114,10 @@ class BatchImages(OneByOne):
         return Reconstruction(answer(batch.inputs, batch.targets), distance, stats)
 
     def _end(self, model: KnownErrors) -> tuple[Sharpening | Edges | None, str]:
-        """Return the settings of a batch's final steps, or None with the reasons against them.
+        """Return the settings of the final steps and "", or None and the reasons against them.
 
-        Sharpening asks for two equations for each unknown, and edges for at most 1.25, so that no
-        batch gets both.
-
-        Args:
-            model: the equations of the batch's images.
-
-        Returns:
-            The settings and an empty text, or ``None`` and the reasons against both kinds of steps.
+        Sharpening asks for two equations for each unknown, and edges for at most 1.25, so none gets
+        both.
         """
         reasons = []
         for end in (self.sharpening, self.edges):
@@ -136,11 +130,7 @@ class BatchImages(OneByOne):
         """Return the settings of Gauss–Newton for the run before the final steps.
 
         The prior fades faster on networks without kinks, and the run leaves some products to the
-        final steps.
-
-        Args:
-            problem: the problem with the network.
-            end: the settings of the final steps, or ``None`` if there are none.
+        final steps, unless ``end`` is ``None``, as there are none.
         """
         solver = self.solver
         if end is not None:

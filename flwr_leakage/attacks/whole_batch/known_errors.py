@@ -60,8 +60,7 @@ class FeaturePass:
     Attributes:
         problem: the problem with the network.
         weight: the name of the layer's weight.
-        left_out: number of the ReLU that is left out, counted from 0 in the order of calls; −1 if
-            none can be.
+        left_out: number of the ReLU left out, counted from 0 in the order of calls; −1 for none.
     """
 
     problem: Problem
@@ -72,10 +71,7 @@ class FeaturePass:
     def of(cls, problem: Problem, weight: str, probes: Tensor) -> "FeaturePass":
         """Return the pass to a linear layer's inputs, without the last ReLU before it if possible.
 
-        Args:
-            problem: the problem with the network.
-            weight: the name of the layer's weight.
-            probes: (N, C, H, W) images, whose passes show if the ReLU can be left out.
+        The layer is named by its weight. Passes of images (N, C, H, W), ``probes``, show this.
         """
         whole = cls(problem, weight, -1)
         features, relus = whole.run(problem.params, probes)
@@ -86,21 +82,11 @@ class FeaturePass:
         return bare if relus and error <= FLOAT32_RELATIVE_ERROR * largest else whole
 
     def __call__(self, params: Params, inputs: Tensor) -> Tensor:
-        """Return the features c(x) (B, n) of images, differentiable in images and parameters.
-
-        Args:
-            params: the parameters of the network.
-            inputs: x (B, C, H, W).
-        """
+        """Return the features c(x) (B, n) of images x, differentiable in x and parameters."""
         return self.run(params, inputs)[0]
 
     def run(self, params: Params, inputs: Tensor) -> tuple[Tensor, int]:
-        """Return the features c(x) (B, n) of images, and the number of ReLUs in the pass.
-
-        Args:
-            params: the parameters of the network.
-            inputs: x (B, C, H, W).
-        """
+        """Return the features c(x) (B, n) of images x, and the number of ReLUs in the pass."""
         relus = 0
 
         def answer(op: Op, run: Run) -> Tensor:
@@ -154,12 +140,8 @@ class KnownErrors:
     ) -> "KnownErrors":
         """Return the equations of the images, from the inputs of a linear layer that were found.
 
-        Args:
-            problem: the problem in double precision.
-            weight: the name of the layer's weight.
-            found: the layer's inputs for every sample, with the derivatives of the loss by its
-                outputs.
-            generator: the random stream for draws of the prior.
+        The layer is named by its weight. ``found`` holds its inputs for every sample, with the
+        derivatives of the loss by its outputs.
 
         Raises:
             ValueError: the logits also depend on the images by a path around the layer, or no
@@ -182,10 +164,8 @@ class KnownErrors:
     def gauged(self, coordinates: Tensor) -> Tensor:
         """Return coordinates of images that meet the same equations, with an assumed contrast.
 
-        They stay the same unless the equations leave the images' contrast open.
-
-        Args:
-            coordinates: the images' coordinates under the prior, (B, C, H, W).
+        Coordinates under the prior have the shape (B, C, H, W). They stay the same unless the
+        equations leave the images' contrast open.
         """
         return self.passed.contrast.gauged(self.prior, coordinates)
 
@@ -224,8 +204,7 @@ class KnownErrors:
     def likelihood(self, noise_std: float | None) -> Likelihood:
         """Return the observed value, noise and bound of each of the equations.
 
-        Args:
-            noise_std: standard deviation of the gradient's entries, or ``None`` for rounding alone.
+        ``noise_std`` is the deviation of the gradient's entries, or ``None`` for rounding alone.
         """
         observed = {name: self.problem.gradient[name] for name in self.passed.names}
         gradients = Likelihood.of([observed], noise_std)
@@ -241,12 +220,8 @@ class KnownErrors:
     def kinks(self, inputs: Tensor) -> list[Tensor]:
         """Return the inputs of every ReLU and max pooling before the layer, and the layer's own.
 
-        Args:
-            inputs: images (B, C, H, W).
-
-        Returns:
-            One tensor for each ReLU or pooling, in the order of calls; last, the layer's inputs (B,
-            n) before the ReLU that is left out.
+        There is one tensor for each call, in their order, for images (B, C, H, W). The last one
+        holds the layer's inputs (B, n) before the ReLU that is left out.
         """
         run = self.passed.narrow
         outputs: list[Tensor] = []
@@ -256,10 +231,7 @@ class KnownErrors:
     def in_order(self, inputs: Tensor) -> Tensor:
         """Return images (B, C, H, W) in the order in which their features match the known ones.
 
-        The order has the least sum of squared distances between features.
-
-        Args:
-            inputs: the images, in any order.
+        This order has the least sum of squared distances between features.
         """
         known = self.known.values
         if len(known) == 1:
@@ -272,11 +244,10 @@ class KnownErrors:
         return inputs[torch.as_tensor(linear_sum_assignment(costs.cpu().numpy())[1])]
 
     def blurred_by(self, widths: Sequence[Tensor]) -> "KnownErrors":
-        """Return the equations with given blurs of the inputs of every ReLU and max pooling.
+        """Return the equations with other blurs of the inputs of every ReLU and max pooling.
 
-        Args:
-            widths: the standard deviations that are the unit of a blur's width, one for each entry
-                that :meth:`kinks` returns.
+        ``widths`` are the standard deviations that are the unit of a blur's width, one for each
+        entry that :meth:`kinks` returns.
         """
         passed = replace(self.passed, deviations=widths[:-1], spread=widths[-1])
         return replace(self, passed=passed, opened=True)
@@ -284,12 +255,8 @@ class KnownErrors:
     def linearize(self, inputs: Tensor, blur: float) -> Linearized:
         """Return the numbers that images predict for the equations, with their Jacobian.
 
-        The Jacobian is given by its products with vectors.
-
-        Args:
-            inputs: images (B, C, H, W).
-            blur: width of the blur of ReLUs and max poolings, in units of the spread of their
-                inputs; 0 for none.
+        Images have the shape (B, C, H, W), and the Jacobian is given by its products with vectors.
+        ReLUs and max poolings are blurred by ``blur`` times the spread of their inputs; 0 for none.
         """
         chain = self.passed.chain
         if chain is None:
@@ -301,12 +268,9 @@ class KnownErrors:
     def _top(self, outputs: Tensor, blur: float) -> Top:
         """Return the functional whose gradients the client sends, and the observed features.
 
-        Both are functions of the layer's inputs and come with derivatives by them; see
-        :class:`Top`.
-
-        Args:
-            outputs: c (n, B), the layer's inputs before the ReLU that is left out.
-            blur: width of the blur, in units of the spread of the outputs; 0 for none.
+        Both are functions of the layer's inputs c (n, B), before the ReLU that is left out, and
+        come with derivatives by them; see :class:`Top`. The blur's width is in units of the spread
+        of c; 0 for none.
         """
         errors, mask = self.errors.T.to(outputs), self._mask(blur).map(torch.t)
         width = self._width(blur, outputs.T)
@@ -320,14 +284,11 @@ class KnownErrors:
         )
 
     def _mask(self, blur: float) -> Mask:
-        """Return the states of the ReLU's units, as they count at a blur.
+        """Return the states of the units of the ReLU before the layer, as they count at a blur.
 
-        The ReLU is the one before the layer. A unit whose state is hidden by noise alone follows
-        the candidate images once the blur is at most 0.3. At wider blurs it counts as off, which is
-        nearer to the truth for such units.
-
-        Args:
-            blur: width of the blur, in units of the spread of the ReLU's inputs.
+        A unit whose state is hidden by noise alone follows the candidate images once the blur is at
+        most 0.3, in units of the spread of the ReLU's inputs. At wider blurs it counts as off,
+        which is nearer to the truth for such units.
         """
         mask = self.known.mask
         if blur <= 0.3 or self.opened:
@@ -335,28 +296,20 @@ class KnownErrors:
         return Mask(mask.on, mask.off | (mask.open & (self.known.bounds == 0)))
 
     def gradient(self, inputs: Tensor, blur: float, precise: bool = False) -> Tensor:
-        """Return the numbers (P,) that images predict for the equations.
+        """Return the numbers (P,) that images (B, C, H, W) predict for the equations.
 
-        They are the gradients of all parameters before the layer, and then the features.
-
-        Args:
-            inputs: images (B, C, H, W).
-            blur: width of the blur of ReLUs and max poolings, in units of the spread of their
-                inputs; 0 for none.
-            precise: whether the pass is in double precision.
+        They are the gradients of all parameters before the layer, and then the features. ReLUs and
+        max poolings are blurred by ``blur`` times the spread of their inputs; 0 for none. If
+        ``precise``, the pass is in double precision, else in single precision.
         """
         return torch.cat(self.parts(inputs, blur, precise))
 
     def parts(self, inputs: Tensor, blur: float, precise: bool = False) -> list[Tensor]:
-        """Return the numbers that images predict for the equations, in several flat parts.
+        """Return the numbers that images (B, C, H, W) predict for the equations, in flat parts.
 
-        These are the gradient of each parameter before the layer, and then the features.
-
-        Args:
-            inputs: images (B, C, H, W). If they require a gradient, the parts are differentiable.
-            blur: width of the blur of ReLUs and max poolings, in units of the spread of their
-                inputs; 0 for none.
-            precise: whether the pass is in double precision.
+        These are the gradient of each parameter before the layer, and then the features,
+        differentiable if the images require a gradient. ReLUs and max poolings are blurred by
+        ``blur`` times the spread of their inputs; 0 for none. If ``precise``, it is in float64.
         """
         run = self.features if precise else self.passed.narrow
         dtype = torch.float64 if precise else torch.float32
@@ -387,9 +340,7 @@ class KnownErrors:
     def _width(self, blur: float, outputs: Tensor) -> Tensor | None:
         """Return the standard deviation (B, n) of the left-out ReLU's blur; ``None`` for no blur.
 
-        Args:
-            blur: width of the blur, in units of the spread of the ReLU's inputs.
-            outputs: (B, n) the ReLU's inputs.
+        ``blur`` is its width in units of the spread of the ReLU's inputs (B, n).
         """
         return (blur * self.passed.spread).to(outputs).expand_as(outputs) if blur else None
 
@@ -425,14 +376,10 @@ class Passed:
         prior: ImagePrior | None = None,
         needs_relu: bool = False,
     ) -> "Passed":
-        """Return the pass from images to a linear layer, with measurements on random images.
+        """Return the pass from images to a linear layer, with measurements on images of a prior.
 
-        Args:
-            problem: the problem with the network.
-            weight: the name of the layer's weight.
-            generator: the random stream for images from the prior.
-            prior: the prior of each image; the prior of the problem's spec by default.
-            needs_relu: whether the pass must leave out a ReLU before the layer.
+        The layer is named by its weight. The prior is that of the problem's spec by default.
+        ``needs_relu`` tells whether the pass must leave out a ReLU before the layer.
 
         Raises:
             ValueError: the logits also depend on the images by a path around the layer, no
@@ -461,9 +408,7 @@ class Passed:
 def _names_before(run: FeaturePass, images: Tensor) -> tuple[str, ...]:
     """Return the trained parameters that affect the logits only through a linear layer's inputs.
 
-    Args:
-        run: the pass to the layer's inputs.
-        images: (N, C, H, W) images, whose passes show what the logits depend on.
+    ``run`` is the pass to these inputs. Passes of images (N, C, H, W) show this.
 
     Raises:
         ValueError: the logits also depend on the images by a path around the layer, or there is no
@@ -489,12 +434,7 @@ def _names_before(run: FeaturePass, images: Tensor) -> tuple[str, ...]:
 
 
 def _influences(values: Tensor, leaves: Params) -> set[str]:
-    """Return the names of the parameters on which some computed values depend.
-
-    Args:
-        values: the values, of any shape.
-        leaves: the parameters by name, from which the values were computed with autograd.
-    """
+    """Return the names of the parameters, ``leaves``, on which values computed from them depend."""
     if not values.requires_grad:
         return set()
     slopes = torch.autograd.grad(values.sum(), list(leaves.values()), allow_unused=True)

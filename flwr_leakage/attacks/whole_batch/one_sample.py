@@ -73,17 +73,13 @@ class LocalSteps(KnownErrors):
         return 1 + sum(self.sloped)
 
     def parts(self, inputs: Tensor, blur: float, precise: bool = False) -> list[Tensor]:
-        """Return the numbers that an image predicts for the equations, as one flat part.
+        """Return the numbers that an image (1, C, H, W) predicts for the equations, in one part.
 
         The part (P,) holds the gradients of all parameters before the layer, summed over the local
         steps, and then the first step's features. Its derivative by the image is that of the first
-        step's term and of the later terms that are not taken as constants.
-
-        Args:
-            inputs: the image (1, C, H, W). If it requires a gradient, the part is differentiable.
-            blur: width of the blur of ReLUs and max poolings, in units of the spread of their
-                inputs; 0 for none.
-            precise: whether the pass is in double precision.
+        step's term and of the later terms that are not taken as constants; it exists if the image
+        requires a gradient. ReLUs and max poolings are blurred by ``blur`` times the spread of
+        their inputs; 0 for none. If ``precise``, the pass is in double precision.
         """
         total = last = first = torch.cat(super().parts(inputs, blur, precise))
         run = self.features if precise else self.passed.narrow
@@ -104,12 +100,9 @@ class LocalSteps(KnownErrors):
     def linearize(self, inputs: Tensor, blur: float) -> Linearized:
         """Return the numbers that an image predicts for the equations, with their Jacobian.
 
-        The Jacobian is given by its products with vectors.
-
-        Args:
-            inputs: the image (1, C, H, W).
-            blur: width of the blur of ReLUs and max poolings, in units of the spread of their
-                inputs; 0 for none.
+        The image has the shape (1, C, H, W), and the Jacobian is given by its products with
+        vectors. ReLUs and max poolings are blurred by ``blur`` times the spread of their inputs; 0
+        for none.
         """
         chain = self.passed.chain
         if chain is None:
@@ -133,10 +126,8 @@ class LocalSteps(KnownErrors):
     def _moved(self, params: Params, gradients: Tensor) -> Params:
         """Return the parameters after one local step of gradient descent.
 
-        Args:
-            params: the parameters before the step.
-            gradients: (P,) the flat gradients of the parameters before the layer, followed by the
-                features.
+        ``gradients`` (P,) are those of the parameters before the layer, and then the features,
+        which are not used.
         """
         rate, moved, start = self.problem.schedule.learning_rate, dict(params), 0
         for name in self.passed.names:
@@ -150,9 +141,7 @@ class LocalSteps(KnownErrors):
 def _untold(errors: Tensor, outputs: Tensor) -> Top:
     """Return the functional of a local step whose features are not observed, at outputs (n, B).
 
-    Args:
-        errors: (n, B) the derivatives of the loss by the outputs.
-        outputs: the outputs of the pass before the linear layer.
+    These enter the linear layer, and ``errors`` (n, B) are the derivatives of the loss by them.
     """
     nothing = torch.zeros_like(outputs)
     return Top(nothing, nothing, errors.to(outputs), nothing)
@@ -163,11 +152,7 @@ def local_steps(
 ) -> tuple[LocalSteps, Likelihood]:
     """Return the equations of the image behind several local steps, and their observed values.
 
-    Args:
-        problem: the network and the observed update of one sample.
-        likelihood: the noise and the bounds of the update's entries.
-        layer: the last linear layer.
-        generator: the random stream for draws of the prior.
+    ``likelihood`` is the noise and the bounds of the update's entries.
 
     Raises:
         ValueError: the steps are not plain, or use their batch's statistics; entries of the last
@@ -243,14 +228,10 @@ def _sloped(steps: StepErrors) -> list[bool]:
 def _last_layer(problem: Problem, likelihood: Likelihood, weight: str) -> tuple[float, float]:
     """Return the noise and the largest pruning bound of the last layer's weight gradient.
 
-    Args:
-        problem: the observed update.
-        likelihood: the noise and the bounds of the update's entries.
-        weight: the name of the weight.
-
-    Returns:
-        The standard deviation of an entry's noise, and the largest magnitude that an entry with the
-        observed value zero may have. Columns in which all entries are zero do not count.
+    The likelihood holds the noise and the bounds of the update's entries, and the weight is given
+    by its name. The noise is the standard deviation of an entry. The bound is the largest magnitude
+    that an entry with the observed value zero may have; columns in which all entries are zero do
+    not count.
     """
     place = list(problem.gradient).index(weight)
     observed = problem.gradient[weight]
@@ -301,12 +282,8 @@ class OneSample:
         They follow from the first linear layer that can be used. It can be used if it has a bias
         and is trained, its gradient is an outer product, its inputs are the outputs of a ReLU of
         which some are on, and a parameter stands before it. For several local steps, only the last
-        layer is tried.
-
-        Args:
-            problem: the network and the observed update.
-            likelihood: the observed values, noise and bounds of the update's entries.
-            generator: the random stream for draws of the prior.
+        layer is tried. The given likelihood holds the observed values, noise and bounds of the
+        update's entries.
 
         Raises:
             ValueError: the update is of several samples or rounds, no linear layer can be used, or
@@ -338,11 +315,7 @@ def _behind(
 ) -> tuple[KnownErrors, Likelihood]:
     """Return the equations that one linear layer's features leave, and their observed values.
 
-    Args:
-        problem: the network and the observed update of one sample in one step.
-        likelihood: the observed values, noise and bounds of the update's entries.
-        layer: the linear layer.
-        generator: the random stream for draws of the prior.
+    ``likelihood`` holds the observed values, noise and bounds of the update's entries.
 
     Raises:
         ValueError: the layer's gradient is no outer product, its features are not those of a ReLU
@@ -386,11 +359,8 @@ def _layer_gradient(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return a linear layer's gradient, with the variance and the bound of each entry.
 
-    Args:
-        problem: the observed update.
-        likelihood: the observed values, noise and bounds of the update's entries.
-        weight: the name of W.
-        bias: the name of b.
+    The likelihood holds the observed values, noise and bounds of the update's entries. W and b are
+    given by name.
 
     Returns:
         Three matrices (K, n + 1) in the order [∂L/∂W, ∂L/∂b]: the observed values; the variances of

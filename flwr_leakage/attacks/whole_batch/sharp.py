@@ -1,14 +1,11 @@
 """End a batch's solution by steps that settle the states of its ReLUs, or that sharpen its edges.
 
-*Sharpening.* If the equations determine the images, only the states of some ReLU units are in
-doubt.
-
-A candidate for the images does not determine the states of units near zero, and a wrong state moves
-the gradient as much as a right one. So each unit is blurred by its own posterior standard
-deviation. A unit whose sign the equations have settled keeps its kink, and a doubtful unit is
-averaged over both states. Each step solves the equations to first order for the whole batch, and
-draws images from their posterior. The spread of a unit over the draws is its next blur, which falls
-with the residual.
+*Sharpening.* If the equations determine the images, only the states of some ReLU units near zero
+are in doubt, and a wrong state moves the gradient as much as a right one. So each unit is blurred
+by its own posterior standard deviation. A unit whose sign the equations have settled keeps its
+kink, and a doubtful unit is averaged over both states. Each step solves the equations to first
+order for the whole batch, and draws images from their posterior. The spread of a unit over the
+draws is its next blur, which falls with the residual.
 
 Conjugate gradients solve the linear systems. Their preconditioner is the dense matrix of the system
 in single precision. The weight of each group of equations follows from the group's residual, as
@@ -89,13 +86,10 @@ class Sharpening:
         require(self, "be at least 1", "steps")
 
     def obstacle(self, model: KnownErrors) -> str:
-        """Return why sharpening steps do not fit a batch; empty if they do.
+        """Return why sharpening steps do not fit a batch with these equations; empty if they do.
 
         The batch may be too large, or have too few equations. Behind pooling many equations depend
         on each other. So there must be twice as many equations as unknowns.
-
-        Args:
-            model: the equations of the batch's images.
         """
         unknowns, equations = torch.Size(model.shape).numel(), model.num_equations
         if unknowns > self.unknowns:
@@ -111,16 +105,10 @@ class Sharpening:
     ) -> tuple[Tensor, str]:
         """Return the best images (B, C, H, W) of the sharpening steps, and a text about the steps.
 
-        The images are in double precision. They are those of the run if no step comes nearer to the
-        observed equations.
-
-        Args:
-            model: the equations of the images.
-            likelihood: the observed values and noise of the equations.
-            run: the end of the run whose images the steps start from.
-            met: a limit that these steps do not use: they also follow a run that met its equations,
-                as states of ReLUs may still be in doubt.
-            budget: the CPU time, after which the steps end.
+        The images are in double precision. They are those of ``run``, from whose end the steps
+        start, if no step comes nearer to the observed values of the equations. The limit ``met`` is
+        not used: these steps also follow a run that met its equations, as states of ReLUs may still
+        be in doubt.
         """
         inputs = run.inputs
         prior = ImagePrior.of(model.problem.spec)
@@ -186,11 +174,7 @@ def channels(model: KnownErrors, likelihood: Likelihood) -> Tensor:
 
     The entries of a weight's gradient are grouped by their output channel. A bias is one group, and
     the features of all samples are one. A wrong state of a ReLU moves the gradients of its own
-    channel.
-
-    Args:
-        model: the equations of the images.
-        likelihood: the observed values of the equations.
+    channel. The likelihood holds the observed values of the equations.
     """
     found, first = [], 0
     for name in model.passed.names:
@@ -208,12 +192,7 @@ def variances(likelihood: Likelihood, residual: Tensor, groups: Tensor) -> Tenso
     A small group can be met without the others. Its weight would then grow until no other equation
     counts. So variances have a floor: the least mean square residual, relative to the observed
     values, among the tensors with at least a tenth of all entries. No variance is below that of the
-    noise.
-
-    Args:
-        likelihood: the observed values and noise of the equations.
-        residual: (P,) the equations' residuals.
-        groups: (P,) the number of each equation's group.
+    noise. ``groups`` (P,) are the numbers of the equations' groups.
     """
     tensors, observed = likelihood.tensors, likelihood.observed
     sizes = (likelihood.sums(observed.square()) / likelihood.counts).clamp_min(
@@ -232,17 +211,10 @@ def _normal_matrix(
 ) -> Tensor | None:
     """Return LᵀJᵀWJL in single precision; ``None`` if the budget ends before.
 
-    J is the derivative of the equations by the images, W the diagonal matrix of their weights, and
-    L maps coordinates under the prior to images. The matrix has a row for each coordinate of each
-    image. The gradients are sums over samples, and each feature belongs to one sample. So J is
-    built sample by sample.
-
-    Args:
-        model: the equations of the images.
-        blur: width of the blur of ReLUs and max poolings.
-        inputs: (B, C, H, W) the images at which J is taken.
-        weights: (P,) the weights of the equations.
-        budget: the CPU time.
+    J is the derivative of the equations by the images (B, C, H, W), with ReLUs and max poolings
+    blurred by ``blur``. W is the diagonal matrix of their weights (P,), and L maps coordinates
+    under the prior to images. The matrix has a row for each coordinate of each image. The gradients
+    are sums over samples, and each feature belongs to one sample. So J is built sample by sample.
     """
     prior, (count, *shape) = model.prior, inputs.shape
     size, features = inputs[0].numel(), model.errors.shape[1]
@@ -293,12 +265,9 @@ class Edges:
         require(self, "be at least 0", "steps")
 
     def obstacle(self, model: KnownErrors) -> str:
-        """Return why the final steps with a prior of edges do not fit a batch; empty if they do.
+        """Return why steps with a prior of edges do not fit these equations; empty if they do.
 
         They fit if the equations leave the images open.
-
-        Args:
-            model: the equations of the batch's images.
         """
         if not self.steps:
             return "no step was asked for"
@@ -314,17 +283,10 @@ class Edges:
     ) -> tuple[Tensor, str]:
         """Return the images (B, C, H, W) after steps with a prior of edges, and a text about them.
 
-        The images are in double precision. They are those of the run if the steps do not lower the
-        energy, if the run ended at a squared distance of at most ``met``, or if the budget is
-        spent.
-
-        Args:
-            model: the equations of the images.
-            likelihood: the observed values and noise of the equations.
-            run: the end of the run whose images the steps start from.
-            met: relative squared distance from the observed values up to which the run met its
-                equations.
-            budget: the CPU time, after which the steps end.
+        The images are in double precision. They are those of ``run``, from whose end the steps
+        start, if the steps do not lower the energy, if the run ended at a relative squared distance
+        of at most ``met`` from the observed values, so that it met its equations, or if the budget
+        is spent.
         """
         if run.distance <= met:
             return run.inputs, "no edges, as the equations were met"
@@ -356,12 +318,9 @@ class Edges:
     def energy(self, model: KnownErrors, likelihood: Likelihood, point: Tensor) -> float:
         """Return −2 log posterior of images, up to a constant, with the prior of edges.
 
-        The equations are those at the blur of the last step.
-
-        Args:
-            model: the equations of the images.
-            likelihood: the observed values and noise of the equations.
-            point: (B, C, H, W) the coordinates of the images under the normal prior.
+        It holds for the equations at the blur of the last of these steps. The images' coordinates
+        (B, C, H, W) belong to the normal prior. The likelihood holds their observed values and
+        noise.
         """
         misfit = likelihood.energy(residuals(model, likelihood, EDGE_BLURS[1])(point))
         return misfit + EDGE_WEIGHT * float(edge_energy(model.prior, point, EDGE_POWER))
@@ -370,14 +329,10 @@ class Edges:
 def edge_energy(prior: ImagePrior, point: Tensor, power: float) -> Tensor:
     """Return the energy of images under a prior in which few large differences cost little.
 
-    It is ``Σ y² / A + C (2/p) Σ (g + ε²)^(p/2)`` over the pixels. The C fields y of the colours
-    have the prior variance A at the lowest frequency, and g is their squared slope, in a mean over
-    colours; see :func:`_steepness` for ε.
-
-    Args:
-        prior: the normal prior of images, which gives A and the fields.
-        point: (B, C, H, W) coordinates of the images under that prior.
-        power: p, in (0, 2).
+    It is ``Σ y² / A + C (2/p) Σ (g + ε²)^(p/2)`` over the pixels, with p, the power, in (0, 2). The
+    C fields y of the colours have the variance A at the lowest frequency under the normal prior, to
+    which the coordinates (B, C, H, W) belong. g is their squared slope, in a mean over colours; see
+    :func:`_steepness` for ε.
     """
     field = _field(prior, point)
     edges = _steepness(field).double() ** (power / 2)
@@ -387,10 +342,8 @@ def edge_energy(prior: ImagePrior, point: Tensor, power: float) -> Tensor:
 def reweighted(prior: ImagePrior, point: Tensor, power: float) -> Callable[[Tensor], Tensor]:
     """Return a linear map Q such that ``sᵀ Q s`` and the edge energy have one gradient at a point.
 
-    Args:
-        prior: the normal prior of images.
-        point: (B, C, H, W) the coordinates of that point.
-        power: the exponent p of :func:`edge_energy`.
+    The point (B, C, H, W) holds coordinates under the normal prior. The power is p of
+    :func:`edge_energy`.
     """
     weights = _steepness(_field(prior, point)) ** (power / 2 - 1)
 
@@ -407,25 +360,18 @@ def reweighted(prior: ImagePrior, point: Tensor, power: float) -> Callable[[Tens
 
 
 def _shares(prior: ImagePrior) -> Tensor:
-    """Return each coordinate's standard deviation under the prior, as a ratio (C, H, W).
+    """Return each coordinate's standard deviation under the normal prior, as a ratio (C, H, W).
 
     It is divided by the deviation of the same colour at the lowest frequency.
-
-    Args:
-        prior: the normal prior of images.
     """
     return prior.deviations / prior.deviations[:, :1, :1]
 
 
 def _field(prior: ImagePrior, coordinates: Tensor) -> Tensor:
-    """Return the pixels (B, C, H, W) of each colour, in units of a deviation of the prior.
+    """Return the pixels (B, C, H, W) of each colour, in units of a deviation of the normal prior.
 
-    A colour is the mean or a difference of channels. The deviation is its own under the prior at
-    the lowest frequency.
-
-    Args:
-        prior: the normal prior of images.
-        coordinates: (B, C, H, W) coordinates of the images under the prior.
+    The coordinates (B, C, H, W) are those under this prior. A colour is the mean or a difference of
+    channels. The deviation is its own under the prior at the lowest frequency.
     """
     return prior.rows.T @ (_shares(prior) * coordinates) @ prior.columns
 
@@ -443,14 +389,11 @@ def _slopes(field: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _steepness(field: Tensor) -> Tensor:
-    """Return ``g + ε²`` (B, 1, H, W), where g is a field's squared slope in a mean over colours.
+    """Return ``g + ε²`` (B, 1, H, W) with the squared slope g of a field, a mean over colours.
 
-    The prior of edges takes a power of it below one. Under such a power, differences below ε = 0.05
-    (in deviations of the normal prior) cost about their square, and larger ones less. ε was chosen
-    on development draws; there is no table.
-
-    Args:
-        field: (B, C, H, W) the field of each colour, in deviations of the normal prior.
+    The field (B, C, H, W) of each colour is in deviations of the normal prior. The prior of edges
+    takes a power of the result below one. Under such a power, differences below ε = 0.05 cost about
+    their square, and larger ones less. ε was chosen on development draws; there is no table.
     """
     down, right = _slopes(field)
     return (down.square() + right.square()).mean(1, keepdim=True) + 0.05**2

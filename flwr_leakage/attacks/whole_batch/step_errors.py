@@ -153,19 +153,12 @@ def separate_steps(
 
 
 def _search(sums: "_Sums", layer: "_LastLayer") -> "_Mixture | None":
-    """Return the best mixture of the local steps, from several starts.
+    """Return the best mixture of the local steps, from several starts; None if none is finite.
 
-    A mixture is a guess of the steps' errors and features. The first one that explains the sums is
-    taken. If none does, the search continues from the best mixture with two neighbouring steps
-    exchanged. Their errors are nearly equal at first, so that the exchange leads to another
-    minimum.
-
-    Args:
-        sums: the observed sums over steps.
-        layer: the last layer, with which features give errors.
-
-    Returns:
-        The mixture, or ``None`` if no search ended at a finite one.
+    A mixture is a guess of the steps' errors and features. The first one that explains the observed
+    sums over steps is taken. If none does, the search continues from the best mixture with two
+    neighbouring steps exchanged. Their errors are nearly equal at first, so that the exchange leads
+    to another minimum. ``layer`` is the last one, with which features give errors.
     """
     best: _Mixture | None = None
     for start, stages, reach in TRIES:
@@ -261,26 +254,17 @@ class _LastLayer:
         """Return the errors e_t of all local steps, in the columns of a matrix (K, T).
 
         The error e_t = softmax(z_t) − y is the derivative of the loss by the logits z_t of step t,
-        with the target y.
-
-        Args:
-            features: (T, n) the layer's inputs h_t in each step.
+        with the target y. The features (T, n) are the layer's inputs h_t in each step.
         """
         return self.along(features, features[None][:0])[0]
 
     def along(self, features: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the errors e_t of all local steps, and their derivatives along directions.
+        """Return the errors e_t (K, T) of all steps, and their derivatives (D, K, T).
 
         The logits are ``z_t = W_0 h_t + b_0 − η Σ_{s<t} e_s (⟨h_s, h_t⟩ + 1)``, with the layer's
         weight W_0 and bias b_0 before training and the learning rate η. The error is e_t =
-        softmax(z_t) − y, with the target y.
-
-        Args:
-            features: h_t (T, n), the layer's inputs in each step.
-            directions: (D, T, n) changes of the features.
-
-        Returns:
-            The errors (K, T), and the derivatives (D, K, T).
+        softmax(z_t) − y, with the target y. The features h_t (T, n) are the layer's inputs in each
+        step, and the D directions (D, T, n) are changes of these.
         """
         logits, products = self.weight @ features.T + self.bias[:, None], features @ features.T
         moved, turned = self.weight @ directions.mT, directions @ features.T
@@ -303,15 +287,11 @@ class _LastLayer:
 def _begin(start: Start, sums: _Sums, layer: _LastLayer) -> Tensor:
     """Return the errors (K, T) of T local steps with which a search begins.
 
-    With "own units", each step has active units of its own. The other starts assume equal features
-    in all steps. With "mean", each error is the mean of all errors. With "same features", they are
-    the errors of training on these features. With "even" and "at once", the first of these errors
-    is taken, and the rest of the sum is spread evenly over the other steps, or put into the second.
-
-    Args:
-        start: the name of the start.
-        sums: the observed sums over steps.
-        layer: the last layer, with which features give errors.
+    The start has one of these names. With "own units", each step has active units of its own. The
+    other starts assume equal features in all steps. With "mean", each error is the mean of all
+    errors. With "same features", they are the errors of training on these features. With "even" and
+    "at once", the first of these errors is taken, and the rest of the sum is spread evenly over the
+    other steps, or put into the second.
     """
     if start == "own units":
         return _extreme(sums, layer)
@@ -359,14 +339,11 @@ class _Mixture:
     def of(
         cls, sums: _Sums, layer: _LastLayer, mixing: Tensor, sigma: float, on: Tensor | None = None
     ) -> "_Mixture":
-        """Return the mixture of T local steps for a mixing matrix, with its best features.
+        """Return the mixture of T local steps for a mixing matrix A (r, T), with its best features.
 
-        Args:
-            sums: the observed sums over steps.
-            layer: the last layer, with which features give errors.
-            mixing: A (r, T), the errors' coordinates in the sums' basis of r vectors.
-            sigma: the assumed standard deviation of the noise.
-            on: (T, n) booleans, a guess of the features that are not zero; ``None`` for no guess.
+        A holds the errors' coordinates in the basis of r vectors of the sums over steps. ``sigma``
+        is the assumed deviation of the noise. ``on`` (T, n) is a guess of the features that are not
+        zero, or ``None``.
         """
         steps = mixing.shape[1]
         change = _changes(steps, mixing) / sums.reach
@@ -387,8 +364,7 @@ class _Mixture:
     def cost(self) -> float:
         """The sum of squared residuals, each in units of its standard deviation.
 
-        It measures how badly the mixture, a guess of the steps' errors and features, explains the
-        update.
+        It measures how badly the mixture, a guess of errors and features, explains the update.
         """
         return float(self.residual @ self.residual)
 
@@ -415,10 +391,7 @@ class _Mixture:
         return (own - other) / self.sigma**2
 
     def jacobian(self) -> Tensor:
-        """Return the derivative of all residuals by the mixing matrix A.
-
-        It has a row for each residual, and a column for each entry of A.
-        """
+        """Return the derivative of each residual (row) by each entry of the mixing matrix A."""
         slopes, (rows, steps) = self.slopes(), self.mixing.shape
         eye, each = torch.eye(rows).to(slopes), torch.eye(steps).to(slopes)
         sums = torch.einsum("kq,in->kiqn", eye, self.features)
@@ -438,8 +411,8 @@ class _Mixture:
     def deviations(self) -> Tensor:
         """Return the standard deviations (T, n) of the features that the update's noise causes.
 
-        There are T local steps with n features each. The deviations include the error of the mixing
-        matrix. All features count as free, also those that are zero.
+        They include the error of the mixing matrix. All n features of the T local steps count as
+        free, also those that are zero.
         """
         jacobian = self.jacobian()
         normal = jacobian.T @ jacobian
@@ -458,14 +431,8 @@ def _fit(
 ) -> _Mixture | None:
     """Return the mixture of local steps after damped steps in every stage, or None if not finite.
 
-    A mixture is a guess of the steps' errors and features. The assumed noise falls from stage to
-    stage.
-
-    Args:
-        sums: the observed sums over steps.
-        layer: the last layer, with which features give errors.
-        errors: (K, T) the errors to begin with.
-        stages: the assumed noise of each stage, in units of the true noise.
+    A mixture is a guess of the steps' errors and features; the search begins with the errors
+    (K, T). ``stages`` are the assumed noises, in units of the true one, which fall.
     """
     found: _Mixture | None = None
     for stage in stages:
@@ -479,12 +446,7 @@ def _fit(
 def _settled(start: _Mixture, sums: _Sums, layer: _LastLayer) -> _Mixture | None:
     """Return the mixture of local steps after the damped steps of one stage, or None if not finite.
 
-    A mixture is a guess of the steps' errors and features.
-
-    Args:
-        start: the mixture to begin with, which gives the assumed noise.
-        sums: the observed sums over steps.
-        layer: the last layer, with which features give errors.
+    A mixture is a guess of the steps' errors and features. The first gives the assumed noise.
     """
     here = there = start
     is_finite = True
@@ -531,10 +493,6 @@ def _extreme(sums: _Sums, layer: _LastLayer) -> Tensor:
     find the extreme points (Gillis and Vavasis 2014), and the bias gives their scales. Columns
     below 1000 times the noise are left out.
 
-    Args:
-        sums: the observed sums over steps.
-        layer: the last layer, with which features give errors.
-
     Raises:
         LinAlgError: there are fewer singular vectors than steps, or the points do not determine the
             scales.
@@ -566,24 +524,18 @@ def _extreme(sums: _Sums, layer: _LastLayer) -> Tensor:
 def _changes(steps: int, like: Tensor) -> Tensor:
     """Return the matrix (T − 1, T) that maps a feature's values in T steps to their changes.
 
-    Args:
-        steps: T.
-        like: a tensor of the device and precision that the matrix gets.
+    It has the device and precision of ``like``.
     """
     eye = torch.eye(steps).to(like)
     return eye[1:] - eye[:-1]
 
 
 def _non_negative(normal: Tensor, right: Tensor, on: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return the solution of ``min_{h ≥ 0} ½ hᵀ N h − rᵀ h`` for every column, by active sets.
+    """Return the solution h of ``min_{h ≥ 0} ½ hᵀ N h − rᵀ h`` for each column r, by active sets.
 
-    A column belongs to one feature, and its entries to T steps. The set of steps in which a feature
-    is on changes in at most 20 rounds, for all columns at once.
-
-    Args:
-        normal: N (T, T), positive definite.
-        right: (T, n), with a column r for each feature.
-        on: (T, n) booleans, a guess of the entries that are not zero; ``None`` for no guess.
+    A column belongs to one of n features, and its entries to T steps; N (T, T) is positive
+    definite. The set of steps in which a feature is on changes in at most 20 rounds, for all
+    columns at once. ``on`` (T, n) is a guess of the entries that are not zero, or ``None``.
 
     Returns:
         The solutions (T, n), and N⁻¹ (n, T, T) restricted to the steps in which each feature is on.
