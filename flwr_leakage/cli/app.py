@@ -268,7 +268,10 @@ def score(
     """
     from flwr_leakage.cli.scores import print_scores
 
-    chosen = _one_round([f"score={name}", "attack=none"], [*(overrides or []), *context.args])
+    given = [*(overrides or []), *context.args]
+    if "=" in name:  # the name may be left out before an override
+        name, given = "default", [name, *given]
+    chosen = _one_round([f"score={name}", "attack=none"], given)
     folder = _run_folder(chosen)
     _simulate([*chosen, f"run_dir={folder}"])
     print_scores(folder, Console())

@@ -103,3 +103,15 @@ def test_doctor_tells_the_state_of_the_backbone(tmp_path, monkeypatch):
     file.parent.mkdir(parents=True)
     file.write_bytes(b"cut")
     assert _lpips().text == f"damaged, delete it: {file}"
+
+
+def test_the_name_of_a_score_may_be_left_out_before_an_override(monkeypatch):
+    posed = []
+
+    def simulate(chosen):
+        posed.extend(chosen)
+        raise SystemExit(0)
+
+    monkeypatch.setattr("flwr_leakage.cli.app._simulate", simulate)
+    CliRunner().invoke(app, ["score", "client.num_examples=2", "seed=3"])
+    assert {"score=default", "client.num_examples=2", "seed=3"} <= set(posed)
