@@ -140,13 +140,14 @@ def membership_section(index: Index) -> MembershipSection | None:
     notes = (
         "The rows are sorted by p. A record's number is its place in what the server was given, "
         "from 0 on.",
-        f"A record counts as found where p is at most {LEVEL:g}. With p as the limit, at most that "
+        f"p is corrected for all records and updates. A record counts as found where it is at most "
+        f"{LEVEL:g}. With p as the limit, at most that "
         f"share of runs would find any record that was not used. It is not the chance that the "
         f"verdict is wrong, and a large p does not show that the record was not used. Where a "
         f"record is beyond all null records, p is that of a fitted tail, whose order of magnitude "
         f"may be wrong.",
-        "Most clearly in: the update with the smallest p. Others may hold the record too, and by "
-        "statistics no number says which client used it.",
+        "Most clearly in: by algebra, an update that holds the record; by statistics, the update "
+        "with the smallest p, and no number says which client used it. Others may hold it too.",
         *_by_algebra(exact_in, unlabelled),
         f"For statisticians, how the last update was tested ({where}): "
         f"{last.note.removesuffix('.')}.",
@@ -171,7 +172,8 @@ def _told(called: int, exact: int) -> str:
         return "It found none of them used."
     likely, told = called - exact, []
     if exact:
-        told.append(f"{count(exact, 'record')} {'was' if exact == 1 else 'were'} used, by algebra")
+        copies = "a scaled copy of it, was" if exact == 1 else "scaled copies of them, were"
+        told.append(f"{count(exact, 'record')}, or {copies} used, by algebra")
     if likely:
         told.append(f"of {likely} {'more ' * bool(exact)}the record or a near copy probably was")
     if likely:
@@ -260,8 +262,9 @@ def _power(index: Index) -> str:
         low, high = 100 * min(known), 100 * max(known)
         share = f"{low:.0f} %" if round(low) == round(high) else f"{low:.0f} to {high:.0f} %"
         told.append(
-            f"in {count(len(known), 'update')}, by statistics, not known ({share} in a rehearsal "
-            f"that allowed one false alarm in 100 records, and this table allows far fewer)"
+            f"in {count(len(known), 'update')}, by statistics, an unknown share below the {share} "
+            f"of a rehearsal that allowed one false alarm in 100 records, as this table allows far "
+            f"fewer"
         )
     if untold:
         told.append(f"in {count(untold, 'update')} nobody knows how many")
