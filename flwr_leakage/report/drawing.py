@@ -236,10 +236,9 @@ def _legend(panels: Sequence[Panel]) -> list[Line2D]:
 
     dots = [dot for panel in panels for each in panel.dots.values() for dot in each]
     grades = {dot.grade for dot in dots}
-    filled = {dot.grade for dot in dots if not (dot.ended and dot.grade)}
     found = [
         line(f"graded {grade}" if grade else "without a grade", mec=colour,
-             mfc=colour if grade in filled else "none", marker=marker, ms=size**0.5, lw=0)
+             mfc=colour, marker=marker, ms=size**0.5, lw=0)
         for grade, (colour, marker, size) in _DOTS.items() if grade in grades
     ]  # fmt: skip
     medians = any(rounds for panel in panels for rounds in panel.ended.values())
