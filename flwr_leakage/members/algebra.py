@@ -201,7 +201,9 @@ def _in_spreads(values: Float[Tensor, "N F"], count: int) -> Float[Tensor, " N"]
 
 def are_silent(flat: Problem, spans: Sequence[LayerSpan], candidates: Batch) -> Bool[Tensor, " C"]:
     """Return whether each record's part in every layer's update is too small to be found: below
-    ``SILENT`` times the noise of one entry.
+    ``SILENT`` times the noise of one entry. ``flat`` is the update with its model, and BatchNorm by
+    running statistics; ``spans`` are the layers' row spaces. Layers to which a sample gives several
+    rows do not count; if there are no others, no record is silent.
     """
     able = [span for span in spans if span.rows == flat.num_samples]
     if not able:

@@ -47,7 +47,9 @@ class LayerSpan:
         rows: the number of inputs that went into the update: the samples, times the positions of a
             convolution.
         capacity: the largest number of inputs that the row space can contain without containing all
-            others: at most the number of outputs with a derivative, and the width less ``SPARE``.
+            others. It is the number of outputs with a derivative of the loss other than zero (at
+            most K − 1 of K logits), or the number of the layer's inputs less ``SPARE`` if that is
+            smaller.
         behind_batch_norm: whether a BatchNorm layer comes before this layer.
         noise_std: the standard deviation of noise on the pseudo-gradient's entries by its singular
             values; ``None`` if they show nothing, or if it was given.

@@ -97,19 +97,21 @@ class Seen:
 class Rehearsal:
     """The weights of statistics that a rehearsal found, and how well they separate members.
 
-    A rehearsal repeats a client's round on the server's records; a *stranger* is one of them that
-    was not in the repeated update.
+    Statistics, such as the loss, are F numbers of a record and an update by which members are told.
+    A rehearsal repeats a client's round several times, each on a draw from the server's null
+    records, which are not in the client's update. The drawn records are the *members* of the
+    repeated update, and the others its *strangers*.
 
     Attributes:
         weights: (F,) weights w of the statistics in units of their spread. A record with
             statistics x is the likelier a member, the smaller Σ w x is.
         spread: (F,) standard deviations of the observed update's statistics among null records.
-        members: number of members of all draws.
-        found: number of members with a sum below those of 99 % of the strangers. The weights that
-            score one half of the members come from the other half.
+        members: number of members of all repeated updates together.
+        found: number of members with a sum Σ w x below those of 99 % of the strangers. The weights
+            that score one half of the members come from the other half.
         auc: the chance that a member has a smaller sum than a stranger, scored in the same way.
         is_clear: whether the best AUC is above 1/2 by two standard deviations of chance. It is
-            the best of several weighings, and so somewhat too large.
+            the best of several ways to weight statistics, and so somewhat too large.
         length: length of the client's update over that of the longest repeated one. Beyond
             ``LONGEST`` the client trained in another way, such as by another optimizer.
     """
@@ -366,9 +368,9 @@ def _crossed(
     members: Float[Tensor, "M F"],
     strangers: Float[Tensor, "N F"],
 ) -> tuple[float, int]:
-    """Return the AUC of weighted statistics, and how many members lie below 99 % of strangers,
-    records that were not in the repeated update. The weights (F,) by ``weigh`` for one half of the
-    members are determined from the other half.
+    """Return the AUC of weighted statistics, and how many members have a weighted sum below those
+    of 99 % of the strangers, records that were not in the repeated update. The weights (F,) that
+    score one half of the members are those that ``weigh`` returns for the other half.
     """
     spread = strangers.std(0).clamp_min(1e-12)
     caught, wins = 0, 0.0

@@ -135,9 +135,10 @@ class _Group:
         return other
 
     def first_within(self, tolerance: float, num_steps: int) -> Int[Tensor, " G"]:
-        """Return the index (G,) of the first of ``num_steps`` steps at which each matrix passed
-        both tests, that residual and growth of its estimate are within the tolerance; −1 if none
-        is.
+        """Return the index (G,) of the first step at which each matrix has λmax to the tolerance;
+        −1 if none of the first ``num_steps`` Lanczos steps is one. At such a step, two numbers are
+        within the tolerance, both relative to the estimate of λmax: the error that its residual
+        allows, and the estimate of how much it will still grow.
         """
         first = torch.full_like(self.blocks, -1)
         for step in reversed(range(num_steps)):

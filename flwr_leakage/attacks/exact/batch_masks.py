@@ -187,9 +187,10 @@ class MaskColumns:
     def limit(self, expected: float) -> float:
         """Return the misfit up to which a sample that a mask gives counts as true.
 
-        A misfit is the part of the sample's errors outside the gradient's span, in [0, 1]. The
-        limit is ``EXACT_MULTIPLE`` times the misfit that noise of the gradient alone causes
-        (``expected``), plus the misfit that rounding may cause.
+        A misfit is the part of the sample's errors, the derivatives of its loss by the layer's
+        outputs, outside the span of the columns of the weight's gradient, in [0, 1]. The limit is
+        ``EXACT_MULTIPLE`` times the misfit that noise of the gradient alone causes (``expected``),
+        plus the misfit that rounding may cause.
         """
         return EXACT_MULTIPLE * expected + self._rounding
 
@@ -212,9 +213,11 @@ class MaskColumns:
     def _rounding(self) -> float:
         """The misfit of a sample's errors that the rounding of the client's own pass may cause.
 
-        The misfit is the part of the errors outside the gradient's span, in [0, 1]. It is set to
-        100 times the gradient's relative noise, within the limits ``FLOAT64_MISFIT`` and
-        ``FLOAT32_RELATIVE_ERROR`` (the factor was chosen on development draws; no table).
+        Errors are the derivatives of the sample's loss by the layer's outputs. The misfit is their
+        part outside the span of the columns of the weight's gradient, in [0, 1]. It is set to 100
+        times the gradient's relative noise, within the limits ``FLOAT64_MISFIT`` and
+        ``FLOAT32_RELATIVE_ERROR``. The factor was chosen on development draws, of which no table
+        is kept.
         """
         factor = self.layer.factor
         entries = int(self.layer.live.sum()) * (factor.right.shape[1] + 1)

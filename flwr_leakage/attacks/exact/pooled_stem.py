@@ -5,7 +5,7 @@ In the stem of a ResNet, 3×3 windows of stride 2 keep few more numbers than the
 offset of its outputs, which are called *entries* here. If the place of each window's maximum is
 given, the windows' values ``v = (W ∗ x + t)[maximum]`` are linear in x. Neighbouring windows share
 maxima, so that only some 9,300 of these equations are distinct: they leave the image near 40 dB.
-The gradient ``∂L/∂W = Σ_p δ[p] x[patch p]`` of the convolution is linear in x, too. δ is the known
+The gradient ``∂L/∂W = Σ_k δ[k] x[patch k]`` of the convolution is linear in x, too. δ is the known
 derivative of the loss by a window's value, at the place of its maximum. Together they determine x.
 
 Two facts restrict the place of each window's maximum:
@@ -154,7 +154,8 @@ class Stem:
     def correlate(self, inputs: Tensor, errors: Tensor) -> Tensor:
         """Return the gradient ``Σ_p δ[p] x[patch p]`` (C, c, k, k) of the convolution's weight.
 
-        x (1, c, H, W) is its input, and δ (1, C, H, W) the derivative of the loss by its outputs.
+        x (1, c, H, W) is its input, and δ (1, C, H, W) the derivative of the loss by its outputs,
+        whose places are p.
         """
         return conv2d_weight(inputs, self.weight.shape, errors, *self._settings)
 

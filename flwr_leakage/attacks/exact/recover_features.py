@@ -83,7 +83,11 @@ class Features:
     error: Tensor | None = None
 
     def __str__(self) -> str:
-        """Return in words how many ReLU outputs are known, with equations and repairs."""
+        """Return in words of how many ReLUs the outputs, or only equations of them, are known.
+
+        If there are any, it adds how many wrong entries of masks, which say where a unit is on,
+        were repaired, and how many channels are left out as contradicting the others.
+        """
         words = f"outputs of {len(self.outputs)} ReLUs"
         if self.equations:
             words += f" and equations of {len(self.equations)}"

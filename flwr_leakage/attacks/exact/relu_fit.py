@@ -160,8 +160,8 @@ def normal_products(
     """Return JᵀJ d (M, C, H, W) for M directions d of the input, in single precision.
 
     J is the derivative of the equations' residuals by the input at the point ``inputs``
-    (1, C, H, W), with ReLUs averaged over noise of deviation ``blur``. ``block`` of them are
-    computed at once.
+    (1, C, H, W), with ReLUs averaged over noise of standard deviation ``blur``. ``block`` is the
+    number of directions whose products are computed at once.
     """
     size, width = len(directions), min(block, len(directions))
     here = equations.linearise(inputs.float(), blur, width)

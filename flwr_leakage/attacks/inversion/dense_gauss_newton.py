@@ -172,9 +172,11 @@ class DenseGaussNewton(OneByOne):
     def _look_ahead(
         self, problem: Problem, generator: torch.Generator, restart: int, budget: Budget
     ) -> tuple[Batch | None, str]:
-        """Return the batch that the attack ``ahead`` finds, and a text on the first start.
+        """Return the batch that the attack ``ahead`` finds, and words on where the first start is.
 
-        The batch is ``None`` if there is no such attack, if it refuses, or for a single sample.
+        The batch is ``None`` if there is no such attack, if it refuses, or for a single sample. The
+        words, for the result's ``stats``, then say that the attack takes its own start, and why the
+        other attack refused.
         """
         if self.ahead is None or problem.num_samples == 1:
             return None, "its own start"

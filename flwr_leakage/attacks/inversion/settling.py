@@ -1,12 +1,14 @@
 """End a run of Gauss–Newton by steps that blur each ReLU unit by its own uncertainty.
 
-At the end of a run, it is a guess which units near zero are on (their masks), and a wrong mask
-moves the gradient as much as a right one. The equations, solved to first order, leave a normal
-posterior of the images. Draws from it show how far the input of each unit may still move. A unit
-whose sign is certain keeps its kink, and a doubtful unit is averaged over both masks. A wrong mask
-spoils the equations of its own unit only. So variances are read from the residual, kernel by kernel
-and feature by feature, and the other equations keep their weight. Blur and variances fall with the
-residual. The prior decides about the directions that the equations leave open: first that of the
+An equation sets an entry of the update, or a feature that was recovered from it, equal to what the
+images predict. At the end of a run, it is a guess which units near zero are on (their masks). As
+the slope of a ReLU jumps, a wrong mask changes the gradient, however near zero the unit is. The
+equations, solved to first order, leave a normal posterior of the images. Draws from it show how far
+the input of each unit may still move. A unit whose sign is certain keeps its kink, and a doubtful
+unit is averaged over both masks. A wrong mask spoils the equations of its own unit only. So the
+variance of the equations' errors is read from the residual, kernel by kernel and feature by
+feature, and the other equations keep their weight. Blur and variances fall with the residual. The
+prior decides about the directions of the images that the equations leave open: first that of the
 run, and once an image shows its kinds of patches,
 :class:`flwr_leakage.spectral.patch_prior.PatchPrior`.
 """

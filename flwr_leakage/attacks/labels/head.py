@@ -234,9 +234,10 @@ def error_targets(loss: Loss, num_classes: int) -> Float[Tensor, "K K"] | None:
 class _Equations:
     """The equations for the features of a sample behind a last layer's gradient, given its label.
 
-    The gradient, of rank b, is ``U [R, β]``. The features are t R, with the sample's dual t (b,).
-    It is ``t = t₀ + p D``, with unknown coordinates p (b − 1,). The equations say that the error of
-    the sample's logits lies in the span of U.
+    The gradient ``[∂L/∂W, ∂L/∂c]`` by the layer's weight and bias, of rank b, is ``U [R, β]``, with
+    U (K, b), R (b, F) and β (b,). The features are t R, with the sample's dual t (b,). This is
+    ``t₀ + p D``, with unknown coordinates p (b − 1,). The equations say that the error of the
+    sample's logits lies in the span of U.
 
     Attributes:
         base: logits (K,) of the shortest dual t₀ with ``t₀·β = 1``.
@@ -260,7 +261,8 @@ class _Equations:
     ) -> "_Equations":
         """Return the equations for the samples behind a last layer's gradient.
 
-        Their unknowns are the coefficients of a sample's features, its dual. ``matrix`` is the
+        Their unknowns are a sample's dual, the coefficients of its features in the rows of R, from
+        the factors ``U [R, β]`` of the gradient, which ``factor`` holds. ``matrix`` is the
         layer's weight W (K, F) and ``offset`` its bias (K,). ``targets`` is τ of
         :func:`error_targets`.
         """
@@ -275,8 +277,10 @@ class _Equations:
     def solutions(self, generator: torch.Generator) -> list[tuple[Tensor, int]]:
         """Return candidates for samples of the batch, the most exact first.
 
-        Each is a dual (b,), the coefficients of a sample's features, and the label whose equations
-        it solves. For each label, the equations are solved from several random starts.
+        Each is a dual t (b,) and the label whose equations it solves. The dual gives a sample's
+        features as the combination ``t R`` of the b rows of R, from the factors ``U [R, β]`` of the
+        last layer's gradient of rank b. For each label, the equations are solved from several
+        random starts.
         """
         labels = torch.arange(len(self.targets)).repeat_interleave(STARTS)
         _, sizes, axes = torch.linalg.svd(self.slopes, full_matrices=False)

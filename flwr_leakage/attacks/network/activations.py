@@ -396,8 +396,9 @@ def hardsigmoid() -> Activation:
 def hardtanh(min_val: float = -1.0, max_val: float = 1.0) -> Activation:
     """Return the activation that clamps z to the interval from ``min_val`` to ``max_val``.
 
-    It has an inverse only if 0 lies inside of the interval. Otherwise, as for ReLU6, about half of
-    all inputs lie outside of it, and the output only gives a bound on them.
+    Outputs strictly inside of the interval determine their inputs; the others only bound them. The
+    activation comes with an inverse only if 0 lies inside of the interval. Otherwise, as for ReLU6,
+    about half of all inputs lie outside of it.
     """
     is_open = min_val < 0 < max_val
     return Activation(

@@ -261,8 +261,9 @@ class Relaxation:
     ) -> Iterator[Int[Tensor, " t"]]:
         """Yield the token ids (t,) of one text after another, up to ``count``, as they are found.
 
-        ``spans`` are those behind the first attention, and tell the U tokens that may occur.
-        ``weights`` tell how likely each token stands at each position, or are ``None``.
+        ``spans`` hold the row spaces of gradients of the layers behind the first attention layer,
+        in which the vectors of a right text lie, and the U tokens that may occur. ``weights`` tell
+        how likely each of these tokens stands at each of T positions, or are ``None``.
         """
         parts = list(spans.attention.split(spans.inputs))
         start = torch.zeros(spans.allowed.T.shape)

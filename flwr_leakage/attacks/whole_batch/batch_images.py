@@ -129,8 +129,9 @@ class BatchImages(OneByOne):
     def _faded(self, problem: Problem, end: Sharpening | Edges | None) -> GaussNewton:
         """Return the settings of Gauss–Newton for the run before the final steps.
 
-        The prior fades faster on networks without kinks, and the run leaves some products to the
-        final steps, unless ``end`` is ``None``, as there are none.
+        The prior fades faster on networks without kinks. The run takes the share ``end.before`` of
+        the allowed products with the Jacobian, or all of them if ``end`` is ``None``, which means
+        that there are no final steps.
         """
         solver = self.solver
         if end is not None:

@@ -298,18 +298,20 @@ class KnownErrors:
     def gradient(self, inputs: Tensor, blur: float, precise: bool = False) -> Tensor:
         """Return the numbers (P,) that images (B, C, H, W) predict for the equations.
 
-        They are the gradients of all parameters before the layer, and then the features. ReLUs and
-        max poolings are blurred by ``blur`` times the spread of their inputs; 0 for none. If
-        ``precise``, the pass is in double precision, else in single precision.
+        They are the gradients of all parameters before a linear layer whose inputs were recovered,
+        and then these inputs, the features. ReLUs and max poolings are blurred by ``blur`` times
+        the spread of their inputs; 0 for none. If ``precise``, the pass is in double precision,
+        else in single precision.
         """
         return torch.cat(self.parts(inputs, blur, precise))
 
     def parts(self, inputs: Tensor, blur: float, precise: bool = False) -> list[Tensor]:
         """Return the numbers that images (B, C, H, W) predict for the equations, in flat parts.
 
-        These are the gradient of each parameter before the layer, and then the features,
-        differentiable if the images require a gradient. ReLUs and max poolings are blurred by
-        ``blur`` times the spread of their inputs; 0 for none. If ``precise``, it is in float64.
+        The equations set them equal to the observed ones. They are the gradient of each parameter
+        before a linear layer whose inputs were recovered, and last these inputs, the features. They
+        are differentiable if the images require a gradient. ReLUs and max poolings are blurred by
+        ``blur`` times the spread of their inputs; 0 for none. If ``precise``, all is in float64.
         """
         run = self.features if precise else self.passed.narrow
         dtype = torch.float64 if precise else torch.float32

@@ -362,16 +362,16 @@ def reweighted(prior: ImagePrior, point: Tensor, power: float) -> Callable[[Tens
 def _shares(prior: ImagePrior) -> Tensor:
     """Return each coordinate's standard deviation under the normal prior, as a ratio (C, H, W).
 
-    It is divided by the deviation of the same colour at the lowest frequency.
+    It is divided by the standard deviation of the same colour at the lowest frequency.
     """
     return prior.deviations / prior.deviations[:, :1, :1]
 
 
 def _field(prior: ImagePrior, coordinates: Tensor) -> Tensor:
-    """Return the pixels (B, C, H, W) of each colour, in units of a deviation of the normal prior.
+    """Return the pixels (B, C, H, W) of each colour, from coordinates (B, C, H, W) under the prior.
 
-    The coordinates (B, C, H, W) are those under this prior. A colour is the mean or a difference of
-    channels. The deviation is its own under the prior at the lowest frequency.
+    A colour is the mean or a difference of channels. Its pixels are divided by its standard
+    deviation under the normal prior at the lowest frequency.
     """
     return prior.rows.T @ (_shares(prior) * coordinates) @ prior.columns
 
@@ -391,9 +391,10 @@ def _slopes(field: Tensor) -> tuple[Tensor, Tensor]:
 def _steepness(field: Tensor) -> Tensor:
     """Return ``g + ε²`` (B, 1, H, W) with the squared slope g of a field, a mean over colours.
 
-    The field (B, C, H, W) of each colour is in deviations of the normal prior. The prior of edges
-    takes a power of the result below one. Under such a power, differences below ε = 0.05 cost about
-    their square, and larger ones less. ε was chosen on development draws; there is no table.
+    The field (B, C, H, W) holds the pixels of each colour, divided by its standard deviation under
+    the normal prior at the lowest frequency. The prior of edges takes a power of the result below
+    one. Under such a power, differences below ε = 0.05 cost about their square, and larger ones
+    less. ε was chosen on development draws; there is no table.
     """
     down, right = _slopes(field)
     return (down.square() + right.square()).mean(1, keepdim=True) + 0.05**2
