@@ -438,7 +438,8 @@ class Exposure(_Shapes):
     def select(self, indices: Sequence[int]) -> "Exposure":
         """Return the exposure of the same round with only some of the samples.
 
-        Both updates, ``whole``, and the weights of the kept samples stay as they are.
+        The updates ``raw`` and ``released``, the whole round's exposure ``whole``, and the kept
+        samples' weights in the update stay as they are.
 
         Args:
             indices: indices of samples of this exposure.

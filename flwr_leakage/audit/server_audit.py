@@ -325,15 +325,17 @@ class ServerAudit:
         inputs: Mapping[int, Inputs],
         optimizer: str = "SGD",
     ) -> None:
-        """Test the candidate samples for membership in each update, or their mean; record p-values.
+        """Test whether the candidate samples are members of the clients' data; record p-values.
+
+        Each update is tested by itself, or if the attacker sees only their mean, that is tested.
 
         Args:
             server_round: counted from 1.
             observations: the updates that are tested, attacked or not.
-            unknown: clients whose samples nobody can know.
-            inputs: the facts that are assumed of a client's inputs in the place of ``spec`` and the
-                model's mode, by client.
-            optimizer: the name of the class that these clients trained with.
+            unknown: clients whose true samples nobody can know, to compare the tests with.
+            inputs: by client, the spec of its inputs and its BatchNorm mode. Other clients have the
+                audit's own ``spec`` and mode.
+            optimizer: the class name of the optimizer with which these clients trained.
         """
         chosen = [o for o in observations if self.selection.includes(o.server_round, o.client_id)]
         if self.candidates is None or not chosen:

@@ -103,13 +103,17 @@ class SampleSpectra:
         return self.operator.num_inputs * (self.node_weights * values).sum(1)
 
     def rmse(self, squared_errors: Float[Tensor, " S"]) -> Float[Tensor, " S"]:
-        """Return √(squared error / N) of each sample with N entries, in model input units."""
+        """Return √(squared error / N) of each of S samples with N entries, in model input units."""
         return (squared_errors / self.operator.num_inputs).sqrt()
 
     def error_under_isotropic_noise(self, noise_std: float) -> Float[Tensor, " S"]:
-        """Return the predicted recovery RMSE (S,) of an attacker with a Gaussian prior: equation
-        (1) of this module with noise of variance e(σ) = noise_std² along every singular vector, in
-        units of the pseudo-gradient.
+        """Return the predicted RMSE (S,) of an attacker's reconstruction of each of the S samples.
+
+        The noise on the pseudo-gradient has the variance ``e = noise_std²`` along every singular
+        vector. The squared error is equation (1) of this module, ``Σ_σ τ² e / (e + τ² σ²)``, with
+        τ the standard deviation of the attacker's Gaussian prior for each pixel, and σ the singular
+        values of the pseudo-gradient's derivative by the sample. The result is in model input
+        units, and ``noise_std`` in those of the pseudo-gradient.
         """
         tau, energy = self.prior_std, noise_std**2
         if energy == 0:
@@ -130,9 +134,11 @@ class SampleSpectra:
         return self.prior_std**2 * sigma * (cutoffs[:, None] - sigma).clamp_min(0)
 
     def error_at(self, cutoffs: Float[Tensor, " S"]) -> Float[Tensor, " S"]:
-        """Return the predicted recovery RMSE (S,) under the noise of :meth:`energies` with given
-        cutoffs c, in units of the singular values σ. The squared error is τ² Σ_σ (1 − σ/c)₊, with τ
-        the attacker's prior standard deviation.
+        """Return the predicted RMSE (S,) of an attacker's reconstruction of each of the S samples.
+
+        The noise is that of :meth:`energies` with a cutoff c for each sample, in units of the
+        singular values σ. The squared error is τ² Σ_σ (1 − σ/c)₊, with τ the attacker's prior
+        standard deviation. The result is in model input units.
         """
         share = 1 - self.singular_values / cutoffs.clamp_min(_TINY)[:, None]
         return self.rmse(self.trace(self.prior_std**2 * share.clamp_min(0)))

@@ -158,9 +158,12 @@ class Expected:
     def _is_finite(
         dtype: torch.dtype, plain: Sequence["_Plain"], arrays: Mapping[str, Array]
     ) -> bool:
-        """Return whether all expected arrays of one type are finite and in the model's own format.
+        """Return whether the arrays of one dtype came as expected, and hold finite entries only.
 
-        ``plain`` holds their names and formats, and ``arrays`` the arrays that came, by name.
+        Each must have the header that ``np.save`` writes for the shape and the dtype of the model's
+        tensor of this name. The result is false for a dtype that NumPy lacks, such as bfloat16.
+        ``plain`` holds the expected names, shapes and headers, and ``arrays`` the arrays that came,
+        by name.
         """
         if dtype not in _PLAIN:
             return False
@@ -178,7 +181,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class _Plain:
-    """The name, shape and bytes of one expected array, as ``np.save`` writes it.
+    """The name, shape, header and size of one expected array, as ``np.save`` writes it.
 
     Attributes:
         name: its name in the model's ``state_dict``.

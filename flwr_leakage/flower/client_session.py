@@ -24,12 +24,15 @@ _LOG = logging.getLogger(__name__)
 
 
 class Session:
-    """One round of one client, with the mini-batches that pass through ``encode``.
+    """One round of one client, with the mini-batches that its training passes to ``encode``.
+
+    The first samples are kept for the scores: the audit's ``max_samples``, rounded up to whole
+    mini-batches. Later ones are encoded, and not kept.
 
     Attributes:
-        private: the kept mini-batches before the defense.
-        defended: the same mini-batches after the defense.
-        kept: the number of samples in them.
+        private: the kept samples by mini-batch, before the defense.
+        defended: the same samples after the defense.
+        kept: the number of kept samples.
     """
 
     def __init__(self, audit: ClientAudit, server_round: int, client_id: int) -> None:
@@ -86,8 +89,9 @@ class Session:
     def encode(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return a mini-batch as the defense encodes it, and keep both forms for the scores.
 
-        Inputs are (B, C, H, W) in the model's input space, targets (B,) class indices. The results
-        are on their device.
+        Samples beyond the audit's ``max_samples`` are encoded, and not kept. Inputs (B, C, H, W)
+        are in the model's input space, targets (B,) are class indices. The results are on their
+        device.
 
         Raises:
             ValueError: the inputs have another shape than the client's spec, a label is no class of

@@ -40,7 +40,7 @@ class Given:
 
 @dataclass(frozen=True)
 class _Assumed:
-    """The inputs, the schedule and the BatchNorm mode that an attack on one client assumes."""
+    """The input spec, the schedule and the BatchNorm mode that an attack on one client assumes."""
 
     spec: InputSpec
     schedule: LocalSchedule
@@ -48,7 +48,7 @@ class _Assumed:
 
     @property
     def inputs(self) -> Inputs:
-        """The inputs and the BatchNorm mode alone."""
+        """The input spec and the BatchNorm mode alone."""
         return self.spec, self.batch_norm
 
 
@@ -225,10 +225,14 @@ class ToldAudit(ServerAudit):
         self.look_at_large(complete, one.inputs, unknown, training.optimizer)
 
     def _told_steps(self, told: TrainingFacts) -> _Assumed:
-        """Return the steps and inputs that a client told, whichever optimizer it used.
+        """Return a client's local steps and the facts of its inputs, whichever optimizer it used.
+
+        The steps, with their learning rate and batch size, are as the client told. The facts are
+        the inputs' shape, classes and normalisation, and the BatchNorm mode: those given to the
+        audit, or else those that the client told.
 
         Raises:
-            ValueError: it told no inputs, or not its steps.
+            ValueError: no facts of the inputs are given or told, or the client told no steps.
         """
         spec = self.given.spec or told.spec()
         if not told.num_steps:

@@ -115,7 +115,8 @@ def story_chart(
     description: str,
     is_wide: bool = False,
 ) -> Markup:
-    """Return a chart of test accuracy (in [0, 1], by round, or empty) above panels of leakage. Each
+    """Return a chart of test accuracy above panels of leakage. ``accuracy`` holds the values that
+    were recorded in each round, in [0, 1], of which the median is drawn; it may be empty. Each
     panel, with at least one dot, has its own scale of PSNR; a band on top holds all exact images.
     ``name`` is a prefix of the SVG's ids, ``description`` a text for readers who do not see it, and
     ``is_wide`` tells whether it fills a screen's width and not a phone's.

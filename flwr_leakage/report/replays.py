@@ -113,9 +113,12 @@ def _off(residual: float) -> str:
 def replay_told(
     found: Replays, attacked: Collection[Place], defended: bool = False, sample: Sample = IMAGE
 ) -> tuple[str, ...]:
-    """Return sentences on whether each attacked update is the one that its client trained, by
-    repeating its training. ``attacked`` holds (round, client); client −1, an aggregate, stands for
-    a round's updates. ``defended`` tells whether a defense changed updates after training.
+    """Return sentences on whether each attacked update is the one that its client trained.
+
+    ``found`` holds the outcomes of repeating the training. ``attacked`` holds (round, client);
+    client −1 stands for the mean of a round's updates, and so for each of them. ``defended`` tells
+    whether a defense changed updates after training. ``sample`` has the nouns, such as image and
+    images, by which the sentences name samples.
     """
     if not attacked:
         return ()

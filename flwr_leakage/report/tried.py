@@ -260,7 +260,11 @@ def duration(seconds: float) -> str:
 
 
 def _run_strongest(metadata: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
-    """Return a sentence on how to run the portfolio of all attacks, and the setting for it."""
+    """Return a sentence on how to run the portfolio of all attacks, and the config override for it.
+
+    ``metadata`` is what the run recorded of itself, with its config if it is a simulation. The
+    override, ``attack=strongest``, is for the command line of simulations.
+    """
     how = "attack=strongest" if is_simulation(metadata) else 'observe(…, attack="strongest")'
     return (
         f"Run it again with {how}: it tries every attack that applies, keeps the best result, and "

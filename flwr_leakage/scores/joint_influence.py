@@ -96,8 +96,16 @@ class JointInfluence:
 
 @dataclass(frozen=True)
 class _Joint:
-    """The least-squares solution A⁺δ for a whole update's Jacobian A and perturbation δ; the
-    diagonal of (AᵀA)⁻¹, or ``None`` if unknown; and the result's state, relative error and note.
+    """The influence of a perturbation on all inputs of a round: the least-squares solution A⁺δ.
+
+    Attributes:
+        solution: (n,) A⁺δ, with the Jacobian A of the update by all n input values, and the
+            update's perturbation δ; it is damped if A is too large for a dense solution.
+        variances: (n,) diagonal of (AᵀA)⁻¹; ``None`` if A is too large, or has a rank below n.
+        state: ``exact`` for a dense solution with A of rank n; else ``lower bound``.
+        error: error of ‖solution‖, relative to ‖solution‖: what rounding may cause, or if the
+            solution is damped, the solver's tolerance.
+        note: why the solution is a lower bound; empty if it is exact.
     """
 
     solution: Float[Tensor, " n"]

@@ -32,7 +32,10 @@ Samples = Any
 
 
 class ScoreWarning(UserWarning):
-    """The warning that scores describe another function than the one that the model trains."""
+    """The warning that risk scores leave out a part of a model in train mode, such as dropout.
+
+    The scores then describe another function than the one that is trained.
+    """
 
 
 def default_scores() -> dict[str, Score]:
