@@ -125,7 +125,7 @@ class InputSpec:
 
     @classmethod
     def table(cls, num_features: int, num_classes: int) -> "InputSpec":
-        """Return the spec of standardised rows or embeddings: no box, mean 0 and deviation 1.
+        """Return the spec of standardised rows or embeddings: no box, mean 0, standard deviation 1.
 
         An attack's prior of such inputs has the mean 0.5 and a standard deviation of about 0.25.
 

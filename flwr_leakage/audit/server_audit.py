@@ -246,8 +246,8 @@ class ServerAudit:
                 themselves.
             num_updates: the number of updates received in the round; by default that of
                 observations.
-            inputs: by client id, the inputs and the BatchNorm mode that an attack assumes in the
-                place of ``spec`` and the model's mode.
+            inputs: by client id, the input spec and the BatchNorm mode that an attack assumes in
+                the place of ``spec`` and the model's mode.
         """
         inputs = inputs or {}
         self._recorder.cost(server_round, "clients_wall_seconds", self._elapsed())
@@ -286,7 +286,7 @@ class ServerAudit:
         """Attack the selected updates of a round, evaluate and record each.
 
         ``unknown`` and ``inputs`` are those of ``inspect``: clients whose true samples nobody can
-        know, and by client id, the inputs and BatchNorm mode to assume in the place of the audit's.
+        know, and by client id, the input spec and BatchNorm mode to assume, not the audit's own.
         """
         if self.attack is None:
             return
@@ -333,8 +333,8 @@ class ServerAudit:
             server_round: counted from 1.
             observations: the updates that are tested, attacked or not.
             unknown: clients whose true samples nobody can know, to compare the tests with.
-            inputs: by client, the spec of its inputs and its BatchNorm mode. Other clients have the
-                audit's own ``spec`` and mode.
+            inputs: by client id, its input spec and BatchNorm mode. Other clients have the audit's
+                own ``spec`` and mode.
             optimizer: the class name of the optimizer with which these clients trained.
         """
         chosen = [o for o in observations if self.selection.includes(o.server_round, o.client_id)]
@@ -364,9 +364,9 @@ class ServerAudit:
         """Infer the class counts behind the update ``seen`` of many images, and record them.
 
         In a simulation, the update of one step on a few of the images is attacked, too, unless
-        ``is_attacked`` says that the update itself is. ``assumed`` are the inputs and the BatchNorm
-        mode that are assumed, ``unknown`` the clients whose true samples nobody can know, and
-        ``optimizer`` is the class name of the client's optimizer.
+        ``is_attacked`` says that the update itself is. ``assumed`` are the input spec and the
+        BatchNorm mode that are assumed, ``unknown`` the clients whose true samples nobody can know,
+        and ``optimizer`` is the class name of the client's optimizer.
         """
         if self.large_clients is None or self.threat.view == "aggregate":
             return

@@ -97,7 +97,7 @@ class ToldAudit(ServerAudit):
 
         ``unknown`` are the clients whose samples an evaluator cannot know. ``num_updates`` is the
         number of updates that were aggregated, ``None`` for those observed. ``inputs`` are, by
-        client id, the inputs' spec and the BatchNorm mode to assume in the place of those told.
+        client id, the input spec and the BatchNorm mode to assume in the place of those told.
         """
         facts = {note.client_id: note.training for note in notes}
         for (when, client_id), num_examples in self._spared.items():

@@ -190,9 +190,9 @@ def _lowest(values: Float[Tensor, " N"], count: int) -> float:
 
 
 def _in_spreads(values: Float[Tensor, "N F"], count: int) -> Float[Tensor, " N"]:
-    """Return the mean of F statistics for each record, in its standard deviations among null
-    records (known not to be members), the rows behind the first ``count``; each statistic is first
-    divided by its own.
+    """Return the mean of F statistics for each record, over its standard deviation among null
+    records, which are known not to be members. These are the rows behind the first ``count``. Each
+    statistic is first centred, and divided by its standard deviation, among null records.
     """
     null = values[count:]
     mean = ((values - null.mean(0)) / null.std(0).clamp_min(1e-12)).mean(1)

@@ -176,7 +176,7 @@ def compute_features(
 ) -> list[Features]:
     """Return the statistics of N records for each of several updates of the same parameters and
     buffers, with row spaces of the same layers. What does not depend on the update is computed
-    once. The names are ``row_space``, for which labels do not count, ``outer_product``,
+    once. ``statistics`` are names: ``row_space``, for which labels do not count, ``outer_product``,
     ``gradient_cosine``, ``gradient_difference`` and ``loss``.
     """
     names: list[str] = []
@@ -310,7 +310,12 @@ def rehearse(
 
 
 def _repeated(client: Problem, flat: Problem, batch: Batch, optimizer: str) -> Problem:
-    """Return the update that a batch of null records gives, before any defense."""
+    """Return the update that a repeated round on a batch of the server's records gives.
+
+    ``client`` is the client's update with the model, and BatchNorm as the client trained. ``flat``,
+    with BatchNorm by running statistics, is returned with the repeated update in it. No defense has
+    changed this one.
+    """
     with torch.no_grad():
         gradient = client.replay(batch, optimizer)
         buffers = flat.buffers
@@ -388,8 +393,9 @@ def _crossed(
 def _as_released(
     gradient: Params, observed: Params, noise_std: float, generator: torch.Generator
 ) -> Params:
-    """Return a repeated gradient after the pruning, signs and noise that the observed one shows:
-    pruned if that has more zeros, and signs if most of its entries have one magnitude.
+    """Return the gradient of a repeated round after what the observed one shows: pruned if the
+    observed one has more zeros, as signs if most of its entries have one magnitude, and with noise
+    of standard deviation ``noise_std``.
     """
     entries = sum(value.numel() for value in observed.values())
     kept = sum(int(value.count_nonzero()) for value in observed.values())

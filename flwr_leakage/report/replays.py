@@ -35,8 +35,8 @@ class Replays:
     it.
 
     Attributes:
-        same: updates that are reproduced, with the relative distance, or ``None`` if it is not
-            shared.
+        same: updates that are reproduced, with the relative distance of the repeated update, or
+            ``None`` if the client does not share it.
         other: updates that are not reproduced, with the reason.
         undone: updates whose training was not repeated, with the reason.
     """
@@ -101,7 +101,9 @@ def replay_of_client(found: Replays, client_id: int) -> str:
 
 
 def _most(residuals: Iterable[float | None]) -> float | None:
-    """Return the largest relative distance of a repeated update; ``None`` if one is not shared."""
+    """Return the largest relative distance of a repeated update from the update, by ``residuals``;
+    ``None`` if a client does not share one.
+    """
     known = list(residuals)
     return None if None in known else max(value for value in known if value is not None)
 

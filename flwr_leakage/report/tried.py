@@ -204,9 +204,9 @@ MORE = 10
 def more_time(
     index: Index, metadata: Mapping[str, Any], is_what_if: bool = False
 ) -> tuple[str, tuple[str, ...]]:
-    """Return a sentence on giving an attack more time, with the cost, and the settings for it. With
-    ``is_what_if``, only attacks under additional defenses were cut off: they get the other attacks'
-    time.
+    """Return a sentence on giving an attack more time, with the cost, and the config overrides for
+    it. With ``is_what_if``, only attacks under additional defenses were cut off: they get the other
+    attacks' time.
     """
     limit, less = time_limit(metadata), what_if_time_limit(metadata)
     if is_what_if and is_simulation(metadata) and less != limit:

@@ -104,8 +104,8 @@ class LargestEigenvalue:
 
 
 class _Group:
-    """Some of the S matrices, which have taken the same steps, with the estimates of λmax at each
-    step.
+    """Some of the S matrices, which have taken the same Lanczos steps, with the estimates of λmax
+    at each step.
 
     Args:
         blocks: (G,) indices of these matrices among the S.
@@ -173,8 +173,8 @@ class _Group:
         return top, first >= 0, error, vectors, angle, trace, basis
 
     def extend(self) -> None:
-        """Take one more step, and record the estimate after it. If the operator's budget does not
-        allow it, an error is raised, and nothing changes.
+        """Take one more Lanczos step, and record the estimate of λmax after it. If the operator's
+        budget does not allow it, an error is raised, and nothing changes.
         """
         process = self.process
         process.step()

@@ -216,8 +216,8 @@ class MaskColumns:
         Errors are the derivatives of the sample's loss by the layer's outputs. The misfit is their
         part outside the span of the columns of the weight's gradient, in [0, 1]. It is set to 100
         times the gradient's relative noise, within the limits ``FLOAT64_MISFIT`` and
-        ``FLOAT32_RELATIVE_ERROR``. The factor was chosen on development draws, of which no table
-        is kept.
+        ``FLOAT32_RELATIVE_ERROR``. The factor was chosen on development draws; no table of
+        results is kept.
         """
         factor = self.layer.factor
         entries = int(self.layer.live.sum()) * (factor.right.shape[1] + 1)
@@ -232,8 +232,8 @@ class MaskColumns:
         The errors s (m,) have length 1. The vector q (b,) has one entry for each column of U
         (m, b), the orthonormal left factor of the layer's gradient. A sample is not new if at most
         a share of q lies outside the span of the found samples' q: 1e-6, or 10 times the misfit
-        ``‖s − U q‖`` if that is more (chosen on development draws; no table). None is also returned
-        for a misfit above :meth:`limit`.
+        ``‖s − U q‖`` if that is more (chosen on development draws; no table of results is kept).
+        None is also returned for a misfit above :meth:`limit`.
         """
         column = self.layer.factor.left.T @ errors
         if misfit > self.limit(self.layer.expected(column, errors)):

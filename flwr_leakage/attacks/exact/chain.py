@@ -71,7 +71,7 @@ class Link:
 
     @property
     def gain(self) -> Tensor:
-        """|scale_o| ‖W_o‖ (C,) per channel o: the deviation of z for inputs of unit variance."""
+        """|scale_o| ‖W_o‖ (C,) per channel o: z's standard deviation for inputs of variance 1."""
         return self.scale.abs() * self.weight.flatten(1).norm(dim=1)
 
     def linear(self, inputs: Tensor) -> Tensor:

@@ -153,8 +153,8 @@ def outer_product(observed: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Te
 
     Returns:
         e (K,), h (n,), and the standard deviation (n,) that noise of variance 1 / weight gives each
-        entry of h if e is exact. Entries of e and h without any weight are zero; the deviation of
-        such an entry of h is infinite.
+        entry of h if e is exact. Entries of e and h without any weight are zero; the standard
+        deviation of such an entry of h is infinite.
 
     Raises:
         ValueError: no entry of the last column has a weight, or they contradict the others.

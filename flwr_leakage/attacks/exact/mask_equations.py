@@ -89,15 +89,15 @@ class MaskEquations:
     def sum_of_squares(self, inputs: Tensor, blur: float = 0.0) -> float:
         """Return the sum ‖r‖² of the equations' squared residuals at an input x (1, *shape).
 
-        ReLUs are averaged over noise of deviation ``blur`` in their layer's input.
+        ReLUs are averaged over noise of standard deviation ``blur`` in their layer's input.
         """
         return float(self.residual(inputs, blur).square().sum())
 
     def linearise(self, inputs: Tensor, blur: float = 0.0, batch: int = 1) -> Linearized:
         """Return the residuals at an input x (1, *shape), and products with their derivative J.
 
-        J is the derivative by x. ``blur`` is the deviation of the noise over which ReLUs are
-        averaged, in their layer's input. A product with Jᵀ takes ``batch`` vectors at once.
+        J is the derivative by x. ``blur`` is the standard deviation of the noise over which ReLUs
+        are averaged, in their layer's input. A product with Jᵀ takes ``batch`` vectors at once.
         """
         mask, valued, last = self.known.mask, self.known.valued, self.behind.link
         features, slopes = inputs, []

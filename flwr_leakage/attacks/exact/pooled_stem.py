@@ -247,7 +247,7 @@ class Groups:
 
         G groups of pooling windows have K candidate places each for their common maximum.
         ``entries`` (1, C, H, W) are an image's values before pooling, and ``width`` is the
-        deviation of their error.
+        standard deviation of their error.
         """
         misfit = (entries.flatten()[self.entries] - self.values) / width
         odds = -misfit.square() / 2 - torch.special.log_ndtr(-misfit)
@@ -281,10 +281,11 @@ class _Search:
         candidate places of their maxima, by weight, the bounds of all other values before pooling,
         and the gradient of the convolution. The solver starts from ``point`` (1, c, H, W), the
         coordinates of the previous image. The ``odds`` (G, K) are weights of the K candidate places
-        of G groups of windows, which sum to one in a group. ``width`` is the deviation of the error
-        of a value before pooling. ``doubt`` is the weight of an equation's squared misfit, in units
-        of its error, that lowers the equation's own weight; see ``DOUBT``. ``noise`` (C,) is a
-        variance that is added to the gradient's noise; ``None`` to ignore the gradient.
+        of G groups of windows, which sum to one in a group. ``width`` is the standard deviation of
+        the error of a value before pooling. ``doubt`` is the weight of an equation's squared
+        misfit, in units of its error, that lowers the equation's own weight; see ``DOUBT``.
+        ``noise`` (C,) is a variance that is added to the gradient's noise; ``None`` to ignore the
+        gradient.
         """
         stem, groups, prior = self.stem, self.groups, self.prior
         inputs = prior.inputs(point)

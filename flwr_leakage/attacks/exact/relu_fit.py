@@ -71,7 +71,10 @@ class Fading:
         return found
 
     def blur_at(self, weight: float) -> float:
-        """Return the deviation of the noise over which ReLUs are averaged, at a prior's weight."""
+        """Return the standard deviation of the noise over which ReLUs are averaged.
+
+        ``weight`` is that of the prior in the step.
+        """
         if self.sharpens and weight <= 10 * self.last:
             return 0.0
         return self.blur * (weight / 100) ** 0.25
@@ -141,10 +144,10 @@ def approximate(
     """Return a low-rank approximation of LᵀJᵀJL, from ``rank`` of its columns.
 
     J is the derivative of the equations' residuals by the input at the point ``inputs``
-    (1, C, H, W), with ReLUs averaged over noise of deviation ``blur``. L is a root of the prior's
-    covariance. The columns are those of the coordinates with the largest deviations under the
-    prior. A column costs as much as an iteration of conjugate gradients. All is in single
-    precision.
+    (1, C, H, W), with ReLUs averaged over noise of standard deviation ``blur``. L is a root of the
+    prior's covariance. The columns are those of the coordinates with the largest standard
+    deviations under the prior. A column costs as much as an iteration of conjugate gradients. All
+    is in single precision.
     """
     smoothest = prior.deviations.flatten().argsort(descending=True)[:rank]
     units = torch.zeros(len(smoothest), inputs.numel())
@@ -274,7 +277,7 @@ def fading_of(stage: Stage) -> Fading:
 
     The deep fadings and the one with the fitted prior share their last weight, their factor and the
     number of iterations, and their last steps have no blur. All of these values were chosen on
-    development draws; no table.
+    development draws; no table of results is kept.
     """
     if stage is Stage.ROUGH:
         return Fading(10.0, 3e-3, 0.3, 0.8, 60)

@@ -216,10 +216,11 @@ class Likelihood:
     ) -> float:
         """Return −2 log likelihood of a candidate's residual ``g − g*`` (P,), up to a constant.
 
-        A residual has noise of deviation σ_t in all P_t entries of a tensor t, and an error of the
-        candidate in D_t directions, with D_t the smaller of P_t and the number of ``unknowns``,
-        such as pixels. The variance of the error is unknown, and takes its most likely value. With
-        m_t the mean square of the excess (:meth:`excess`) over the tensor, the energy is
+        A residual has noise of standard deviation σ_t in all P_t entries of a tensor t, and an
+        error of the candidate in D_t directions, with D_t the smaller of P_t and the number of
+        ``unknowns``, such as pixels. The variance of the error is unknown, and takes its most
+        likely value. With m_t the mean square of the excess (:meth:`excess`) over the tensor, the
+        energy is
 
             Σ_t P_t log σ_t² + P_t min(1, q_t) + D_t log(1 + P_t / D_t max(0, q_t − 1))
 

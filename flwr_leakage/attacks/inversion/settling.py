@@ -234,7 +234,7 @@ class Doubts:
 
 
 def spreads(model: Equations, centre: Tensor, draws: Sequence[Tensor]) -> list[Tensor]:
-    """Return the deviations of the inputs of every ReLU and max pooling over drawn images.
+    """Return the standard deviations of the inputs of every ReLU and max pooling over drawn images.
 
     There is one tensor for each call of such a function, of the shape of its inputs (B, …). The
     draws (B, C, H, W) come from the posterior, and squares are taken around the images ``centre``.

@@ -114,8 +114,9 @@ def split_head(problem: Problem, generator: torch.Generator) -> HeadSamples:
     """Return the samples that the last layer's gradient separates, as many as are found.
 
     The gradient is ``U [R, β]``, where the columns of U span the errors of all samples, and the
-    rows of R their features. A returned sample has features t R and an error U q. Up to rounding
-    and noise, its error is that of its features and label, and t·q = 1.
+    rows of R their features. A returned sample has features t R and an error U q, with its dual t
+    (b,) and coordinates q (b,). Up to rounding and noise, its error is that of its features and
+    label, and t·q = 1.
 
     Raises:
         ValueError: the update is not one plain step, the batch has too many samples for its
@@ -191,9 +192,9 @@ def _is_told(factor: LayerFactor, dual: Tensor, error: Tensor, num_samples: int)
     With the factors ``U [R, β]`` of the gradient and the sample's dual t (b,), the equations are
     that s lies in the span of U, and that ``t·q = 1`` for ``s = U q``. The client's float32 softmax
     has errors of about 2⁻²⁴, however small the sample's own error is; the loss is a mean over
-    ``num_samples``. Noise of deviation σ in the gradient G moves s out of the span by ``σ ‖G⁺ s‖``
-    in each direction. It moves ``t·q = h̃ᵀ G⁺ s`` by ``σ ‖t‖ ‖G⁺ s‖``, with the features
-    ``h̃ = [h, 1]``.
+    ``num_samples``. Noise of standard deviation σ in the gradient G moves s out of the span by
+    ``σ ‖G⁺ s‖`` in each direction. It moves ``t·q = h̃ᵀ G⁺ s`` by ``σ ‖t‖ ‖G⁺ s‖``, with the
+    features ``h̃ = [h, 1]``.
     """
     column, size = error @ factor.left, float(error.norm())
     misfit = float((error - factor.left @ column).norm()) / max(size, 1e-300)
@@ -262,9 +263,8 @@ class _Equations:
         """Return the equations for the samples behind a last layer's gradient.
 
         Their unknowns are a sample's dual, the coefficients of its features in the rows of R, from
-        the factors ``U [R, β]`` of the gradient, which ``factor`` holds. ``matrix`` is the
-        layer's weight W (K, F) and ``offset`` its bias (K,). ``targets`` is τ of
-        :func:`error_targets`.
+        the factors ``U [R, β]`` of the gradient, which ``factor`` holds. ``matrix`` is the layer's
+        weight W (K, F) and ``offset`` its bias (K,). ``targets`` is τ of :func:`error_targets`.
         """
         origin = factor.bias / factor.bias.square().sum()
         directions = torch.linalg.svd(factor.bias[None]).Vh[1:]

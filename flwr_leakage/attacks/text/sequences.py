@@ -225,7 +225,11 @@ def _continued(parts: list[Tensor], prefixes: Int[Tensor, "P t"]) -> Float[Tenso
 
 
 def _inside(spans: Spans, prefixes: Int[Tensor, "P t"]) -> Int[Tensor, " P"]:
-    """Return for each prefix (t,) how many of its first tokens have their vectors in all spans."""
+    """Return for each prefix (t,) how many of its first tokens have their vectors in all spans.
+
+    ``spans`` are the row spaces of gradients of the layers behind the first attention. A prefix
+    holds indices in the list of tokens that may occur.
+    """
     length = prefixes.shape[1]
     last = prefixes[:, -1:].expand(-1, spans.inputs.shape[1] - length)
     distances = spans.distances(spans.tokens[torch.cat([prefixes, last], 1)])[:, :length]
@@ -289,9 +293,10 @@ class Relaxation:
     ) -> Float[Tensor, "T more"]:
         """Return the shares (T, U + 1) of each token at each position; the last one is padding's.
 
-        ``spans`` are those behind the first attention. ``parts`` are its queries, keys and values,
-        each (U, T, heads, h). ``start`` holds the logits of the first shares. The anchor, a token
-        by index, is fixed at the position ``place``.
+        ``spans`` hold the span of the first attention's outputs, which lie in it for a right text.
+        ``parts`` are the attention's queries, keys and values, each (U, T, heads, h). ``start``
+        holds the logits of the first shares. The anchor, a token by index, is fixed at the position
+        ``place``.
         """
         q, k, v = (part.float() for part in parts)
         span = Span(spans.mixed.basis.float())
@@ -331,9 +336,10 @@ class Relaxation:
     ) -> Int[Tensor, " t"] | None:
         """Return the text of the largest shares, or ``None`` if its vectors leave the spans.
 
-        If some do, other likely tokens are tried at each position first. The text must reach the
-        position ``place``. ``parts`` are the first attention's queries, keys and values, each
-        (U, T, heads, h). ``shares`` are those of tokens and padding at each position.
+        The spans are the row spaces of gradients of the layers behind the first attention. If some
+        vectors leave them, other likely tokens are tried at each position first. The text must
+        reach the position ``place``. ``parts`` are the first attention's queries, keys and values,
+        each (U, T, heads, h). ``shares`` are those of tokens and padding at each position.
         """
         text = _likeliest(shares, place)
         if text is None:

@@ -33,9 +33,9 @@ def noise_of(table: Float[Tensor, "V d"]) -> float:
     """Return the standard deviation σ of noise on an embedding table's gradient (V, d), 0 for none.
 
     With noise, no row is zero. Most rows hold noise alone, as a batch has a small part of the V
-    tokens. The norms of these rows are alike, with a relative deviation of 1 / √(2 d). If a row is
-    shorter than the median by six deviations, there is no noise, but all tokens of a small
-    vocabulary occur.
+    tokens. The norms of these rows are alike, with a relative standard deviation of 1 / √(2 d). If
+    a row is shorter than the median by six standard deviations, there is no noise, but all tokens
+    of a small vocabulary occur.
     """
     sizes = table.norm(dim=1)
     median, spread = float(sizes.median()), 1 / math.sqrt(2 * table.shape[1])

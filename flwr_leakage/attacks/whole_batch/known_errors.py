@@ -204,7 +204,8 @@ class KnownErrors:
     def likelihood(self, noise_std: float | None) -> Likelihood:
         """Return the observed value, noise and bound of each of the equations.
 
-        ``noise_std`` is the deviation of the gradient's entries, or ``None`` for rounding alone.
+        ``noise_std`` is the standard deviation of the noise on the gradient's entries, or ``None``
+        for rounding alone.
         """
         observed = {name: self.problem.gradient[name] for name in self.passed.names}
         gradients = Likelihood.of([observed], noise_std)
@@ -229,7 +230,7 @@ class KnownErrors:
         return [*inner, *outputs]
 
     def in_order(self, inputs: Tensor) -> Tensor:
-        """Return images (B, C, H, W) in the order in which their features match the known ones.
+        """Return images (B, C, H, W) in the order in which their features match the recovered ones.
 
         This order has the least sum of squared distances between features.
         """
@@ -255,8 +256,9 @@ class KnownErrors:
     def linearize(self, inputs: Tensor, blur: float) -> Linearized:
         """Return the numbers that images predict for the equations, with their Jacobian.
 
-        Images have the shape (B, C, H, W), and the Jacobian is given by its products with vectors.
-        ReLUs and max poolings are blurred by ``blur`` times the spread of their inputs; 0 for none.
+        The numbers are those of :meth:`gradient`: gradients, and then features. Images have the
+        shape (B, C, H, W), and the Jacobian is given by its products with vectors. ReLUs and max
+        poolings are blurred by ``blur`` times the spread of their inputs; 0 for none.
         """
         chain = self.passed.chain
         if chain is None:

@@ -75,11 +75,12 @@ class LocalSteps(KnownErrors):
     def parts(self, inputs: Tensor, blur: float, precise: bool = False) -> list[Tensor]:
         """Return the numbers that an image (1, C, H, W) predicts for the equations, in one part.
 
-        The part (P,) holds the gradients of all parameters before the layer, summed over the local
-        steps, and then the first step's features. Its derivative by the image is that of the first
-        step's term and of the later terms that are not taken as constants; it exists if the image
-        requires a gradient. ReLUs and max poolings are blurred by ``blur`` times the spread of
-        their inputs; 0 for none. If ``precise``, the pass is in double precision.
+        The layer is a linear one whose inputs, the features, were recovered. The part (P,) holds
+        the gradients of all parameters before the layer, summed over the local steps, and then the
+        first step's features. Its derivative by the image is that of the first step's term and of
+        the later terms that are not taken as constants; it exists if the image requires a gradient.
+        ReLUs and max poolings are blurred by ``blur`` times the spread of their inputs; 0 for none.
+        If ``precise``, the pass is in double precision.
         """
         total = last = first = torch.cat(super().parts(inputs, blur, precise))
         run = self.features if precise else self.passed.narrow
@@ -100,9 +101,9 @@ class LocalSteps(KnownErrors):
     def linearize(self, inputs: Tensor, blur: float) -> Linearized:
         """Return the numbers that an image predicts for the equations, with their Jacobian.
 
-        The image has the shape (1, C, H, W), and the Jacobian is given by its products with
-        vectors. ReLUs and max poolings are blurred by ``blur`` times the spread of their inputs; 0
-        for none.
+        The numbers are those of :meth:`parts`: gradients, and then features. The image has the
+        shape (1, C, H, W), and the Jacobian is given by its products with vectors. ReLUs and max
+        poolings are blurred by ``blur`` times the spread of their inputs; 0 for none.
         """
         chain = self.passed.chain
         if chain is None:
@@ -217,7 +218,7 @@ def _sloped(steps: StepErrors) -> list[bool]:
     The term is the step's gradient of the parameters before the layer. It must be differentiated if
     the step's features differ from the first step's by more than 0.5 of these, and the error of its
     logits is at least 0.1 of the first step's. Both limits were chosen on development draws; no
-    table.
+    table of results is kept.
     """
     first, *features = steps.features
     away = [float((each - first).norm() / first.norm()) for each in features]

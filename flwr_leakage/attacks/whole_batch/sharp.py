@@ -1,11 +1,11 @@
 """End a batch's solution by steps that settle the states of its ReLUs, or that sharpen its edges.
 
 *Sharpening.* If the equations determine the images, only the states of some ReLU units near zero
-are in doubt, and a wrong state moves the gradient as much as a right one. So each unit is blurred
-by its own posterior standard deviation. A unit whose sign the equations have settled keeps its
-kink, and a doubtful unit is averaged over both states. Each step solves the equations to first
-order for the whole batch, and draws images from their posterior. The spread of a unit over the
-draws is its next blur, which falls with the residual.
+are in doubt. As the slope of a ReLU jumps, a wrong state changes the gradient, however near zero
+the unit is. So each unit is blurred by its own posterior standard deviation. A unit whose sign the
+equations have settled keeps its kink, and a doubtful unit is averaged over both states. Each step
+solves the equations to first order for the whole batch, and draws images from their posterior. The
+spread of a unit over the draws is its next blur, which falls with the residual.
 
 Conjugate gradients solve the linear systems. Their preconditioner is the dense matrix of the system
 in single precision. The weight of each group of equations follows from the group's residual, as
@@ -319,8 +319,8 @@ class Edges:
         """Return −2 log posterior of images, up to a constant, with the prior of edges.
 
         It holds for the equations at the blur of the last of these steps. The images' coordinates
-        (B, C, H, W) belong to the normal prior. The likelihood holds their observed values and
-        noise.
+        (B, C, H, W) belong to the normal prior. The likelihood holds the observed values of the
+        equations and their noise.
         """
         misfit = likelihood.energy(residuals(model, likelihood, EDGE_BLURS[1])(point))
         return misfit + EDGE_WEIGHT * float(edge_energy(model.prior, point, EDGE_POWER))
@@ -342,8 +342,8 @@ def edge_energy(prior: ImagePrior, point: Tensor, power: float) -> Tensor:
 def reweighted(prior: ImagePrior, point: Tensor, power: float) -> Callable[[Tensor], Tensor]:
     """Return a linear map Q such that ``sᵀ Q s`` and the edge energy have one gradient at a point.
 
-    The point (B, C, H, W) holds coordinates under the normal prior. The power is p of
-    :func:`edge_energy`.
+    The point and s (B, C, H, W) are coordinates of images under the normal prior. The edge energy
+    and its power p are those of :func:`edge_energy`.
     """
     weights = _steepness(_field(prior, point)) ** (power / 2 - 1)
 
@@ -394,7 +394,7 @@ def _steepness(field: Tensor) -> Tensor:
     The field (B, C, H, W) holds the pixels of each colour, divided by its standard deviation under
     the normal prior at the lowest frequency. The prior of edges takes a power of the result below
     one. Under such a power, differences below ε = 0.05 cost about their square, and larger ones
-    less. ε was chosen on development draws; there is no table.
+    less. ε was chosen on development draws; no table of results is kept.
     """
     down, right = _slopes(field)
     return (down.square() + right.square()).mean(1, keepdim=True) + 0.05**2

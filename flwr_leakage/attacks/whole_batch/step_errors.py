@@ -342,8 +342,8 @@ class _Mixture:
         """Return the mixture of T local steps for a mixing matrix A (r, T), with its best features.
 
         A holds the errors' coordinates in the basis of r vectors of the sums over steps. ``sigma``
-        is the assumed deviation of the noise. ``on`` (T, n) is a guess of the features that are not
-        zero, or ``None``.
+        is the assumed standard deviation of the noise. ``on`` (T, n) is a guess of the features
+        that are not zero, or ``None``.
         """
         steps = mixing.shape[1]
         change = _changes(steps, mixing) / sums.reach
