@@ -44,7 +44,8 @@ def test_candidates_of_another_shape_are_told_and_nothing_ends(tmp_path):
     _, data, _ = run(tmp_path / "run", audited(client_app()), candidates=candidates)
     said = [event.message for event in data.events]
     assert any("the candidates have shape (1, 5, 5), and its inputs (1, 6, 6)" in m for m in said)
-    assert "the server was given none to look for" in (tmp_path / "run" / "report.html").read_text()
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "the server was given records, and could not test them for client 0" in page
 
 
 def test_a_loss_of_several_labels_ends_the_exactness(tmp_path):
