@@ -31,7 +31,7 @@ Row = tuple[object, ...]
 
 @dataclass
 class Study:
-    """What all rows share."""
+    """The network, the images and the attack that all rows of the table share."""
 
     gradient_map: GradientMap
     spec: InputSpec

@@ -1,4 +1,4 @@
-"""What scores cost: a client's default set, clients."""
+"""Measure the CPU time of a client's default scores, for one client and for many."""
 
 import numpy as np
 import torch

@@ -54,7 +54,7 @@ NOISE_DRAWS = 2
 NOISE_AGAIN = 24
 """Draws of noise that are added to a noisy update again, to see how far its own counts move."""
 
-NOTICED = 0.01
+NOISE_SHARE = 0.01
 """Noise counts as a defense's beyond this share of the last layer's update. Counts follow from an
 update with less noise to within a percent, and rounding is smaller."""
 
@@ -280,7 +280,7 @@ class Rehearsals:
             return 0.0
         matrix = problem.gradient[self.head]
         zeros = float((matrix == 0).double().mean())
-        if zeros > NOTICED or _noise_share(matrix) <= NOTICED:
+        if zeros > NOISE_SHARE or _noise_share(matrix) <= NOISE_SHARE:
             return 0.0
         return float(matrix.double().sum(0).square().mean() / len(matrix)) ** 0.5
 
@@ -394,7 +394,7 @@ def rehearse(
             counts = torch.bincount(labels.flatten(), minlength=problem.spec.num_classes)
             truth = counts.to(inputs) / counts.sum()
             shift = _shift(problem, delta, probes, bias)
-            if head and _noise_share(delta[head]) > NOTICED:
+            if head and _noise_share(delta[head]) > NOISE_SHARE:
                 head = ""
             delta = delta if keeps_deltas else {}
             replayed = _replayed(problem, steps, delta, truth)
