@@ -32,6 +32,11 @@ determine: for normal numbers the 95 % interval of the standard deviation reache
 value for five runs, and to 6.3 times for three (the χ² law of the variance)."""
 
 
+MANY = 6
+"""Beyond so many differing settings a table with a column for each is wider than a page. Groups are
+then named by their runs' folders, and the settings stand in a table of their own."""
+
+
 RUN = "run"
 """The name of the setting, the run's folder, by which runs without a config differ, such as those
 of a user's own app."""
@@ -52,7 +57,13 @@ class Group:
 
     @property
     def name(self) -> str:
-        """Return the group's settings as text, such as ``defense=pruning, client.batch_size=4``."""
+        """Return the group's settings as text, such as ``defense=pruning, client.batch_size=4``, or
+        the names of its runs' folders if there are more settings than ``MANY``.
+        """
+        if len(self.settings) > MANY:
+            places = [run.folder.parts[-2:] for run in self.runs]
+            names = ["/".join(p) if p[-1].isdecimal() else p[-1] for p in places]  # of a sweep
+            return plain_text(", ".join(dict.fromkeys(names)))
         return ", ".join(f"{key}={value}" for key, value in self.settings.items()) or "all runs"
 
     def known(self, measure: str) -> list[float]:
@@ -108,6 +119,11 @@ class Comparison:
             m.name for m in MEASURES if any(run.values[m.name] is not None for run in self.runs)
         )
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Return the headings of the columns that name a group: its settings, or its folders."""
+        return self.settings if len(self.settings) <= MANY else (RUN,)
+
     def to_pandas(self) -> "pd.DataFrame":
         """Return a data frame with one row per group: settings, number of ``runs``, measures.
 
@@ -154,11 +170,11 @@ class Comparison:
     def cells(self) -> tuple[list[str], list[list[str]]]:
         """Return the table's headings and rows as text, with means and spreads over seeds."""
         shown = [m for m in MEASURES if m.name in self.measures]
-        headings = [*self.settings, "runs", *(m.heading for m in shown)]
+        headings = [*self.labels, "runs", *(m.heading for m in shown)]
         rows = []
         for group in self.groups:
-            settings = [group.settings[key] for key in self.settings]
-            rows.append([*settings, str(len(group.runs)), *map(group.told, shown)])
+            labels = [group.settings.get(key, group.name) for key in self.labels]
+            rows.append([*labels, str(len(group.runs)), *map(group.told, shown)])
         return headings, rows
 
     def __str__(self) -> str:

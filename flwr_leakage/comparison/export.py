@@ -58,7 +58,7 @@ def _latex(comparison: Comparison) -> str:
     headings, rows = comparison.cells()
     frame = pd.DataFrame(rows, columns=[_escape(heading) for heading in headings])
     escaped = frame.map(_escape)
-    columns = "l" * len(comparison.settings) + "r" * (len(headings) - len(comparison.settings))
+    columns = "l" * len(comparison.labels) + "r" * (len(headings) - len(comparison.labels))
     return str(escaped.to_latex(index=False, column_format=columns))
 
 

@@ -56,10 +56,11 @@ def write_comparison(comparison: Comparison, path: str | Path, link_reports: boo
         num_runs=len(comparison.runs),
         groups=comparison.groups,
         settings=comparison.settings,
+        values=None if comparison.labels == comparison.settings else _values(comparison),
         table=Table(
             tuple(headings),
             tuple(
-                tuple(_short(homeless(text), row[len(comparison.settings)]) for text in row)
+                tuple(_short(homeless(text), row[len(comparison.labels)]) for text in row)
                 for row in rows
             ),
         ),
@@ -93,6 +94,16 @@ def _short(text: str, runs: str) -> str:
     """
     text = text.replace(f", n = {runs})", ")").replace(f" (n = {runs})", "")
     return re.sub(r"\(.*?\)", lambda found: found[0].replace(" ", "\u00a0"), text)
+
+
+def _values(comparison: Comparison) -> Table:
+    """Return the value of each setting, a row, in each group, a column."""
+    groups = comparison.groups
+    rows = [(key, *(group.settings[key] for group in groups)) for key in comparison.settings]
+    return Table(
+        ("setting", *(homeless(group.name) for group in groups)),
+        tuple(tuple(homeless(text) for text in row) for row in rows),
+    )
 
 
 def _drawn(comparison: Comparison, narrow: bool) -> Markup:

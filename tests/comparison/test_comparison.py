@@ -97,6 +97,20 @@ def test_a_setting_within_an_option_counts_where_that_option_was_run_with_severa
     assert [group.settings["defense.prune_ratio"] for group in found.groups] == ["–", "0.5", "0.9"]
 
 
+def test_runs_that_differ_in_many_settings_are_named_by_their_folders(tmp_path):
+    for name, value in (("bare", 1), ("0", 2)):
+        write_run(tmp_path / name, [40.0], client={f"key_{n}": value for n in range(7)})
+    found = compare([tmp_path / "bare", tmp_path / "0"])
+    assert len(found.settings) == 7 and found.labels == ("run",)
+    headings, rows = found.cells()
+    sweep = f"{tmp_path.name}/0"
+    assert headings[:2] == ["run", "runs"] and [row[0] for row in rows] == ["bare", sweep]
+    page = write_comparison(found, tmp_path / "page.html").read_text()
+    assert "differ in 7 settings" in page and 'data-column="bare">1</td>' in page
+    assert f'data-column="{sweep}">2</td>' in page
+    assert list(found.to_pandas()["client.key_6"]) == ["1", "2"]
+
+
 def test_failed_attacks_count_as_attacked_and_unfinished_runs_are_told(tmp_path):
     write_run(tmp_path / "a", [30.0, None, None, None], close=False)
     run = outcome(read_run(tmp_path / "a"))
