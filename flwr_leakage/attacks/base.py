@@ -61,7 +61,7 @@ class Attack(Protocol):
 
 @runtime_checkable
 class DeclaresShare(Protocol):
-    """An attack that takes only a share of its CPU seconds unless it is near a solution."""
+    """An attack that can be limited to a share of its CPU seconds until it is near a solution."""
 
     def with_share(self, share: float) -> Attack:
         """Return a copy of the attack that takes at most a share, in (0, 1], of its CPU seconds.

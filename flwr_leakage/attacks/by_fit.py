@@ -45,9 +45,9 @@ def by_fit(
     3. Otherwise the attack runs under each public normalisation. These are compared by the energy
        of their results (:class:`flwr_leakage.attacks.evidence.Evidence`).
 
-    In cases 2 and 3 the measure is −2 log of a density of network inputs, which contains −2 Σ log σ
-    with the deviation σ of each input's channel. It is summed over all observations of these cases,
-    which share one normalisation.
+    In cases 2 and 3 the normalisation is chosen that minimises −2 log of a density of network
+    inputs, which contains −2 Σ log σ with the deviation σ of each input's channel. The density's
+    logarithm is summed over all observations of these cases, which share one normalisation.
 
     Each result's ``spec`` is the normalisation, and ``stats["normalisation"]`` is ``read off`` in
     case 1, else ``by fit``. ``job.max_seconds`` covers all runs: each may take an equal share of
@@ -161,10 +161,11 @@ class _Tries:
 
 
 def _marked(found: Reconstruction, spec: InputSpec, claim: Claim) -> Reconstruction:
-    """Return a result with a normalisation as its ``spec``, and with its claim in the stats.
+    """Return a result under a normalisation, whose source (``claim``) is written to its stats.
 
-    If the normalisation is guessed (``by fit``), proven samples become ``plausible``, as their
-    network inputs are proven, but not their pixels.
+    ``spec`` is the normalisation, and ``claim`` is ``read off`` the pixels or guessed ``by fit``.
+    If it is guessed, proven samples become ``plausible``, as their network inputs are proven, but
+    not their pixels.
     """
     verdicts = found.stats.get("verdicts", ())
     stats = {**found.stats, NORMALISATION: claim}

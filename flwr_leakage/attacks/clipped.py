@@ -20,8 +20,9 @@ def clipped_entries(gradient: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     The masks are boolean, and have the names and shapes of the tensors. A filter, such as NVIDIA
     FLARE's, may limit the magnitude of every entry of an update. Then many entries have the largest
-    magnitude of the whole update. Nothing counts as clipped if fewer than three outputs of layers
-    have such entries, or if all nonzero entries of a matrix have it, as they are then signs.
+    magnitude of the whole update. Nothing counts as clipped if such entries lie in the rows of
+    fewer than three output units, or if all nonzero entries of a matrix have this magnitude, as
+    they are then signs.
     """
     tops = {name: _largest(value) for name, value in gradient.items()}
     limit = max(tops.values(), default=0.0) * (1 - _CLOSE)

@@ -109,7 +109,8 @@ class Contrast:
     def gauged(self, prior: ImagePrior, point: Tensor) -> Tensor:
         """Return a point of the same shape and gradient, whose pixels just reach their bounds.
 
-        Points are coordinates under the prior, which maps them to network inputs.
+        Points are coordinates under the prior, which maps them to network inputs. A point of known
+        contrast is returned as it is.
         """
         if self.unknown == "none":
             return point

@@ -131,9 +131,9 @@ class _Marked(Masked):
         """Return whether the bias of the layer before the marked call fits an active dropout.
 
         ``routed`` holds the errors ∂L/∂h of the call's inputs h under an active dropout, one for
-        each unit. Their sum over each channel must be the bias's gradient in ``gradient``. It is
-        ``None`` if the zeros in the gradient are proof of dropout by themselves; then any layer
-        before the call is enough.
+        each unit. Their sum over each channel must be the bias's gradient in ``gradient``.
+        ``routed`` is ``None`` if the zeros in the gradient prove dropout by themselves; then the
+        result is whether there is any layer before the call.
         """
         for step in reversed(self.trace.steps[: self.place]):
             if isinstance(step.op, Affine | Normalise):

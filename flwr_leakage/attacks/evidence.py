@@ -78,9 +78,10 @@ class Evidence:
 
     The gradient of one clean sample may determine the inputs (features) of a layer and the error
     ∂L/∂z of its outputs z (:class:`~flwr_leakage.attacks.whole_batch.one_sample.OneSample`), and an
-    attack may have proven those of a batch (:meth:`told_by`). Then other equations replace the
-    gradient, and r holds their residuals: those that remain with features and errors given.
-    Otherwise an error in a candidate's features would change the gradients of all layers behind.
+    attack may have proven those of a batch (:meth:`told_by`). Then the gradient is not compared,
+    but the equations that remain of the update once these features and errors are given, and r
+    holds their residuals. Otherwise an error in a candidate's features would change the gradients
+    of all layers behind.
 
     Attributes:
         problem: the network, the update and the attacker's knowledge, in double precision.
@@ -115,9 +116,10 @@ class Evidence:
 
     @cached_property
     def told(self) -> tuple[KnownErrors, Likelihood] | None:
-        """The equations that replace the gradient, and the likelihood of their residuals.
+        """The equations compared in place of the gradient, and the likelihood of their residuals.
 
-        It is ``None`` if the gradient itself is compared. The value is computed when the first
+        They are what remains of the update once features and errors of a layer are known. The pair
+        is ``None`` if the gradient itself is compared. The value is computed when the first
         candidate is judged, as that takes seconds for a large network.
         """
         problem = self.problem
@@ -137,7 +139,7 @@ class Evidence:
         return self.prior
 
     def told_by(self, weight: str, samples: BatchInputs) -> "Evidence":
-        """Return evidence that compares what is left of the update once features are proven.
+        """Return evidence that compares only the equations that proven features leave open.
 
         The features are the inputs of the layer of which ``weight`` names the weight. ``samples``
         holds those of each sample, and how many are proven. The evidence itself is returned if the

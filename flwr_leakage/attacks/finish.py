@@ -38,7 +38,7 @@ class Finish:
     attack: GradientInversion | LeastAbsolute | DenseGaussNewton
 
     def __call__(self, job: AttackJob, candidate: Batch) -> Reconstruction:
-        """Return the reconstruction of the job's only observation from a candidate.
+        """Return the reconstruction of the job's only observation, from another attack's batch.
 
         Raises:
             ValueError: the job has no observation, or several.
@@ -113,7 +113,11 @@ class Denoising:
         require(self, "lie in (0, 1)", "tolerance")
 
     def __call__(self, job: AttackJob, candidate: Batch, evidence: Evidence) -> Reconstruction:
-        """Return the reconstruction of the job's only observation, which the evidence describes."""
+        """Return a denoised reconstruction of the job's only observation.
+
+        ``candidate`` is the batch of another attack to start from. ``evidence`` holds the
+        observation's problem, its noise and the prior.
+        """
         budget = Budget.of(job.max_seconds)
         batch, steps = self.denoised(evidence, candidate, budget)
         stats = {"stage": f"{steps} steps", **stop_mark(budget.is_spent)}

@@ -138,7 +138,7 @@ class Problem:
         return next(iter(self.params.values()))
 
     def zeros(self, count: int) -> Tensor:
-        """Return ``count`` inputs of zeros; for a model of text, of one token at all positions."""
+        """Return ``count`` inputs of zeros; for a model of text, of one token that is repeated."""
         if self.spec.is_text:
             return self.spec.blank(count, self.like)
         return self.like.new_zeros(count, *self.spec.shape)
@@ -260,7 +260,7 @@ def _split(batch: Batch, counts: Sequence[int]) -> list[Batch]:
 def pose(
     gradient_map: GradientMap, spec: InputSpec, observation: Observation, threat: ThreatModel
 ) -> Problem:
-    """Return what an attack must solve for an observation, after checking the observation.
+    """Return the problem that an attack must solve for an observation, which is checked before.
 
     Args:
         gradient_map: the public model and loss, in the BatchNorm mode of the clients.

@@ -35,11 +35,12 @@ class Strongest:
     assumed normalisation (:func:`flwr_leakage.attacks.one_by_one.in_box`).
 
     A *continuation* among ``attacks`` starts from the likely candidates of others, most likely
-    first, until one solves the target. Its answer is one more candidate. A
+    first, until one solves the observation. Its answer is one more candidate. A
     :class:`flwr_leakage.attacks.finish.Finish` continues from the attacks before it, and once more
-    from those after it. If a target is solved, but its gradient is not yet met to rounding, it
-    continues from the winner. It is not run on a noised update, as it would fit the noise. A
-    :class:`flwr_leakage.attacks.finish.Denoising` is run on noised updates only, after all attacks.
+    from those after it. If an observation is solved, but its gradient is not yet met to rounding,
+    the ``Finish`` continues from the best candidate. It is not run on a noised update, as it would
+    fit the noise. A :class:`flwr_leakage.attacks.finish.Denoising` is run on noised updates only,
+    after all attacks.
 
     If no attack solved an observation, the result is the weighted mean of the candidates around the
     most likely one, if there are several; see :func:`flwr_leakage.attacks.evidence.fuse`.
@@ -68,11 +69,11 @@ class Strongest:
             ``attacks`` changes nothing.
         batches_first: the names of attacks that work best on batches. On an update of one sample
             they come after all others that do not continue from a candidate.
-        behind_batches: the names of finishes that also continue right after each of
-            ``batches_first``, on targets of several samples.
+        behind_batches: the names of attacks of type ``Finish`` that also continue right after each
+            of ``batches_first``, on updates of several samples.
         without_features: the names of attacks that are left out once an attack has proven the
-            features of all samples of a batch, and has answered by the equations of what is left of
-            the update. These attacks only fit the gradient, which tells less.
+            features (a layer's inputs) of all samples of a batch, and has found images by the
+            equations that these leave open. These attacks only fit the gradient, which tells less.
     """
 
     attacks: Mapping[str, Attack | Continuation]
@@ -336,9 +337,10 @@ class _Target:
             result: the attack's result.
             seconds: the CPU seconds that the attack took.
             is_denoised: whether the answer is that of a :class:`Denoising`. It may have fitted the
-                noise, so that the search continues even if it explains the update. If it and its
-                candidate both explain the update, it replaces the candidate: they differ in the
-                prior only, and the prior of the answer is the finer one.
+                noise, so that the search continues even if it explains the update. If the answer
+                and the candidate that it started from both explain the update, the answer replaces
+                the candidate: they differ in the prior only, and the answer's prior is the finer
+                one.
         """
         assert self.evidence is not None
         self.seconds += seconds
@@ -396,7 +398,7 @@ class _Target:
         return is_best
 
     def _judge_by(self, evidence: Evidence) -> None:
-        """Compare all results so far again, by other evidence, which also serves for later ones."""
+        """Compare all results so far again by other evidence, which is used for later ones, too."""
         self.evidence = evidence
         for origin, old in self.candidates.items():
             new = Candidate(old.name, old.batch, evidence.judge(old.batch))
@@ -407,7 +409,7 @@ class _Target:
             self.best, self.energy = self.answers[leads], self.candidates[leads].energy
 
     def likely(self) -> list[tuple[str, Candidate]]:
-        """Return the candidates about as likely as the best, most likely first, with origins."""
+        """Return the names and candidates about as likely as the best candidate, best first."""
         evidence, found = self.evidence, sorted(self.candidates.items(), key=_by_energy)
         assert evidence is not None
         return [each for each in found if each[1].weight(self.energy, evidence) >= 0.1]
@@ -571,7 +573,8 @@ def _is_known(result: Reconstruction) -> bool:
 def _seconds(found: list[Reconstruction], total: float) -> list[float]:
     """Return the CPU seconds of each result of one attack, which took ``total`` for all.
 
-    They are the result's own ``stats["cpu_seconds"]``. Others share the rest of ``total`` equally.
+    They are the result's own ``stats["cpu_seconds"]``. Results without this entry share the rest of
+    ``total`` equally.
     """
     stated = [result.stats.get("cpu_seconds") for result in found]
     rest = max(total - sum(each for each in stated if each is not None), 0.0)

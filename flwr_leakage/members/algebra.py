@@ -66,8 +66,8 @@ def are_members(logs: Float[Tensor, "C S"], of_null: Float[Tensor, "N S"]) -> Bo
 
     A record's residual r is the relative distance of its layer input from the row space of the
     layer's update; null records are known not to be members. As inputs may fill fewer directions
-    than a layer has, others come near the row space by chance: with enough null records, a record
-    must lie beyond the tail of theirs as well.
+    than a layer has, other records' inputs come near the row space by chance: with enough null
+    records, a record's r must lie beyond the tail of theirs as well.
     """
     found = (logs < of_null.amin(0)).all(1) & _is_rounding(logs, of_null).any(1)
     if len(of_null) >= SMALLEST_TAIL / TAIL_SHARE:
@@ -190,7 +190,7 @@ def _lowest(values: Float[Tensor, " N"], count: int) -> float:
 
 
 def _in_spreads(values: Float[Tensor, "N F"], count: int) -> Float[Tensor, " N"]:
-    """Return the mean of F statistics for each record, over its standard deviation among null
+    """Return the mean of F statistics for each record, divided by its standard deviation among null
     records, which are known not to be members. These are the rows behind the first ``count``. Each
     statistic is first centred, and divided by its standard deviation, among null records.
     """

@@ -51,8 +51,8 @@ class LayerSpan:
             most K − 1 of K logits), or the number of the layer's inputs less ``SPARE`` if that is
             smaller.
         behind_batch_norm: whether a BatchNorm layer comes before this layer.
-        noise_std: the standard deviation of noise on the pseudo-gradient's entries by its singular
-            values; ``None`` if they show nothing, or if it was given.
+        noise_std: the standard deviation of noise on the pseudo-gradient's entries, estimated from
+            its singular values; ``None`` if they show nothing, or if the noise was given.
     """
 
     name: str
@@ -65,7 +65,7 @@ class LayerSpan:
     @property
     def is_complete(self) -> bool:
         """Return whether the row space holds the inputs of all samples of one step and little else:
-        no more than ``capacity``, and without directions by noise or further steps.
+        there are no more than ``capacity`` inputs, and noise or further steps add no directions.
         """
         return self.rows <= self.capacity and not self.is_too_full
 
@@ -102,9 +102,9 @@ def rounding_std(problem: Problem, name: str) -> float:
 def find_spans(
     problem: Problem, noise_std: float | None = None, only: Sequence[str] | None = None
 ) -> tuple[list[LayerSpan], list[str]]:
-    """Return the row space of each layer that may show members, in order, and a clause for each
-    layer that is left out. A convolution is a linear layer of its patches, and is left out if these
-    outnumber the directions of its row space, as nothing lies outside of it then.
+    """Return the row space of each layer that may show members, in order, and a clause on the
+    reason for each layer that is left out. A convolution is a linear layer of its patches, and is
+    left out if these outnumber the directions of its row space, as nothing lies outside of it then.
 
     Args:
         problem: the update with its model, and BatchNorm by running statistics.
@@ -154,8 +154,8 @@ def find_spans(
 
 
 def emptiest(spans: Sequence[LayerSpan]) -> list[LayerSpan]:
-    """Return the ``TELLING`` layers whose row spaces are filled least, by number of inputs over
-    ``capacity``, in this order. Of equally filled layers the smaller ones are taken.
+    """Return the three (``TELLING``) layers whose row spaces are filled least, by number of inputs
+    over ``capacity``, in this order. Of equally filled layers the smaller ones are taken.
     """
     return sorted(
         spans, key=lambda span: (span.rows / max(span.capacity, 1), span.space.directions.numel())

@@ -69,8 +69,9 @@ def membership(
         mixed: whether the client states that it trained on mixtures of its records, as by MixUp.
             The evidence is then ``statistical`` at most.
         optimizer: name of the client's optimizer in ``torch.optim``, such as ``Adam``, which a
-            rehearsal repeats; the schedule has its learning rate, momentum and weight decay. On
-            another than SGD the evidence is ``statistical`` at most.
+            rehearsal (a repetition of the round on null records) uses, too; the schedule has its
+            learning rate, momentum and weight decay. On another than SGD the evidence is
+            ``statistical`` at most.
         seed: the seed of a rehearsal's draws.
 
     Returns:

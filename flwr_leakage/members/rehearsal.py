@@ -335,8 +335,8 @@ def _signal_size(
     ⟨G, Rₖ⟩ / mean_{k≠l} ⟨Rₖ, Rₗ⟩`` also works if G is mostly noise. ``s² = (‖G‖² − 2dσ²) / mean
     ‖Rₖ‖²`` also works if the client's labels differ from the pool's. In it the squared norm dσ² of
     the noise of standard deviation σ on d entries counts twice, as σ is an estimate. The first
-    estimate is raised to its standard error, and is 1 if the repeated updates have no direction in
-    common. The result is at most 1, as a defense clips.
+    estimate is raised to its standard error if that is larger, and is 1 if the repeated updates
+    have no direction in common. The result is at most 1, as a defense clips.
     """
     given = ravel(client.gradient).double()
     total, energies = torch.zeros_like(given), []
@@ -393,9 +393,9 @@ def _crossed(
 def _as_released(
     gradient: Params, observed: Params, noise_std: float, generator: torch.Generator
 ) -> Params:
-    """Return the gradient of a repeated round after what the observed one shows: pruned if the
-    observed one has more zeros, as signs if most of its entries have one magnitude, and with noise
-    of standard deviation ``noise_std``.
+    """Return the gradient of a repeated round, changed as the observed one seems to have been:
+    pruned if the observed one has more zeros, as signs if most of its entries have one magnitude,
+    and with noise of standard deviation ``noise_std``.
     """
     entries = sum(value.numel() for value in observed.values())
     kept = sum(int(value.count_nonzero()) for value in observed.values())

@@ -472,8 +472,8 @@ def _first_choice(names: Sequence[str], observed: Seen) -> tuple[int, str]:
     """Return the index and name of the statistic for updates whose round is not repeated, that of
     the layer whose row space is filled least. With labels it is the fit of the record's outer
     product, which also works if the layer has fewer units than there are samples: with 115 samples
-    and 108 to 114 units it put all samples below 600 null records on six development draws, the
-    residual 88 %.
+    and 108 to 114 units it put all samples below 600 null records on six development draws, while
+    the residual put 88 % of them there.
     """
     layers = [span.name.removesuffix(".weight") for span in observed.spans[:1]]
     tried = [f"{layer}{end} at 1e-06" for layer in layers for end in ("'s product", "")]

@@ -13,7 +13,7 @@ from flwr_leakage.operators.budget import Meter
 
 @dataclass
 class Tally:
-    """The number of products taken by an operator and by those made of some of its rows."""
+    """The number of products taken by an operator and by operators made of some of its maps."""
 
     products: int = 0
 

@@ -212,7 +212,7 @@ class ClientSamples:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return notes for the user on how these samples were scored so far."""
+        """Return sentences for the user on how samples were scored, such as one by one."""
         model, notes = self._model, []
         for (point, _), samples in model.separated.items():
             note = scale_note(self.exposure, samples.weights) if point == "defended" else ""

@@ -1,4 +1,4 @@
-"""Check whether the training that is scored explains the client's update."""
+"""Check whether the training that scores assume explains the client's update."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from flwr_leakage.records import Exposure
 
 @dataclass(frozen=True)
 class Explanation:
-    """The distance between the client's update and the update of the training that is scored.
+    """The distance between the client's update and that of the training that scores assume.
 
     Attributes:
         distance: ‖repeated − made‖/‖made‖, for the repeated update and the one that the client
@@ -27,12 +27,12 @@ class Explanation:
 
     @property
     def fails(self) -> bool:
-        """Return whether the training that is scored differs from the one that made the update."""
+        """Return whether the training that scores assume differs from the one that made the update."""
         return self.distance is not None and not self.distance <= TOLERANCE
 
 
 def explain_update(gradient_map: GradientMap, exposure: Exposure) -> Explanation:
-    """Return whether the local training, repeated as it is scored, gives the client's update.
+    """Return whether the local training, repeated as scores assume it, gives the client's update.
 
     The update is compared before any defense. Every hidden difference shows, such as another mode
     of BatchNorm, dropout, loss, optimizer or order of the samples. It costs one local training.

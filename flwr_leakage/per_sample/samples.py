@@ -92,8 +92,8 @@ class Samples:
         J is the Jacobian of a sample's gradient, z its logits and L its loss. Logits are wrong by
         some units in the last place of the largest, which is the relative error of a small
         probability, and so of J. A loss other than ``StableCrossEntropy`` may subtract numbers near
-        one, so that ∂L/∂z has their rounding error. The factors were found on trained and untrained
-        networks; the error is an estimate and no bound.
+        one, so that ∂L/∂z has their rounding error. The number of these units was found on trained
+        and untrained networks; the error is an estimate and no bound.
         """
         logits = self.gradient_map.logits(self.params, self.batch.inputs, self.buffers)
         loss = self.gradient_map.loss

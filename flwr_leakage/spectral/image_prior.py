@@ -62,7 +62,8 @@ class ImagePrior:
     ) -> "ImagePrior":
         """Return the prior of images of a shape and normalisation, in double precision. The
         coefficient of frequency (u, v) has a variance proportional to 1/(1 + u² + v²), as natural
-        images have a power spectrum of about 1/f² (Field 1987), times exp(−(f / fall)²).
+        images have a power spectrum of about 1/f² (Field 1987), times exp(−(f / fall)²), with f =
+        √(u² + v²) in units of the highest frequency along each axis.
 
         Args:
             spec: shape and normalisation of the inputs.
@@ -70,7 +71,7 @@ class ImagePrior:
                 positions, for pixels in [0, 1]; > 0.
             chroma: variance of the colour differences relative to the mean's, > 0; one number for
                 both, or two.
-            fall: the frequency in that factor, in units of the highest along each axis, > 0.
+            fall: the frequency f at which that factor is 1/e, > 0.
         """
         both = (chroma, chroma) if isinstance(chroma, float | int) else chroma
         if not (spread > 0 and len(both) == 2 and min(both) > 0 and fall > 0):

@@ -72,7 +72,7 @@ class Equations(Protocol):
 
     @property
     def groups(self) -> Groups:
-        """The groups of equations with similar errors, such as all that one wrong ReLU spoils."""
+        """The groups of equations with similar errors, such as those of a kernel's gradient."""
 
     def gauged(self, coordinates: Tensor) -> Tensor:
         """Return coordinates (B, C, H, W) of the images with an assumed contrast.
@@ -174,9 +174,9 @@ class RunEnd:
     def grouped_energy(self, model: Equations, likelihood: Likelihood) -> float:
         """Return −2 log posterior up to a constant, by which runs are ranked.
 
-        Each group of equations has an unknown variance of its own, as a wrong mask of a ReLU spoils
-        only few groups; see :meth:`.Likelihood.energy`. The likelihood holds the observed numbers
-        of these equations and their noise.
+        Each group of equations has an unknown variance of its own, as a ReLU unit wrongly taken to
+        be on or off spoils only few groups; see :meth:`.Likelihood.energy`. The likelihood holds
+        the observed numbers of these equations and their noise.
         """
         residual = likelihood.residual(model.gradient(self.inputs, 0.0, precise=True))
         unknowns = self.inputs.numel()
@@ -236,8 +236,8 @@ class Annealed:
     def run(self, start: Tensor) -> RunEnd:
         """Return the images at which the run ends, with their fit.
 
-        It starts at coordinates (B, C, H, W) under the prior. Samples that start equal and have one
-        label stay equal if the equations are symmetric in them.
+        The run starts at coordinates (B, C, H, W) under the prior. Samples that start equal and
+        have one label stay equal if the equations are symmetric in them.
 
         Raises:
             ValueError: the equations are not finite at the start.

@@ -66,9 +66,9 @@ class Places:
 
     @classmethod
     def of(cls, gathered: Tensor, count: int) -> "Places":
-        """Return places that are filled by n values, of which index (m,) gives one for each place.
+        """Return m places that are filled by n values, n = ``count``.
 
-        The index n, ``count``, marks an empty place.
+        ``gathered`` (m,) holds the index of the value at each place; n marks an empty place.
         """
         inside = (gathered < count).nonzero()[:, 0]
         order = inside[gathered[inside].argsort(stable=True)]
@@ -550,8 +550,8 @@ class ChainLinearization(Linearized):
         """Return the gradients by the parameters ``Chain.names``, then ``told``, as one (P,).
 
         Each layer has a gradient by its weight in ``weights``, and errors (m, P · B) of its
-        outputs, whose sums are the gradient by its bias. ``told`` (n, B) are numbers of its
-        outputs.
+        outputs, whose sums are the gradient by its bias. ``told`` (n, B) holds the number that the
+        attacker observes for each output of the chain.
         """
         found: dict[str, Tensor] = {}
         for layer, weight, error in zip(self._chain.layers, weights, errors, strict=True):

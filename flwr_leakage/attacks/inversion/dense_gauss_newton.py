@@ -286,7 +286,7 @@ class _Run:
         equations: the gradient, the likelihood and the prior of the images.
         attack: the attack, with its settings.
         budget: the limit of CPU time near a solution.
-        own: the smaller limit that holds elsewhere.
+        own: the attack's share of ``budget``, the limit as long as no solution is near.
         point: (B, C, H, W) the present coordinates of the images under the prior.
         residual: (P,) the gradient at these coordinates minus the observed one.
         taken: number of steps so far.
@@ -418,8 +418,8 @@ class _Run:
 def _is_stalled(misfits: list[float]) -> bool:
     """Return whether the latest misfit is at least 0.8 of the one three steps before.
 
-    The misfits are the mean squared residuals, in units of noise, after each step so far. One that
-    noise explains, of at most 1.5 (``FITTED_MISFIT``), does not count as stalled.
+    The misfits are the mean squared residuals, in units of noise, after each step so far. A latest
+    misfit of at most 1.5 (``FITTED_MISFIT``), which noise explains, is never stalled.
     """
     lately = misfits[-4:]
     return len(lately) > 3 and lately[-1] > max(FITTED_MISFIT, 0.8 * lately[0])

@@ -59,10 +59,10 @@ deviation of 16 draws has an error of 1/√32, 18 %, far less than the blur fade
 class GaussNewton(OneByOne):
     """An attack by Gauss–Newton, in which the prior's weight and the blur of ReLUs fall.
 
-    The attack takes any network, any batch whose labels are known or inferred, several local
-    steps, sums of clients and several rounds, noise, and pruning. It solves all samples jointly.
-    There may be several runs. The result is the end of the run with the least energy, which is the
-    misfit in units of noise plus the prior.
+    The attack takes any network, any batch whose labels are known or inferred, several local steps,
+    sums of clients and several rounds, noise, and pruning. It solves all samples jointly. There may
+    be several runs. The result is the end of the run with the least energy, which is the squared
+    residual in units of noise plus ``‖s‖²`` under the prior.
 
     Attributes:
         annealings: settings of the runs, at least one. Each run begins at grey images.
@@ -215,7 +215,7 @@ class GaussNewton(OneByOne):
     ) -> tuple[RunEnd, int, int]:
         """Fit equations by all runs and by the additional steps that settle the best ones.
 
-        Runs end early if one of them fits the gradient to the noise.
+        No further run follows one that fits the gradient to the noise.
 
         Args:
             equations: the equations to fit.
@@ -397,9 +397,10 @@ class Rewriting(Protocol):
     def __call__(
         self, problem: Problem, likelihood: Likelihood, generator: torch.Generator
     ) -> tuple[Equations, Likelihood]:
-        """Return the equations, and the likelihood of their observed numbers.
+        """Return equations that are fitted in place of the gradient, and their likelihood.
 
-        ``likelihood`` is the value, noise and pruning bound of every entry of the update.
+        ``likelihood`` is the value, noise and pruning bound of every entry of the update; the
+        result's holds the observed numbers of the equations in the same way.
 
         Raises:
             ValueError: the update does not determine such equations. The message completes a
@@ -456,7 +457,7 @@ class _Model:
 
     @property
     def groups(self) -> Groups:
-        """The groups of gradient entries with similar errors, such as all that one ReLU spoils."""
+        """The groups of gradient entries with similar errors, such as those of one kernel."""
         return Groups(
             [value.shape for posed in self.problem.rounds for value in posed.gradient.values()]
         )

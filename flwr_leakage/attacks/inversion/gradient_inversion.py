@@ -267,7 +267,8 @@ class _Rows:
     Attributes:
         indices: the positions of the observations in the job.
         problems: the problem of each observation; all have equal shapes and schedules.
-        assumed: the labels assumed for the first problem; the others' have the same origin.
+        assumed: the labels assumed for the first problem, and whether they are granted, inferred or
+            optimised, which is the same for all problems.
         steps: (B,) the number of the local step that uses each place in the sequences of samples.
         streams: the random stream of each observation.
         points: (R, D) the variables: inputs, then label logits if labels vary.

@@ -134,7 +134,8 @@ class Jacobian:
 def has_kinks(problem: Problem, budget: Budget = UNLIMITED) -> bool:
     """Return whether the derivative of the logits by the inputs jumps, as with ReLUs.
 
-    It does if a pass calls a function that is known for it. Otherwise a numerical test decides.
+    It does if a forward pass calls a function that is known to have such kinks. Otherwise a
+    numerical test decides.
 
     Raises:
         BudgetExhausted: the budget is too small for the numerical test (:func:`is_rough`).

@@ -35,10 +35,10 @@ draws; no table."""
 class Groups:
     """A partition of an update's entries into groups whose errors are of similar size.
 
-    If a ReLU's mask is wrong in one channel, entries of this channel have large errors, and those
-    of other channels small ones. A group is a kernel of a convolution (one for each pair of
-    channels), a column of a matrix (one for each of its inputs), or a single entry of any other
-    tensor. Groups are numbered tensor by tensor.
+    If ReLU units of one channel are wrongly taken to be on or off, entries of this channel have
+    large errors, and those of other channels small ones. A group is a kernel of a convolution (one
+    for each pair of channels), a column of a matrix (one for each of its inputs), or a single entry
+    of any other tensor. Groups are numbered tensor by tensor.
 
     Attributes:
         shapes: the shapes of T tensors, which are flattened one after another into P entries.
@@ -166,7 +166,7 @@ class Likelihood:
         return gradient.double() - self.observed
 
     def excess(self, residual: Tensor) -> Tensor:
-        """Return for each entry of a gradient (P,) how far it is from what the update allows.
+        """Return the distance (P,) of a gradient's entries from the values that the update allows.
 
         This excess is ``|r|`` for a residual r. It is ``max(0, |r| − τ)`` for observed entries that
         are zero, as these may have been pruned, with the bound τ.
@@ -229,10 +229,10 @@ class Likelihood:
         tensor with few independent equations, such as the outer product of a linear layer, counts
         by their number.
 
-        An error of a candidate, such as a wrong mask of one channel, may move some groups of a
-        tensor's entries by much and others by little. With ``groups`` of similar errors, the last
-        sum runs over them, each with its own P_g and q_g, and D_g = D_t P_g / P_t. ``None`` takes
-        each tensor as one group.
+        An error of a candidate, such as units of one channel wrongly taken to be on, may move some
+        groups of a tensor's entries by much and others by little. With ``groups`` of similar
+        errors, the last sum runs over them, each with its own P_g and q_g, and D_g = D_t P_g / P_t.
+        ``None`` takes each tensor as one group.
         """
         squares, noise = self.excess(residual).square_(), self.noise.square()
         means = self.sums(squares) / self.counts / noise
@@ -247,9 +247,9 @@ class Likelihood:
         return float(common.sum() + (shares * counts * wrong.log1p()).sum())
 
     def independent(self, unknowns: float) -> Tensor:
-        """Return how many independent equations each of T tensors has at most.
+        """Return an upper bound (T,) of the number of independent equations in each of T tensors.
 
-        It is its number of entries, or the number of unknowns if that is smaller.
+        The bound is the tensor's number of entries, or the number of unknowns if that is smaller.
         """
         return self.counts.clamp_max(unknowns)
 

@@ -77,10 +77,10 @@ class Settling:
     def __call__(
         self, model: Equations, likelihood: Likelihood, start: RunEnd, budget: Budget
     ) -> RunEnd:
-        """Return the images after these steps, with their fit to the equations of ``model``.
+        """Return the images after the additional steps, with their fit to ``model``, the equations.
 
-        The steps continue the run that ended at ``start``. The likelihood holds the observed
-        numbers of the equations and their noise.
+        The steps blur each ReLU unit on its own, and continue the run that ended at ``start``. The
+        likelihood holds the observed numbers of the equations and their noise.
         """
         if not self.steps:
             return start
@@ -214,7 +214,8 @@ class Doubts:
     def _linearise(self, at: Iterate) -> tuple[Posterior, Solver, Solver] | None:
         """Return the blurred equations linearised at coordinates (B, C, H, W), and two solvers.
 
-        The solvers are that of a step and that of a draw. The result is ``None`` if there are none.
+        The solvers are that of a step and that of a draw. The result is ``None`` if ``solvers``
+        ends the descent.
         """
         model, blur, inputs = self._blurred, self._blur, self.prior.inputs(at.point)
         residual_at = residuals(model, self.likelihood, blur, prior=self.prior)
