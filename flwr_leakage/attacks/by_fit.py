@@ -50,9 +50,9 @@ def by_fit(
     logarithm is summed over all observations of these cases, which share one normalisation.
 
     Each result's ``spec`` is the normalisation, and ``stats["normalisation"]`` is ``read off`` in
-    case 1, else ``by fit``. ``job.max_seconds`` covers all runs: each may take an equal share of
-    what is left of half the time. If the time ended the best run, the attack runs once more under
-    its normalisation, for the rest of the time.
+    case 1, else ``by fit``. ``job.max_seconds`` covers all runs, which share half of it. If its
+    share ended the best run, the attack runs once more under that run's normalisation, for the rest
+    of the time.
     """
     specs = possible_specs(job.spec)
     if len(specs) == 1:
@@ -87,7 +87,7 @@ class _Tries:
         shown: the normalisation that the values of ``first`` show, or ``None``.
         energies: for each possible normalisation, −2 log density of the result under it, up to a
             constant. The least one belongs to the most likely normalisation.
-        answers: the result under each normalisation that was tried; for others ``first`` holds.
+        answers: the result under each normalisation that was tried; ``first`` is that under others.
         seconds: CPU seconds that all runs took.
     """
 
@@ -146,8 +146,8 @@ class _Tries:
     ) -> Reconstruction:
         """Return the result under a chosen normalisation.
 
-        If the time ended the first run under it and some time is left, the attack runs once more.
-        The more likely of both results is returned.
+        If time ran out in the first run under this normalisation and some time is left, the attack
+        runs once more. The more likely of both results is returned.
         """
         answer = self.answers.get(spec, self.first)
         left = math.inf if job.max_seconds is None else job.max_seconds - self.seconds

@@ -52,7 +52,7 @@ class Contrast:
         """Return which contrasts the gradient of a problem's network does not determine.
 
         The gradient is computed at random images of the prior, and again with more contrast. If
-        pixels have no bounds (``spec.box`` is false), the result is ``none``.
+        pixels have no bounds (``spec.box`` is false), ``unknown`` is ``none``.
         """
         spec = problem.spec
         if not spec.box:
@@ -141,10 +141,10 @@ def _scaled(inputs: Tensor, factors: Tensor) -> Tensor:
 
 
 def _are_near(found: Sequence[Tensor], own: Sequence[Tensor]) -> bool:
-    """Return whether each ``found`` tensor is within 10 % (``INVARIANT``) of its ``own`` one.
+    """Return whether tensors changed by at most 10 % (``INVARIANT``), from ``own`` to ``found``.
 
-    Tensors are compared by norm. Differences up to 1e-9 of the norm of all tensors are allowed,
-    too, as some gradients are zero up to rounding.
+    The change of each tensor is measured by its norm. Differences up to 1e-9 of the norm of all
+    tensors are allowed, too, as some gradients are zero up to rounding.
     """
     rounding = 1e-9 * float(torch.cat([each.flatten() for each in own]).norm())
     return all(

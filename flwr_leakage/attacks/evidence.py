@@ -167,11 +167,11 @@ class Evidence:
     def judge(self, batch: Batch) -> Judgement:
         """Return the judgement of a candidate batch, which may have any precision.
 
-        ``is_explained`` is true under three conditions; the limits were chosen on development
-        draws, without a table. The misfit is at most 1.05, as the residual is then noise. The mean
-        square of the prior's coordinates is at most 1.5, as images drawn from the prior have 1, and
-        images that fit noise have more. A zero gradient has a squared residual, in units of noise,
-        that is larger by at least the number of unknowns.
+        ``is_explained`` is true under three conditions, whose limits were chosen on development
+        draws (no table was kept). The misfit is at most 1.05, as the residual is then noise. The
+        mean square of the prior's coordinates is at most 1.5, as images drawn from the prior have
+        1, and images that fit noise have more. A zero gradient has a squared residual, in units of
+        noise, that is larger by at least the number of unknowns.
         """
         with torch.no_grad():
             residual = self.likelihood.residual(self.gradient(batch))

@@ -224,7 +224,7 @@ def _describe(update: object) -> str:
 
 
 def _labels(targets: object) -> list[Tensor | None]:
-    """Return a list with the targets of each update: tensors, or one tensor for a single update.
+    """Return the targets of each update as a list, given one tensor, or a list of them.
 
     Raises:
         ValueError: an entry is no tensor, or is a scalar.

@@ -95,10 +95,12 @@ def tell_single(
     Only records in the row spaces, which contain all combinations of the samples' inputs, are
     tested. Only for a sample itself, the outer product that is its gradient has the same share of
     the update in all layers; see :func:`~flwr_leakage.members.layers.shares`. With one layer only,
-    the share must be that of one among as many samples as the client states, or as the rank shows.
+    this share must be that of one sample among n, with n the number that the client states or the
+    update's rank.
 
     The results are two lists of booleans (C,): for records whose own gradient is part of the
-    update, and for other records in the row spaces.
+    update, and for other records in the row spaces. If no layer gets one row per sample, nothing
+    can be tested, and the first list is all true.
 
     Args:
         flat: the update with its model, and BatchNorm by running statistics.
@@ -201,9 +203,9 @@ def _in_spreads(values: Float[Tensor, "N F"], count: int) -> Float[Tensor, " N"]
 
 def are_silent(flat: Problem, spans: Sequence[LayerSpan], candidates: Batch) -> Bool[Tensor, " C"]:
     """Return whether each record's part in every layer's update is too small to be found: below
-    ``SILENT`` times the noise of one entry. ``flat`` is the update with its model, and BatchNorm by
-    running statistics; ``spans`` are the layers' row spaces. Layers to which a sample gives several
-    rows do not count; if there are no others, no record is silent.
+    five (``SILENT``) times the noise of one entry. ``flat`` is the update with its model, and
+    BatchNorm by running statistics; ``spans`` are the layers' row spaces. Layers to which a sample
+    gives several rows do not count; if there are no others, no record is silent.
     """
     able = [span for span in spans if span.rows == flat.num_samples]
     if not able:

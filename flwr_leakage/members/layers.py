@@ -48,8 +48,8 @@ class LayerSpan:
             convolution.
         capacity: the largest number of inputs that the row space can contain without containing all
             others. It is the number of outputs with a derivative of the loss other than zero (at
-            most K − 1 of K logits), or the number of the layer's inputs less ``SPARE`` if that is
-            smaller.
+            most K − 1 of K logits), or the number of the layer's inputs less 8 (``SPARE``) if that
+            is smaller.
         behind_batch_norm: whether a BatchNorm layer comes before this layer.
         noise_std: the standard deviation of noise on the pseudo-gradient's entries, estimated from
             its singular values; ``None`` if they show nothing, or if the noise was given.

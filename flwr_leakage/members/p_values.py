@@ -48,7 +48,7 @@ def tail_p_values(
     a residual this assumes that P(r ≤ ε) falls as a power of ε, as it does if the vector at
     distance r from a subspace has a bounded density. For a lighter tail p is too large.
 
-    With fewer than ``SMALLEST_TAIL`` null records in the tail, rank p-values are returned.
+    With fewer than 10 (``SMALLEST_TAIL``) null records in the tail, rank p-values are returned.
 
     Example:
         >>> null = torch.linspace(0, 1, 1000, dtype=torch.float64)

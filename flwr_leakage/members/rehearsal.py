@@ -112,8 +112,8 @@ class Rehearsal:
         auc: the chance that a member has a smaller sum than a stranger, scored in the same way.
         is_clear: whether the best AUC is above 1/2 by two standard deviations of chance. It is
             the best of several ways to weight statistics, and so somewhat too large.
-        length: length of the client's update over that of the longest repeated one. Beyond
-            ``LONGEST`` the client trained in another way, such as by another optimizer.
+        length: length of the client's update over that of the longest repeated one. Beyond 8
+            (``LONGEST``) the client trained in another way, such as by another optimizer.
     """
 
     weights: Float[Tensor, " F"]
@@ -253,8 +253,8 @@ def rehearse(
             :data:`~flwr_leakage.gradient_map.OPTIMIZERS`.
 
     Raises:
-        ValueError: the pool is smaller than the number of the update's samples plus ``STRANGERS``,
-            or the round has more than ``STEPS`` steps.
+        ValueError: the pool is smaller than the number of the update's samples plus 50
+            (``STRANGERS``), or the round has more than 1000 (``STEPS``) steps.
     """
     count, flat = client.num_samples, observed.problem
     if client.schedule.num_steps > STEPS:

@@ -173,8 +173,8 @@ class Membership:
         return f"was not found in the update, which is no proof of absence ({numbers})"
 
     def __str__(self) -> str:
-        """Return the result for at most the 20 most likely records, and its basis, as text that
-        names no client and no file.
+        """Return a text on the evidence and on at most the 20 most likely records, which names no
+        client and no file.
         """
         order = self.p_values.argsort()[:20].tolist()
         lines = [f"record {index} {self.says(index)}" for index in sorted(order)]

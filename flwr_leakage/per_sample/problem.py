@@ -126,7 +126,7 @@ class SampleProblem:
 
     def start(self, tolerance: float) -> Float[Tensor, "S N"]:
         """Return the start vectors (S, N) of Krylov methods for λmax of JJᵀ, with J the Jacobian of
-        a sample's gradient g: Jg for a relative tolerance above ``WELL_KNOWN``, else the top
+        a sample's gradient g: Jg for a relative tolerance above 1 % (``WELL_KNOWN``), else the top
         eigenvector of the last layer's part of JJᵀ, which costs products of its own.
         """
         return self._rough_product[0] if tolerance > WELL_KNOWN else self._good_start

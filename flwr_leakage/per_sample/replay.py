@@ -27,7 +27,7 @@ class Explanation:
 
     @property
     def fails(self) -> bool:
-        """Return whether the training that scores assume differs from the one that made the update."""
+        """Return whether the training that scores assume did not make the client's update."""
         return self.distance is not None and not self.distance <= TOLERANCE
 
 

@@ -64,7 +64,7 @@ class Equations(Protocol):
 
     @property
     def passes(self) -> int:
-        """The number of gradients of a loss that one evaluation of the equations takes."""
+        """The number of gradients of a loss that one evaluation of the equations costs."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -284,8 +284,9 @@ class Annealed:
     def _begin(self, posterior: Posterior) -> None:
         """Set the prior's weight ρ in the first step, and the number of iterations of each step.
 
-        ρ is a tenth of the largest eigenvalue of the normal matrix of the linearised equations. If
-        the budget does not allow all products of a run, steps get fewer iterations.
+        ρ is a tenth of the largest eigenvalue of the normal matrix of ``posterior``, the linearised
+        equations and their prior. If the budget does not allow all products of a run, steps get
+        fewer iterations.
         """
         watch = Stopwatch()
         self.first = self.weight = max(
@@ -341,9 +342,10 @@ def residuals(
 def largest_eigenvalue(posterior: Posterior, budget: Budget) -> float:
     """Return an estimate of the largest eigenvalue of LᵀJᵀWJL, by six steps of the power method.
 
-    J is the Jacobian of the linearised equations by the images, W holds the inverse variances, and
-    L maps coordinates under the prior to images. The start is drawn with a fixed seed, as almost
-    any start would do. If the budget is spent on the way, the estimate is rough, and too low.
+    In ``posterior``, J is the Jacobian of the linearised equations by the images, W holds the
+    inverse variances, and L maps coordinates under the prior to images. The start is drawn with a
+    fixed seed, as almost any start would do. If the budget is spent on the way, the estimate is
+    rough, and too low.
     """
     generator = torch.Generator().manual_seed(0)
     vector = torch.randn(posterior.point.shape, generator=generator)

@@ -211,7 +211,7 @@ class Pooling:
 
     @classmethod
     def of(cls, shape: torch.Size, pool: Pool) -> "Pooling":
-        """Return the stage of a recorded call of a pooling on inputs of shape (C, H, W).
+        """Return a recorded call of a pooling on inputs (C, H, W) as a step of a chain.
 
         Raises:
             ValueError: a window extends beyond the inputs.

@@ -450,7 +450,7 @@ class _Model:
     def gauged(self, coordinates: Tensor) -> Tensor:
         """Return coordinates (B, C, H, W) of the images after their contrast is set.
 
-        If the gradient does not depend on it, it becomes the largest that keeps pixels valid.
+        If the gradient does not depend on the contrast, this becomes the largest with valid pixels.
         Otherwise the coordinates are returned as they are.
         """
         return self.contrast.gauged(self.prior, coordinates)

@@ -95,7 +95,7 @@ class Masked:
     objective: Objective
 
     def __call__(self, candidate: Params, observed: Params) -> Tensor:
-        """Return the distance of two gradients, of which zero entries of g* are left out.
+        """Return the distance of two gradients without the entries at which g* is zero.
 
         ``candidate`` is the candidate's gradient g, by parameter name. ``observed`` is the observed
         gradient g*, by the same names.
