@@ -148,7 +148,7 @@ class ExactAttack(OneByOne):
 
     @abstractmethod
     def check(self, problem: Problem, generator: torch.Generator) -> Applicability:
-        """Return whether the attack would give images or features, and why, without running it.
+        """Return whether the attack would give images or only a layer's inputs, and why, untried.
 
         Raises:
             ValueError: the attack does not apply to the problem. The message is the one that the

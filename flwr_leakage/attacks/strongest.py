@@ -23,9 +23,9 @@ class Strongest:
     """A portfolio: it tries attacks one after another on each observation until one is solved.
 
     The batch that an attack finds is a candidate. All candidates of an observation are compared by
-    the energy of :class:`flwr_leakage.attacks.evidence.Evidence`, misfit plus a prior of images,
-    whatever objective the attack itself used. The distance of gradients alone would prefer a
-    candidate that fits the noise.
+    the energy of :class:`flwr_leakage.attacks.evidence.Evidence`, −2 log posterior up to a
+    constant, whatever objective the attack itself used. The distance of gradients alone would
+    prefer a candidate that fits the noise.
 
     An observation is *solved*, and no further attack is run on it, in four cases: a candidate's
     gradient meets the observed one within ``tolerance``; it explains a noised update to that noise;
@@ -545,7 +545,7 @@ def _merged(parts: Sequence[Part]) -> str:
 
 
 def _is_proven(result: Reconstruction) -> bool:
-    """Return whether a result's verdict is ``proven`` for every sample."""
+    """Return whether a result's verdict on every sample is ``proven``, not just ``plausible``."""
     verdicts = result.stats.get("verdicts", ())
     return len(verdicts) > 0 and all(verdict == "proven" for verdict in verdicts)
 

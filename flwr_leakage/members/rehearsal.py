@@ -97,9 +97,9 @@ class Seen:
 class Rehearsal:
     """The weights of statistics that a rehearsal found, and how well they separate members.
 
-    Statistics, such as the loss, are F numbers of a record and an update by which members are told.
-    A rehearsal repeats a client's round several times, each on a draw from the server's null
-    records, which are not in the client's update. The drawn records are the *members* of the
+    Statistics, such as the loss, are F numbers of a record and an update by which members are
+    recognised. A rehearsal repeats a client's round several times, each on a draw from the server's
+    null records, which are not in the client's update. The drawn records are the *members* of the
     repeated update, and the others its *strangers*.
 
     Attributes:

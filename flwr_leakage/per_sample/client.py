@@ -44,7 +44,8 @@ class ClientSamples:
     If the model supports it, texts are replaced by the embeddings of their tokens.
 
     Gradients and Jacobians (a ``SampleProblem``) are kept for the next score that asks for the same
-    samples at the same point and precision, as is the check of second derivatives.
+    samples, before or after the defense, in the same precision. So is the check of second
+    derivatives.
 
     Args:
         gradient_map: the gradient map of the client's model and loss.
@@ -266,7 +267,8 @@ class _Model:
     """Results on a model that all samples of a round, and all selections of them, share.
 
     Attributes:
-        separated: all samples of the round, by point (``defended`` or ``private``) and dtype.
+        separated: all samples of the round by (point, dtype), where the point is ``defended`` or
+            ``private``: with or without the defense's changes of the samples.
         second: the result of the check of the model's second derivatives; ``None`` before it.
     """
 

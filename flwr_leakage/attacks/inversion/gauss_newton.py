@@ -259,7 +259,8 @@ class GaussNewton(OneByOne):
     def _explains(self, end: RunEnd) -> bool:
         """Return whether the images at a run's end fit the observed numbers to the noise.
 
-        They do at a misfit of at most 1.1, or at a distance of at most ``solved_distance``.
+        They do if the mean squared residual is at most 1.1 times the noise's variance, or the
+        relative squared distance of the gradients at most ``solved_distance``.
         """
         return end.distance <= self.solved_distance or end.misfit <= 1.1
 

@@ -221,10 +221,10 @@ def statistics_distance(
 class BatchNormStatistics:
     """A penalty of the difference between a candidate's BatchNorm statistics and known ones.
 
-    It is ``weight`` times :func:`statistics_distance`. The threat model states which statistics the
-    attacker knows (``exact``, ``derived`` or ``running``). If it grants none, the penalty is zero.
-    Statistics are compared at the parameters before training, for the samples of the first local
-    step. ``derived`` statistics of several steps are means over the steps.
+    It is ``weight`` times :func:`statistics_distance`. The threat model may grant ``exact``,
+    ``derived`` or ``running`` statistics. If none are known, or the model has no BatchNorm, the
+    penalty is zero. Statistics are compared at the parameters before training, for the samples of
+    the first local step. ``derived`` statistics of several steps are means over the steps.
 
     Attributes:
         weight: factor of the penalty, which is added to the distance of gradients, ≥ 0.
