@@ -11,8 +11,8 @@ from flwr_leakage.operators.budget import BudgetExhausted
 class Budget:
     """A moment of this process's CPU clock at which an attack ends with its best result so far.
 
-    Attacks check the budget between their steps, and end at the first check after that moment. So a
-    result does not depend on the budget unless it is spent, and a step may exceed it.
+    Attacks check the budget between their steps, and end at the first check after that moment. So
+    results depend on the budget only if it is spent, and the step under way may exceed it.
 
     Attributes:
         ends: the moment in seconds of ``time.process_time()``; infinite for no limit.

@@ -70,18 +70,17 @@ class Evidence:
     ring is unknown, and the ring has Cauchy's law. This law makes fitted noise expensive in the
     rings that are weak in an image.
 
-    The equations that replace the gradient may be fewer than the unknowns. In the directions that
-    they leave open, the likeliest image is zero, and a private one has the size that the prior
-    expects. So the last sum then counts only the excess over that size:
-    ``Σ_i Σ_k (1 + n_k) max(0, log(‖s_ik‖² / n_k))``. Otherwise a grey image would have less energy
-    than the private one.
-
     The gradient of one clean sample may determine the inputs (features) of a layer and the error
     ∂L/∂z of its outputs z (:class:`~flwr_leakage.attacks.whole_batch.one_sample.OneSample`), and an
     attack may have proven those of a batch (:meth:`told_by`). Then the gradient is not compared,
     but the equations that remain of the update once these features and errors are given, and r
     holds their residuals. Otherwise an error in a candidate's features would change the gradients
     of all layers behind.
+
+    The equations that remain may be fewer than the unknowns. In the directions that they leave
+    open, the likeliest image is zero, and a private one has the size that the prior expects. So the
+    last sum then counts only the excess over that size: ``Σ_i Σ_k (1 + n_k) max(0, log(‖s_ik‖² /
+    n_k))``. Otherwise a grey image would have less energy than the private one.
 
     Attributes:
         problem: the network, the update and the attacker's knowledge, in double precision.

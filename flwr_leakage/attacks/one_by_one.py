@@ -148,7 +148,7 @@ class ExactAttack(OneByOne):
 
     @abstractmethod
     def check(self, problem: Problem, generator: torch.Generator) -> Applicability:
-        """Return whether the attack would give images or only a layer's inputs, and why, untried.
+        """Predict whether the attack would give images or only a layer's inputs, and say why.
 
         Raises:
             ValueError: the attack does not apply to the problem. The message is the one that the
@@ -185,8 +185,8 @@ def in_box(spec: InputSpec, answer: Reconstruction) -> Reconstruction:
     the proven inputs show whether the normalisation is right, and ``stats["normalisation"]`` is
 
     - ``confirmed`` or ``as told``: the proofs hold, and the inputs are clamped, which moves them by
-      no more than their error. With ``as told``, the inputs show nothing, and the proofs depend on
-      the assumed normalisation.
+      no more than their error. With ``as told``, the inputs do not show the normalisation, and the
+      proofs depend on the assumed normalisation.
     - ``read off``: the inputs show another normalisation, and only one. It becomes the result's
       ``spec``, under which the proofs hold. Nothing is clamped.
     - ``refuted``: no pixel is proven. The verdicts ``proven`` become ``plausible``. Nothing is

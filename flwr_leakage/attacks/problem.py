@@ -118,10 +118,11 @@ class Problem:
         These constants are :attr:`own_statistics`. The loss gets an additional term, which restores
         the part of the gradient that comes through the statistics
         (:func:`flwr_leakage.normalization.held_loss`). So the private samples keep their gradient,
-        while that of other samples changes. It then also depends on the contrast of a sample, to
-        which a network that normalises by the sample's own statistics is blind. The problem itself
-        is returned if the statistics are not known, if the update is not one plain step, if there
-        are earlier rounds, or if the weight and bias of a BatchNorm layer are not trained.
+        while that of other samples changes. The gradient then also depends on the contrast of a
+        sample, to which a network that normalises by the sample's own statistics is blind. The
+        problem itself is returned if the statistics are not known, if the update is not one plain
+        step, if there are earlier rounds, or if the weight and bias of a BatchNorm layer are not
+        trained.
         """
         if not (self.own_statistics and self.is_single_gradient) or self.earlier:
             return self

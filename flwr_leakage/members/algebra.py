@@ -61,13 +61,13 @@ h have unit length. The part that other samples have in common with them is lost
 
 
 def are_members(logs: Float[Tensor, "C S"], of_null: Float[Tensor, "N S"]) -> Bool[Tensor, " C"]:
-    """Return whether each of C records, unlike all N null records, lies in all S layers' row spaces
-    up to rounding, by log r.
+    """Return whether each of C records lies in some layer's row space up to rounding, and in all S
+    layers nearer to it than all N null records, which are known not to be members.
 
-    A record's residual r is the relative distance of its layer input from the row space of the
-    layer's update; null records are known not to be members. As inputs may fill fewer directions
-    than a layer has, other records' inputs come near the row space by chance: with enough null
-    records, a record's r must lie beyond the tail of theirs as well.
+    ``logs`` and ``of_null`` hold log r, with the relative distance r of a record's layer input from
+    the row space of the layer's update. As inputs may fill fewer directions than a layer has, other
+    records' inputs come near the row space by chance: with enough null records, a record's r must
+    lie beyond the tail of theirs as well.
     """
     found = (logs < of_null.amin(0)).all(1) & _is_rounding(logs, of_null).any(1)
     if len(of_null) >= SMALLEST_TAIL / TAIL_SHARE:

@@ -15,8 +15,9 @@ class Attribution:
 
     Attributes:
         clients: (R,) the index of the client with the smallest contrast.
-        contrasts: (R, K) how much smaller each record's statistic is in rounds with the client, see
-            :func:`participation_contrasts`, in standard deviations among records of no client.
+        contrasts: (R, K) how much smaller each record's statistic is in rounds with the client than
+            without, in standard deviations among records of no client; see
+            :func:`participation_contrasts`.
         p_values: (R,) the probability that the smallest of the K contrasts is as small for a record
             that belongs to no client.
         margins: (R,) the distance of the smallest contrast from the next one; 0 if two clients took

@@ -110,8 +110,8 @@ class Rehearsal:
         found: number of members with a sum Σ w x below those of 99 % of the strangers. The weights
             that score one half of the members come from the other half.
         auc: the chance that a member has a smaller sum than a stranger, scored in the same way.
-        is_clear: whether the best AUC is above 1/2 by two standard deviations of chance. It is
-            the best of several ways to weight statistics, and so somewhat too large.
+        is_clear: whether the best AUC of several ways to weight statistics is above 1/2 by two
+            standard deviations of chance. As the best, that AUC is somewhat too large.
         length: length of the client's update over that of the longest repeated one. Beyond 8
             (``LONGEST``) the client trained in another way, such as by another optimizer.
     """

@@ -179,8 +179,9 @@ def noise_of_spectrum(space: RowSpace, rows: int) -> float:
 
     Without noise the matrix (m, n) would have a rank of at most ``rows``. The singular values
     behind the first k are those of noise alone, with the mean square (max(m, n) − k) σ² (from the
-    trace of a Wishart matrix). At first k is ``rows``, then the number of singular values above the
-    noise so found, until k no longer falls, as large noise has singular values among the first.
+    trace of a Wishart matrix). At first k is ``rows``. As large noise may make up some of these
+    first ones, too, k then becomes the number of singular values above the noise so found, until it
+    no longer falls.
 
     Raises:
         ValueError: there is no singular value behind the first ``rows``.

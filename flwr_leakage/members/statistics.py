@@ -78,9 +78,9 @@ def gradient_difference(
 
 
 def losses(problem: Problem, records: Batch, *, after: bool) -> Float[Tensor, " N"]:
-    """Return each record's loss at the parameters before training, or at those that the client sent
-    back (Yeom et al. 2018). ``problem`` is the update with its model, and BatchNorm by running
-    statistics.
+    """Return each record's loss at the parameters before training or, if ``after``, at those that
+    the client sent back (Yeom et al. 2018). ``problem`` is the update with its model, and BatchNorm
+    by running statistics.
     """
     rate = problem.schedule.learning_rate if after else 0.0
     after_params = {k: problem.params[k] - rate * value for k, value in problem.gradient.items()}

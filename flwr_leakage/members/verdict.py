@@ -261,10 +261,10 @@ def examine(
         mixed: whether the client states that it trained on mixtures of its records. Then the inputs
             of the mixtures span the row space, which holds a record only as far as they show it.
             Nothing is exact, and nobody knows the mixtures to rehearse.
-        optimizer: the name of the client's optimizer, which a rehearsal repeats. If its updates are
-            far too short for the client's, the rehearsal repeats Adam. Only a step of SGD is a sum
-            of outer products, so that evidence on another is statistical at most, and its noise
-            must be given.
+        optimizer: the name of the client's optimizer, which a rehearsal repeats. If the repeated
+            updates are far shorter than the client's, the rehearsal uses Adam. Only a step of SGD
+            is a sum of outer products, so that evidence on another optimizer is statistical at
+            most, and ``noise_std`` must be given.
 
     Raises:
         ValueError: see :func:`check_records`; the optimizer is none of

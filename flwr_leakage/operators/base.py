@@ -119,7 +119,7 @@ class LinearOperator(ABC):
 
 
 class _Rows(LinearOperator):
-    """An operator of some maps of another operator, which computes zeros for its other maps."""
+    """Some maps of an operator, computed by all of its maps with zeros for those left out."""
 
     def __init__(self, operator: LinearOperator, rows: Int[Tensor, " R"]) -> None:
         like = torch.empty(0, dtype=operator.dtype, device=operator.device)

@@ -189,8 +189,8 @@ class ClientSamples:
             yield double, samples, everyone[lost], samples.rounding()[0]
 
     def samples(self, point: Point = "defended", precision: Precision = "float32") -> Samples:
-        """Return the samples to score, each with its own gradient, with the round's statistics. The
-        arguments are those of ``problems``.
+        """Return the samples to score, whose gradients can be computed one by one, with the round's
+        BatchNorm statistics. The arguments are those of ``problems``.
         """
         _check_choices(point, precision)
         return self._of_type(point, _DTYPES[precision])

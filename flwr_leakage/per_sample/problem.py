@@ -99,7 +99,7 @@ class SampleProblem:
 
     @cached_property
     def differentiable(self) -> Samples:
-        """Return the samples, with gradients that can be differentiated rightly by the inputs."""
+        """Return the samples, differentiated by plain autograd if ``torch.func`` is wrong."""
         reason = self.derivable(self)
         gradient_map = self.samples.gradient_map
         if not reason or gradient_map.one_by_one:

@@ -98,8 +98,8 @@ def _fault(sample: Samples, seed: int) -> tuple[str, str]:
 
 
 def second_derivative_fault(sample: Samples, seed: int = 0) -> tuple[str, str]:
-    """Return why J is not the derivative of a sample's gradient g, empty if it is or may be; and
-    why this cannot be checked, empty if it was.
+    """Return two texts: why J is not the derivative of a sample's gradient g, empty if it is or may
+    be; and why this cannot be checked, empty if it was.
 
     In float64, Jᵀv is compared with (g(x + hv) − g(x − hv))/2h, in a random direction v. Custom
     autograd functions may have a right backward that cannot be differentiated itself

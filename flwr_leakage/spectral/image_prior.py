@@ -104,8 +104,9 @@ class ImagePrior:
 
     @classmethod
     def natural(cls, spec: InputSpec) -> "ImagePrior":
-        """Return the prior of photographs: the variances of colours are ``NATURAL_CHROMA``, and
-        high frequencies are weakened as by lenses and pixels (``NATURAL_FALL``).
+        """Return the prior of photographs: the colour differences have 0.1 and 0.04 times the
+        variance of the mean, and high frequencies are weakened as by lenses and pixels (``fall`` is
+        0.75).
         """
         return cls.of(spec, chroma=NATURAL_CHROMA, fall=NATURAL_FALL)
 

@@ -35,7 +35,7 @@ class LargestEigenvalue:
 
     The estimate is a lower bound, from a Lanczos process that continues in later calls. It is taken
     at the first step that passes two tests. Let θ be the largest Ritz value (eigenvalue of AᵀA in
-    the Krylov space), r its residual, and gap its distance to the second one:
+    the Krylov space), r its residual, and gap its distance to the second largest:
 
     - min(r, r²/gap)/θ ≤ tolerance (Parlett, theorem 11.7.1). This bounds the error of θ as *an*
       eigenvalue, which need not be the largest.

@@ -188,8 +188,8 @@ class RunEnd:
 class Annealed:
     """One run of Gauss–Newton whose blur and prior's weight fall, with its state between steps.
 
-    If the budget does not allow all products, steps take fewer iterations, so that it reaches its
-    end.
+    If the budget does not allow all products, steps take fewer iterations, so that the run reaches
+    its end.
 
     Attributes:
         model: the equations to fit.

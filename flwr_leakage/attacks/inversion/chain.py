@@ -547,7 +547,7 @@ class ChainLinearization(Linearized):
         return values.T.reshape(self._shape)
 
     def _joined(self, weights: Sequence[Tensor], errors: Sequence[Tensor], told: Tensor) -> Tensor:
-        """Return the gradients by the parameters ``Chain.names``, then ``told``, as one (P,).
+        """Return one vector (P,): the gradients by the parameters ``Chain.names``, then ``told``.
 
         Each layer has a gradient by its weight in ``weights``, and errors (m, P · B) of its
         outputs, whose sums are the gradient by its bias. ``told`` (n, B) holds the number that the
