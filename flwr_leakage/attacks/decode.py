@@ -138,7 +138,7 @@ def consistent_signs(pixels: Float[Tensor, "n D"], shape: tuple[int, ...]) -> Fl
 
 
 def _outside(images: Tensor, spec: InputSpec) -> float:
-    """Return the sum of the distances of all normalised values from the range of valid pixels."""
+    """Return the sum of distances of all values of normalised images from the valid range."""
     return float((images - spec.clamp(images)).abs().sum())
 
 

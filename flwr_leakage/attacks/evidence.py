@@ -301,8 +301,9 @@ class Candidate:
     def weight(self, least: float, evidence: Evidence) -> float:
         """Return the inverse variance of this candidate's error, relative to another candidate's.
 
-        With D equations of one unknown variance v, the energy E is D log v up to a constant. So the
-        weight is exp((least − E) / D), with the other candidate's energy ``least``.
+        With the D equations of ``evidence``, of one unknown variance v, the energy E is D log v up
+        to a constant. So the weight is exp((least − E) / D), with the other candidate's energy
+        ``least``.
         """
         return math.exp((least - self.energy) / evidence.equations)
 
@@ -383,13 +384,13 @@ def _mean(parts: Sequence[tuple[Candidate, Tensor, float]]) -> Tensor:
 
 
 def _distance(one: Tensor, other: Tensor, evidence: Evidence) -> float:
-    """Return the root mean square difference of two sets of inputs, as pixels in [0, 1]."""
+    """Return the root mean square difference of two sets of inputs, in pixels of [0, 1]."""
     pixels = evidence.problem.spec.denormalize
     return float((pixels(one) - pixels(other)).square().mean().sqrt())
 
 
 def _in_order(found: Batch, model: Batch) -> Tensor | None:
-    """Return a batch's inputs, each at the place of the nearest sample of another batch, the model.
+    """Return the inputs of ``found``, each at the place of the nearest sample of ``model``.
 
     The pairs have the least sum of squared distances. The result is ``None`` if the batches' labels
     differ.

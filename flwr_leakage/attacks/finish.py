@@ -128,7 +128,8 @@ class Denoising:
     ) -> tuple[Batch, int]:
         """Return a denoised batch, and the number of Gauss–Newton steps that both runs took.
 
-        ``candidate`` is the batch to start from; its labels are kept.
+        ``candidate`` is the batch to start from; its labels are kept. ``evidence`` holds the
+        problem, the noise and the prior.
         """
         start = Batch(candidate.inputs.double(), candidate.targets)
         priors = (None, PatchPrior.of(evidence.image_prior))

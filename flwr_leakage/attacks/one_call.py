@@ -383,7 +383,7 @@ def _functions_that_drop(model: nn.Module, spec: InputSpec) -> list[str]:
 def _check_targets(
     count: int, num_examples: int, members: tuple[int, ...], schedule: LocalSchedule
 ) -> None:
-    """Raise ``ValueError`` unless there are as many targets as samples that training uses.
+    """Raise ``ValueError`` unless there are as many targets (``count``) as samples trained on.
 
     For a single client, targets of all ``num_examples`` may be given, too. ``members`` are the
     numbers of samples of the clients over which the update is a mean, or empty. The schedule tells

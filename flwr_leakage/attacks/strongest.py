@@ -415,7 +415,7 @@ class _Target:
         return [each for each in found if each[1].weight(self.energy, evidence) >= 0.1]
 
     def fuse(self) -> None:
-        """Take a mean of the batches that attacks found as the result, if there is one.
+        """Make a weighted mean of the attacks' batches the result, if there is one.
 
         Nothing changes if the observation is solved, or if
         :func:`flwr_leakage.attacks.evidence.fuse` finds no mean.
@@ -533,7 +533,7 @@ def _judged(result: Reconstruction, name: str, judged: Judgement) -> Reconstruct
 
 
 def _merged(parts: Sequence[Part]) -> str:
-    """Return a text with the reasons why no attack found anything.
+    """Return a text with the reasons why no attack found anything, given their outcomes.
 
     Each reason stands there once, after the names of the attacks that gave it.
     """

@@ -171,7 +171,7 @@ def leftovers(
     """Return log r (V, N, S, L) of the residuals r of N records in S layers, for V updates, and log
     ‖h‖ (N, S) of each record's inputs h in each layer.
 
-    r² is the share of ‖h‖² outside of the layer's row space, at each of L dampings (see
+    r² is the share of ‖h‖² outside of the layer's row space, at each of L dampings, ``levels`` (see
     :meth:`RowSpace.leftover`). ‖h‖² is summed over the positions of a convolution, or over the
     calls of a layer. A record whose inputs are all zero has r = 1. ``problem`` is an update with
     its model, as the server sent it, and BatchNorm by running statistics. ``views`` holds the row
@@ -207,7 +207,7 @@ def agreements(
     levels: Float[Tensor, " L"],
 ) -> Float[Tensor, "V N S L"]:
     """Return how well records' outer products e hᵀ fit into layers' updates, large for members, (V,
-    N, S, L) for each update, record, layer and damping.
+    N, S, L) for each update, record, layer and damping in ``levels``.
 
     h is the record's input of a layer, and e the derivative of its loss by the layer's outputs; see
     :meth:`RowSpace.agreement`. The fit is 0 in layers to which a sample gives several rows, such as

@@ -78,9 +78,9 @@ def one_run_epsilon(
 
 
 def _refuted(count: int, guesses: int, right: int, delta: float, level: float) -> float:
-    """Return the largest ε that ``right`` right of ``guesses`` guesses refute at the significance
-    ``level``; 0 for none. ``count`` is the number of canaries, known records that are members with
-    probability 1/2.
+    """Return the largest ε of an (ε, ``delta``)-private mechanism that ``right`` right of
+    ``guesses`` guesses refute at the significance ``level``; 0 for none. ``count`` is the number of
+    canaries, known records that are members with probability 1/2.
     """
     low, high = 0.0, 1.0
     if _chance(count, guesses, right, 0.0, delta) > level:

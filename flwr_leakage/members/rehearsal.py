@@ -174,10 +174,10 @@ def best_alone(
 def compute_features(
     seen: Sequence[Seen], records: Batch, statistics: Sequence[str]
 ) -> list[Features]:
-    """Return the statistics of N records for each of several updates of the same parameters and
-    buffers, with row spaces of the same layers. What does not depend on the update is computed
-    once. ``statistics`` are names: ``row_space``, for which labels do not count, ``outer_product``,
-    ``gradient_cosine``, ``gradient_difference`` and ``loss``.
+    """Return the statistics of N records for each of several updates (``seen``) of the same
+    parameters and buffers, with row spaces of the same layers. What does not depend on the update
+    is computed once. ``statistics`` are names: ``row_space``, for which labels do not count,
+    ``outer_product``, ``gradient_cosine``, ``gradient_difference`` and ``loss``.
     """
     names: list[str] = []
     columns: list[list[Tensor]] = [[] for _ in seen]
@@ -331,12 +331,12 @@ def _signal_size(
 ) -> float:
     """Return the size s of the released update G without its noise, relative to repeated ones Rₖ.
 
-    It is the larger of two estimates. With repeated updates Rₖ that share no record, ``s = mean_k
-    ⟨G, Rₖ⟩ / mean_{k≠l} ⟨Rₖ, Rₗ⟩`` also works if G is mostly noise. ``s² = (‖G‖² − 2dσ²) / mean
-    ‖Rₖ‖²`` also works if the client's labels differ from the pool's. In it the squared norm dσ² of
-    the noise of standard deviation σ on d entries counts twice, as σ is an estimate. The first
-    estimate is raised to its standard error if that is larger, and is 1 if the repeated updates
-    have no direction in common. The result is at most 1, as a defense clips.
+    It is the larger of two estimates. With repeated updates Rₖ of draws from ``pool`` that share no
+    record, ``s = mean_k ⟨G, Rₖ⟩ / mean_{k≠l} ⟨Rₖ, Rₗ⟩`` also works if G is mostly noise. ``s² =
+    (‖G‖² − 2dσ²) / mean ‖Rₖ‖²`` also works if the client's labels differ from the pool's. In it the
+    squared norm dσ² of the noise of standard deviation σ on d entries counts twice, as σ is an
+    estimate. The first estimate is raised to its standard error if that is larger, and is 1 if the
+    repeated updates have no direction in common. The result is at most 1, as a defense clips.
     """
     given = ravel(client.gradient).double()
     total, energies = torch.zeros_like(given), []

@@ -406,7 +406,9 @@ def _weigh(
     the reason. The statistic is ``Σ_f w_f x_f / σ_f`` over values x_f, with the rehearsal's weights
     w_f (see :func:`~flwr_leakage.members.rehearsal.discriminant`) and the spread σ_f on the
     observed update. If noise leaves the rehearsal no better than chance, or the update is too long
-    for any optimizer that was repeated, it is the gradient cosine.
+    for any optimizer that was repeated, it is the gradient cosine. If the round is not repeated, as
+    on mixtures (``mixed``), it is that of :func:`_first_choice`, and the rehearsal is ``None``.
+    ``flat`` is ``problem`` with BatchNorm by running statistics.
     """
     generator = torch.Generator().manual_seed(seed)
     size = min(len(null) // 2, max(POOL, 3 * problem.num_samples))

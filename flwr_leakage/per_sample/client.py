@@ -173,8 +173,8 @@ class ClientSamples:
     def _by_dtype(
         self, point: Point, precision: Precision
     ) -> Iterator[tuple[torch.dtype, Samples, Tensor, Tensor]]:
-        """Yield a dtype; all samples of the round in it; the places of those to compute in it; and
-        the relative rounding error of each sample.
+        """Yield each dtype in use; all samples of the round in this dtype; the indices of those to
+        compute in it; and the relative rounding error of each sample.
         """
         dtype, double = _DTYPES[precision], torch.float64
         samples = self._of_type(point, dtype)

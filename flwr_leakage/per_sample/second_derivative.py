@@ -41,8 +41,9 @@ class SecondDerivative:
 def product_is_right(
     samples: Samples, rounding: float, direction: Float[Tensor, " N"], product: Float[Tensor, " P"]
 ) -> bool:
-    """Return whether a known product Jᵀv agrees with a finite difference of gradients in float64,
-    with J the Jacobian of a single sample's gradient, at the cost of one gradient.
+    """Return whether ``product`` Jᵀv, v = ``direction``, agrees with a finite difference of
+    gradients in float64, with J the Jacobian of a single sample's gradient, at the cost of one
+    gradient.
 
     If it does and v is random, J is right. If not, nothing is known: a unit may change sides near
     the sample, or the product's dtype may be too imprecise. ``rounding`` is the product's relative

@@ -329,9 +329,10 @@ def residuals(
 ) -> Callable[[Tensor], Tensor]:
     """Return a function from coordinates (B, C, H, W) of images to residuals (P,) of equations.
 
-    A residual is the predicted number minus the observed one. ReLUs and max pooling are averaged
-    over noise of the size β, ``blur``; 0 for none. If ``precise``, numbers are predicted in
-    float64, else in float32. Coordinates are those under ``prior``, by default the equations'.
+    A residual is the number that ``model`` predicts minus the observed one in ``likelihood``. ReLUs
+    and max pooling are averaged over noise of the size β, ``blur``; 0 for none. If ``precise``,
+    numbers are predicted in float64, else in float32. Coordinates are those under ``prior``, by
+    default the equations'.
     """
     prior = prior or model.prior
     return lambda point: likelihood.residual(
