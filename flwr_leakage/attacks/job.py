@@ -61,7 +61,7 @@ class AttackJob:
                 )
 
     def restart(self, index: int) -> int:
-        """Return which restart of its attack observation ``index`` belongs to, counted from 0."""
+        """Return the number, from 0, of the start from which observation ``index`` is attacked."""
         return self.restarts[index] if self.restarts else 0
 
     def problem(self, index: int) -> Problem:

@@ -76,10 +76,10 @@ def unscaled(problem: Problem) -> Problem:
 class OneByOne(ABC):
     """A base of attacks that take one observation after another, in float64.
 
-    A subclass implements :meth:`solve`, which is given one posed problem. The stats of each result
-    contain the CPU seconds that it took, as ``cpu_seconds``. They contain the factor by which the
-    client scaled its update, as ``scale``, and a text on the masks of dropout, as ``dropout``, if
-    the update shows these.
+    A subclass implements :meth:`solve`, which is given one observation as a problem. The stats of
+    each result contain the CPU seconds that it took, as ``cpu_seconds``. They contain the factor by
+    which the client scaled its update, as ``scale``, and a text on the masks of dropout, as
+    ``dropout``, if the update shows these.
 
     Attributes:
         purpose: the name that separates the attack's random numbers from those of other attacks.

@@ -157,7 +157,7 @@ class Problem:
         )
 
     def gradient_of(self, names: Sequence[str], batch: Batch) -> Params:
-        """Return the pseudo-gradient that a batch would cause, by name, for at least some names.
+        """Return the pseudo-gradient that a batch would cause, by name, at least for ``names``.
 
         For one plain step, only these are in the result, which saves time; else all are.
         """

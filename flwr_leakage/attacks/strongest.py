@@ -242,9 +242,9 @@ class _Target:
     def of(cls, job: AttackJob, index: int, tolerance: float, limit: float) -> "_Target":
         """Return the state of an observation before the first attack.
 
-        The observation is checked and made a problem once for all attacks. If this fails, or takes
-        longer than ``limit`` CPU seconds, those for the observation in total, the state has no
-        evidence, and no attack runs. ``tolerance`` is the relative squared distance up to which
+        The observation is checked and turned into a problem once for all attacks. If this fails, or
+        takes longer than ``limit`` CPU seconds, those for the observation in total, the state has
+        no evidence, and no attack runs. ``tolerance`` is the relative squared distance up to which
         gradients count as equal.
         """
         watch = Stopwatch()
@@ -409,7 +409,7 @@ class _Target:
             self.best, self.energy = self.answers[leads], self.candidates[leads].energy
 
     def likely(self) -> list[tuple[str, Candidate]]:
-        """Return the names and candidates about as likely as the best candidate, best first."""
+        """Return attacks' names and candidates that are about as likely as the best, best first."""
         evidence, found = self.evidence, sorted(self.candidates.items(), key=_by_energy)
         assert evidence is not None
         return [each for each in found if each[1].weight(self.energy, evidence) >= 0.1]

@@ -144,8 +144,8 @@ def rank_by_own_gradient(
 
     The results are the statistics (C,) of the candidates and (N,) of the null records; booleans
     (C,), true if a candidate's residual is below all null residuals although its outer product fits
-    no better than theirs (p > ``FOREIGN_P_VALUE``), as if it had been moved into the row spaces;
-    and the names of the statistic's parts.
+    no better than theirs (p > 0.01, ``FOREIGN_P_VALUE``), as if it had been moved into the row
+    spaces; and the names of the statistic's parts.
 
     Args:
         flat: the update with its model, and BatchNorm by running statistics.

@@ -40,12 +40,12 @@ class OwnRecords:
         """Return the tests of the update after the defense, and before it.
 
         ``membership_corrected`` is the p-value of each sample, corrected by Holm's method for all
-        samples of the round. If a statistic lies below those of all null records, too few for a
-        smaller p-value, it is an upper bound, and its error bar reaches to 0. ``membership_share``
-        is the share of samples that are found at 1 % of false alarms, the same for every sample.
-        The same names with ``_before`` belong to the update before the defense. The notes state the
-        server's finding on each sample. ``client`` holds both updates; ``seed`` is that of random
-        draws, if the round is repeated on null records.
+        samples of the round. If a statistic lies below those of all null records, which are too few
+        for a smaller p-value, the p-value is an upper bound, and its error bar reaches to 0.
+        ``membership_share`` is the share of samples that are found at 1 % of false alarms, the same
+        for every sample. The same names with ``_before`` belong to the update before the defense.
+        The notes state the server's finding on each sample. ``client`` holds both updates; ``seed``
+        is that of random draws, if the round is repeated on null records.
 
         Raises:
             ValueError: the test cannot be made; see :func:`~flwr_leakage.membership`.

@@ -131,7 +131,7 @@ class Membership:
     @property
     def is_unresolved(self) -> Bool[Tensor, " C"]:
         """Return booleans, true for records whose p-value is only an upper bound, as their
-        statistic is below those of all null records, too few for a smaller p-value.
+        statistic is below those of all null records, which are too few for a smaller one.
         """
         is_least = self.rank_p_values <= 1 / (1 + self.null_size)
         return is_least & (self.p_values >= self.rank_p_values) & (self.p_values < 1)

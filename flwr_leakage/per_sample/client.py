@@ -90,7 +90,7 @@ class ClientSamples:
 
     def select(self, places: Sequence[int]) -> "ClientSamples":
         """Return the samples at some places in ``exposure``, with the meter and the batch
-        statistics of all.
+        statistics of all samples.
         """
         part = copy.copy(self)  # the copy shares the model, and the findings on its derivatives
         part.exposure, part._kept = self.exposure.select(places), {}
@@ -213,7 +213,7 @@ class ClientSamples:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return sentences for the user on how samples were scored, such as one by one."""
+        """Return sentences on how samples were scored, such as one at a time, for the user."""
         model, notes = self._model, []
         for (point, _), samples in model.separated.items():
             note = scale_note(self.exposure, samples.weights) if point == "defended" else ""
@@ -313,10 +313,10 @@ def _problem(
     derivable: Callable[[SampleProblem], str],
     single_step: bool,
 ) -> SampleProblem:
-    """Return some samples with gradients and perturbations, and why some get no number. ``indices``
-    are theirs in the round, ``delta`` (P,) is the perturbation of the update's pseudo-gradient,
-    ``rounding`` (S,) the relative error of products, ``seed`` that of Krylov start vectors, and
-    ``derivable`` the check of second derivatives in ``SampleProblem``.
+    """Return some samples with gradients and perturbations, and why some cannot be scored.
+    ``indices`` are theirs in the round, ``delta`` (P,) is the perturbation of the update's
+    pseudo-gradient, ``rounding`` (S,) the relative error of products, ``seed`` that of Krylov start
+    vectors, and ``derivable`` the check of second derivatives in ``SampleProblem``.
     """
     gradients = samples.gradients()
     finite = gradients.isfinite().all(1)

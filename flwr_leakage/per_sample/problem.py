@@ -41,7 +41,7 @@ class SampleProblem:
         gradients: (S, P) the gradient g of each sample.
         deltas: (S, P) the perturbation δᵢ of each sample's gradient; all zero if the update was not
             changed.
-        notes: for each sample why it gets no number; empty if it does.
+        notes: the reason why each sample cannot be scored; empty if it can.
         rounding: (S,) the relative rounding error of g and of products with J, see
             ``Samples.rounding``.
         seed: the seed of the random start vectors of Krylov methods.

@@ -69,8 +69,8 @@ class ImagePrior:
             spec: shape and normalisation of the inputs.
             spread: standard deviation of (sum of the C channels) / √C about grey, over images and
                 positions, for pixels in [0, 1]; > 0.
-            chroma: variance of the colour differences relative to the mean's, > 0; one number for
-                both, or two.
+            chroma: variance of the two colour differences relative to the mean's, > 0; one number
+                for both, or two.
             fall: the frequency f at which that factor is 1/e, > 0.
         """
         both = (chroma, chroma) if isinstance(chroma, float | int) else chroma
@@ -120,8 +120,8 @@ class ImagePrior:
 
         The frequencies (u, v) are divided into rings of about equal u² + v², whose outer radius is
         ``ring`` > 1 times the inner one. In a ring, the variance of the coefficients of the
-        colours' mean, or of one of their differences, is the mean square of the image's. Between
-        rings, its logarithm is interpolated linearly in log(1 + u² + v²).
+        colours' mean, or of one of their differences, is the mean square of the image's
+        coefficients. Between rings, its logarithm is interpolated linearly in log(1 + u² + v²).
         """
         energies = (self.deviations * self.coordinates(inputs)[0]).square().flatten(1).numpy()
         _, height, width = inputs.shape[1:]

@@ -189,9 +189,9 @@ def _correlation(down: Tensor, right: Tensor, angle: float, extents: Sequence[fl
 
 
 def _colours(channels: int, colourful: float) -> Tensor:
-    """Return the covariance (C, C) of a pixel's C channels, relative to that of its grey. Red,
-    green and blue have differences of variance ``colourful``, in units of ``NATURAL_CHROMA``; other
-    numbers of channels are uncorrelated.
+    """Return the covariance (C, C) of a pixel's C channels, relative to the variance of its grey
+    value. Red, green and blue have differences of variance ``colourful``, in units of
+    ``NATURAL_CHROMA``; other numbers of channels are uncorrelated.
     """
     if channels != 3:
         return torch.eye(channels, dtype=torch.float64)

@@ -24,8 +24,8 @@ CONFIDENCE = 0.99
 class Trace:
     """An estimate of Σᵢ f(λᵢ) over the eigenvalues λᵢ of AᵀA, for each of S matrices A.
 
-    Random probe vectors z give zᵀf(AᵀA)z, with the sum as mean; two quadrature rules bound each
-    from below and above.
+    Random probe vectors z give numbers zᵀf(AᵀA)z, whose mean is the sum; two quadrature rules bound
+    each number from below and above.
 
     Attributes:
         estimate: the mean over probes of the middle between both rules, if the quadrature of every

@@ -134,7 +134,7 @@ class Jacobian:
 def has_kinks(problem: Problem, budget: Budget = UNLIMITED) -> bool:
     """Return whether the derivative of the logits by the inputs jumps, as with ReLUs.
 
-    It does if a forward pass calls a function that is known to have such kinks. Otherwise a
+    It does if a forward pass calls a function whose derivative is known to jump. Otherwise a
     numerical test decides.
 
     Raises:
