@@ -128,8 +128,7 @@ class _Marked(Masked):
         return kept.reshape(self.units.shape)
 
     def _follows_a_layer(self, routed: Tensor | None, gradient: Params) -> bool:
-        """Return whether the call of dropout with numbered units was active, by the layer before
-        it.
+        """Return whether the call with numbered units dropped any, by the layer before it.
 
         ``routed`` holds the errors ∂L/∂h of the call's inputs h under an active dropout, one for
         each unit. Dropout was active if their sum over each channel is the gradient of that layer's

@@ -117,9 +117,9 @@ class Evidence:
     def told(self) -> tuple[KnownErrors, Likelihood] | None:
         """The equations compared in place of the gradient, and the likelihood of their residuals.
 
-        They are what remains of the update once features and errors of a layer are known. The pair
-        is ``None`` if the gradient itself is compared. The value is computed when the first
-        candidate is judged, as that takes seconds for a large network.
+        They remain of the update once features and errors of a layer are known. The pair is
+        ``None`` if the gradient itself is compared. The value is computed when the first candidate
+        is judged, as that takes seconds for a large network.
         """
         problem = self.problem
         if self.proven is not None or self.prior is None or self.is_noised:

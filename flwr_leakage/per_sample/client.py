@@ -213,7 +213,7 @@ class ClientSamples:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return sentences on how samples were scored, such as one at a time, for the user."""
+        """Return sentences for the user on how samples were scored, such as one at a time."""
         model, notes = self._model, []
         for (point, _), samples in model.separated.items():
             note = scale_note(self.exposure, samples.weights) if point == "defended" else ""

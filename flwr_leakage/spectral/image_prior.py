@@ -62,8 +62,8 @@ class ImagePrior:
     ) -> "ImagePrior":
         """Return the prior of images of a shape and normalisation, in double precision. The
         coefficient of frequency (u, v) has a variance proportional to 1/(1 + u² + v²), as natural
-        images have a power spectrum of about 1/f² (Field 1987), times exp(−(f / fall)²), with f =
-        √(u² + v²) in units of the highest frequency along each axis.
+        images have a power spectrum of about 1/f² (Field 1987), times exp(−(f / fall)²), with f² =
+        (u/H)² + (v/W)² for images of H × W pixels.
 
         Args:
             spec: shape and normalisation of the inputs.

@@ -189,8 +189,8 @@ def _correlation(down: Tensor, right: Tensor, angle: float, extents: Sequence[fl
 
 
 def _colours(channels: int, colourful: float) -> Tensor:
-    """Return the covariance (C, C) of a pixel's C channels, relative to the variance of its grey
-    value. Red, green and blue have differences of variance ``colourful``, in units of
+    """Return the covariance (C, C) of a pixel's C channels, relative to the variance of their sum /
+    √C. Red, green and blue have differences of variance ``colourful``, in units of
     ``NATURAL_CHROMA``; other numbers of channels are uncorrelated.
     """
     if channels != 3:

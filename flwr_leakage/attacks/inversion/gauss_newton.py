@@ -61,8 +61,8 @@ class GaussNewton(OneByOne):
 
     The attack takes any network, any batch whose labels are known or inferred, several local steps,
     sums of clients and several rounds, noise, and pruning. It solves all samples jointly. There may
-    be several runs. The result is the end of the run with the least energy, which is the squared
-    residual in units of noise plus ``‖s‖²`` under the prior.
+    be several runs. The result is the end of the run with the least energy, −2 log posterior up to
+    a constant.
 
     Attributes:
         annealings: settings of the runs, at least one. Each run begins at grey images.
