@@ -128,12 +128,13 @@ class _Marked(Masked):
         return kept.reshape(self.units.shape)
 
     def _follows_a_layer(self, routed: Tensor | None, gradient: Params) -> bool:
-        """Return whether the call with numbered units dropped any, by the layer before it.
+        """Return whether one call of dropout was active, by the bias of the layer before it.
 
-        ``routed`` holds the errors ∂L/∂h of the call's inputs h under an active dropout, one for
-        each unit. Dropout was active if their sum over each channel is the gradient of that layer's
-        bias. ``routed`` is ``None`` if the zeros in the gradient prove dropout by themselves; then
-        the result is whether there is any layer before the call.
+        It is the call whose units this pass numbers. ``routed`` holds the errors ∂L/∂h of the
+        call's inputs h under an active dropout, one for each unit. Dropout was active if their sum
+        over each channel is the gradient of that layer's bias. ``routed`` is ``None`` if the zeros
+        in the gradient prove dropout by themselves; then the result is whether there is any layer
+        before the call.
         """
         for step in reversed(self.trace.steps[: self.place]):
             if isinstance(step.op, Affine | Normalise):

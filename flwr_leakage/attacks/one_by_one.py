@@ -131,7 +131,7 @@ class OneByOne(ABC):
 
 @dataclass(frozen=True)
 class Applicability:
-    """A statement that an attack can be run on a problem. It may still fail to solve it.
+    """A statement that an attack can be run on a problem, which it may still fail to solve.
 
     Attributes:
         gives_images: whether the attack returns images; otherwise it returns only features, the

@@ -95,9 +95,9 @@ def _refuted(count: int, guesses: int, right: int, delta: float, level: float) -
 
 
 def _chance(count: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """Return an upper bound, under (ε, δ), of the probability of at least ``right`` right of
-    ``guesses`` guesses. ``count`` is the number of canaries, known records that are members with
-    probability 1/2.
+    """Return an upper bound, under (ε, δ)-differential privacy, of the probability of at least
+    ``right`` right of ``guesses`` guesses. ``count`` is the number of canaries, known records that
+    are members with probability 1/2.
     """
     law = stats.binom(guesses, 1 / (1 + math.exp(-epsilon)))
     near = torch.from_numpy(law.pmf(range(right - 1, -1, -1))).cumsum(0)
