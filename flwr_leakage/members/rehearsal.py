@@ -314,7 +314,7 @@ def _repeated(client: Problem, flat: Problem, batch: Batch, optimizer: str) -> P
 
     ``client`` is the client's update with the model, and BatchNorm as the client trained. ``flat``,
     with BatchNorm by running statistics, is returned with the repeated update in it. No defense has
-    changed this one.
+    changed the repeated update.
     """
     with torch.no_grad():
         gradient = client.replay(batch, optimizer)
@@ -423,6 +423,6 @@ def _has_one_size(gradient: Params) -> bool:
 
 
 def _typical_size(gradient: Params) -> float:
-    """Return the median absolute entry of those that are not zero."""
+    """Return the median magnitude of a gradient's entries other than zero."""
     entries = torch.cat([value.abs().flatten() for value in gradient.values()])
     return float(entries[entries > 0].median())

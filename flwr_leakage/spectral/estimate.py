@@ -30,8 +30,8 @@ class Estimate:
 
 
 def normalize_rows(vectors: Float[Tensor, "S N"]) -> tuple[Tensor, Tensor]:
-    """Return the rows (S, N) scaled to length 1, zeros where they are zero, and their lengths (S,)
-    before.
+    """Return the rows (S, N) scaled to length 1, or zero if they are zero, and their original
+    lengths (S,).
     """
     lengths = row_norms(vectors)
     return vectors / torch.where(lengths > 0, lengths, 1.0)[:, None], lengths
